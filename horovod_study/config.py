@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -360,6 +360,7 @@ class Cell:
     runtime: str
     placement: Placement
     identity: str = ""
+    label: str = field(default="", compare=False)  # for people: what it is a repeat of, e.g. "horovod/mpi, 2 workers"
     _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)  # once it was asked for
 
     @property
@@ -379,6 +380,17 @@ class Cell:
             name, batch = "command", batch if self.config.batch != workload.options["batch"].default else ""
         self._key.append(f"{name}-{self.placement.workers}w{batch}-r{self.config.repeat}-{digest}")
         return self._key[0]
+
+    @property
+    def name(self) -> str:
+        """Its name for people; repeats are counted from 1."""
+        return f"{self.label}, repeat {self.config.repeat + 1}"
+
+    def repeated(self, repeat: int) -> "Cell":
+        """Return another repeat of a cell that is the first one."""
+        # Repeats have seeds of their own: the same start again would hide how much learning scatters.
+        config = self.config.changed(repeat=repeat, seed=self.config.seed + repeat) if repeat else self.config
+        return replace(self, config=config)
 
 
 def local_cell(

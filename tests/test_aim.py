@@ -12,8 +12,8 @@ from horovod_study.analysis import paired
 from horovod_study.errors import ConfigError
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies import turns
-from horovod_study.studies.aim import Aim, wanted
-from horovod_study.studies.study_file import load_study, share
+from horovod_study.studies.aim import Aim
+from horovod_study.studies.study_file import load_study, share, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 FILE = """
@@ -61,7 +61,7 @@ def made(
 def test_each_cell_is_paired_with_its_plain_baseline() -> None:
     aimed = study()
 
-    assert wanted(aimed, aimed.cells()) == [
+    assert list(aimed.wanted()) == [
         ("horovod/mpi, 1 worker", "serial, 1 worker"),
         ("horovod/mpi, 2 workers", "serial, 1 worker"),
     ]
@@ -70,7 +70,7 @@ def test_each_cell_is_paired_with_its_plain_baseline() -> None:
 def test_without_a_plain_baseline_it_is_the_wrapped_one() -> None:
     aimed = study(baselines=("wrapped",))
 
-    assert wanted(aimed, aimed.cells()) == [("horovod/mpi, 2 workers", "horovod/mpi, 1 worker")]
+    assert list(aimed.wanted()) == [("horovod/mpi, 2 workers", "horovod/mpi, 1 worker")]
 
 
 def test_a_launch_goes_on_until_it_is_long_enough_and_what_was_asked_for_is_made() -> None:
@@ -78,9 +78,11 @@ def test_a_launch_goes_on_until_it_is_long_enough_and_what_was_asked_for_is_made
     first = [cell.key for cell in aimed.cells() if cell.config.repeat == 0]
     short, long = made(aimed, 1, rounds=8), made(aimed, 1, rounds=60)
 
-    assert set(Aim.of_study(aimed)(short, dict.fromkeys(first, True))) == set(first)
-    assert list(Aim.of_study(aimed)(long, dict.fromkeys(first, True))) == []
-    assert list(Aim.of_study(aimed)(long, {**dict.fromkeys(first, True), first[0]: False})) == [first[0]]
+    assert set(Aim.of(sweep_of(aimed, Path("runs")))(short, dict.fromkeys(first, True))) == set(first)
+    assert list(Aim.of(sweep_of(aimed, Path("runs")))(long, dict.fromkeys(first, True))) == []
+    assert list(Aim.of(sweep_of(aimed, Path("runs")))(long, {**dict.fromkeys(first, True), first[0]: False})) == [
+        first[0]
+    ]
 
 
 def test_a_precision_says_how_long_a_launch_is_in_place_of_seconds() -> None:
@@ -89,17 +91,19 @@ def test_a_precision_says_how_long_a_launch_is_in_place_of_seconds() -> None:
     short, long = made(aimed, 1, rounds=8), made(aimed, 1, rounds=60)
     before = dict.fromkeys(first, False)  # the seconds are not over
 
-    assert set(Aim.of_study(aimed)(short, before)) == set(first)
-    assert list(Aim.of_study(aimed)(long, before)) == []
-    assert list(Aim.of_study(aimed)(long, {first[0]: False})) == [first[0]], "in no ratio without its baseline"
+    assert set(Aim.of(sweep_of(aimed, Path("runs")))(short, before)) == set(first)
+    assert list(Aim.of(sweep_of(aimed, Path("runs")))(long, before)) == []
+    assert list(Aim.of(sweep_of(aimed, Path("runs")))(long, {first[0]: False})) == [first[0]], (
+        "in no ratio without its baseline"
+    )
 
 
 def test_after_three_launches_that_agree_no_further_one_is_needed() -> None:
     aimed = study()
     fourth = [cell for cell in aimed.cells() if cell.config.repeat == 3]
 
-    assert len(Aim.of_study(aimed, made(aimed, 2)).needed(fourth)) == 3
-    done = Aim.of_study(aimed, made(aimed, 5))
+    assert len(Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 2)).needed(fourth)) == 3
+    done = Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 5))
     assert done.needed(fourth) == [] and done.open() == []
     assert len(done.lines()) == 2 and ": 1.5" in done.lines()[1] and "more rounds" not in done.lines()[1]
 
@@ -110,16 +114,18 @@ def test_a_resolved_ratio_drops_out_and_the_other_goes_on_with_its_baseline() ->
     noisy = made(aimed, 5, noise=0.2)
     two = {cell.key for cell in aimed.cells() if cell.placement.workers == 2}
     mixed = [other if one.run in two else one for one, other in zip(rows, noisy, strict=True)]
-    left = Aim.of_study(aimed, mixed).needed([cell for cell in aimed.cells() if cell.config.repeat == 5])
+    left = Aim.of(sweep_of(aimed, Path("runs")), mixed).needed(
+        [cell for cell in aimed.cells() if cell.config.repeat == 5]
+    )
 
     assert {(cell.runtime, cell.placement.workers) for cell in left} == {("serial", 1), ("horovod/mpi", 2)}
-    said = Aim.of_study(aimed, mixed).lines()
+    said = Aim.of(sweep_of(aimed, Path("runs")), mixed).lines()
     assert "more rounds" in said[1] and "more rounds" not in said[0]
 
 
 def test_nothing_is_begun_after_the_budget() -> None:
     aimed = study()
-    ended = Aim.of_study(aimed, made(aimed, 1))
+    ended = Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 1))
     ended._until = -math.inf
     cells = [cell for cell in aimed.cells() if cell.config.repeat == 1]
 
@@ -131,9 +137,9 @@ def test_nothing_is_begun_after_the_budget() -> None:
 def test_progress_says_interval_and_aim() -> None:
     aimed = study()
 
-    assert Aim.of_study(aimed).progress() == "aim 2 %"
-    assert Aim.of_study(aimed, made(aimed, 3, noise=0.3)).progress().endswith("aim 2 %")
-    assert Aim.of_study(aimed, made(aimed, 3, noise=0.3)).progress().startswith("+-")
+    assert Aim.of(sweep_of(aimed, Path("runs"))).progress() == "aim 2 %"
+    assert Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 3, noise=0.3)).progress().endswith("aim 2 %")
+    assert Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 3, noise=0.3)).progress().startswith("+-")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from doc_commands import text_of as text
 from horovod_study.cluster.partitions import KEYS, load_partition
 from horovod_study.studies.ledger import STATES, read_ledger
 from horovod_study.studies.plan import plan_study
-from horovod_study.studies.study_file import load_study
+from horovod_study.studies.study_file import load_study, sweep_of
 
 
 def test_every_key_of_a_partition_is_explained_and_no_other():
@@ -39,7 +39,7 @@ def test_the_plan_of_the_first_study_is_that_of_its_files(tmp_path):
     (tmp_path / "scaling.yaml").write_text(study)
 
     loaded = load_study(tmp_path / "scaling.yaml")
-    plan = plan_study(loaded, read_ledger(loaded, tmp_path / "runs"), retry=True)
+    plan = plan_study(read_ledger(sweep_of(loaded, tmp_path / "runs")), retry=True)
 
     assert plan.lines() == shown.splitlines()
 

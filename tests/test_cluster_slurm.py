@@ -24,8 +24,8 @@ from horovod_study.records import read_run
 from horovod_study.studies.job import EXIT_STOPPED
 from horovod_study.studies.ledger import Ledger, read_ledger
 from horovod_study.studies.runner import RunOptions, StudyResult, cancel_cells, run_study, show_plan
-from horovod_study.studies.study_file import StudyConfig, load_study
-from horovod_study.studies.submit import submit_study
+from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
+from horovod_study.studies.submit import submit_cells
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.horovod]
 
@@ -80,7 +80,7 @@ def said(to: Console) -> str:
 
 
 def status(study: StudyConfig, runs: Path) -> Ledger:
-    return read_ledger(study, runs, jobs=JobBook(runs / study.name))
+    return read_ledger(sweep_of(study, runs), jobs=JobBook(runs / study.name))
 
 
 def states(ledger: Ledger) -> dict[str, tuple[str, str]]:
@@ -211,8 +211,8 @@ def test_names_that_would_be_commands_elsewhere_are_data(cluster: SlurmCluster, 
     cells = [cell for cell in study.cells() if cell.placement.workers == 2]
     to = console()
 
-    jobs = submit_study(study, cells, runs / study.name, console=to)
-    again = submit_study(study, cells, runs / study.name, console=to)
+    jobs = submit_cells(sweep_of(study, runs), cells, console=to)
+    again = submit_cells(sweep_of(study, runs), cells, console=to)
 
     assert len(jobs) == 1 and again == []
     assert "not submitted again: horovod/gloo, 2 workers, 2 nodes, repeat 1 is in job" in said(to)
@@ -226,7 +226,7 @@ def test_before_its_time_limit_a_job_stops_with_a_checkpoint(cluster: SlurmClust
     study, runs = load_study(study_file(tmp_path, seconds=60, runtime="horovod/mpi")), tmp_path / "runs"
     cell = next(cell for cell in study.cells() if cell.placement.workers == 2)
     directory = runs / study.name
-    (job,) = submit_study(study, [cell], directory, console=console())
+    (job,) = submit_cells(sweep_of(study, directory.parent), [cell], console=console())
     out = directory / cell.key
     until(lambda: any(out.glob("steps-*")), "the first steps", told=lambda: output_of(directory))
     time.sleep(1.0)
@@ -246,7 +246,7 @@ def test_a_command_that_died_after_sbatch_finds_its_job_again(cluster: SlurmClus
     study, runs = load_study(study_file(tmp_path, seconds=1, runtime="ddp/gloo")), tmp_path / "runs"
     directory = runs / study.name
     occupy(cluster, 300)
-    jobs = submit_study(study, study.cells(), directory, console=console())
+    jobs = submit_cells(sweep_of(study, directory.parent), study.cells(), console=console())
     for job in jobs:  # as if it had been killed before it could note the numbers
         write_job(directory, replace(job, job_id="", submitted=""))
     killed_before = replace(jobs[0], job_id="", submitted="", name="killed-before-sbatch", tasks=(("other",),))
@@ -254,7 +254,7 @@ def test_a_command_that_died_after_sbatch_finds_its_job_again(cluster: SlurmClus
     assert JobBook(directory).of("other") is None
     to = console()
 
-    assert submit_study(study, study.cells(), directory, console=to) == []
+    assert submit_cells(sweep_of(study, directory.parent), study.cells(), console=to) == []
 
     assert [job.job_id for job in read_jobs(directory) if not job.refused] == [job.job_id for job in jobs]
     assert f"found job {jobs[0].job_id} ({jobs[0].name})" in said(to)
@@ -269,7 +269,7 @@ def test_what_slurm_refuses_is_said_in_its_words_and_starts_nothing(cluster: Slu
     study, directory = load_study(path), tmp_path / "runs" / "sweep"
 
     with pytest.raises(StudyError, match=r"partition main: sbatch refused the job \(.*invalid partition.*nowhere"):
-        submit_study(study, study.cells(), directory, console=console())
+        submit_cells(sweep_of(study, directory.parent), study.cells(), console=console())
 
     assert JobBook(directory).live() == [] and not cluster.run("squeue", "-h")
 
@@ -281,7 +281,7 @@ def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(cluster: Slur
     directory = runs / study.name
     cells = [cell for cell in study.cells() if cell.placement.workers == 1]
     blocker = occupy(cluster, 300)
-    (job,) = submit_study(study, cells, directory, console=console(), seconds_of=lambda cell: 400.0)
+    (job,) = submit_cells(sweep_of(study, directory.parent), cells, console=console(), seconds_of=lambda cell: 400.0)
     assert (
         len(job.tasks) == 2 and "#SBATCH --array=0-1\n" in (job_folder(directory, job.name) / "script.sh").read_text()
     )

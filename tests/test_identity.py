@@ -22,7 +22,7 @@ from horovod_study.errors import StudyError
 from horovod_study.runtimes import LIBRARIES
 from horovod_study.studies import grid
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 PACKAGE = Path(horovod_study.__file__).parent
@@ -255,8 +255,7 @@ def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch
 
     with golden.raises(StudyError, match="horovod_study"):
         grid.Grid(
-            study=study,
-            directory=tmp_path,
+            sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
             console=console,
             stop=Interruption(),
             places=grid.CellPlaces(launch=fake_launch({})),

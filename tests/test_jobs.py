@@ -42,8 +42,7 @@ from horovod_study.records import read_run
 from horovod_study.studies import job as inside
 from horovod_study.studies.job import JobSignals, main, run_here, run_job, seconds_left
 from horovod_study.studies.ledger import note_attempt, read_ledger
-from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.submit import study_values
+from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 
@@ -327,7 +326,7 @@ def submitted(directory: Path, study: StudyConfig, **fields: object) -> Job:
         tasks=[[cell.key for cell in cells]],
         nodes=cells[0].placement.nodes,
         inside={
-            "study": study_values(study),
+            "study": {"name": study.name, "seed": study.seed, "timeout_s": study.timeout_s},
             "partition": asdict(partition),
             "cells": [cell_values(cell) for cell in cells],
             "planned": {cell.key: "missing" for cell in cells},
@@ -366,7 +365,7 @@ def test_a_job_runs_its_cells_and_says_so_in_its_note(tmp_path: Path, golden: Go
     golden.line(text, "job 7", "n1", "3 cells", "15 min")
     note = read_note(tmp_path / "s", "one", 0)
     golden((note.state, note.reason, note.host, note.cell), "completed", "3 cells", "n1")
-    ledger = read_ledger(study, tmp_path, jobs=JobBook(tmp_path / "s", ask=Slurm()))
+    ledger = read_ledger(sweep_of(study, tmp_path), jobs=JobBook(tmp_path / "s", ask=Slurm()))
     assert [entry.state for entry in ledger.entries] == ["done", "failed", "done"]
     code, _ = run_inside(made, tmp_path / "s", Slurm(), {})
     assert code == 0
@@ -385,7 +384,7 @@ def test_a_cell_that_would_not_end_in_time_is_left_for_the_next_job(tmp_path: Pa
     note = read_note(tmp_path / "s", "one", 0)
     golden(note.reason)
     assert note.left_out == made.tasks[0][1:]
-    ledger = read_ledger(study, tmp_path, jobs=JobBook(tmp_path / "s", ask=Slurm()))
+    ledger = read_ledger(sweep_of(study, tmp_path), jobs=JobBook(tmp_path / "s", ask=Slurm()))
     assert [entry.state for entry in ledger.entries] == ["done", "missing", "missing"]
 
 
@@ -397,7 +396,7 @@ def test_in_another_environment_all_cells_fail_and_say_what_differs(tmp_path: Pa
     with golden.raises(StudyError, match=r"n1.*2\.13\.0.*2\.12\.0"):
         run_inside(made, tmp_path / "s", Slurm(), {})
 
-    ledger = read_ledger(study, tmp_path, jobs=JobBook(tmp_path / "s", ask=Slurm()))
+    ledger = read_ledger(sweep_of(study, tmp_path), jobs=JobBook(tmp_path / "s", ask=Slurm()))
     assert {entry.state for entry in ledger.entries} == {"failed"}
     assert "torch 2.13.0 -> 2.12.0" in ledger.entries[0].reason
     assert not (tmp_path / "s" / "starts.txt").exists()
@@ -426,10 +425,21 @@ def test_workers_stopped_in_the_grace_time_of_a_pre_emption_make_the_job_hand_it
     assert ("scontrol", "requeue", "7") in slurm.asked
     assert "ended: pre-empted (Slurm takes the nodes away)" in text
     assert len((tmp_path / "s" / "starts.txt").read_text().splitlines()) == 1
-    ledger = read_ledger(
-        study, tmp_path, jobs=JobBook(tmp_path / "s", ask=Slurm(squeue="7|7|N/A|PENDING|BeginTime|one|\n"))
-    )
+    book = JobBook(tmp_path / "s", ask=Slurm(squeue="7|7|N/A|PENDING|BeginTime|one|\n"))
+    ledger = read_ledger(sweep_of(study, tmp_path), jobs=book)
     assert {entry.state for entry in ledger.entries} == {"queued"}
+
+
+def test_a_job_that_the_version_before_submitted_is_read(tmp_path: Path):
+    """Its cells have no labels, and more is told of its study than is asked for."""
+    made = submitted(tmp_path / "s", study_of())
+    cells = [{name: value for name, value in each.items() if name != "label"} for each in made.inside["cells"]]
+    more = {**made.inside["study"], "varied": {}, "repeats": 3, "partitions": ["there"], "run": {}}
+    older = replace(made, inside={**made.inside, "cells": cells, "study": more})
+
+    code, text = run_inside(older, tmp_path / "s", Slurm(), {})
+
+    assert code == 0 and "horovod/mpi, 1 worker, repeat 3" in text
 
 
 def test_workers_stopped_by_anybody_else_do_not_end_the_job(tmp_path: Path):

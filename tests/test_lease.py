@@ -26,7 +26,7 @@ from horovod_study.cluster import jobs
 from horovod_study.errors import StudyError
 from horovod_study.studies import grid
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 RACERS, NAMES = 8, 50
@@ -313,8 +313,7 @@ def test_cell_of_a_job_that_was_killed_is_run_at_once(tmp_path, monkeypatch, sta
     console = Console(file=io.StringIO(), width=200)
 
     grid.Grid(
-        study=study,
-        directory=tmp_path,
+        sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
         console=console,
         stop=Interruption(),
         places=grid.CellPlaces(launch=fake_launch({})),

@@ -20,7 +20,7 @@ from horovod_study.errors import ConfigError, RecordError
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import ledger
 from horovod_study.studies.estimate import Estimate
-from horovod_study.studies.study_file import STUDY_KEYS, StudyConfig, load_study, sweep_keys
+from horovod_study.studies.study_file import STUDY_KEYS, StudyConfig, load_study, sweep_keys, sweep_of
 from horovod_study.workload.options import STRAIN, StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -63,12 +63,12 @@ def test_a_run_under_the_name_of_another_cell_is_not_its_own(tmp_path):
     mine, other, *_ = study.cells()
     records.create_run(tmp_path / "tiny" / other.key, record(study, mine))
 
-    entry = next(entry for entry in ledger.read_ledger(study, tmp_path).entries if entry.key == other.key)
+    entry = next(entry for entry in ledger.read_ledger(sweep_of(study, tmp_path)).entries if entry.key == other.key)
 
     assert ("failed", None) == (entry.state, entry.samples_per_s)
     assert mine.key in entry.reason and other.key in entry.reason
     assert not ledger.can_resume(entry, tmp_path / "tiny")
-    assert other in ledger.read_ledger(study, tmp_path).to_do(retry=True)
+    assert other in ledger.read_ledger(sweep_of(study, tmp_path)).to_do(retry=True)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_run_that_was_asked_for_otherwise_is_not_the_cell_s(tmp_path, changes)
     cell = study.cells()[0]
     records.create_run(tmp_path / "tiny" / cell.key, replace(record(study, cell), **changes))
 
-    entry = ledger.read_ledger(study, tmp_path).entries[0]
+    entry = ledger.read_ledger(sweep_of(study, tmp_path)).entries[0]
 
     assert "failed" == entry.state
     assert next(iter(changes)) in entry.reason or "workers" in entry.reason
@@ -89,7 +89,7 @@ def test_a_run_that_was_asked_for_otherwise_is_not_the_cell_s(tmp_path, changes)
 def test_nothing_recorded_means_everything_is_missing(tmp_path, golden):
     study = make_study()
 
-    found = ledger.read_ledger(study, tmp_path / "runs")
+    found = ledger.read_ledger(sweep_of(study, tmp_path / "runs"))
 
     assert 10 == len(found.entries) == found.count("missing")
     assert study.cells() == found.to_do(retry=False)
@@ -113,7 +113,7 @@ def test_each_state_is_read_from_the_run_directories(tmp_path, golden):
     (tmp_path / "tiny" / unrecorded.key / "epochs.csv").touch()
     (tmp_path / "tiny" / missing[0].key).mkdir()  # an empty folder is nothing
 
-    found = ledger.read_ledger(study, tmp_path)
+    found = ledger.read_ledger(sweep_of(study, tmp_path))
 
     expected = [
         ("done", "", 31415.9),
@@ -146,7 +146,7 @@ def test_runs_of_an_edited_study_file_are_named_and_not_taken_for_cells(tmp_path
     for cell in study.cells():
         records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
 
-    found = ledger.read_ledger(edited, tmp_path)
+    found = ledger.read_ledger(sweep_of(edited, tmp_path))
 
     assert 0 == found.count("done")
     assert sorted(cell.key for cell in study.cells()) == list(found.foreign)
@@ -162,7 +162,7 @@ def test_repeats_beyond_those_of_the_file_are_named_as_such(tmp_path, golden):
     for cell in study.until(0.04).cells()[:20]:
         records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
 
-    found = ledger.read_ledger(study, tmp_path)
+    found = ledger.read_ledger(sweep_of(study, tmp_path))
 
     assert (len(found.further), found.foreign) == (15, ())
     golden(found.summary(), "15 recorded", "--until")
@@ -175,7 +175,7 @@ def test_damaged_record_is_named(tmp_path, golden):
     (folder / "run.json").write_text("{")
 
     with golden.raises(RecordError, match=r"run\.json.*JSON"):
-        ledger.read_ledger(study, tmp_path)
+        ledger.read_ledger(sweep_of(study, tmp_path))
 
 
 def test_lines_and_json_of_status(tmp_path, golden):
@@ -187,7 +187,7 @@ def test_lines_and_json_of_status(tmp_path, golden):
     )
     (tmp_path / "tiny" / lease.ATTEMPTS / f"{wrapped.key}-1").mkdir(parents=True)
 
-    found = ledger.read_ledger(study, tmp_path)
+    found = ledger.read_ledger(sweep_of(study, tmp_path))
 
     golden(found.lines(), "samples/s", "1 worker", "repeat 1", "31,416", "horovod/mpi", "2 workers")
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -212,7 +212,7 @@ def test_lines_and_json_of_status(tmp_path, golden):
 def test_names_tell_apart_what_the_study_varies():
     study = make_study(varied={"batch": (75, 256), "horovod_defaults": (False, True)}, repeats=1)
 
-    names = [study.name_of(cell) for cell in study.cells()]
+    names = [cell.name for cell in study.cells()]
 
     assert len(names) == len(set(names)) == len(study.cells())
     assert "serial, 1 worker, batch 256, repeat 1" in names
@@ -263,7 +263,7 @@ def test_earlier_attempts_are_kept_with_their_output_and_not_analysed(tmp_path):
         kept = directory / ".attempts" / f"{cell.key}-{number}"
         assert text == records.read_run(kept).reason
         assert f"{text} output" == (kept / "output.log").read_text()
-    assert 2 == ledger.read_ledger(study, tmp_path).entries[0].earlier_attempts
+    assert 2 == ledger.read_ledger(sweep_of(study, tmp_path)).entries[0].earlier_attempts
     assert [cell.key] == [path.name for path in records.run_directories(tmp_path)]
 
 
@@ -418,8 +418,8 @@ def test_claims_and_jobs_say_what_no_record_knows(tmp_path, recorded, claimed, j
     if claimed is not None:
         put_claim(tmp_path / "tiny", cell.key, claimed)
 
-    entry = ledger.read_ledger(study, tmp_path, jobs=FakeBook(job) if job else None).entries[0]
-    alone = ledger.read_entry(study, tmp_path / "tiny", cell, jobs=FakeBook(job) if job else None)
+    entry = ledger.read_ledger(sweep_of(study, tmp_path), jobs=FakeBook(job) if job else None).entries[0]
+    alone = ledger.read_entry(tmp_path / "tiny", cell, jobs=FakeBook(job) if job else None)
 
     told, _, believed = entry.reason.partition("; taken for alive until ")
     assert (state, reason) == (entry.state, told)
@@ -436,7 +436,7 @@ def test_nobody_is_asked_about_jobs_of_finished_cells(tmp_path):
         def of(self, key):
             raise AssertionError(key)
 
-    assert 10 == ledger.read_ledger(study, tmp_path, jobs=Book()).count("done")
+    assert 10 == ledger.read_ledger(sweep_of(study, tmp_path), jobs=Book()).count("done")
 
 
 def test_claim_of_a_dead_process_of_this_host_is_no_claim(tmp_path):
@@ -447,7 +447,7 @@ def test_claim_of_a_dead_process_of_this_host_is_no_claim(tmp_path):
     put_claim(tmp_path / "tiny", second.key, gone)
     records.create_run(tmp_path / "tiny" / second.key, record(study, second, status="running", pid=dead_pid()))
 
-    found = ledger.read_ledger(study, tmp_path).entries
+    found = ledger.read_ledger(sweep_of(study, tmp_path)).entries
 
     assert ("missing", f"{gone.holder} is gone") == (found[0].state, found[0].reason)
     assert ("incomplete", "its process is gone") == (found[1].state, found[1].reason)
@@ -458,7 +458,7 @@ def test_claim_of_this_very_process_says_nothing_new_to_it(tmp_path):
     cell = study.cells()[0]
     records.create_run(tmp_path / "tiny" / cell.key, record(study, cell, **STOPPED))
     with lease.acquire(tmp_path / "tiny" / lease.CLAIMS, cell.key, what="a cell"):
-        assert "stopped" == ledger.read_entry(study, tmp_path / "tiny", cell).state
+        assert "stopped" == ledger.read_entry(tmp_path / "tiny", cell).state
 
 
 @pytest.mark.parametrize(("silent_for_s", "state"), [(None, "running"), (10.0, "running"), (601.0, "incomplete")])
@@ -474,7 +474,7 @@ def test_run_elsewhere_whose_runner_died_is_over_once_it_is_silent(tmp_path, mon
         return silent_for_s
 
     monkeypatch.setattr(ledger, "silent_s", silent_s)
-    entry = ledger.read_ledger(study, tmp_path).entries[0]
+    entry = ledger.read_ledger(sweep_of(study, tmp_path)).entries[0]
 
     reasons = {
         "running": "process 77 on node8; process 77 on node9, who looked after it, is gone",
@@ -489,23 +489,20 @@ def test_reader_that_may_not_write_takes_nobody_for_dead(tmp_path, monkeypatch):
     study = make_study()
     cell = study.cells()[0]
     put_claim(tmp_path / "tiny", cell.key, claim(boot="another"), age_s=500.0)
-    before = ledger.read_ledger(study, tmp_path).entries[0].state
+    before = ledger.read_ledger(sweep_of(study, tmp_path)).entries[0].state
 
     def read_only(folder):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(lease, "server_time", read_only)
 
-    assert ("missing", "running") == (before, ledger.read_ledger(study, tmp_path).entries[0].state)
+    assert ("missing", "running") == (before, ledger.read_ledger(sweep_of(study, tmp_path)).entries[0].state)
 
 
 def test_what_is_taken_up_again_and_what_only_on_request(tmp_path):
     study = make_study()
-    entries = [
-        ledger.Entry(cell=cell, key=cell.key, name=cell.key, state=state)
-        for cell, state in zip(study.cells(), ledger.STATES, strict=True)
-    ]
-    found = ledger.Ledger(study="tiny", directory=tmp_path, entries=tuple(entries))
+    entries = [ledger.Entry(cell=cell, state=state) for cell, state in zip(study.cells(), ledger.STATES, strict=True)]
+    found = ledger.Ledger(sweep=sweep_of(make_study(), tmp_path), entries=tuple(entries))
     state_of = {entry.cell.key: entry.state for entry in entries}
 
     again = [state_of[cell.key] for cell in found.to_do(retry=False)]
@@ -533,7 +530,7 @@ def test_what_goes_on_from_its_checkpoint(tmp_path, changes, state, goes_on):
     study = make_study()
     cell = study.cells()[0]
     records.create_run(tmp_path / cell.key, record(study, cell, **changes))
-    entry = ledger.Entry(cell=cell, key=cell.key, name="", state=state, recorded=True)
+    entry = ledger.Entry(cell=cell, state=state, recorded=True)
     without = ledger.can_resume(entry, tmp_path)
     (tmp_path / cell.key / "checkpoints").mkdir()
     (tmp_path / cell.key / "checkpoints" / "step-000000005.pt").touch()
@@ -548,7 +545,7 @@ def test_cells_are_chosen_by_state_key_name_or_the_beginning_of_a_name(tmp_path)
     study = make_study()
     for cell in study.cells()[:3]:
         records.create_run(tmp_path / "tiny" / cell.key, record(study, cell, **FAILED))
-    found = ledger.read_ledger(study, tmp_path)
+    found = ledger.read_ledger(sweep_of(study, tmp_path))
     first = found.entries[0]
 
     def names(*wanted, states=("failed",)):
@@ -565,7 +562,7 @@ def test_cell_that_is_none_and_cell_in_another_state_are_refused(tmp_path, golde
     study = make_study()
     cell = study.cells()[0]
     records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
-    found = ledger.read_ledger(study, tmp_path)
+    found = ledger.read_ledger(sweep_of(study, tmp_path))
 
     with pytest.raises(ConfigError) as unknown:
         found.select(("failed",), ["seriel, 1 worker, repeat 1"])
@@ -604,7 +601,7 @@ def test_runs_of_other_code_are_told_from_those_of_an_edited_file(tmp_path, monk
     )
     study = make_study(identity={"local": identity.identify()})
 
-    found = ledger.read_ledger(study, tmp_path)
+    found = ledger.read_ledger(sweep_of(study, tmp_path))
 
     assert 10 == found.count("missing")
     assert sorted([edited.cells()[0].key, old.cells()[0].key]) == list(found.foreign)
@@ -633,12 +630,12 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, golden):
         return listed(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    found = ledger.read_ledger(study, tmp_path)
+    found = ledger.read_ledger(sweep_of(study, tmp_path))
 
     for path, why in ((first, "No such file"), (second, "Permission denied")):
         [entry] = [each for each in found.entries if each.key == path.name]
         assert (entry.state, why in entry.reason) == ("failed", True)
-        assert ledger.read_entry(study, first.parent, entry.cell).state == "failed"
+        assert ledger.read_entry(first.parent, entry.cell).state == "failed"
     assert list(found.unreadable) == list(found.to_dict()["unreadable"]) == ["stray"]
     golden(found.summary())
 
@@ -649,7 +646,7 @@ def test_a_record_of_another_program_is_told_and_is_no_run(tmp_path, content):
     (tmp_path / "tiny" / "npm").mkdir(parents=True)
     (tmp_path / "tiny" / "npm" / "run.json").write_text(content)
 
-    found = ledger.read_ledger(study, tmp_path)
+    found = ledger.read_ledger(sweep_of(study, tmp_path))
 
     assert (list(found.unreadable), found.foreign) == (["npm"], ())
     assert "npm holds no run that can be read: run.json" in found.summary()
@@ -665,7 +662,7 @@ def test_only_the_runs_of_present_cells_are_analysed(tmp_path):
                 ",".join(records.EPOCH_COLUMNS) + "\n" + ",".join("1" * len(records.EPOCH_COLUMNS)) + "\n"
             )
 
-    only = ledger.read_ledger(edited, tmp_path).current_directories()
+    only = ledger.read_ledger(sweep_of(edited, tmp_path)).current_directories()
 
     wanted = sorted(cell.key for cell in edited.cells()[:2])
     assert wanted == sorted(only)
@@ -695,11 +692,11 @@ def many(benchmark, tmp_path):
 
 
 def test_finished_cells_are_read_once(tmp_path, many, monkeypatch):
-    first = ledger.read_ledger(many, tmp_path)
+    first = ledger.read_ledger(sweep_of(many, tmp_path))
     read = []
     monkeypatch.setattr(ledger, "read_run", lambda path: read.append(path.name) or records.read_run(path))
 
-    again = ledger.read_ledger(many, tmp_path)
+    again = ledger.read_ledger(sweep_of(many, tmp_path))
 
     assert (240, 180, 60) == (len(first.entries), first.count("done"), first.count("failed"))
     assert first == again
@@ -707,19 +704,19 @@ def test_finished_cells_are_read_once(tmp_path, many, monkeypatch):
 
 
 def test_finished_cell_that_was_changed_is_read_again(tmp_path, many):
-    entry = ledger.read_ledger(many, tmp_path).entries[1]
+    entry = ledger.read_ledger(sweep_of(many, tmp_path)).entries[1]
     path = tmp_path / "many" / entry.key / "run.json"
     path.write_text(path.read_text().replace("31415.9", "27182.8"))  # as long as before
 
-    assert 27182.8 == ledger.read_ledger(many, tmp_path).entries[1].samples_per_s
+    assert 27182.8 == ledger.read_ledger(sweep_of(many, tmp_path)).entries[1].samples_per_s
 
 
 def test_finished_cell_that_was_removed_is_missing(tmp_path, many):
-    entry = ledger.read_ledger(many, tmp_path).entries[1]
+    entry = ledger.read_ledger(sweep_of(many, tmp_path)).entries[1]
     (tmp_path / "many" / entry.key / "run.json").unlink()
     (tmp_path / "many" / entry.key).rmdir()
 
-    assert "missing" == ledger.read_ledger(many, tmp_path).entries[1].state
+    assert "missing" == ledger.read_ledger(sweep_of(many, tmp_path)).entries[1].state
 
 
 @pytest.mark.slow
@@ -727,21 +724,21 @@ def test_finished_cell_that_was_removed_is_missing(tmp_path, many):
     "content", ["", "{", "[]", '{"schema": 1}', '{"schema": 2, "runs": {}}', '{"schema": 1, "runs": 3}']
 )
 def test_damaged_cache_is_read_past(tmp_path, many, content):
-    first = ledger.read_ledger(many, tmp_path)
+    first = ledger.read_ledger(sweep_of(many, tmp_path))
     (tmp_path / "many" / ".ledger.json").write_text(content)
 
-    assert first == ledger.read_ledger(many, tmp_path)
+    assert first == ledger.read_ledger(sweep_of(many, tmp_path))
     assert 180 == len(json.loads((tmp_path / "many" / ".ledger.json").read_text())["runs"])
 
 
 def test_damaged_lines_of_the_cache_are_read_past(tmp_path, many):
-    first = ledger.read_ledger(many, tmp_path)
+    first = ledger.read_ledger(sweep_of(many, tmp_path))
     path = tmp_path / "many" / ".ledger.json"
     content = json.loads(path.read_text())
     content["runs"] = {key: [None, 3, "x"][number % 3] for number, key in enumerate(content["runs"])}
     path.write_text(json.dumps(content))
 
-    assert first == ledger.read_ledger(many, tmp_path)
+    assert first == ledger.read_ledger(sweep_of(many, tmp_path))
 
 
 def test_folder_that_cannot_be_written_has_a_status_too(tmp_path, many, monkeypatch):
@@ -750,14 +747,14 @@ def test_folder_that_cannot_be_written_has_a_status_too(tmp_path, many, monkeypa
 
     monkeypatch.setattr(ledger, "write_file", full)
 
-    assert 180 == ledger.read_ledger(many, tmp_path).count("done")
+    assert 180 == ledger.read_ledger(sweep_of(many, tmp_path)).count("done")
 
 
 def test_small_studies_leave_no_cache(tmp_path):
     study = make_study()
     for cell in study.cells():
         records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
-    ledger.read_ledger(study, tmp_path)
+    ledger.read_ledger(sweep_of(study, tmp_path))
 
     assert sorted(cell.key for cell in study.cells()) == sorted(os.listdir(tmp_path / "tiny"))
 
@@ -820,7 +817,7 @@ def test_of_a_large_study_status_lists_what_wants_attention_and_counts_the_rest(
     for cell in cells[3:50]:
         failed = record(study, cell, status="failed", reason="out of memory")
         records.create_run(tmp_path / "tiny" / cell.key, failed)
-    lines = ledger.read_ledger(study, tmp_path).lines()
+    lines = ledger.read_ledger(sweep_of(study, tmp_path)).lines()
 
     assert 300 == len(cells)
     assert 42 == len(lines)

@@ -14,7 +14,7 @@ from horovod_study.runtimes import LIBRARIES
 from horovod_study.studies.estimate import SAMPLES_GUESS_PER_S, rough_s
 from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Plan, plan_study
-from horovod_study.studies.study_file import StudyBudget, StudyConfig, load_study
+from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -40,15 +40,12 @@ def ledger_of(study: StudyConfig, *, done: int = 0, failed: int = 0) -> Ledger:
     """Return a ledger whose first cells are done, the next ones failed, and the others missing."""
     states = ["done"] * done + ["failed"] * failed
     states += ["missing"] * (len(study.cells()) - len(states))
-    entries = tuple(
-        Entry(cell=cell, key=cell.key, name=study.name_of(cell), state=state)
-        for cell, state in zip(study.cells(), states, strict=True)
-    )
-    return Ledger(study=study.name, directory=Path("runs/s"), entries=entries)
+    entries = tuple(Entry(cell=cell, state=state) for cell, state in zip(study.cells(), states, strict=True))
+    return Ledger(sweep=sweep_of(study, Path("runs")), entries=entries)
 
 
 def plan_of(study: StudyConfig, *, past=(), retry: bool = True, **states: int) -> Plan:
-    return plan_study(study, ledger_of(study, **states), past=past, retry=retry)
+    return plan_study(ledger_of(study, **states), past=past, retry=retry)
 
 
 # ---------------------------------------------------------------------------------------------------- what it takes
@@ -133,20 +130,20 @@ def test_cells_longer_than_any_job_are_named(golden: Golden) -> None:
 @pytest.mark.parametrize(
     ("budget", "over"),
     [
-        (StudyBudget(), ()),
-        (StudyBudget(gpu_hours=1), ()),
-        (StudyBudget(gpu_hours=0.1), ("0.342 GPU hours of 0.1",)),
-        (StudyBudget(hours=0.01, gpu_hours=0.1), ("0.342 GPU hours of 0.1", "0.0339 hours of 0.01")),
-        (StudyBudget(core_hours=0.1), ()),  # it has none to do
+        ({}, ()),
+        ({"gpu_hours": 1}, ()),
+        ({"gpu_hours": 0.1}, ("0.342 GPU hours of 0.1",)),
+        ({"hours": 0.01, "gpu_hours": 0.1}, ("0.342 GPU hours of 0.1", "0.0339 hours of 0.01")),
+        ({"core_hours": 0.1}, ()),  # it has none to do
     ],
 )
-def test_the_budget(budget: StudyBudget, over: tuple[str, ...]) -> None:
+def test_the_budget(budget: dict[str, float], over: tuple[str, ...]) -> None:
     plan = plan_of(make_study(budget=budget))
 
     assert plan.over == over
     text = "\n".join(plan.lines())
     assert ("; `run` asks before it starts" in text) == bool(over)
-    assert ("within the budget of 1 GPU hours" in text) == (budget == StudyBudget(gpu_hours=1))
+    assert ("within the budget of 1 GPU hours" in text) == (budget == {"gpu_hours": 1})
 
 
 def test_the_order_of_cells_here_and_in_jobs() -> None:
@@ -169,7 +166,7 @@ def test_the_plan_as_it_is_read(golden: Golden) -> None:
         workers=(1, 2, 10),
         runtimes=("horovod/nccl", "ddp/nccl"),
         varied={"batch": (75, 1024)},
-        budget=StudyBudget(gpu_hours=5),
+        budget={"gpu_hours": 5},
         left_out=("ddp/mpi",),
         repeats=3,
     )
@@ -267,7 +264,7 @@ def test_many_nodes_are_told_briefly() -> None:
 
 
 def test_as_json() -> None:
-    study = make_study(repeats=1, budget=StudyBudget(gpu_hours=0.01))
+    study = make_study(repeats=1, budget={"gpu_hours": 0.01})
     content = json.loads(json.dumps(plan_of(study, done=1).to_dict()))
 
     assert content["study"] == "s" and content["to_do"] == 3 and content["counts"] == {"done": 1, "missing": 3}
@@ -294,7 +291,7 @@ def test_as_json() -> None:
 def test_what_is_planned_is_what_is_not_done(done: int, failed: int, retry: bool) -> None:
     study = make_study(LOCAL, ALPHA, workers=(1, 2), repeats=2)
     ledger = ledger_of(study, done=done, failed=min(failed, len(study.cells()) - done))
-    plan = plan_study(study, ledger, past=[], retry=retry)
+    plan = plan_study(ledger, past=[], retry=retry)
 
     assert sorted(cell.key for cell in plan.cells) == sorted(cell.key for cell in ledger.to_do(retry=retry))
     assert plan.seconds >= 0 and plan.lines()

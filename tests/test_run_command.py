@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -25,7 +26,7 @@ from horovod_study.studies import command_file
 from horovod_study.studies.aim import Aim, runs_alone
 from horovod_study.studies.command_file import command_study
 from horovod_study.studies.ledger import foreign, read_ledger
-from horovod_study.studies.study_file import load_study
+from horovod_study.studies.study_file import load_study, sweep_of
 from horovod_study.studies.watch import study_view
 
 TORCHRUN = ["torchrun", "--nproc-per-node", "{workers}", "train.py", "--tag", "two words"]
@@ -306,11 +307,11 @@ def test_an_aim_takes_runs_that_did_not_alternate(here: Path, scatter: float, mo
         if cell.config.repeat < 3:
             place = here / "runs" / cell.key
             write_command_run(place, workers=cell.placement.workers, wall_s=wall_s, repeat=cell.config.repeat)
-    aim = Aim.of_study(study)
+    aim = Aim.of(sweep := replace(sweep_of(study, here), directory=here / "runs"))
     fourth = [cell for cell in some if cell.config.repeat == 3]
 
     assert len(aim.needed(fourth)) == 2
-    aim.take((), runs_alone(study, here / "runs", ()))
+    aim.take((), runs_alone(sweep, ()))
     assert [cell.placement.workers for cell in aim.needed(fourth)] == more, "of one worker because others need it"
     lines = "\n".join(aim.lines())
     assert "2 workers / 1 worker: 2.000 [" in lines and ("more launch" in lines) == (more == [1, 2])
@@ -329,7 +330,7 @@ def test_a_study_whose_precision_is_reached_misses_no_run(here: Path, scatter: f
             write_command_run(
                 place, workers=workers, wall_s=wall_s, repeat=config.repeat, key=cell.key, study=study.name
             )
-    ledger = read_ledger(study, here / "runs")
+    ledger = read_ledger(sweep_of(study, here / "runs"))
     assert re.fullmatch("command-1w-r0-[0-9a-f]{12}", ledger.entries[0].key), (
         "of Horovod, MPI, a batch nothing is known"
     )
@@ -337,7 +338,7 @@ def test_a_study_whose_precision_is_reached_misses_no_run(here: Path, scatter: f
     said = "+- 5 % is reached with 6 of at most 20 runs" if reached else "6 of 20 cells done (14 missing)"
     assert ledger.summary() == f"study {study.name}: {said}"
     assert len(ledger.to_do(retry=True)) == (0 if reached else 14)
-    assert any("at most" in line for line in study_view(study, here / "runs", height=40).lines) == reached
+    assert any("at most" in line for line in study_view(sweep_of(study, here / "runs"), height=40).lines) == reached
 
 
 def test_a_command_that_starts_fewer_workers_is_told_so(here: Path) -> None:
@@ -345,7 +346,7 @@ def test_a_command_that_starts_fewer_workers_is_told_so(here: Path) -> None:
     two = next(cell for cell in study.cells() if cell.placement.workers == 2)
     record = make_record(study=study.name, key=two.key, requested={"batch": 1, "workers": 1})
 
-    assert foreign(record, study, two).startswith("the command started 1 worker, not 2; look at how")
+    assert foreign(record, two).startswith("the command started 1 worker, not 2; look at how")
 
 
 @pytest.mark.slow

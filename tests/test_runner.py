@@ -32,7 +32,7 @@ from horovod_study.progress import duration
 from horovod_study.studies import attempt, grid, ledger, runner
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.study_file import StudyBudget, StudyConfig
+from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig, strain_config
 
 COMMAND = "horovod-study run tiny.yaml"
@@ -92,7 +92,7 @@ def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
     assert [cell.key for block in allocations.blocks(study.cells(), study.seed) for cell in block] == starts(tmp_path)
     lines = re.sub(r", \d+ s(;|$)", r", S s\1", output, flags=re.M).splitlines()
     lines = [re.sub(r"about .* left( \(a guess\))?", "T left", line) for line in lines]
-    names = [[study.name_of(cell) for cell in block] for block in allocations.blocks(study.cells(), study.seed)]
+    names = [[cell.name for cell in block] for block in allocations.blocks(study.cells(), study.seed)]
     short = [[name.rpartition(", ")[0] for name in block] for block in names]
     rates = [f"{'2,000' if '2 workers' in name else '1,000'} samples/s, S s" for name in names[0] + names[1]]
     assert [
@@ -301,7 +301,7 @@ def test_cell_that_another_runner_took_meanwhile_is_left_alone(tmp_path, golden)
     result, output = run(study, tmp_path, launch=launch_and_claim)
 
     assert [order[0].key, order[2].key] == starts(tmp_path)
-    golden.line(output, study.name_of(order[1]), "process 77", "node9")
+    golden.line(output, order[1].name, "process 77", "node9")
     assert 1 == result.exit_code
 
 
@@ -366,11 +366,11 @@ def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, numbe
     assert 128 + number == process.returncode, output
     expected = [
         "study tiny: 1 of 3 cells done (1 incomplete, 1 missing)",
-        f"interrupted in {study.name_of(second)}; continue with: {COMMAND}",
+        f"interrupted in {second.name}; continue with: {COMMAND}",
     ]
     assert expected == output.splitlines()[-2:]
     assert [] == marked_processes(str(tmp_path / "tiny"))
-    entry = ledger.read_entry(study, tmp_path / "tiny", second)
+    entry = ledger.read_entry(tmp_path / "tiny", second)
     assert ("incomplete", "interrupted") == (entry.state, entry.reason)
 
     result, _ = run(study, tmp_path)
@@ -463,7 +463,7 @@ def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path
     output, _ = process.communicate(timeout=PATIENCE_S)
 
     assert 130 == process.returncode
-    name = study.name_of(first)
+    name = first.name
     golden(output.splitlines()[-3:], "3 cells", "1 stopped", "2 missing", name, "SIGUSR1", COMMAND)
 
     result, _ = run(study, tmp_path)
@@ -598,7 +598,9 @@ def test_killed_at_any_point_the_next_run_does_what_is_missing_and_only_that(tmp
     process.communicate(timeout=PATIENCE_S)
     assert -signal.SIGKILL == process.returncode
     stop_marked(str(tmp_path / "tiny"), grace_s=0)  # "after CellProcess" leaves the cell running: see the next test
-    finished = [entry.cell.key for entry in ledger.read_ledger(study, tmp_path).entries if entry.state == "done"]
+    finished = [
+        entry.cell.key for entry in ledger.read_ledger(sweep_of(study, tmp_path)).entries if entry.state == "done"
+    ]
 
     result, _ = run(study, tmp_path)
 
@@ -702,8 +704,7 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path, golde
 
     with Interruption("pre-empted") as stop:
         broken_off = grid.Grid(
-            study=study,
-            directory=tmp_path / "tiny",
+            sweep=sweep_of(study, tmp_path),
             console=console,
             stop=stop,
             places=grid.CellPlaces(launch=fake_launch({})),
@@ -731,13 +732,13 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
 
     console = Console(file=io.StringIO(), force_terminal=False)
     places = grid.CellPlaces(launch=launch, grace_s=20)
-    broken_off = grid.Grid(study=study, directory=tmp_path / "tiny", console=console, stop=stop, places=places).run(
+    broken_off = grid.Grid(sweep=sweep_of(study, tmp_path), console=console, stop=stop, places=places).run(
         study.cells()
     )
 
     assert "serial, 1 worker, repeat 1" == broken_off
     assert ("pre-empted", "stopped by SIGUSR1") == released(tmp_path, cell)
-    assert "pre-empted" == ledger.read_entry(study, tmp_path / "tiny", cell).state
+    assert "pre-empted" == ledger.read_entry(tmp_path / "tiny", cell).state
     result, _ = run(study, tmp_path)
     assert 0 == result.exit_code
     assert [cell.key, f"{cell.key} resumed"] == [each for each in starts(tmp_path) if cell.key in each]
@@ -757,7 +758,7 @@ def cancel(study, runs, *which) -> tuple[int, str]:
 def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path, golden):
     study = make_study(repeats=1)
     first = allocations.blocks(study.cells(), study.seed)[0][0]
-    name = study.name_of(first)
+    name = first.name
     behaviour = {f"{first.runtime}/{first.placement.workers}/0": "stops when asked"}
     process = start_runner(tmp_path, behaviour, study={"repeats": 1}, grace_s=20)
     until((tmp_path / "tiny" / first.key / "ready").exists)
@@ -809,7 +810,7 @@ def test_cancelled_before_its_turn_a_cell_is_left_out(tmp_path, golden):
     result, output = run(study, tmp_path, launch=launch_and_cancel)
 
     assert [order[0].key, order[2].key] == starts(tmp_path)
-    golden.line(output, study.name_of(order[1]))
+    golden.line(output, order[1].name)
     assert 1 == result.ledger.count("cancelled")
 
 
@@ -826,7 +827,7 @@ def test_cell_of_a_killed_runner_is_cancelled_with_its_processes(tmp_path, golde
 
     assert 1 == count
     assert [] == marked_processes(str(tmp_path / "tiny"))
-    entry = next(each for each in ledger.read_ledger(study, tmp_path).entries if each.key == key)
+    entry = next(each for each in ledger.read_ledger(sweep_of(study, tmp_path)).entries if each.key == key)
     golden((entry.state, entry.reason), "cancelled")
 
 
@@ -862,7 +863,7 @@ def test_workers_share_cores_when_that_is_asked_for_and_it_is_said(tmp_path, gol
 
 
 def test_over_budget_is_refused_without_a_terminal_unless_told_yes(tmp_path):
-    study = make_study(repeats=1, budget=StudyBudget(hours=0.001))
+    study = make_study(repeats=1, budget={"hours": 0.001})
     message = r"over the budget: 0.005 hours of 0.001; give --yes to run it all the same, or shrink the study"
 
     with pytest.raises(StudyError, match=message):
@@ -881,7 +882,7 @@ def test_days_without_a_budget_are_asked_about(tmp_path, golden):
 
 @pytest.mark.parametrize(("answer", "started"), [("y", 3), ("n", 0), ("", 0)])
 def test_on_a_terminal_the_question_is_asked(tmp_path, monkeypatch, answer, started, golden):
-    study = make_study(repeats=1, budget=StudyBudget(hours=0.001))
+    study = make_study(repeats=1, budget={"hours": 0.001})
     console = Console(file=io.StringIO(), force_terminal=True, force_interactive=False)
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer + "\n" if answer else ""))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
@@ -966,8 +967,7 @@ def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(attempt, "stop_marked_on", lambda *arguments, **_: asked.append(arguments))
     grid.Grid(
-        study=study,
-        directory=tmp_path / "tiny",
+        sweep=sweep_of(study, tmp_path),
         console=Console(file=io.StringIO()),
         stop=Interruption(),
         places=grid.CellPlaces(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),

@@ -372,7 +372,7 @@ def test_a_job_of_slurm_has_the_environment_of_the_shell_that_submits_it(project
     python.write_text(f"#!/bin/sh\nexec env -0 > '{project.parent / 'inside'}'")
     python.chmod(0o755)
     text = slurm.script(
-        allocation, partition, study="s", name_of=found.name_of, folder=project, name="job", python=python,
+        allocation, partition, folder=project, name="job", python=python,
         code=project.parent / "code",
     )  # fmt: skip
     caller = {**shell, "SLURM_PROCID": "7", "SBATCH_EXPORT": "NONE", "OMPI_COMM_WORLD_RANK": "0"}

@@ -21,12 +21,13 @@ from make.wording import Golden
 from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate
-from horovod_study.cluster.jobs import Note, read_job, read_jobs, write_note
+from horovod_study.cluster.jobs import Note, partition_of, read_job, read_jobs, write_note
 from horovod_study.cluster.partitions import Partition, find_partition
 from horovod_study.cluster.slurm import directives, script, slurm_time, submit_environment
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.submit import cancel_jobs, check_folder, partition_of, submit_study
+from horovod_study.studies.study_file import StudyConfig, sweep_of
+from horovod_study.studies.submit import cancel_jobs, check_folder, submit_cells
+from horovod_study.studies.sweep import Sweep
 from horovod_study.workload.options import StrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,7 +63,7 @@ def text_of(study: StudyConfig, *, name: str = "nccl_vs_mpi-001", **options: obj
         "code": Path("/scratch/me/runs/nccl_vs_mpi/.code/0123456789ab"),
         "variables": {"HOROVOD_STUDY_DATA": "/scratch/me/curves"},
     }
-    return script(allocation, partition, study=study.name, name_of=study.name_of, name=name, **{**values, **options})
+    return script(allocation, partition, name=name, **{**values, **options})
 
 
 def golden_scripts() -> dict[str, str]:
@@ -284,9 +285,13 @@ def fake_programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
+def sweep_in(directory: Path, study: StudyConfig) -> Sweep:
+    return replace(sweep_of(study, directory), directory=directory)
+
+
 def submitted(study: StudyConfig, directory: Path, **options: object) -> tuple[list, str]:
     to = Console(file=StringIO(), soft_wrap=True)
-    jobs = submit_study(study, study.cells(), directory, console=to, **options)
+    jobs = submit_cells(sweep_in(directory, study), study.cells(), console=to, **options)
     return jobs, to.file.getvalue()
 
 
@@ -364,7 +369,7 @@ def test_where_squeue_does_not_answer_nothing_is_said_to_be_taken_back(tmp_path,
     fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue="exit 0", sacct="exit 1")
     directory = tmp_path / "runs" / "s"
     to = Console(file=StringIO())
-    (job,) = submit_study(study_on(CLUSTER), study_on(CLUSTER).cells(), directory, console=to)
+    (job,) = submit_cells(sweep_in(directory, study_on(CLUSTER)), study_on(CLUSTER).cells(), console=to)
 
     def cancel(**options: object) -> list[str]:
         return cancel_jobs(directory, console=to, ask=lambda command: None, **options)
@@ -396,7 +401,7 @@ def test_only_tasks_whose_cells_are_all_meant_are_cancelled_and_only_ones_own(tm
     directory = tmp_path / "runs" / "s"
     study = study_on(replace(CLUSTER, time_limit_s=900.0), runtimes=("horovod/mpi", "ddp/nccl"), repeats=2)
     to = Console(file=StringIO())
-    (job,) = submit_study(study, study.cells(), directory, console=to, seconds_of=lambda cell: 190.0)
+    (job,) = submit_cells(sweep_in(directory, study), study.cells(), console=to, seconds_of=lambda cell: 190.0)
     assert [len(task) for task in job.tasks] == [2, 2]
 
     def ask(command):

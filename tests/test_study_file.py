@@ -13,7 +13,7 @@ from horovod_study.cluster.partitions import find_partition
 from horovod_study.config import Cell, Placement, misplaced
 from horovod_study.errors import ConfigError
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.study_file import StudyBudget, StudyConfig, load_study
+from horovod_study.studies.study_file import StudyConfig, load_study
 from horovod_study.workload.options import STRAIN, StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -166,7 +166,7 @@ def test_a_study_on_several_partitions_has_all_cells_on_each(tmp_path: Path) -> 
         *(("gpu2", "serial", (1,)), *(("gpu2", "horovod/nccl", each) for each in ((1,), (2,), (4, 4), (4, 4, 2)))),
     ]
     assert {each.account for each in study.partitions.values()} == {"me"}
-    assert study.label(study.cells()[-1]) == "gpu2, horovod/nccl, 10 workers, 3 nodes"
+    assert study.cells()[-1].label == "gpu2, horovod/nccl, 10 workers, 3 nodes"
     assert [cell.config.partition for cell in study.cells()] == [part for part, *_ in where]
 
 
@@ -191,7 +191,7 @@ def test_where_workers_go(tmp_path: Path, sweep: str, wanted: list[tuple[int, ..
     study = swept(tmp_path, sweep)
 
     assert per_node(study, "horovod/mpi") == wanted
-    assert len({study.label(cell) for cell in study.cells()}) == len(study.cells()), "names distinguish cells"
+    assert len({cell.label for cell in study.cells()}) == len(study.cells()), "names distinguish cells"
 
 
 def test_one_worker_is_not_spread(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_strong_scaling_divides_the_batch(tmp_path: Path) -> None:
             *((f"horovod/{way}", count, 60 // count) for way in ("mpi", "gloo") for count in (1, 2, 3)),
         }
     assert load_study(write(tmp_path, GOOD + "scaling: weak")).scaling == "weak"
-    assert study.label(study.cells()[-1]) == "horovod/gloo, 3 workers, batch 20"
+    assert study.cells()[-1].label == "horovod/gloo, 3 workers, batch 20"
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_pairs_that_do_not_exist(tmp_path: Path, new: str, message: str) -> None
 def test_a_budget(tmp_path: Path, golden: Golden) -> None:
     found = load_study(write(tmp_path, GOOD + "budget: {gpu_hours: 20, hours: 1.5}")).budget
 
-    assert found == StudyBudget(gpu_hours=20.0, hours=1.5)
+    assert found == {"gpu_hours": 20.0, "hours": 1.5}
     with golden.raises(ConfigError, match="gpu_hour.*gpu_hours"):
         load_study(write(tmp_path, GOOD + "budget: {gpu_hour: 20}"))
     with golden.raises(ConfigError, match=r"0\.0"):
@@ -547,7 +547,7 @@ def test_cells_are_unique_valid_and_have_their_baselines(
         partitions={"alpha": find_partition("alpha")},
     )
     cells = study.cells()
-    names = {(study.label(cell), cell.config.repeat) for cell in cells}
+    names = {(cell.label, cell.config.repeat) for cell in cells}
 
     assert len({cell.key for cell in cells}) == len(cells) == len(names)
     assert len(cells) % repeats == 0

@@ -37,7 +37,7 @@ from horovod_study.studies import ledger, turns
 from horovod_study.studies.ledger import read_ledger
 from horovod_study.studies.plan import plan_study
 from horovod_study.studies.runner import RunOptions, run_study
-from horovod_study.studies.study_file import load_study
+from horovod_study.studies.study_file import load_study, sweep_of
 from horovod_study.studies.turns import SPARE, WORKER_MB, AlternatingCells, alternating, groups, worker_mb
 from horovod_study.workload.options import StrainConfig
 from horovod_study.workloads import workload
@@ -157,13 +157,13 @@ def test_when_the_runner_is_killed_those_that_wait_end_by_themselves(tmp_path: P
         assert (read_run(path.parent).status, read_run(path.parent).reason) == ("stopped", "nobody gives turns")
 
 
-def test_cells_come_into_blocks_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_come_into_blocks_that_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = study(runtimes=("horovod/mpi", "ddp/gloo"), workers=(1, 2, 4))
 
     def grouped(memory_mb: float, *, here: bool = True, each_mb: float | None = None) -> list[AlternatingCells]:
         free = SimpleNamespace(available=1e6 * memory_mb)
         monkeypatch.setattr("horovod_study.studies.turns.psutil.virtual_memory", lambda: free)
-        return groups(made, made.cells(), lambda cell: here, each_mb=each_mb)
+        return groups(sweep_of(made, tmp_path), made.cells(), lambda cell: here, each_mb=each_mb)
 
     all_of_it = grouped(1e9)
     little = grouped(4.5 * WORKER_MB)
@@ -178,7 +178,9 @@ def test_cells_come_into_blocks_that_fit_into_memory(monkeypatch: pytest.MonkeyP
         assert not part.block or sum(cell.placement.workers for cell in part.cells) <= 4.5
     assert [part.block for part in little][: len(little) // 2] == ["local", "local-2", ""]
     assert {part.block for part in elsewhere} == {""}
-    assert [part.block for part in groups(study(turns=False), made.cells(), lambda cell: True)] == [""]
+    assert [part.block for part in groups(sweep_of(study(turns=False), tmp_path), made.cells(), lambda cell: True)] == [
+        ""
+    ]
 
 
 def test_what_a_worker_needs_is_what_others_have_needed_and_a_precision_takes_three_launches_at_least(
@@ -186,11 +188,11 @@ def test_what_a_worker_needs_is_what_others_have_needed_and_a_precision_takes_th
     golden: Golden,
 ) -> None:
     made = study(repeats=10, precision=0.02)
-    plan = plan_study(made, read_ledger(made, tmp_path), retry=True)
+    plan = plan_study(read_ledger(sweep_of(made, tmp_path)), retry=True)
     three = study(repeats=3)
 
     assert worker_mb(tmp_path) is None and len(plan.cells) == 30
-    assert plan.seconds == plan_study(three, read_ledger(three, tmp_path), retry=True).seconds
+    assert plan.seconds == plan_study(read_ledger(sweep_of(three, tmp_path)), retry=True).seconds
     golden.line(plan.lines(), "30 cells")
     for folder, used_mb in ((".smoke/a", 200.0), ("b", 300.0)):
         record = make.records.record(study="tiny", key=folder[-1])
@@ -202,16 +204,16 @@ def test_what_a_worker_needs_is_what_others_have_needed_and_a_precision_takes_th
 
 def test_the_plan_says_which_cells_alternate_and_why_others_do_not(tmp_path: Path, golden: Golden) -> None:
     made = study()
-    plan = plan_study(made, read_ledger(made, tmp_path), retry=True)
+    plan = plan_study(read_ledger(sweep_of(made, tmp_path)), retry=True)
     still = workload("still", __file__, {}, waits=False)
     mine = study(run=still.configure({"study": "tiny", "steps": 5}, source="test"))
-    blocks, alone = alternating(mine, mine.cells())
+    blocks, alone = alternating(sweep_of(mine, tmp_path), mine.cells())
 
     golden.line(plan.lines(), "2 blocks", "3 cells")
     assert [len(each) for each in plan.to_dict()["turns"]["blocks"]] == [3, 3]
     assert blocks == [] and set(alone.values()) == {"workload still cannot wait between two steps"}
     without = study(turns=False)
-    assert plan_study(without, read_ledger(without, tmp_path), retry=True).to_dict()["turns"]["blocks"] == []
+    assert plan_study(read_ledger(sweep_of(without, tmp_path)), retry=True).to_dict()["turns"]["blocks"] == []
 
 
 def test_the_study_file_says_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim,
 from horovod_study import records
 from horovod_study.studies import ledger, watch
 from horovod_study.studies.estimate import together
+from horovod_study.studies.study_file import sweep_of
 from horovod_study.workload.options import StrainConfig
 
 RUNNING = {"status": "running", "totals": {}}
@@ -45,7 +46,7 @@ def shown(look, *, width: int = 120, height: int = 40) -> list[str]:
 
 
 def follow(study, runs_dir, out) -> int:
-    return watch.watch(partial(watch.study_view, study, runs_dir), out)
+    return watch.watch(partial(watch.study_view, sweep_of(study, runs_dir)), out)
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def mixed(tmp_path, study, monkeypatch):
 
     monkeypatch.setattr(watch, "JobBook", lambda directory: Book())
     (directory / ".jobs").mkdir()
-    return partial(watch.study_view, study, tmp_path)
+    return partial(watch.study_view, sweep_of(study, tmp_path))
 
 
 # ---------------------------------------------------------------------------------------------------- how far
@@ -162,7 +163,7 @@ def test_page_fits_the_terminal(tmp_path, width, height):
         changes = RUNNING if place % 2 else {**FAILED, "reason": "lost " * 40}
         records.create_run(tmp_path / "tiny" / cell.key, record(study, cell, **changes))
 
-    lines = shown(partial(watch.study_view, study, tmp_path), width=width, height=height)
+    lines = shown(partial(watch.study_view, sweep_of(study, tmp_path)), width=width, height=height)
 
     assert max(map(len, lines)) <= width
     assert 18 <= len(lines) < height
@@ -196,7 +197,7 @@ def test_time_left_is_shared_by_what_runs_at_a_time(tmp_path, study):
     for cell, steps in ((cells[0], 525), (cells[1], 20)):
         records.create_run(directory / cell.key, record(study, cell, **RUNNING))
         write_steps(directory / cell.key, steps, step_s=60 / 1050)
-    entries = {each.key: each for each in ledger.read_ledger(study, tmp_path).entries}
+    entries = {each.key: each for each in ledger.read_ledger(sweep_of(study, tmp_path)).entries}
     half, begun = (watch._going(directory, entries[cell.key], estimate)[1] for cell in cells[:2])
 
     def left_s(waiting, *going):

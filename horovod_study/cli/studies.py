@@ -34,7 +34,7 @@ def plan(options: argparse.Namespace) -> Result:
         if options.next < 0:
             raise ConfigError(f"--next {options.next}: give a worker count above 0, or none")
         return _next_runs(options, study, ledger)
-    planned = plan_study(study, ledger, past=past_durations(ledger.directory), retry=options.retry)
+    planned = plan_study(ledger, past=past_durations(ledger.directory), retry=options.retry)
     return Result(document=planned.to_dict(), lines=planned.lines())
 
 
@@ -174,6 +174,7 @@ def _status_arguments(parser: Parser) -> None:
 def status(options: argparse.Namespace) -> int | Result:
     """Show the state of a study, or of one run while it goes on."""
     from horovod_study.recording.command import before_the_first_step
+    from horovod_study.studies.study_file import sweep_of
     from horovod_study.studies.watch import run_view, study_view, watch
 
     one = options.study.is_dir() or before_the_first_step(options.study)
@@ -181,7 +182,7 @@ def status(options: argparse.Namespace) -> int | Result:
     if options.watch and not options.json:
         from rich.console import Console
 
-        looked = partial(run_view, options.study) if one else partial(study_view, study, options.runs)
+        looked = partial(run_view, options.study) if one else partial(study_view, sweep_of(study, options.runs))
         return watch(looked, Console())
     if one:
         view = run_view(options.study)
@@ -235,8 +236,10 @@ def _study(options: argparse.Namespace) -> Any:
 def _ledger(options: argparse.Namespace, study: Any) -> Any:
     from horovod_study.cluster.jobs import JobBook
     from horovod_study.studies.ledger import read_ledger
+    from horovod_study.studies.study_file import sweep_of
 
-    return read_ledger(study, options.runs, jobs=JobBook(options.runs / study.name))
+    sweep = sweep_of(study, options.runs)
+    return read_ledger(sweep, jobs=JobBook(sweep.directory))
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:

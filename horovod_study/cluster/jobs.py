@@ -26,13 +26,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.config import Cell, Placement
 from horovod_study.documents import read_json, shown
 from horovod_study.errors import RecordError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
 from horovod_study.scripted import workload_at
-from horovod_study.workloads import Workload, packaged
+from horovod_study.text.words import plural
+from horovod_study.workloads import packaged
 
 JOBS = ".jobs"
 JOB_FILE = "job.json"
@@ -109,39 +111,33 @@ def read_jobs(directory: Path) -> list[Job]:
 
 def cell_values(cell: Cell) -> dict[str, Any]:
     """Return a cell as plain values, from which `cell_of` makes it again."""
-    return {
-        "key": cell.key,
-        "config": cell.config.to_dict(),
-        "runtime": cell.runtime,
-        "placement": cell.placement.to_dict(),
-        "identity": cell.identity,
-        **workload_values(cell.config.workload),
-    }
-
-
-def workload_values(workload: Workload) -> dict[str, Any]:
-    """Return what `workload_of` finds a workload by; nothing for the package's own."""
-    return {} if workload.file is None else {"workload": str(workload.file)}
-
-
-def workload_of(values: Mapping[str, Any]) -> Workload:
-    """Return the workload of a cell or a study that was written down."""
-    return workload_at(Path(values["workload"])) if "workload" in values else packaged()
+    values = {"key": cell.key, "label": cell.label, "config": cell.config.to_dict(), "runtime": cell.runtime}
+    values |= {"placement": cell.placement.to_dict(), "identity": cell.identity}
+    file = cell.config.workload.file
+    return values if file is None else values | {"workload": str(file)}
 
 
 def cell_of(values: Mapping[str, Any]) -> Cell:
     """Return the cell that `cell_values` described; RecordError: it would be another one here."""
-    placement = dict(values["placement"])
+    placement, runtime = dict(values["placement"]), values["runtime"]
     placement["hosts"] = tuple(placement.get("hosts", ()))
+    workload = workload_at(Path(values["workload"])) if "workload" in values else packaged()
     cell = Cell(
-        config=workload_of(values).configure(values["config"]),
-        runtime=values["runtime"],
+        config=workload.configure(values["config"]),
+        runtime=runtime,
         placement=Placement(**placement),
         identity=values["identity"],
+        label=values.get("label") or f"{runtime}, {plural(placement['workers'], 'worker')}",  # older jobs tell none
     )
     if cell.key != values["key"]:
         raise RecordError(f"cell {values['key']} of the job is {cell.key} to this program; submit the study again")
     return cell
+
+
+def partition_of(values: Mapping[str, Any]) -> Partition:
+    """Return the partition of which these are the values."""
+    hosts = tuple(Host(**host) for host in values["hosts"])
+    return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
 
 
 # ---------------------------------------------------------------------------------------------------- notes of a job

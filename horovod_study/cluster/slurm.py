@@ -9,13 +9,12 @@ where it could mean something else there.
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.launch import describes_enclosing_job
 from horovod_study.cluster.partitions import Partition
-from horovod_study.config import Cell
 from horovod_study.errors import ConfigError
 from horovod_study.progress import duration
 from horovod_study.text.words import plural
@@ -62,8 +61,6 @@ def script(
     allocation: Allocation,
     partition: Partition,
     *,
-    study: str,
-    name_of: Callable[[Cell], str],
     folder: Path,
     name: str,
     python: Path,
@@ -72,9 +69,8 @@ def script(
 ) -> str:
     """Return the job script of `allocation`, which runs the job in `folder` with `python`.
 
-    `study` and `name_of` name the study and its cells for people, `name` is the job's name, `code` goes on PYTHONPATH,
-    `variables` are exported beside those of the partition. Give it to sbatch with `folder` as working directory: its
-    output goes there. ConfigError: a value cannot be in a script.
+    `name` is the job's name, `code` goes on PYTHONPATH, `variables` are exported beside those of the partition. Give it
+    to sbatch with `folder` as working directory: its output goes there. ConfigError: a value cannot be in a script.
     """
     cells = [cell for task in allocation.tasks for cell in task]
     array = len(allocation.tasks) > 1
@@ -85,7 +81,7 @@ def script(
     lines += [
         "",
         _comment(
-            f"Study {study}, partition {partition.name}: {plural(len(cells), 'cell')} of "
+            f"Study {cells[0].config.study}, partition {partition.name}: {plural(len(cells), 'cell')} of "
             f"{plural(workers, 'worker')} on {plural(allocation.nodes, 'node')}, "
             f"about {duration(allocation.seconds)} in all."
         ),
@@ -95,7 +91,7 @@ def script(
     for number, task in enumerate(allocation.tasks):
         if array:
             lines.append(_comment(f"task {number}:"))
-        lines += [_comment(f"  {name_of(cell)}  {cell.key}") for cell in task]
+        lines += [_comment(f"  {cell.name}  {cell.key}") for cell in task]
     if len(lines) > _LISTED:
         lines = [*lines[:_LISTED], _comment(f"  and {len(cells)} in all; job.json lists them")]
     lines += ["", "set -euo pipefail"]

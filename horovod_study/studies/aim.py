@@ -7,7 +7,6 @@ launches are joined with those of the present one, and what was not resolved is 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.paired import Precision, RatioEstimate, RatioVerdict
@@ -17,7 +16,7 @@ from horovod_study.measure.clock import now
 from horovod_study.progress import duration
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.sweep import Sweep
 from horovod_study.studies.turns import rates
 
 
@@ -49,22 +48,21 @@ class Aim:
         self.take(slices)
 
     @classmethod
-    def of_study(cls, study: StudyConfig, slices: Iterable[TurnSlice] = ()) -> "Aim":
-        """Return the aim of a study: each cell over its baseline, within the hours of its budget."""
-        cells = study.cells()
+    def of(cls, sweep: Sweep, slices: Iterable[TurnSlice] = ()) -> "Aim":
+        """Return the aim of a sweep: its wanted ratios, within the hours of its budget."""
         return cls(
-            study.precision or 0.02,
-            {cell.key: study.label(cell) for cell in cells},
-            wanted(study, cells),
-            lasts_s=math.inf if study.budget.hours is None else 3600 * study.budget.hours,
-            timed=[study.label(cell) for cell in cells if cell.config.seconds is not None],
+            sweep.precision or 0.02,
+            {cell.key: cell.label for cell in sweep.cells},
+            sweep.wanted,
+            lasts_s=3600 * sweep.budget.get("hours", math.inf),
+            timed=[cell.label for cell in sweep.cells if cell.config.seconds is not None],
             slices=slices,
         )
 
-    def look(self, study: StudyConfig, directory: Path) -> None:
-        """Take what all runs of a study in its folder have come to."""
-        slices = read_turns(directory)
-        self.take(slices, runs_alone(study, directory, slices))
+    def look(self, sweep: Sweep) -> None:
+        """Take what all runs of a sweep have come to."""
+        slices = read_turns(sweep.directory)
+        self.take(slices, runs_alone(sweep, slices))
 
     def take(self, slices: Iterable[TurnSlice], alone: Mapping[str, Sequence[float]] | None = None) -> None:
         """Take the slices of all launches that have ended, and `alone`, what `runs_alone` says of the other runs."""
@@ -177,42 +175,12 @@ class Aim:
         return replace(verdict, estimate=estimate, resolved=resolved, launch_done=True, rounds=0, launches=more)
 
 
-def runs_alone(study: StudyConfig, directory: Path, slices: Iterable[TurnSlice]) -> dict[str, list[float]]:
-    """Return {cell: rate of each of its runs} of the finished runs of a study that made no slice."""
+def runs_alone(sweep: Sweep, slices: Iterable[TurnSlice]) -> dict[str, list[float]]:
+    """Return {label: rate of each of its runs} of the finished runs that made no slice."""
     alternated = {each.run for each in slices}
     found: dict[str, list[float]] = {}
-    for cell in study.cells():
-        record = None if cell.key in alternated else record_in(directory / cell.key)
+    for cell in sweep.cells:
+        record = None if cell.key in alternated else record_in(sweep.directory / cell.key)
         if record is not None and record.status == "done" and (rate := record.totals.get("samples_per_s")):
-            found.setdefault(study.label(cell), []).append(float(rate))
+            found.setdefault(cell.label, []).append(float(rate))
     return found
-
-
-def wanted(study: StudyConfig, cells: Iterable[Cell]) -> list[tuple[str, str]]:
-    """Return (cell, baseline) by label, for every cell that has a one-worker baseline in its partition.
-
-    The plain one, else the wrapped one; of several, the one that has most of the study's options in common.
-    """
-    first = [cell for cell in cells if cell.config.repeat == 0]
-    told = study.told()
-    found = []
-    for cell in first:
-        ones = [
-            other
-            for other in first
-            if other.placement.workers == 1
-            and other.placement.partition == cell.placement.partition
-            and other.runtime in ("serial", cell.runtime)
-            and other is not cell
-        ]
-        if cell.runtime == "serial" or not ones:
-            continue
-        base = max(
-            ones,
-            key=lambda other: (
-                other.runtime == "serial",
-                sum(getattr(other.config, name, None) == getattr(cell.config, name, None) for name in told),
-            ),
-        )
-        found.append((study.label(cell), study.label(base)))
-    return list(dict.fromkeys(pair for pair in found if pair[0] != pair[1]))

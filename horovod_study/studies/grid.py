@@ -58,7 +58,7 @@ from horovod_study.studies.ledger import (
     set_aside,
 )
 from horovod_study.studies.progress import Display, say
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.sweep import Sweep
 from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
@@ -88,10 +88,9 @@ class _End:
 
 @dataclass(kw_only=True)
 class Grid:
-    """Runs cells of `study` in the folder `directory`, and says on `console` how they fare."""
+    """Runs cells of `sweep`, and says on `console` how they fare."""
 
-    study: StudyConfig
-    directory: Path
+    sweep: Sweep
     console: Console
     stop: Interruption
     places: CellPlaces = field(default_factory=CellPlaces)
@@ -101,13 +100,14 @@ class Grid:
     broken_off: str = ""  # name of the cell that a request to stop has broken off
 
     def __post_init__(self) -> None:
+        self.directory = self.sweep.directory
         self._until = now() + self.lasts_s
         self._claims = self.directory / CLAIMS
         self._estimate = Estimate(past_durations(self.directory))
         self._began = now()
         self._warned = False
         self._source = identify()
-        self._aim = None if self.study.precision is None else Aim.of_study(self.study)
+        self._aim = None if self.sweep.precision is None else Aim.of(self.sweep)
         self._look()
 
     def run(self, cells: Sequence[Cell], *, total: int | None = None, ended: int = 0) -> str:
@@ -118,17 +118,17 @@ class Grid:
         StudyError: there is no room for the records.
         """
         if any(cell.identity for cell in cells):
-            remember(self.directory, self.study.partitions.values())
+            remember(self.directory, self.sweep.partitions.values())
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
             self._display = Display(self.console, total=len(cells) if total is None else total, ended=ended)
             with closing(self._display):
-                each_mb = worker_mb(self.directory) if self.study.turns else None
-                parts = groups(self.study, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb)
+                each_mb = worker_mb(self.directory) if self.sweep.turns else None
+                parts = groups(self.sweep, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb)
                 for part in parts:
                     needed = part.cells if self._aim is None else self._aim.needed(part.cells)
                     if needed and not self.stop.requested:
-                        turns = part.block and sees_steps(self.study, self.directory)
+                        turns = part.block and sees_steps(self.sweep)
                         order = needed if turns else sorted(needed, key=cells.index)
                         self._run_part(order, part.block if turns else "")
                 for line in () if self._aim is None or self.stop.requested else self._aim.lines():
@@ -150,7 +150,7 @@ class Grid:
             return
         earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
         launch = max(earlier, default=-1) + 1
-        how = BlockLaunch(block=block, launch=launch, seed=self.study.seed, policy=self._aim or self.places.policy)
+        how = BlockLaunch(block=block, launch=launch, seed=self.sweep.seed, policy=self._aim or self.places.policy)
         with how.conductor({cell.key: cell for cell in cells}) as conductor:
             sweep([self._lane([cell], conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
@@ -164,7 +164,7 @@ class Grid:
     def _look(self) -> None:
         """Tell the aim of all runs that have ended."""
         if self._aim is not None:
-            self._aim.look(self.study, self.directory)
+            self._aim.look(self.sweep)
 
     def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
         for position, cell in enumerate(cells):
@@ -177,7 +177,7 @@ class Grid:
                     "the source of horovod_study, or what is installed, was changed while the study ran; run it "
                     "again: what is done with the old one stays as it is, and the cells ahead are new ones"
                 )
-            name = self.study.name_of(cell)
+            name = cell.name
             if now() + (self._estimate.of(cell).seconds or 0.0) > self._until:
                 say(self.console, f"not begun: {name} would not end in the time that is left here")
                 continue
@@ -198,14 +198,14 @@ class Grid:
                 return
             ahead = cells[position + 1 :]
             left: TimeLeft | None = self._estimate.left(ahead) if ahead else None
-            entry = read_entry(self.study, self.directory, cell)
+            entry = read_entry(self.directory, cell)
             self._display.ended(entry, seconds=seconds, left=left, log=str(log_path(self.directory, cell)))
 
     def _turn(
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
     ) -> Generator[CellRun, Any, _End | None]:
         """Run one cell under its claim and release it with how it ended; None when it was not for us to run."""
-        name, site = self.study.name_of(cell), self.places.site_of(cell)
+        name, site = cell.name, self.places.site_of(cell)
         before = latest(self._claims, cell.key)
         if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
             say(self.console, f"left out: {name} was cancelled")
@@ -237,7 +237,7 @@ class Grid:
         stop_marked(str(out), grace_s=self.places.grace_s)  # of an attempt whose runner was killed
         require_free(out)
         record = record_in(out)
-        wrong = record is not None and foreign(record, self.study, cell) != ""
+        wrong = record is not None and foreign(record, cell) != ""
         if record is not None and record.status == "done" and not wrong:
             return _End(state="done")
         resume = not wrong and record is not None and goes_on(record, out)
@@ -258,7 +258,7 @@ class Grid:
             cores=self.places.cores_of(cell),
             resume=resume,
             checkpoint=True,
-            timeout_s=self.study.timeout_s,
+            timeout_s=self.sweep.timeout_s,
             grace_s=self.places.grace_s,
             watch=watch,
         )

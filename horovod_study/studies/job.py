@@ -43,11 +43,11 @@ from horovod_study.cluster.jobs import (
     ask,
     cell_of,
     note_path,
+    partition_of,
     read_job,
-    workload_of,
     write_note,
 )
-from horovod_study.cluster.partitions import Partition, this_machine
+from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.site import hosts_of_allocation, site_of
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
@@ -62,8 +62,8 @@ from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.ledger import past_durations, read_ledger, set_aside
 from horovod_study.studies.progress import say
 from horovod_study.studies.runner import StudyResult
-from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.submit import TOLD, partition_of
+from horovod_study.studies.study_file import StudyConfig, sweep_of
+from horovod_study.studies.sweep import Sweep
 from horovod_study.text.words import plural
 from horovod_study.variables import whole_number
 
@@ -190,24 +190,26 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
     lasts_s = seconds_left(environ, job.time_limit_s)
     ends, until = datetime.now(UTC).timestamp() + lasts_s, now() + lasts_s
     write_note(directory, job.name, task, note)
+    cells: list[Cell] = []
     with (
         JobSignals(inside.job_id, restarts=restarts, ends=ends, ask=inside.ask) as stop,
         _refreshed(note_path(directory, job.name, task)),
     ):
         try:
-            study, cells, partition = contents(job, task)
+            sweep = contents(job, directory)
+            by_key, (partition,) = {cell.key: cell for cell in sweep.cells}, sweep.partitions.values()
+            cells = [by_key[key] for key in job.tasks[task]]
             told = f", start {restarts + 1}" if restarts else ""
             nodes = environ.get("SLURM_JOB_NODELIST", platform.node())
-            begun = f"job {inside.job_id or '?'} of study {study.name} on {nodes}{told}"
+            begun = f"job {inside.job_id or '?'} of study {sweep.name} on {nodes}{told}"
             say(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
             if problem := unlike(job, cells, partition, inside):
                 raise StudyError(problem)
             places = inside.places(lambda cell: partition, GRACE_S)
-            planned = job.inside["planned"]
-            grid = Grid(study=study, directory=directory, console=console, stop=stop, places=places, planned=planned)
+            grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=job.inside["planned"])
             note = _run(grid, cells, note, lambda note: write_note(directory, job.name, task, note), until, inside)
         except StudyError as error:
-            for cell in contents(job, task)[1]:
+            for cell in cells:
                 fail(directory, cell, str(error))
             write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
@@ -241,8 +243,7 @@ def _run(
         # The first is begun in any case: one that never fits into a job goes on from its checkpoint in the next.
         if position and expected_s is not None and now() + expected_s > until:
             left_out.append(cell.key)
-            name = grid.study.name_of(cell)
-            say(inside.console, f"not begun: {name} takes {duration(expected_s)}, which is more than is left")
+            say(inside.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
             continue
         note = replace(note, cell=cell.key, left_out=tuple(left_out))
         keep(note)
@@ -273,12 +274,17 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
     A cell fits when its partition is of scheduler slurm and the allocation has the nodes for it. Cells of jobs that
     wait or run are left to these. Raises StudyError outside of an allocation, or when no cell fits.
     """
-    environ, console = inside.environ, inside.console
-    hosts = hosts_of_allocation(environ)
-    directory = runs_dir / study.name
-    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=inside.ask))
+    environ, console, sweep = inside.environ, inside.console, sweep_of(study, runs_dir)
+    hosts, there = hosts_of_allocation(environ), environ.get("SLURM_JOB_PARTITION")
+    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory, ask=inside.ask))
     wanted = ledger.to_do(retry=retry)
-    cells = [cell for block in blocks(wanted, study.seed) for cell in block if _fits(study, cell, len(hosts), environ)]
+
+    def fits(cell: Cell) -> bool:
+        partition = sweep.partitions[cell.placement.partition]
+        same = partition.slurm_partition in (None, there) or there is None
+        return partition.scheduler == "slurm" and same and cell.placement.nodes <= len(hosts)
+
+    cells = [cell for block in blocks(wanted, sweep.seed) for cell in block if fits(cell)]
     if wanted and not cells:
         nodes = ", ".join(str(count) for count in sorted({cell.placement.nodes for cell in wanted}))
         where = ", ".join(sorted({cell.placement.partition for cell in wanted}))
@@ -286,60 +292,41 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
             f"no cell fits into job {inside.job_id or '?'} with {plural(len(hosts), 'node')}: what is not done needs "
             f"{nodes} nodes of {where}; allocate these, or submit it with `run`"
         )
-    left_to_jobs = ledger.count("queued")
     say(console, ledger.summary())
-    say(
-        console,
-        f"{len(cells)} to run here, on {', '.join(host.name for host in hosts)}"
-        + (f"; {len(wanted) - len(cells)} do not fit" if len(wanted) > len(cells) else "")
-        + (f"; {left_to_jobs} are left to submitted jobs" if left_to_jobs else ""),
-    )
+    told = f"{len(cells)} to run here, on {', '.join(host.name for host in hosts)}"
+    told += f"; {len(wanted) - len(cells)} do not fit" if len(wanted) > len(cells) else ""
+    told += f"; {ledger.count('queued')} are left to submitted jobs" if ledger.count("queued") else ""
+    say(console, told)
     left_s = seconds_left(environ, math.inf)
     if left_s == math.inf and (end := inside.told().get("EndTime", "")):
         with suppress(ValueError):  # Unknown; Slurm tells local time
             left_s = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     with Interruption() as stop:
-        grid = Grid(
-            study=study,
-            directory=directory,
-            console=console,
-            stop=stop,
-            places=inside.places(lambda cell: study.partitions[cell.placement.partition], process.GRACE_S),
-            planned={entry.key: entry.state for entry in ledger.entries},
-            lasts_s=left_s,
-        )
+        places = inside.places(lambda cell: sweep.partitions[cell.placement.partition], process.GRACE_S)
+        planned = {entry.key: entry.state for entry in ledger.entries}
+        grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=planned, lasts_s=left_s)
         broken_off = grid.run(cells)
-    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=inside.ask))
+    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory, ask=inside.ask))
     say(console, ledger.summary())
     if stop.requested:
         say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
     return StudyResult(ledger=ledger, interrupted=stop.requested)
 
 
-def _fits(study: StudyConfig, cell: Cell, nodes: int, environ: Mapping[str, str]) -> bool:
-    partition = study.partitions[cell.placement.partition]
-    there = environ.get("SLURM_JOB_PARTITION")
-    same = partition.slurm_partition is None or there is None or partition.slurm_partition == there
-    return partition.scheduler == "slurm" and same and cell.placement.nodes <= nodes
-
-
 # ---------------------------------------------------------------------------------------------------- what is asked for
 
 
-def contents(job: Job, task: int) -> tuple[StudyConfig, list[Cell], Partition]:
-    """Return the study, the cells of one task in their order, and the partition that a job's folder tells of."""
-    inside = job.inside
-    by_key = {values["key"]: values for values in inside["cells"]}
-    cells = [cell_of(by_key[key]) for key in job.tasks[task]]
-    partition = partition_of(inside["partition"])
-    values = inside["study"]
-    study = StudyConfig(
-        **{name: values[name] for name in TOLD},
-        run=workload_of(values).configure(values["run"]),
-        partitions={name: partition if name == partition.name else this_machine(name) for name in values["partitions"]},
-        identity={partition.name: cells[0].identity},
+def contents(job: Job, directory: Path) -> Sweep:
+    """Return the cells of all tasks of a job, and what its folder tells of the study in `directory`."""
+    partition, told = partition_of(job.inside["partition"]), job.inside["study"]
+    return Sweep(
+        name=job.study,
+        directory=directory,
+        cells=tuple(map(cell_of, job.inside["cells"])),
+        partitions={partition.name: partition},
+        seed=told["seed"],
+        timeout_s=told["timeout_s"],
     )
-    return study, cells, partition
 
 
 def unlike(job: Job, cells: Sequence[Cell], partition: Partition, inside: Inside) -> str:

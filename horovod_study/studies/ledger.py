@@ -34,14 +34,16 @@ import os
 import platform
 import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from horovod_study import alive, lease
+from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
 from horovod_study.cluster.jobs import JobBook, JobState
 from horovod_study.cluster.reason import told_to_end
@@ -51,7 +53,7 @@ from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
 from horovod_study.studies.aim import Aim
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.sweep import Sweep
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -79,8 +81,6 @@ class Entry:
     """One cell and where it stands."""
 
     cell: Cell
-    key: str
-    name: str  # for people, e.g. "horovod/mpi, 2 workers, repeat 1"
     state: str
     reason: str = ""
     samples_per_s: float | None = None
@@ -88,6 +88,16 @@ class Entry:
     recorded: bool = False  # there is a record in its run directory
     host: str = ""  # where it runs, while it does
     job: str = ""  # the Slurm job that it is or was in
+
+    @property
+    def key(self) -> str:
+        """The key of the cell."""
+        return self.cell.key
+
+    @property
+    def name(self) -> str:
+        """The name of the cell for people, e.g. "horovod/mpi, 2 workers, repeat 1"."""
+        return self.cell.name
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, in a stable order."""
@@ -124,14 +134,18 @@ def _runs(count: int, one: str, more: str) -> str:
 class Ledger:
     """Where every cell of a study stands."""
 
-    study: str
-    directory: Path
+    sweep: Sweep
     entries: tuple[Entry, ...]
     other_code: tuple[_OtherCode, ...] = ()
     reached: str = ""  # the precision that was the aim of the study, where no ratio needs a further run
     further: tuple[str, ...] = ()  # run directories of repeats beyond those of the file, as `run --until` makes them
     foreign: tuple[str, ...] = ()  # other run directories in the study's folder, which no cell of the file explains
     unreadable: Mapping[str, str] = field(default_factory=dict)  # entry of that folder -> why it cannot be read
+
+    @property
+    def directory(self) -> Path:
+        """The folder of the study."""
+        return self.sweep.directory
 
     def count(self, *states: str) -> int:
         """Return how many cells are in one of `states`."""
@@ -170,8 +184,8 @@ class Ledger:
             if not named:
                 known = [*(entry.key for entry in self.entries), *(entry.name for entry in self.entries)]
                 raise ConfigError(
-                    f"{each!r} is not a cell of study {self.study}{nearest(text, known)}; `horovod-study status` lists "
-                    "its cells; name one by its key, or by how its name begins"
+                    f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; "
+                    "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
                 )
             fitting = [entry for entry in named if entry.state in states]
             if not fitting:
@@ -186,9 +200,9 @@ class Ledger:
         """Return the state of the study in one sentence."""
         found, every, told = self.counts(), len(self.entries), ("done", "missing" if self.reached else "")
         counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in told]
-        text = f"study {self.study}: {found['done']} of {every} cells done"
+        text = f"study {self.sweep.name}: {found['done']} of {every} cells done"
         if self.reached:
-            text = f"study {self.study}: {self.reached} is reached with {found['done']} of at most {every} runs"
+            text = f"study {self.sweep.name}: {self.reached} is reached with {found['done']} of at most {every} runs"
         text += f" ({', '.join(counts)})" if counts else ""
         text += "".join(f"; {each}" for each in self.other_code)
         if self.further:
@@ -220,7 +234,7 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
-            "study": self.study,
+            "study": self.sweep.name,
             "directory": str(self.directory),
             "cells": len(self.entries),
             "counts": self.counts(),
@@ -236,13 +250,13 @@ class Ledger:
 # ---------------------------------------------------------------------------------------------------- taking stock
 
 
-def foreign(record: RunRecord, study: StudyConfig, cell: Cell) -> str:
+def foreign(record: RunRecord, cell: Cell) -> str:
     """Say in one line why a record is not that of `cell`, whatever its directory is called; "" when it is."""
     key = cell.key
     if record.key != key:
         return f"holds the run of another cell: run.json says key {record.key}, the directory {key}"
     asked = cell.config.to_dict() | {"workers": cell.placement.workers}
-    asked |= {"study": study.name, "repeat": cell.config.repeat, "partition": cell.placement.partition}
+    asked |= {**facts(cell.config, "study", "repeat"), "partition": cell.placement.partition}
     told = dict(record.requested) | {"study": record.study, "repeat": record.repeat, "partition": record.partition}
     told.setdefault("workers", record.effective.get("workers", cell.placement.workers))
     if name := min((name for name, value in told.items() if name in asked and value != asked[name]), default=""):
@@ -374,88 +388,69 @@ def _after(job: JobState, state: str, reason: str) -> tuple[str, str]:
     return (state, ended) if state == "incomplete" else (state, reason)
 
 
-class _CellReader:
-    """Reads the cells of one study's folder."""
+def _entry(
+    directory: Path,
+    cell: Cell,
+    there: "_There",
+    jobs: JobBook | None,
+    *,
+    earlier: int,
+    generation: int,
+    present: Callable[[], float],
+) -> Entry:
+    """Judge one cell; `generation`: of the latest claim on it, 0 without one; `present`: the file server's time."""
+    key, path, recorded = cell.key, directory / cell.key, there.status is not None
+    record = read_run(path) if recorded else None
+    wrong = there.unreadable or ("" if record is None else foreign(record, cell))
+    done = record is not None and record.status == "done"
+    job = None if jobs is None or done else jobs.of(key)
+    claim, stale = None, False
+    # Whoever ran a cell that is done says nothing more, and there may be thousands; nor does this very process.
+    if generation and not (done and not wrong):
+        claim = lease.read_claim(directory / lease.CLAIMS, key, generation)
+        claim = None if claim is None or claim.mine else claim
 
-    def __init__(self, study: StudyConfig, directory: Path, jobs: JobBook | None) -> None:
-        self._study, self._directory, self._jobs = study, directory, jobs
-        self._time_s: float | None = None
+    def ended(number: str) -> bool:
+        return job is not None and _same(number, job) and job.state not in _ALIVE
 
-    def entry(
-        self,
-        cell: Cell,
-        there: "_There",
-        *,
-        earlier: int,
-        generation: int,
-        known: tuple[float | None, str] | None = None,
-    ) -> Entry:
-        """Judge one cell; `generation` is that of the latest claim on it, 0 without one.
+    def silence_s() -> float | None:
+        with suppress(RecordError):
+            return silent_s(path)
+        return None
 
-        `known`: rate and reason of a cell that is known to be done.
-        """
-        key, name, recorded = cell.key, self._study.name_of(cell), there.status is not None
-        entry = Entry(cell=cell, key=key, name=name, state="done", earlier_attempts=earlier, recorded=recorded)
-        if known is not None:
-            return replace(entry, samples_per_s=known[0], reason=known[1])
-        path = self._directory / key
-        record = read_run(path) if recorded else None
-        wrong = there.unreadable or ("" if record is None else foreign(record, self._study, cell))
-        done = record is not None and record.status == "done"
-        job = None if self._jobs is None or done else self._jobs.of(key)
-        # Whoever ran a cell that is done says nothing more, and there may be thousands.
-        claim, stale = (None, False) if done and not wrong else self._claim(key, generation, job)
-
-        def silence_s() -> float | None:
-            with suppress(RecordError):
-                return silent_s(path)
-            return None
-
-        state, reason = judge(
-            record,
-            exists=record is not None or there.holds_files,
-            claim=claim,
-            stale=stale,
-            job=job,
-            silence_s=silence_s,
-            wrong=wrong,
-        )
-        holder = claim.holder if claim is not None else None
-        timed = None if record is None or is_command(record) else record  # the rate of a command is one of anything
-        return replace(
-            entry,
-            state=state,
-            reason=reason,
-            samples_per_s=timed.totals.get("samples_per_s") if timed and state == "done" else None,
-            host=(record.host if record is not None else holder.host if holder else "") if state == "running" else "",
-            job=job.job_id if job is not None else holder.job if holder else "",
-        )
-
-    def _claim(self, key: str, generation: int, job: JobState | None) -> tuple[lease.Claim | None, bool]:
-        """Return the latest claim on a cell and whether it is stale; one of this very process says nothing new."""
-        claim = lease.read_claim(self._directory / lease.CLAIMS, key, generation) if generation else None
-        if claim is None or claim.mine:
-            return None, False
-        if claim.released is not None:
-            return claim, False
-        if self._time_s is None:
-            try:
-                self._time_s = lease.server_time(self._directory / lease.CLAIMS)
-            except OSError:  # a reader that may not write: nobody is taken for dead because of silence
-                self._time_s = -math.inf
-
-        def ended(number: str) -> bool:
-            return job is not None and _same(number, job) and job.state not in _ALIVE
-
-        return claim, lease.is_stale(claim, present=self._time_s, ended=ended)
+    if claim is not None and claim.released is None:
+        stale = lease.is_stale(claim, present=present(), ended=ended)
+    exists = record is not None or there.holds_files
+    state, reason = judge(record, exists=exists, claim=claim, stale=stale, job=job, silence_s=silence_s, wrong=wrong)
+    holder = claim.holder if claim is not None else None
+    timed = None if record is None or is_command(record) else record  # the rate of a command is one of anything
+    return Entry(
+        cell=cell,
+        state=state,
+        reason=reason,
+        samples_per_s=timed.totals.get("samples_per_s") if timed and state == "done" else None,
+        earlier_attempts=earlier,
+        recorded=recorded,
+        host=(record.host if record is not None else holder.host if holder else "") if state == "running" else "",
+        job=job.job_id if job is not None else holder.job if holder else "",
+    )
 
 
-def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
+def _server_time(directory: Path) -> float:
+    """Return the time by which claims are judged; of a reader that may not write, nobody is dead because of silence."""
+    try:
+        return lease.server_time(directory / lease.CLAIMS)
+    except OSError:
+        return -math.inf
+
+
+def read_entry(directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
     earlier = sum(1 for _ in (directory / lease.ATTEMPTS).glob(f"{cell.key}-*"))
     claim = lease.latest(directory / lease.CLAIMS, cell.key)
-    return _CellReader(study, directory, jobs).entry(
-        cell, _There.at(directory / cell.key), earlier=earlier, generation=claim.generation if claim else 0
+    generation, there = claim.generation if claim else 0, _There.at(directory / cell.key)
+    return _entry(
+        directory, cell, there, jobs, earlier=earlier, generation=generation, present=partial(_server_time, directory)
     )
 
 
@@ -468,56 +463,66 @@ def _no_run(directory: Path) -> str:
     return ""
 
 
-def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = None) -> Ledger:
+def read_ledger(sweep: Sweep, *, jobs: JobBook | None = None) -> Ledger:
     """Read the state of every cell; a damaged record is a RecordError that names its file."""
-    directory = runs_dir / study.name
-    keys = {cell.key: cell for cell in study.cells()}
+    directory, keys = sweep.directory, {cell.key: cell for cell in sweep.cells}
+    present = cache(partial(_server_time, directory))
     try:
         names = _names(directory)
         earlier = Counter(name.rpartition("-")[0] for name in _names(directory / lease.ATTEMPTS))
         claims = lease.generations(directory / lease.CLAIMS)
-        cache = _Cache(directory)
-        reader = _CellReader(study, directory, jobs)
+        read = _Cache(directory)
         entries = []
         for key, cell in keys.items():
             there = _There.at(directory / key) if key in names else _There()
-            known = None if there.status is None else cache.get(key, there.status)
-            entry = reader.entry(cell, there, earlier=earlier[key], generation=claims.get(key, 0), known=known)
-            if entry.state == "done" and there.status is not None and known is None:
-                cache.put(key, there.status, entry)
+            if (known := read.get(key, there.status)) is not None:
+                rate, reason = known
+                entry = Entry(cell=cell, state="done", samples_per_s=rate, reason=reason, recorded=True)
+                entry = replace(entry, earlier_attempts=earlier[key])
+            else:
+                entry = _entry(
+                    directory,
+                    cell,
+                    there,
+                    jobs,
+                    earlier=earlier[key],
+                    generation=claims.get(key, 0),
+                    present=present,
+                )
+                read.put(key, there.status, entry)
             entries.append(entry)
-        cache.keep()
+        read.keep()
         others = {
             name: _There.at(directory / name) for name in sorted(names.difference(keys)) if not name.startswith(".")
         }
         unknown = [name for name, there in others.items() if there.status is not None]
     except OSError as error:
         raise StudyError(f"{directory}: cannot be read ({error.strerror}); choose another folder with --runs") from None
-    other = _other_code(study, directory, list(keys.values()), unknown) if unknown else ()
-    precise = {cell.key for cell in study.until(0.5).cells()} if unknown else set()
+    other = _other_code(sweep, unknown) if unknown else ()
+    first = [cell for cell in keys.values() if unknown and cell.config.repeat == 0]
+    precise = {cell.repeated(repeat).key for cell in first for repeat in range(MOST_LAUNCHES)}
     further = tuple(name for name in unknown if name in precise)
     explained = {*further, *(name for each in other for name in each.runs)}
     unreadable = {name: there.unreadable for name, there in others.items() if there.unreadable}
     unreadable |= {name: why for name in unknown if name not in explained and (why := _no_run(directory / name))}
     return Ledger(
-        study=study.name,
-        directory=directory,
+        sweep=sweep,
         entries=tuple(entries),
         other_code=other,
-        reached=_reached(study, directory, [each.cell for each in entries if each.state == "missing"]),
+        reached=_reached(sweep, [each.cell for each in entries if each.state == "missing"]),
         further=further,
         foreign=tuple(name for name in unknown if name not in explained and name not in unreadable),
         unreadable=unreadable,
     )
 
 
-def _reached(study: StudyConfig, directory: Path, missing: Sequence[Cell]) -> str:
-    """Return the precision that is the aim of a study if it needs none of the `missing` cells; else ""."""
-    if study.precision is None or not missing or not directory.is_dir():
+def _reached(sweep: Sweep, missing: Sequence[Cell]) -> str:
+    """Return the precision that is the aim if it needs none of the `missing` cells; else ""."""
+    if sweep.precision is None or not missing or not sweep.directory.is_dir():
         return ""
-    aim = Aim.of_study(study)
-    aim.look(study, directory)
-    return "" if aim.open() or aim.needed(missing) else f"+- {100 * study.precision:.3g} %"
+    aim = Aim.of(sweep)
+    aim.look(sweep)
+    return "" if aim.open() or aim.needed(missing) else f"+- {100 * sweep.precision:.3g} %"
 
 
 def _names(directory: Path) -> set[str]:
@@ -559,14 +564,18 @@ class _Cache:
                 case {"schema": schema, "runs": dict() as runs} if schema == _CACHE_SCHEMA:
                     self._runs = runs
 
-    def get(self, key: str, status: os.stat_result) -> tuple[float | None, str] | None:
+    def get(self, key: str, status: os.stat_result | None) -> tuple[float | None, str] | None:
         """Return (samples/s, reason) of a finished cell whose record is the one that was read."""
+        if status is None:
+            return None
         match self._runs.get(key):
             case [status.st_mtime_ns, status.st_size, float() | int() | None as rate, str() as reason]:
                 return rate, reason
         return None
 
-    def put(self, key: str, status: os.stat_result, entry: Entry) -> None:
+    def put(self, key: str, status: os.stat_result | None, entry: Entry) -> None:
+        if status is None or entry.state != "done":
+            return
         self._runs[key] = [status.st_mtime_ns, status.st_size, entry.samples_per_s, entry.reason]
         self._new += 1
 
@@ -577,14 +586,12 @@ class _Cache:
                 write_file(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
 
 
-def _other_code(
-    study: StudyConfig, directory: Path, cells: Iterable[Cell], names: Sequence[str]
-) -> tuple[_OtherCode, ...]:
-    """Return which of the run directories `names` are those of `cells` with other code or in another environment."""
+def _other_code(sweep: Sweep, names: Sequence[str]) -> tuple[_OtherCode, ...]:
+    """Return which of the run directories `names` are those of cells with other code or in another environment."""
     left = {name: name.rpartition("-")[0] for name in names}
-    known = identity.remembered(directory)
+    known = identity.remembered(sweep.directory)
     present: dict[str, identity.Known] = {}
-    alike = [(cell, cell.key.rpartition("-")[0]) for cell in cells]
+    alike = [(cell, cell.key.rpartition("-")[0]) for cell in sweep.cells]
     found: list[_OtherCode] = []
     for each in (*known, ""):  # "": recorded before code and environment were part of a key
         wanted = set(left.values())
@@ -596,7 +603,7 @@ def _other_code(
             if not runs:
                 continue
             if partition not in present:
-                there = identity.environment(study.partitions.get(partition))
+                there = identity.environment(sweep.partitions.get(partition))
                 present[partition] = identity.Known(files=identity.code_files(), environment=there)
             why = identity.changes(known[each], present[partition]) if each else ""
             found.append(_OtherCode(identity=each, runs=runs, why=why or "code of which nothing is remembered"))

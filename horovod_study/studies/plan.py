@@ -17,7 +17,7 @@ from horovod_study.roles import Role, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import Ledger
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.sweep import Sweep
 from horovod_study.studies.turns import alternating
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -32,7 +32,6 @@ _UNITS = {"gpu_hours": "GPU hours", "core_hours": "core hours", "hours": "hours"
 class Plan:
     """The cells of a study that are to be run, and what they are expected to take."""
 
-    study: StudyConfig
     ledger: Ledger
     cells: tuple[Cell, ...]  # to do: those of this program in their order, then those of jobs
     allocations: tuple[Allocation, ...]  # of partitions with Slurm
@@ -44,16 +43,21 @@ class Plan:
     too_long: int = 0  # cells that are expected to take longer than their partition lets a job run
     over: tuple[str, ...]  # what exceeds the budget
 
+    @property
+    def sweep(self) -> Sweep:
+        """What it is the plan of."""
+        return self.ledger.sweep
+
     def lines(self) -> list[str]:
         """Return the plan as a person reads it; thousands of cells are counted, not listed."""
-        study = self.study
+        sweep = self.sweep
         lines = [self.ledger.summary()]
-        for name, partition in study.partitions.items():
+        for name, partition in sweep.partitions.items():
             lines += ["", *self._table(name, partition)]
-        lines += ["", *_varied(study)] if study.told() else []
+        lines += ["", *_varied(sweep)] if sweep.varied else []
         lines += self._turns()
-        if study.left_out:
-            lines.append(f"left out, because there is no such pair: {', '.join(study.left_out)}")
+        if sweep.left_out:
+            lines.append(f"left out, because there is no such pair: {', '.join(sweep.left_out)}")
         if not self.cells:
             return [*lines, "", "nothing to do"]
         if self.allocations:
@@ -65,16 +69,16 @@ class Plan:
         states = {entry.key: entry.state for entry in self.ledger.entries}
         names = {entry.key: entry.name for entry in self.ledger.entries}
         place = {cell.key: number for number, cell in enumerate(self.cells)}
-        blocks, alone = alternating(self.study, self.cells, self.ledger.directory)
+        blocks, alone = alternating(self.sweep, self.cells)
         return {
-            "study": self.study.name,
-            "file": str(self.study.source) if self.study.source else None,
+            "study": self.sweep.name,
+            "file": str(self.sweep.source) if self.sweep.source else None,
             "directory": str(self.ledger.directory),
-            "scaling": self.study.scaling,
+            "scaling": self.sweep.scaling,
             "partitions": {
                 name: facts(each, "scheduler", "gpus_per_node", "cores_per_node")
                 | {"workers_per_node": each.slots_per_node}
-                for name, each in self.study.partitions.items()
+                for name, each in self.sweep.partitions.items()
             },
             "counts": dict(Counter(states.values())),
             "to_do": len(self.cells),
@@ -88,7 +92,7 @@ class Plan:
                     **facts(cell.config, "batch", "repeat"),
                     "place": place.get(cell.key),
                 }
-                for cell in self.study.cells()
+                for cell in self.sweep.cells
             ],
             "jobs": [
                 {
@@ -103,14 +107,14 @@ class Plan:
             **facts(self, "seconds", "gpu_hours", "core_hours"),
             "guessed": list(self.guessed),
             **facts(self, "unknown", "too_long"),
-            "budget": facts(self.study.budget, *_UNITS),
+            "budget": {name: self.sweep.budget.get(name) for name in _UNITS},
             "over_budget": list(self.over),
             "turns": {"blocks": [[cell.key for cell in part.cells] for part in blocks], "alone": alone},
         }
 
     def _turns(self) -> list[str]:
         """Return which cells alternate and which do not."""
-        blocks, alone = alternating(self.study, self.cells, self.ledger.directory)
+        blocks, alone = alternating(self.sweep, self.cells)
         lines = []
         if blocks:
             sizes = sorted({len(part.cells) for part in blocks})
@@ -146,7 +150,7 @@ class Plan:
             tasks = f", {len(each.tasks)} tasks" if len(each.tasks) > 1 else ""
             limit = duration(each.time_limit_s) + (" each" if tasks else "")
             _, _, where = _place(each.placement).partition(" on ")
-            there = f"{each.partition}: " if len(self.study.partitions) > 1 else ""
+            there = f"{each.partition}: " if len(self.sweep.partitions) > 1 else ""
             text = f"{there}{plural(each.placement.workers, 'worker')} on {where or plural(each.nodes, 'node')}{tasks}"
             rows.append((text, str(len(each.cells)), duration(each.seconds), limit))
         jobs = plural(len(self.allocations), "job")
@@ -155,17 +159,17 @@ class Plan:
 
     def _totals(self) -> list[str]:
         count = len(self.cells)
-        least = len(_least(self.study, self.cells))
+        least = len(_least(self.sweep, self.cells))
         text = f"{plural(count, 'cell')} to run"
         if least < count:
             text = f"{least} to {count} cells to run, until all speedups are precise enough; the {least}"
             text += f" of the first {LAUNCHES} launches take"
         text += f"{',' if least == count else ''} {duration(self.seconds)} one after the other"
         text += " (without waiting in the queue)" if self.allocations else ""
-        here = all(each.scheduler == "local" for each in self.study.partitions.values())  # where nobody counts hours
+        here = all(each.scheduler == "local" for each in self.sweep.partitions.values())  # where nobody counts hours
         for name in ("gpu_hours", "core_hours"):
             value = getattr(self, name)
-            if value is not None and (not here or getattr(self.study.budget, name) is not None):
+            if value is not None and (not here or name in self.sweep.budget):
                 text += f", {_hours(value)} {_UNITS[name]}"
         lines = [text]
         if self.guessed:
@@ -173,7 +177,7 @@ class Plan:
         if self.unknown:
             lines.append(
                 f"{self.unknown} of them of unknown length are counted with their time limit, "
-                f"{duration(self.study.timeout_s)} (timeout_s), until one like them is done"
+                f"{duration(self.sweep.timeout_s)} (timeout_s), until one like them is done"
             )
         if self.too_long:
             lines.append(
@@ -181,9 +185,7 @@ class Plan:
                 "each job ends with a checkpoint, and the next run goes on from it, if the training can resume"
             )
         budget = [
-            f"{_hours(limit)} {_UNITS[name]}"
-            for name in _UNITS
-            if (limit := getattr(self.study.budget, name)) is not None
+            f"{_hours(limit)} {_UNITS[name]}" for name in _UNITS if (limit := self.sweep.budget.get(name)) is not None
         ]
         if self.over:
             lines.append(f"over the budget: {'; '.join(self.over)}; `run` asks before it starts")
@@ -192,37 +194,37 @@ class Plan:
         return lines
 
 
-def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), retry: bool) -> Plan:
+def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), retry: bool) -> Plan:
     """Return what `run` would do; `past` are (runtime, workers, seconds) of cells that were done."""
+    sweep = ledger.sweep
     # The seconds of a cell, and whether they are learned, guessed or unknown.
-    look = partial(Estimate(past).expected, at_most_s=study.timeout_s)
+    look = partial(Estimate(past).expected, at_most_s=sweep.timeout_s)
     to_do = ledger.to_do(retry=retry)
-    jobs = [cell for cell in to_do if _scheduler(study, cell) == "slurm"]
-    others = [cell for cell in to_do if _scheduler(study, cell) != "slurm"]
-    here = [cell for block in blocks(others, study.seed) for cell in block]
-    allocations = allocate(jobs, study.partitions, lambda cell: look(cell)[0], seed=study.seed)
+    jobs = [cell for cell in to_do if _scheduler(sweep, cell) == "slurm"]
+    others = [cell for cell in to_do if _scheduler(sweep, cell) != "slurm"]
+    here = [cell for block in blocks(others, sweep.seed) for cell in block]
+    allocations = allocate(jobs, sweep.partitions, lambda cell: look(cell)[0], seed=sweep.seed)
     hours: dict[str, float] = {}
     for placement, seconds in (
-        *((cell.placement, look(cell)[0]) for cell in _least(study, here)),
+        *((cell.placement, look(cell)[0]) for cell in _least(sweep, here)),
         *((each.placement, each.seconds) for each in allocations),
     ):
-        partition = study.partitions[placement.partition]
+        partition = sweep.partitions[placement.partition]
         unit, of_node, of_worker = "core_hours", partition.cores_per_node, partition.cores_per_worker
         if partition.gpus_per_node:
             unit, of_node, of_worker = "gpu_hours", partition.gpus_per_node, 1
         # Whole nodes are charged where nobody else may use them.
         count = placement.nodes * of_node if partition.exclusive else placement.workers * of_worker
         hours[unit] = hours.get(unit, 0.0) + count * seconds / 3600
-    seconds = sum(look(cell)[0] for cell in _least(study, to_do))
+    seconds = sum(look(cell)[0] for cell in _least(sweep, to_do))
     guessed = {cell.runtime for cell in to_do if look(cell)[1] == "guess"}
     totals = {**hours, "hours": seconds / 3600}
     over = [
         f"{_hours(totals[name])} {_UNITS[name]} of {_hours(limit)}"
         for name in _UNITS
-        if (limit := getattr(study.budget, name)) is not None and totals.get(name, 0.0) > limit
+        if (limit := sweep.budget.get(name)) is not None and totals.get(name, 0.0) > limit
     ]
     return Plan(
-        study=study,
         ledger=ledger,
         cells=(*here, *(cell for each in allocations for cell in each.cells)),
         allocations=allocations,
@@ -232,19 +234,19 @@ def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, 
         guessed=tuple(runtime for runtime in RUNTIMES if runtime in guessed),
         unknown=sum(look(cell)[1] == "unknown" for cell in to_do),
         too_long=sum(
-            look(cell)[0] > (study.partitions[cell.placement.partition].time_limit_s or math.inf) for cell in jobs
+            look(cell)[0] > (sweep.partitions[cell.placement.partition].time_limit_s or math.inf) for cell in jobs
         ),
         over=tuple(over),
     )
 
 
-def _least(study: StudyConfig, cells: Sequence[Cell]) -> Sequence[Cell]:
+def _least(sweep: Sweep, cells: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells that are run at least: where a precision is the aim, those of as many launches as it takes."""
-    return [cell for cell in cells if study.precision is None or cell.config.repeat < LAUNCHES]
+    return [cell for cell in cells if sweep.precision is None or cell.config.repeat < LAUNCHES]
 
 
-def _scheduler(study: StudyConfig, cell: Cell) -> str:
-    return study.partitions[cell.placement.partition].scheduler
+def _scheduler(sweep: Sweep, cell: Cell) -> str:
+    return sweep.partitions[cell.placement.partition].scheduler
 
 
 @cache  # the thousands of a study are of few kinds
@@ -263,22 +265,22 @@ def _place(placement: Placement) -> str:
     return f"{text} ({'+'.join(f'{count}x{times}' if times > 1 else str(count) for count, times in counts)})"
 
 
-def _varied(study: StudyConfig) -> list[str]:
+def _varied(sweep: Sweep) -> list[str]:
     """Return what is varied beside runtimes and placements."""
-    options, values = study.workload.options, {name: dict[str, None]() for name in study.told()}
-    for cell in study.cells():
+    values = {name: dict[str, None]() for name in sweep.varied}
+    for cell in sweep.cells:
         if cell.config.repeat == 0:
             for name, found in values.items():
-                if name == "batch" and study.scaling == "strong":
+                if name == "batch" and sweep.scaling == "strong":
                     found.setdefault(str(cell.config.batch * cell.placement.workers))
-                elif cell.runtime != "serial" or not options[name].roles & Role.SEVERAL:
-                    if options[name].matters(cell.runtime):
+                elif cell.runtime != "serial" or not cell.config.workload.options[name].roles & Role.SEVERAL:
+                    if cell.config.workload.options[name].matters(cell.runtime):
                         found.setdefault(plain(getattr(cell.config, name)))
     texts = []
     for name, found in values.items():
         words = list(found)
         more = f", ... ({len(words)} values)" if len(words) > _MOST_VALUES else ""
-        named = "batch of all workers together" if name == "batch" and study.scaling == "strong" else name
+        named = "batch of all workers together" if name == "batch" and sweep.scaling == "strong" else name
         texts.append(f"{named} {', '.join(words[:_MOST_VALUES])}{more}")
     return [f"varied: {'; '.join(texts)}"]
 

@@ -45,8 +45,9 @@ from horovod_study.studies.ledger import (
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.progress import say
 from horovod_study.studies.smoke import smoke_test
-from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.submit import cancel_jobs, submit_study
+from horovod_study.studies.study_file import StudyConfig, sweep_of
+from horovod_study.studies.submit import cancel_jobs, submit_cells
+from horovod_study.studies.sweep import Sweep
 from horovod_study.text.words import plural
 
 AGAIN = (*ON_RETRY, "pre-empted")
@@ -112,43 +113,43 @@ def run_study(
     Raises StudyError, before a cell starts, when a launcher is missing, when workers would have to share cores, when
     two workers cannot communicate, or when the study is already being run from this machine.
     """
-    console = console or Console()
-    directory = runs_dir / study.name
-    places = [each for each in study.partitions.values() if each.scheduler != "slurm"]
+    sweep = sweep_of(study, runs_dir)
+    return _run(sweep, options, console or Console())
+
+
+def _run(sweep: Sweep, options: RunOptions, console: Console) -> StudyResult:
+    places = [each for each in sweep.partitions.values() if each.scheduler != "slurm"]
     names = {name for each in places for name in {host.name for host in each.hosts} or {platform.node()}}
     broken_off = ""
     with ExitStack() as stack:
         # Two runners of a study on one host would disturb each other's measurements.
         hosts = [f"{_HOST}{_UNSAFE.sub('_', name)}" for name in sorted(names)]
-        held = [stack.enter_context(acquire(directory / CLAIMS, host, what="the study")) for host in hosts]
+        held = [stack.enter_context(acquire(sweep.directory / CLAIMS, host, what="the study")) for host in hosts]
         if names:
-            _end_leftovers(directory, names - {platform.node()}, options.grace_s, console)
-        ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
-        plan, here, there, sites = _plan(study, ledger, options, console)
+            _end_leftovers(sweep.directory, names - {platform.node()}, options.grace_s, console)
+        ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
+        plan, here, there, sites = _plan(sweep, ledger, options, console)
         if not options.yes:
             _ask_first(plan, console)
         planned = {entry.key: entry.state for entry in ledger.entries}
         stop = stack.enter_context(Interruption())
         if there:
-            submit_study(study, there, directory, console=console, planned=planned)
+            submit_cells(sweep, there, console=console, planned=planned)
         if here:
-            started = _places(study, sites, options)
+            started = _places(sweep, sites, options)
             if options.smoke:
-                smoke_test(here, directory, started, sites, study.partitions, console=console, stop=stop)
+                smoke_test(here, sweep.directory, started, sites, sweep.partitions, console=console, stop=stop)
             watched = options.watch_load_s > 0 and any(site.alone for site in sites.values())
             if watched and (told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s)):
                 say(console, f"warning: {told}; times will not be those of a quiet machine")
-            grid = Grid(
-                study=study, directory=directory, console=console, stop=stop, places=started, planned=planned, held=held
-            )
+            grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
             broken_off = grid.run(here, total=len(ledger.entries), ended=len(ledger.entries) - len(here))
-        waiting = any(each.scheduler == "slurm" for each in study.partitions.values())
+        waiting = len(places) < len(sweep.partitions)
         if waiting and options.wait:
-            _wait(study, runs_dir, stop, console)
-        ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
-        result = StudyResult(
-            ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=study.precision is not None
-        )
+            _wait(sweep, stop, console)
+        ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
+        aimed = sweep.precision is not None
+        result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
     _conclude(result, broken_off, options, console, told=plan.ledger.summary())
     return result
 
@@ -157,16 +158,15 @@ def show_plan(
     study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None
 ) -> StudyResult:
     """Print what `run_study` would do, with launch lines and what would be submitted. Nothing runs."""
-    console = console or Console()
-    directory = runs_dir / study.name
-    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
-    _, here, there, sites = _plan(study, ledger, options, console, table=True)
-    for cell in {study.label(cell): cell for cell in here}.values():
-        out, config = directory / cell.key, directory / "cells" / f"{cell.key}.yaml"
+    console, sweep = console or Console(), sweep_of(study, runs_dir)
+    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
+    _, here, there, sites = _plan(sweep, ledger, options, console, table=True)
+    for cell in {cell.label: cell for cell in here}.values():
+        out, config = sweep.directory / cell.key, sweep.directory / "cells" / f"{cell.key}.yaml"
         line = options.launch(cell, config, out, site=sites[cell.placement])
-        say(console, f"# {study.label(cell)}\n{shlex.join(line.argv)}\n")
+        say(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
     if there:
-        submit_study(study, there, directory, console=console, dry_run=True)
+        submit_cells(sweep, there, console=console, dry_run=True)
     return StudyResult(ledger=ledger, planned_only=True)
 
 
@@ -211,14 +211,14 @@ def retry_cells(
 
     How cells are named: `Ledger.select`.
     """
-    console = console or Console()
-    ledger = read_ledger(study, runs_dir, jobs=JobBook(runs_dir / study.name))
+    console, sweep = console or Console(), sweep_of(study, runs_dir)
+    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
     keys = {entry.key for entry in ledger.select(AGAIN, which)}
     if not keys:
         say(console, ledger.summary())
         say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
         return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
-    return run_study(study, runs_dir, replace(options, only=keys, retry=True), console=console)
+    return _run(sweep, replace(options, only=keys, retry=True), console)
 
 
 def cancel_cells(
@@ -230,10 +230,9 @@ def cancel_cells(
     Whoever runs a cell is asked through a file, so this works from every host that sees the folder. Returns how many
     cells were cancelled.
     """
-    console = console or Console()
-    directory = runs_dir / study.name
-    claims = directory / CLAIMS
-    ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
+    console, sweep = console or Console(), sweep_of(study, runs_dir)
+    directory, claims = sweep.directory, sweep.directory / CLAIMS
+    ledger = read_ledger(sweep, jobs=JobBook(directory))
     entries = ledger.select(("running", "queued", *(BY_ITSELF if which else ())), which)
     hosts = [] if which else [name for name in generations(claims) if name.startswith(_HOST)]
     # Before its job hears of it, so that whoever runs the cell knows what it is about.
@@ -280,7 +279,7 @@ def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
 
 
 def _plan(
-    study: StudyConfig, ledger: Ledger, options: RunOptions, console: Console, *, table: bool = False
+    sweep: Sweep, ledger: Ledger, options: RunOptions, console: Console, *, table: bool = False
 ) -> tuple[Plan, list[Cell], list[Cell], dict[Placement, Site]]:
     """Return what is to be done after saying so, with `table` at length; refuse what would fail in every cell.
 
@@ -289,45 +288,41 @@ def _plan(
     wanted = ledger
     if options.only is not None:
         wanted = replace(ledger, entries=tuple(entry for entry in ledger.entries if entry.key in options.only))
-    plan = plan_study(study, wanted, past=past_durations(ledger.directory), retry=options.retry)
-    there = [cell for cell in plan.cells if study.partitions[cell.placement.partition].scheduler == "slurm"]
-    here = [cell for cell in plan.cells if study.partitions[cell.placement.partition].scheduler != "slurm"]
+    plan = plan_study(wanted, past=past_durations(ledger.directory), retry=options.retry)
+    there = [cell for each in plan.allocations for cell in each.cells]
+    here = list(plan.cells[: len(plan.cells) - len(there)])
     cores = available_cores() if options.cores is None else options.cores
-    shared = _refuse_sharing(study, here, cores, options.oversubscribe)
+    shared = _refuse_sharing(sweep, here, cores, options.oversubscribe)
     sites = {
-        cell.placement: _site(study, cell.placement, options)
-        for cell in {cell.placement: cell for cell in here}.values()
+        placement: site_of(sweep.partitions[placement.partition], placement, oversubscribe=options.oversubscribe)
+        for placement in dict.fromkeys(cell.placement for cell in here)
     }
-    if study.workload.note:
-        say(console, study.workload.note)
+    if sweep.cells and (note := sweep.cells[0].config.workload.note):
+        say(console, note)
     require_launchers(here, options.launch, sites)
     for line in plan.lines() if table else [ledger.summary()]:
         say(console, line)
     if shared:
         say(console, shared)
-    _report(study, ledger, here, console)
+    if here:
+        _report(sweep.seed, ledger, here, console)
     return plan, here, there, sites
 
 
-def _site(study: StudyConfig, placement: Placement, options: RunOptions) -> Site:
-    """Return where a placement goes; StudyError where there are too few hosts or slots."""
-    return site_of(study.partitions[placement.partition], placement, oversubscribe=options.oversubscribe)
-
-
-def _places(study: StudyConfig, sites: Mapping[Placement, Site], options: RunOptions) -> CellPlaces:
+def _places(sweep: Sweep, sites: Mapping[Placement, Site], options: RunOptions) -> CellPlaces:
     """Return where the cells run, and how they are started."""
     available = cores_in_order(sorted(os.sched_getaffinity(0)))
     near_gpus = cache(cores_near_gpus)
 
     def place(cell: Cell) -> Site:
         # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
-        site = sites[cell.placement]
-        return site if site.alone else _site(study, cell.placement, options)
+        site, partition = sites[cell.placement], sweep.partitions[cell.placement.partition]
+        return site if site.alone else site_of(partition, cell.placement, oversubscribe=options.oversubscribe)
 
     def cores(cell: Cell) -> tuple[int, ...] | None:
         if not options.pin or not sites[cell.placement].alone:
             return None
-        partition = study.partitions[cell.placement.partition]
+        partition = sweep.partitions[cell.placement.partition]
         on_gpu = partition.gpus_per_node and cell.config.to_dict().get("device") != "cpu"
         near = near_gpus() if on_gpu else ()
         return cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
@@ -341,11 +336,11 @@ def _places(study: StudyConfig, sites: Mapping[Placement, Site], options: RunOpt
     )
 
 
-def _refuse_sharing(study: StudyConfig, cells: Sequence[Cell], cores: int, oversubscribe: bool) -> str:
+def _refuse_sharing(sweep: Sweep, cells: Sequence[Cell], cores: int, oversubscribe: bool) -> str:
     """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
     told = ""
     for cell in cells:
-        partition, workers = study.partitions[cell.placement.partition], cell.placement.workers
+        partition, workers = sweep.partitions[cell.placement.partition], cell.placement.workers
         if partition.hosts:
             continue
         offered, what = (partition.gpus_per_node, "GPU") if partition.gpus_per_node else (cores, "core")
@@ -360,16 +355,13 @@ def _refuse_sharing(study: StudyConfig, cells: Sequence[Cell], cores: int, overs
     return told
 
 
-def _report(study: StudyConfig, ledger: Ledger, here: Sequence[Cell], console: Console) -> None:
+def _report(seed: int, ledger: Ledger, here: Sequence[Cell], console: Console) -> None:
     """Say what is to be run from here, in its order."""
-    if not here:
-        return
-    say(console, f"order: one block per repeat, each shuffled with seed {study.seed}")
-    for _, block in groupby(here, key=lambda cell: cell.config.repeat):
-        first, *others = block
-        names = [study.name_of(cell).rpartition(", ")[0] for cell in (first, *others)]
+    say(console, f"order: one block per repeat, each shuffled with seed {seed}")
+    for repeat, block in groupby(here, key=lambda cell: cell.config.repeat):
+        names = [cell.label for cell in block]
         more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        say(console, f"  repeat {first.config.repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
+        say(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
     todo = {cell.key for cell in here}
     resumed = [entry.name for entry in ledger.entries if entry.key in todo and can_resume(entry, ledger.directory)]
     if resumed:
@@ -380,10 +372,8 @@ def _report(study: StudyConfig, ledger: Ledger, here: Sequence[Cell], console: C
 
 def _ask_first(plan: Plan, console: Console) -> None:
     """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
-    budget = plan.study.budget
-    given = any(each is not None for each in (budget.gpu_hours, budget.core_hours, budget.hours))
     told = f"over the budget: {'; '.join(plan.over)}" if plan.over else ""
-    if not told and not given and plan.seconds > 24 * 3600.0:
+    if not told and not plan.sweep.budget and plan.seconds > 24 * 3600.0:
         told = f"{len(plan.cells)} cells take {duration(plan.seconds)}, one after the other"
     if not told:
         return
@@ -398,11 +388,11 @@ def _ask_first(plan: Plan, console: Console) -> None:
         raise StudyError("nothing was started; shrink the study (`plan` shows it), or raise its budget")
 
 
-def _wait(study: StudyConfig, runs_dir: Path, stop: Interruption, console: Console) -> None:
+def _wait(sweep: Sweep, stop: Interruption, console: Console) -> None:
     """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs be."""
     told = ""
     while not stop.requested:
-        ledger = read_ledger(study, runs_dir, jobs=JobBook(runs_dir / study.name))
+        ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
         if not ledger.count("queued", "running"):
             return
         if (summary := ledger.summary()) != told:

@@ -22,6 +22,7 @@ from horovod_study.errors import ConfigError, require_keys
 from horovod_study.roles import Role, check_field, plain
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
 from horovod_study.scripted import scripted
+from horovod_study.studies.sweep import Sweep
 from horovod_study.text.words import plural
 from horovod_study.workloads import Configuration, Workload, find_workload
 
@@ -53,15 +54,6 @@ def _alone(workload: Workload) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyBudget:
-    """What a study may take before it is asked about; None is no limit."""
-
-    gpu_hours: float | None = None
-    core_hours: float | None = None
-    hours: float | None = None  # of wall time, one job after the other
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StudyConfig:
     """A study: what is kept fixed (`run`), what is varied (`sweep`), against which baselines, how often, and where."""
 
@@ -81,7 +73,7 @@ class StudyConfig:
     seed: int = 1
     timeout_s: float = 900.0
     targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
-    budget: StudyBudget = StudyBudget()
+    budget: Mapping[str, float] = field(default_factory=dict)  # gpu_hours, core_hours, hours; more is asked about
     turns: bool = False  # the cells of a repeat alternate, where they fit together
     precision: float | None = None  # the half width of each speedup's interval that ends the study, relative
     question: str = ""  # such as "speedup at 64"; what `plan --next` is about
@@ -120,25 +112,53 @@ class StudyConfig:
             for partition in self.partitions.values():
                 first.update(dict.fromkeys(self._wanted(partition)))
             self._refuse_too_many(len(first) * self.repeats, "cells")
-            self._cells.extend(
+            cells = [
                 Cell(
-                    # Repeats have seeds of their own: the same start again would hide how much learning scatters.
-                    config=config.changed(repeat=repeat, seed=config.seed + repeat) if repeat else config,
+                    config=config,
                     runtime=runtime,
                     placement=placement,
                     identity=self.identity.get(placement.partition, ""),
+                    label=self._label(config, runtime, placement),
                 )
-                for repeat in range(self.repeats)
                 for config, runtime, placement in first
-            )
+            ]
+            self._cells.extend(cell.repeated(repeat) for repeat in range(self.repeats) for cell in cells)
         return list(self._cells)
 
-    def label(self, cell: Cell) -> str:
-        """Name what `cell` is a repeat of: runtime, workers, and whatever else the study varies."""
-        placement, config = cell.placement, cell.config
+    def wanted(self) -> tuple[tuple[str, str], ...]:
+        """Return (cell, baseline) by label, for every cell that has a one-worker baseline in its partition.
+
+        The plain one, else the wrapped one; of several, the one that has most of the study's options in common.
+        """
+        first = [cell for cell in self.cells() if cell.config.repeat == 0]
+        told = self.told()
+        found = []
+        for cell in first:
+            ones = [
+                other
+                for other in first
+                if other.placement.workers == 1
+                and other.placement.partition == cell.placement.partition
+                and other.runtime in ("serial", cell.runtime)
+                and other is not cell
+            ]
+            if cell.runtime == "serial" or not ones:
+                continue
+            base = max(
+                ones,
+                key=lambda other: (
+                    other.runtime == "serial",
+                    sum(getattr(other.config, name, None) == getattr(cell.config, name, None) for name in told),
+                ),
+            )
+            found.append((cell.label, base.label))
+        return tuple(dict.fromkeys(pair for pair in found if pair[0] != pair[1]))
+
+    def _label(self, config: Configuration, runtime: str, placement: Placement) -> str:
+        """Name what a cell is a repeat of: runtime, workers, and whatever else the study varies."""
         parts = [plural(placement.workers, "worker")]
         if not self.workload.starts_ranks or len(self.runtimes) > 1:  # else it is a guess of what the command uses
-            parts.insert(0, cell.runtime)
+            parts.insert(0, runtime)
         if len(self.partitions) > 1:
             parts.insert(0, placement.partition)
         if placement.nodes > 1:
@@ -148,13 +168,9 @@ class StudyConfig:
         if placement.workers > 1 and config.workers_per_node is not None:
             parts.append(f"{config.workers_per_node} per node")
         for name in self.told():
-            if self.workload.options[name].matters(cell.runtime):
+            if self.workload.options[name].matters(runtime):
                 parts.append(f"{name} {plain(getattr(config, name))}")
         return ", ".join(parts)
-
-    def name_of(self, cell: Cell) -> str:
-        """Name a cell for people: runtime, workers, whatever else the study varies, repeat (counted from 1)."""
-        return f"{self.label(cell)}, repeat {cell.config.repeat + 1}"
 
     def told(self) -> tuple[str, ...]:
         """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
@@ -320,6 +336,27 @@ class StudyConfig:
     @property
     def _here(self) -> str:
         return str(self.source) if self.source else f"study {self.name}"
+
+
+def sweep_of(study: StudyConfig, runs_dir: Path) -> Sweep:
+    """Return the cells of a study, to be run below `runs_dir`, and what is asked of them."""
+    return Sweep(
+        name=study.name,
+        directory=runs_dir / study.name,
+        cells=tuple(study.cells()),
+        partitions=study.partitions,
+        seed=study.seed,
+        timeout_s=study.timeout_s,
+        turns=study.turns,
+        precision=study.precision,
+        wanted=() if study.precision is None else study.wanted(),
+        budget=study.budget,
+        varied=study.told(),
+        scaling=study.scaling,
+        left_out=study.left_out,
+        source=study.source,
+        text=study.text,
+    )
 
 
 def sweep_keys(workload: Workload) -> tuple[str, ...]:
@@ -576,15 +613,13 @@ def _question(source: str, value: Any) -> str:
     return words
 
 
-def _budget(source: str, value: Any) -> StudyBudget:
+def _budget(source: str, value: Any) -> dict[str, float]:
     given = mapping(source, "budget", value)
     require_keys(f"{source}: budget", given, ("gpu_hours", "core_hours", "hours"))
-    return StudyBudget(
-        **{
-            name: check_field(f"{source}: budget", name, each, limits(float, above=0), optional=False)
-            for name, each in given.items()
-        }
-    )
+    return {
+        name: check_field(f"{source}: budget", name, each, limits(float, above=0), optional=False)
+        for name, each in given.items()
+    }
 
 
 def _check_scaling(source: str, value: Any, study: StudyConfig, run_values: Mapping[str, Any]) -> None:

@@ -8,16 +8,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.identity import environment, remember, snapshot
-from horovod_study.cluster.jobs import Ask, Job, JobBook, ask, cell_values, job_folder, workload_values, write_job
+from horovod_study.cluster.jobs import Ask, Job, JobBook, ask, cell_values, job_folder, write_job
 from horovod_study.cluster.launch import Starting, launch_line
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.site import common_site
@@ -28,34 +29,32 @@ from horovod_study.files import write_file, writing
 from horovod_study.lease import Held, hold_study
 from horovod_study.measure.clock import sleep, utc_now, utc_stamp
 from horovod_study.progress import duration
+from horovod_study.records import facts
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import past_durations
 from horovod_study.studies.progress import say
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.sweep import Sweep
 from horovod_study.text.words import plural
 
 _TRIES = 3
 _BETWEEN_TRIES_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Draft:
-    """A job that is ready to be submitted."""
+class _Draft(NamedTuple):
+    """A job that is ready to be submitted, and its script."""
 
     job: Job
-    partition: Partition
-    text: str
     allocation: Allocation
+    script: str
 
 
-def submit_study(
-    study: StudyConfig,
+def submit_cells(
+    sweep: Sweep,
     cells: Sequence[Cell],
-    directory: Path,
     *,
     console: Console,
     dry_run: bool = False,
-    planned: Mapping[str, str] | None = None,
+    planned: Mapping[str, str] = MappingProxyType({}),
     seconds_of: Callable[[Cell], float] | None = None,
 ) -> list[Job]:
     """Submit `cells`, all of Slurm partitions, as few jobs; return these. Cells of live jobs are left out, and said so.
@@ -64,13 +63,14 @@ def submit_study(
     of the study did so far). With `dry_run` the scripts and launch lines are printed, and nothing is written. Raises
     StudyError when Slurm does not answer or refuses a job (those submitted before stay), or another command submits.
     """
+    directory = sweep.directory
     if seconds_of is None:  # as the plan does: what was learned, a guess, or its time limit
         past = Estimate(past_durations(directory))
-        seconds_of = lambda cell: past.expected(cell, at_most_s=study.timeout_s)[0]  # noqa: E731
+        seconds_of = lambda cell: past.expected(cell, at_most_s=sweep.timeout_s)[0]  # noqa: E731
     check_folder(directory)
     if dry_run:
-        for draft in _drafts(study, cells, directory, planned or {}, seconds_of, code=None):
-            _show(draft, study, directory.resolve(), console)
+        for draft in _drafts(sweep, cells, planned, seconds_of, code=directory.resolve() / ".code" / "DIGEST"):
+            _show(draft, sweep.partitions[draft.job.partition], directory.resolve(), console)
         return []
     with ExitStack() as stack:
         try:
@@ -85,19 +85,17 @@ def submit_study(
                 "run this where squeue works (a login node), or see `horovod-study doctor`"
             )
         adopt(book, directory, console)
-        live = {key for job, task, _ in book.live() for key in job.tasks[task]}
+        live = {key: state.job_id for job, task, state in book.live() for key in job.tasks[task]}
         for cell in cells:
             if cell.key in live:
-                state = book.of(cell.key)
-                say(console, f"not submitted again: {study.name_of(cell)} is in job {state.job_id if state else ''}")
+                say(console, f"not submitted again: {cell.name} is in job {live[cell.key]}")
         wanted = [cell for cell in cells if cell.key not in live]
         if not wanted:
             return []
         used = {cell.placement.partition for cell in wanted}
-        remember(directory, [study.partitions[name] for name in sorted(used)])
-        code = snapshot(directory)
-        drafts = _drafts(study, wanted, directory, planned or {}, seconds_of, code=code)
-        return [_submit(draft, directory, study, console) for draft in drafts]
+        remember(directory, [sweep.partitions[name] for name in sorted(used)])
+        drafts = _drafts(sweep, wanted, planned, seconds_of, code=snapshot(directory))
+        return [_submit(draft, sweep, console) for draft in drafts]
 
 
 def check_folder(directory: Path) -> None:
@@ -127,34 +125,29 @@ def adopt(book: JobBook, directory: Path, console: Console) -> None:
 
 
 def _drafts(
-    study: StudyConfig,
+    sweep: Sweep,
     cells: Sequence[Cell],
-    directory: Path,
     planned: Mapping[str, str],
     seconds_of: Callable[[Cell], float],
     *,
-    code: Path | None,
+    code: Path,
 ) -> list[_Draft]:
     drafts = []
-    for number, allocation in enumerate(allocate(cells, study.partitions, seconds_of, seed=study.seed), start=1):
-        partition = study.partitions[allocation.partition]
-        name = _name(study.name, partition.name, number)
-        folder = job_folder(directory.resolve(), name)
+    for number, allocation in enumerate(allocate(cells, sweep.partitions, seconds_of, seed=sweep.seed), start=1):
+        partition = sweep.partitions[allocation.partition]
+        name = _name(sweep.name, partition.name, number)
         text = script(
             allocation,
             partition,
-            study=study.name,
-            name_of=study.name_of,
-            folder=folder,
+            folder=job_folder(sweep.directory.resolve(), name),
             name=name,
             python=Path(sys.executable),
-            code=code or directory.resolve() / ".code" / "DIGEST",
+            code=code,
             variables={each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")},
         )
-        members = [cell for task in allocation.tasks for cell in task]
         job = Job(
             name=name,
-            study=study.name,
+            study=sweep.name,
             partition=partition.name,
             tasks=tuple(tuple(cell.key for cell in task) for task in allocation.tasks),
             nodes=allocation.nodes,
@@ -163,14 +156,14 @@ def _drafts(
             user=os.environ.get("USER", ""),
             requeue=partition.requeue,
             inside={
-                "study": study_values(study),
+                "study": facts(sweep, "name", "seed", "timeout_s"),
                 "partition": asdict(partition),
-                "cells": [cell_values(cell) for cell in members],
-                "planned": {cell.key: planned.get(cell.key, "missing") for cell in members},
+                "cells": [cell_values(cell) for cell in allocation.cells],
+                "planned": {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells},
                 "environment": environment(partition),
             },
         )
-        drafts.append(_Draft(job=job, partition=partition, text=text, allocation=allocation))
+        drafts.append(_Draft(job, allocation, text))
     return drafts
 
 
@@ -180,50 +173,31 @@ def _name(study: str, partition: str, number: int) -> str:
     return f"{slug or 'study'}-{utc_stamp()}-{number:03}-{secrets.token_hex(3)}"
 
 
-TOLD = ("name", "varied", "zipped", "global_batches", "placements", "hosts", "repeats", "seed", "timeout_s")
-"""Fields of a study that are handed to the program inside a job as they are."""
-
-
-def study_values(study: StudyConfig) -> dict[str, Any]:
-    """Return what the program inside a job needs of a study, as plain values."""
-    return {
-        **{name: getattr(study, name) for name in TOLD},
-        "run": study.run.to_dict(),
-        "partitions": list(study.partitions),
-        **workload_values(study.workload),
-    }
-
-
-def partition_of(values: Mapping[str, Any]) -> Partition:
-    """Return the partition of which these are the values."""
-    hosts = tuple(Host(**host) for host in values["hosts"])
-    return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
-
-
-def _submit(draft: _Draft, directory: Path, study: StudyConfig, console: Console) -> Job:
+def _submit(draft: _Draft, sweep: Sweep, console: Console) -> Job:
     """Write the folder of a job completely, give it to sbatch, and note its number."""
-    job, folder = draft.job, job_folder(directory.resolve(), draft.job.name)
+    job, directory = draft.job, sweep.directory
+    folder = job_folder(directory.resolve(), job.name)
     with writing(folder, "make room there or choose another folder with --runs", error=StudyError):
         folder.mkdir(parents=True)
-        write_file(folder / "script.sh", os.fsencode(draft.text))
-        write_file(folder / "study.yaml", study.text)
+        write_file(folder / "script.sh", os.fsencode(draft.script))
+        write_file(folder / "study.yaml", sweep.text)
         write_file(folder / "partition.yaml", yaml.safe_dump(job.inside["partition"], sort_keys=False))
         write_job(directory, job)
-    number = _sbatch(draft, folder, directory, as_typed=study.workload.folder is not None)
-    job = replace(job, job_id=number, submitted=utc_now())
+    as_typed = draft.allocation.cells[0].config.workload.folder is not None
+    job = replace(job, job_id=_sbatch(job, folder, directory, as_typed=as_typed), submitted=utc_now())
     write_job(directory, job)
-    count = len(draft.allocation.tasks)
+    count = len(job.tasks)
     many = f", {count} tasks" if count > 1 else ""
-    cells = sum(map(len, job.tasks))
     say(
         console,
-        f"submitted job {number}{many}: {plural(cells, 'cell')}, {plural(job.nodes, 'node')} of {job.partition}, "
+        f"submitted job {job.job_id}{many}: {plural(sum(map(len, job.tasks)), 'cell')}, "
+        f"{plural(job.nodes, 'node')} of {job.partition}, "
         f"at most {duration(job.time_limit_s)}{' each' if count > 1 else ''}; {folder}",
     )
     return job
 
 
-def _sbatch(draft: _Draft, folder: Path, directory: Path, *, as_typed: bool) -> str:
+def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
     """Return the number that sbatch gives; when its answer was lost on the way, Slurm is asked for the job's name."""
     told = ""
     for attempt in range(_TRIES):
@@ -255,10 +229,10 @@ def _sbatch(draft: _Draft, folder: Path, directory: Path, *, as_typed: bool) -> 
             lost = any(word in told for word in ("timed out", "Unable to contact", "temporarily", "Connection"))
         if not lost:
             break
-        if number_there := JobBook(directory).job_id(draft.job.name):
+        if number_there := JobBook(directory).job_id(job.name):
             return number_there
-    write_job(directory, replace(draft.job, refused=f"sbatch: {told}"))
-    key = f"partition {draft.partition.name}"
+    write_job(directory, replace(job, refused=f"sbatch: {told}"))
+    key = f"partition {job.partition}"
     if lost:
         raise StudyError(
             f"{key}: Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
@@ -270,18 +244,18 @@ def _sbatch(draft: _Draft, folder: Path, directory: Path, *, as_typed: bool) -> 
     )
 
 
-def _show(draft: _Draft, study: StudyConfig, directory: Path, console: Console) -> None:
+def _show(draft: _Draft, partition: Partition, directory: Path, console: Console) -> None:
     """Print a script and how its cells will be launched, the nodes called node1, node2, ..."""
-    say(console, draft.text)
+    say(console, draft.script)
     say(console, "# The program in it will start its cells like this:")
     shown: set[tuple[str, Any]] = set()
-    for cell in (cell for task in draft.allocation.tasks for cell in task):
+    for cell in draft.allocation.cells:
         if (cell.runtime, cell.placement) not in shown:
             shown.add((cell.runtime, cell.placement))
             hosts = cell.placement.hosts or tuple(f"node{number + 1}" for number in range(cell.placement.nodes))
             placed = zip(hosts, cell.placement.per_node, strict=False)
             site = replace(
-                common_site(draft.partition),
+                common_site(partition),
                 hosts=tuple(Host(name=name, slots=slots) for name, slots in placed),
                 allocation=True,
                 port=20000,
@@ -291,7 +265,7 @@ def _show(draft: _Draft, study: StudyConfig, directory: Path, console: Console) 
             start = Starting(python=Path(sys.executable), environ=path, which=lambda name, search: name, site=site)
             config = directory / "cells" / f"{cell.key}.yaml"
             line = launch_line(cell, start, config=config, out=directory / cell.key)
-            say(console, f"# {study.name_of(cell)}\n{shlex.join(line.argv)}\n")
+            say(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")
 
 
 def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console: Console, ask: Ask = ask) -> list[str]:

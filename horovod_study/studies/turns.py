@@ -51,7 +51,7 @@ from horovod_study.roles import Role
 from horovod_study.studies.attempt import Attempt, CellRun, Running, Verdict
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.sweep import Sweep
 from horovod_study.workloads import Configuration
 
 SLICE_S = (0.25, 0.5)
@@ -94,9 +94,9 @@ class AlternatingCells:
     block: str = ""
 
 
-def _alone_because(study: StudyConfig, cell: Cell, on_this_machine: bool) -> str:
+def _alone_because(sweep: Sweep, cell: Cell, on_this_machine: bool) -> str:
     """Return why a cell cannot alternate with others, "" where it can."""
-    partition = study.partitions[cell.placement.partition]
+    partition = sweep.partitions[cell.placement.partition]
     if not on_this_machine or partition.scheduler != "local":
         return "it runs on other hosts than this machine"
     return _cannot_wait(cell.config, gpus=partition.gpus_per_node)
@@ -140,14 +140,14 @@ def worker_mb(directory: Path) -> float | None:
 
 
 def groups(
-    study: StudyConfig, cells: Sequence[Cell], here: Callable[[Cell], bool], *, each_mb: float | None = None
+    sweep: Sweep, cells: Sequence[Cell], here: Callable[[Cell], bool], *, each_mb: float | None = None
 ) -> list[AlternatingCells]:
     """Return how `cells`, in their order, are run: those of a repeat in turns, as many as fit into memory together.
 
     `here`: whether a cell runs on this machine. `each_mb`: what a worker needs; None: WORKER_MB. The same cells come
     into the same blocks in every repeat. What cannot alternate, or is alone in its block, follows one after the other.
     """
-    if not study.turns:
+    if not sweep.turns:
         return [AlternatingCells(cells=tuple(cells))]
     room = workers_that_fit(each_mb)
     parts: list[AlternatingCells] = []
@@ -155,7 +155,7 @@ def groups(
         rest: list[Cell] = []
         together: dict[str, dict[str, Cell]] = {}
         for cell in block:
-            if _alone_because(study, cell, here(cell)):
+            if _alone_because(sweep, cell, here(cell)):
                 rest.append(cell)
             else:
                 together.setdefault(cell.placement.partition, {})[cell.key] = cell
@@ -187,29 +187,28 @@ def that_fit(cells: Mapping[str, Cell], room: float) -> list[dict[str, Cell]]:
     return boxes
 
 
-def sees_steps(study: StudyConfig, directory: Path) -> bool:
-    """Return whether the cells of a study can wait between steps: of a command, whether a step was ever seen in it."""
-    folders = ("*", ".smoke/*")
-    return not study.workload.starts_ranks or any(any(directory.glob(f"{each}/steps-*")) for each in folders)
+def sees_steps(sweep: Sweep) -> bool:
+    """Return whether the cells can wait between steps: of a command, whether a step was ever seen in it."""
+    if not any(cell.config.workload.starts_ranks for cell in sweep.cells[:1]):
+        return True
+    return any(any(sweep.directory.glob(f"{each}/steps-*")) for each in ("*", ".smoke/*"))
 
 
-def alternating(
-    study: StudyConfig, cells: Sequence[Cell], directory: Path | None = None
-) -> tuple[list[AlternatingCells], dict[str, str]]:
+def alternating(sweep: Sweep, cells: Sequence[Cell]) -> tuple[list[AlternatingCells], dict[str, str]]:
     """Return the blocks of `cells` that will alternate here, and why the others do not, by key; both empty without."""
-    if not study.turns:
+    if not sweep.turns:
         return [], {}
 
     def here(cell: Cell) -> bool:
-        return study.partitions[cell.placement.partition].scheduler == "local"
+        return sweep.partitions[cell.placement.partition].scheduler == "local"
 
-    parts = groups(study, cells, here, each_mb=None if directory is None else worker_mb(directory))
-    if directory is not None and directory.exists() and not sees_steps(study, directory):
+    if sweep.directory.exists() and not sees_steps(sweep):
         return [], {cell.key: "no step was seen in its command" for cell in cells}
+    parts = groups(sweep, cells, here, each_mb=worker_mb(sweep.directory))
     lone = "no other cell of its repeat fits into memory with it, or alternates"
     alone = [cell for part in parts if not part.block for cell in part.cells]
     return [part for part in parts if part.block], {
-        cell.key: _alone_because(study, cell, here(cell)) or lone for cell in alone
+        cell.key: _alone_because(sweep, cell, here(cell)) or lone for cell in alone
     }
 
 

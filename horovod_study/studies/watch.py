@@ -29,7 +29,7 @@ from horovod_study.recording.command import before_the_first_step, noted_steps
 from horovod_study.studies.estimate import Estimate, TimeLeft, together
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
 from horovod_study.studies.progress import say
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.sweep import Sweep
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -67,10 +67,10 @@ def how_far(record: records.RunRecord, at: tuple[int, int, float] | None) -> tup
     return None, f"{steps:,} steps"
 
 
-def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
+def study_view(sweep: Sweep, *, height: int) -> View:
     """Return what there is to see of a study now, on a terminal of `height` lines."""
-    submitted = (runs_dir / study.name / JOBS).is_dir()
-    ledger = read_ledger(study, runs_dir, jobs=JobBook(runs_dir / study.name) if submitted else None)
+    submitted = (sweep.directory / JOBS).is_dir()
+    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory) if submitted else None)
     estimate, summary = Estimate(past_durations(ledger.directory)), ledger.summary()
     state = {each: [entry for entry in ledger.entries if entry.state == each] for each in ledger.counts()}
     going = [(entry, *_going(ledger.directory, entry, estimate)) for entry in state["running"]]

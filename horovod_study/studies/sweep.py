@@ -1,0 +1,32 @@
+"""The cells of a study as everybody below its file gets them: they are run, counted and shown without the file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from horovod_study.cluster.partitions import Partition
+from horovod_study.config import Cell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """Cells in the folder of a study, and what is the same for all of them.
+
+    `study_file.sweep_of` makes it of a study's file, the program inside a job of the job's folder.
+    """
+
+    name: str
+    directory: Path  # RUNS/<name>
+    cells: tuple[Cell, ...]
+    partitions: Mapping[str, Partition]  # by name; those of the cells at least
+    seed: int = 1  # of the order within a repeat
+    timeout_s: float = 900.0  # of a cell
+    turns: bool = False  # the cells of a repeat alternate, where they fit together
+    precision: float | None = None  # the half width of each wanted ratio's interval that ends it, relative
+    wanted: tuple[tuple[str, str], ...] = ()  # ratios: labels of cell and base
+    budget: Mapping[str, float] = field(default_factory=dict)  # hours, gpu_hours, core_hours; no entry is no limit
+    varied: tuple[str, ...] = ()  # options in which cells differ
+    scaling: str = "weak"  # strong: the batch of all workers together is given
+    left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
+    source: Path | None = None  # the file
+    text: str = ""  # that file as it was read
