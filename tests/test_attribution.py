@@ -33,7 +33,8 @@ from horovod_study.errors import AnalysisError, ConfigError, StudyError
 from horovod_study.records import RunTurns, TurnSlice, finite, read_turns
 from horovod_study.report.figures.attribution import result_lines, table, write_attribution
 from horovod_study.studies import turns
-from horovod_study.studies.attribute import arms_of, plan, run_experiment
+from horovod_study.studies.attribute import arms_of, cells_of, run_experiment
+from horovod_study.studies.runner import RunOptions
 
 LAPS = {"residual": 0.05, "data": 0.1, "forward": 0.25, "backward": 0.5, "update": 0.1}
 """How the time until the gradients are ready is spread over the laps."""
@@ -340,23 +341,21 @@ def test_what_makes_the_result_doubtful_is_said(golden: Golden) -> None:
     golden(third, "horovod/mpi", "0.3")
 
 
-def test_the_plan_runs_every_arm_in_every_round_in_another_order() -> None:
-    order = plan({"steps": 30}, runtimes=["horovod/mpi", "mpi/mpi"], workers=2, rounds=3, cores=2)
-    names = [[name.split("-", 1)[1] for name, _ in turn] for turn in order]
-    assert sorted(names[0]) == [
-        "horovod-mpi-cycle-time-ms-1-idle-cycle-time-ms-0",
-        "horovod-mpi-cycle-time-ms-10-idle-cycle-time-ms-0",
-        "horovod-mpi-defaults",
-        "horovod-mpi-shipped",
-        "mpi-mpi-defaults",
-        "mpi-mpi-shipped",
-        "one-worker",
+def test_every_arm_is_a_cell_in_every_round() -> None:
+    how: dict[str, Any] = {"runtimes": ["horovod/mpi", "mpi/mpi"], "workers": 2, "rounds": 3, "cores": 2}
+    cells = cells_of({"steps": 30}, "attribution", **how)
+    assert list(dict.fromkeys(cell.label for cell in cells)) == [
+        "1 worker alone",
+        "horovod/mpi, shipped settings",
+        "horovod/mpi, horovod_defaults true",
+        "horovod/mpi, cycle_time_ms 1, idle_cycle_time_ms 0",
+        "horovod/mpi, cycle_time_ms 10, idle_cycle_time_ms 0",
+        "mpi/mpi, shipped settings",
+        "mpi/mpi, horovod_defaults true",
     ]
-    assert all(sorted(turn) == sorted(names[0]) for turn in names)
-    assert names[0] != names[1]
-    assert {cell.config.repeat for _, cell in order[2]} == {2}
-    assert all(cell.config.measure_sync for turn in order for _, cell in turn)
-    assert order == plan({"steps": 30}, runtimes=["horovod/mpi", "mpi/mpi"], workers=2, rounds=3, cores=2)
+    assert Counter(cell.config.repeat for cell in cells) == {0: 7, 1: 7, 2: 7}
+    assert all(cell.config.measure_sync for cell in cells) and len({cell.key for cell in cells}) == 21
+    assert [each.key for each in cells] == [each.key for each in cells_of({"steps": 30}, "attribution", **how)]
     assert arms_of("ddp/gloo") == [{}]
 
 
@@ -366,31 +365,34 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
 ) -> None:
     monkeypatch.setattr(turns, "WARM_S", 0.02)
     monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
+    monkeypatch.setattr("horovod_study.studies.attribute.available_cores", lambda: 2)
+    options = RunOptions
 
     def run(told: str, **how: Any) -> list[str]:
         wanted = {"runtimes": ["mpi/mpi"], "workers": 2, "rounds": 2, **how}
         launch = fake_launch({"*": "turns", "mpi/mpi/2/1": told})
-        monkeypatch.setattr("horovod_study.studies.attribute.local_launch", launch)
-        monkeypatch.setattr("horovod_study.studies.attribute.available_cores", lambda: 2)
-        given = {"steps": 100, "device": "cpu"}
-        return [path.name for path in run_experiment(given, tmp_path, **wanted)]
+        monkeypatch.setattr(
+            "horovod_study.studies.attribute.RunOptions", lambda **how: options(launch=launch, watch_load_s=0.0, **how)
+        )
+        return [path.name for path in run_experiment({"steps": 100, "device": "cpu"}, tmp_path, **wanted)]
 
-    with pytest.raises(StudyError, match=r"1-mpi-mpi-.* failed: ValueError: the loss is not a number"):
+    def launches() -> dict[str, list[int]]:
+        found: dict[str, set[int]] = {}
+        for each in read_turns(tmp_path):
+            found.setdefault(each.run, set()).add(each.launch)
+        return {name: sorted(each) for name, each in found.items()}
+
+    with pytest.raises(StudyError, match=r"mpi/mpi.*repeat 2: ValueError: the loss is not a number"):
         run("turns, fails")
-    assert {each.launch for each in read_turns(tmp_path / "runs")} == {0}, "of a launch that is not whole none is kept"
+    first = launches()
     names = run("turns, slow", rounds=3)
-    slices = read_turns(tmp_path / "runs")
-    arms = ["one-worker", "mpi-mpi-shipped", "mpi-mpi-defaults"]
-    assert names == [f"{number}-{arm}" for arm in arms for number in (0, 1, 2)]
-    assert {(each.launch, each.run) for each in slices} == {(int(name[0]), name) for name in names}
-    assert all(
-        sorted(each.run[2:] for each in slices if (each.launch, each.round) == (launch, 0)) == sorted(arms)
-        for launch in (0, 1, 2)
-    )
-    starts = Counter((tmp_path / "runs" / "starts.txt").read_text().split())
-    assert starts == Counter([*names, *(name for name in names if name[0] == "1")]), "its partners ran at another time"
-    assert run("turns", rounds=3) == names and read_turns(tmp_path / "runs") == slices
-    assert starts == Counter((tmp_path / "runs" / "starts.txt").read_text().split()), "what is done is not run again"
+    assert len(names) == 9 and all(max(launches()[name]) == number for name, number in zip(names, [0, 2, 3] * 3, strict=True))
+    starts = Counter((tmp_path / "starts.txt").read_text().split())
+    again = [name for name in names if "-r1-" in name]
+    assert starts == Counter([*names, *again]), "its partners ran at another time"
+    assert {name for name, each in first.items() if each == [0]} == {name for name in names if "-r0-" in name}
+    assert run("turns", rounds=3) == names
+    assert starts == Counter((tmp_path / "starts.txt").read_text().split()), "what is done is not run again"
 
 
 @pytest.mark.parametrize(
@@ -409,13 +411,13 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
 def test_an_experiment_that_cannot_be_is_refused(values: Any, changes: Any, text: str, golden: Golden) -> None:
     wanted = {"runtimes": ["mpi/mpi"], "workers": 2, "rounds": 1, "cores": 4, **changes}
     with pytest.raises(ConfigError) as error:
-        plan(values, **wanted)
+        cells_of(values, "attribution", **wanted)
     golden(str(error.value), text)
 
 
 def test_an_unknown_runtime_is_refused_with_the_nearest(golden: Golden) -> None:
     with golden.raises(ConfigError, match="--runtime.*horovod/mpy.*horovod/mpi"):
-        plan({}, runtimes=["horovod/mpy"], workers=2, rounds=1, cores=2)
+        cells_of({}, "attribution", runtimes=["horovod/mpy"], workers=2, rounds=1, cores=2)
 
 
 # -------------------------------------------------------------------------------------------------------- in turns

@@ -150,7 +150,14 @@ class Grid:
             return
         earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
         launch = max(earlier, default=-1) + 1
-        how = BlockLaunch(block=block, launch=launch, seed=self.sweep.seed, policy=self._aim or self.places.policy)
+        how = BlockLaunch(
+            block=block,
+            launch=launch,
+            seed=self.sweep.seed,
+            policy=self._aim or self.places.policy,
+            equal_steps=self.sweep.equal_steps,
+            least_steps=self.sweep.least_steps,
+        )
         with how.conductor({cell.key: cell for cell in cells}) as conductor:
             sweep([self._lane([cell], conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]

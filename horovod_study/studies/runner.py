@@ -41,6 +41,7 @@ from horovod_study.studies.ledger import (
     log_path,
     past_durations,
     read_ledger,
+    set_aside,
 )
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.progress import say
@@ -48,6 +49,7 @@ from horovod_study.studies.smoke import smoke_test
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.turns import Policy, until_asked_for
 from horovod_study.text.words import plural
 
 AGAIN = (*ON_RETRY, "pre-empted")
@@ -74,6 +76,7 @@ class RunOptions:
     watch_load_s: float = 1.0  # how long other programs are watched before the first cell; 0: neither then nor later
     cores: int | None = None  # of this machine; None: those that it offers
     launch: Launcher = local_launch
+    policy: Policy = until_asked_for  # of cells that alternate: which of them need more
     grace_s: float = GRACE_S  # for launchers and workers, to end by themselves
 
 
@@ -114,10 +117,12 @@ def run_study(
     two workers cannot communicate, or when the study is already being run from this machine.
     """
     sweep = sweep_of(study, runs_dir)
-    return _run(sweep, options, console or Console())
+    return run_sweep(sweep, options, console=console)
 
 
-def _run(sweep: Sweep, options: RunOptions, console: Console) -> StudyResult:
+def run_sweep(sweep: Sweep, options: RunOptions, *, console: Console | None = None) -> StudyResult:
+    """Run the cells of a sweep that are not done, as `run_study` does those of a study."""
+    console = console or Console()
     places = [each for each in sweep.partitions.values() if each.scheduler != "slurm"]
     names = {name for each in places for name in {host.name for host in each.hosts} or {platform.node()}}
     broken_off = ""
@@ -128,6 +133,8 @@ def _run(sweep: Sweep, options: RunOptions, console: Console) -> StudyResult:
         if names:
             _end_leftovers(sweep.directory, names - {platform.node()}, options.grace_s, console)
         ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
+        if sweep.equal_steps and sweep.turns and _part_blocks(ledger):
+            ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
         plan, here, there, sites = _plan(sweep, ledger, options, console)
         if not options.yes:
             _ask_first(plan, console)
@@ -218,7 +225,7 @@ def retry_cells(
         say(console, ledger.summary())
         say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
         return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
-    return _run(sweep, replace(options, only=keys, retry=True), console)
+    return run_sweep(sweep, replace(options, only=keys, retry=True), console=console)
 
 
 def cancel_cells(
@@ -309,6 +316,22 @@ def _plan(
     return plan, here, there, sites
 
 
+def _part_blocks(ledger: Ledger) -> bool:
+    """Set aside the finished runs of blocks in which others are missing: a partner from another time is none."""
+    found = False
+    for _, block in groupby(sorted(ledger.entries, key=_repeat), key=_repeat):
+        entries = list(block)
+        done = [each for each in entries if each.state == "done"]
+        for each in done if len(done) < len(entries) else ():
+            set_aside(ledger.directory, each.cell)
+            found = True
+    return found
+
+
+def _repeat(entry: Entry) -> int:
+    return int(entry.cell.config.repeat)
+
+
 def _places(sweep: Sweep, sites: Mapping[Placement, Site], options: RunOptions) -> CellPlaces:
     """Return where the cells run, and how they are started."""
     available = cores_in_order(sorted(os.sched_getaffinity(0)))
@@ -329,6 +352,7 @@ def _places(sweep: Sweep, sites: Mapping[Placement, Site], options: RunOptions) 
 
     return CellPlaces(
         launch=options.launch,
+        policy=options.policy,
         site_of=place,
         cores_of=cores,
         grace_s=options.grace_s,

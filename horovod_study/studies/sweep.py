@@ -22,6 +22,8 @@ class Sweep:
     seed: int = 1  # of the order within a repeat
     timeout_s: float = 900.0  # of a cell
     turns: bool = False  # the cells of a repeat alternate, where they fit together
+    equal_steps: bool = False  # cells that alternate make as many steps as that of them which makes most
+    least_steps: int = 1  # of a slice, however long they take
     precision: float | None = None  # the half width of each wanted ratio's interval that ends it, relative
     wanted: tuple[tuple[str, str], ...] = ()  # ratios: labels of cell and base
     budget: Mapping[str, float] = field(default_factory=dict)  # hours, gpu_hours, core_hours; no entry is no limit
