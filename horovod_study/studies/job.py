@@ -1,16 +1,11 @@
 """The program inside a job: `python -m horovod_study.studies.job FOLDER` runs the cells that the job was submitted for.
 
-It runs on the first node, with the same loop, claims and records as `run` uses anywhere else. Before the first cell it
-looks whether code, environment and nodes are those that were asked for: cells that would measure something else fail
-with the difference as the reason. How it fares it writes into its note in FOLDER (jobs.py), so that this is known also
-where Slurm's own records are not.
+It runs on the first node, with the same loop, claims and records as `run` uses anywhere else, after a look whether
+code, environment and nodes are those that were asked for. How it fares it writes into its note in FOLDER (jobs.py).
 
-It ends early, with a checkpoint of the running cell, when Slurm says so:
-
-    SIGUSR1     some time before the time limit (#SBATCH --signal). What is left stays for the next `run`
-    SIGTERM     the job is pre-empted, requeued or cancelled: Slurm kills it soon
-    SIGTERM to the workers alone    pre-emption where the partition has a grace time. The job hands its nodes back then,
-                by requeueing itself: one that merely ended in that time would count as finished
+It ends early, with a checkpoint of the running cell, when Slurm says so: SIGUSR1 some time before the time limit,
+SIGTERM when the job is pre-empted, requeued or cancelled. Where the workers alone are told, because the partition has a
+grace time, the job hands its nodes back by requeueing itself: one that merely ended would count as finished.
 
 Exit codes: 0 all of its cells are done, 1 some are not, 2 the job cannot run, 75 it ended early.
 `run_here` does the same in an allocation that a person has made with salloc.
@@ -89,9 +84,21 @@ class JobSignals(Interruption):
     @property
     def state(self) -> str:
         """What the attempt that is broken off is called."""
-        if not self._state and self.requested:
-            self._state = self._find()
-        return self._state or INTERRUPTED
+        if not self.requested or self._state:
+            return self._state or INTERRUPTED
+        told = _told_by_slurm(self._ask, self._job_id)
+        restarts = told.get("Restarts", "0")
+        # So near its end, a job is taken to be ended by its time limit.
+        ending = self._ends is not None and self._ends - datetime.now(UTC).timestamp() < 90.0
+        if _is_pre_empted(told):
+            self._state = PRE_EMPTED
+        elif self.number == signal.SIGUSR1:
+            self._state = INTERRUPTED  # the time limit is near
+        elif restarts.isdigit() and int(restarts) > self._restarts:
+            self._state = PRE_EMPTED  # requeued: it is queued again by now
+        else:
+            self._state = INTERRUPTED if ending else CANCELLED if told else PRE_EMPTED
+        return self._state
 
     @state.setter
     def state(self, value: str) -> None:
@@ -101,18 +108,6 @@ class JobSignals(Interruption):
         # A second one is in the order of things: SIGUSR1 before the time limit, SIGTERM at it.
         if not self.requested:
             self.requested, self.number = True, number
-
-    def _find(self) -> str:
-        told = _told_by_slurm(self._ask, self._job_id)
-        if _is_pre_empted(told):
-            return PRE_EMPTED
-        if self.number == signal.SIGUSR1:
-            return INTERRUPTED  # the time limit is near
-        if told.get("Restarts", "0").isdigit() and int(told.get("Restarts", "0")) > self._restarts:
-            return PRE_EMPTED  # requeued: it is queued again by now
-        if self._ends is not None and self._ends - datetime.now(UTC).timestamp() < 90.0:
-            return INTERRUPTED  # so near its end, a job is taken to be ended by its time limit
-        return CANCELLED if told else PRE_EMPTED
 
 
 def _told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
@@ -209,8 +204,15 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
             grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=job.inside["planned"])
             note = _run(grid, cells, note, lambda note: write_note(directory, job.name, task, note), until, inside)
         except StudyError as error:
-            for cell in cells:
-                fail(directory, cell, str(error))
+            for cell in cells:  # one that somebody else runs, or that is done, is left
+                with suppress(Held), acquire(directory / CLAIMS, cell.key, what=cell.key) as lease:
+                    record = record_in(directory / cell.key)
+                    if record is not None and record.status == "done":
+                        lease.release("done")
+                        continue
+                    set_aside(directory, cell)
+                    create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
+                    lease.release("failed", str(error))
             write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
         early = stop.requested
@@ -342,16 +344,6 @@ def unlike(job: Job, cells: Sequence[Cell], partition: Partition, inside: Inside
     if said := changes(before, here):
         return f"on node {host} there is {said} since it was submitted; run the study again from that environment"
     return f"the code on node {host} is not that of the submission; run the study again"
-
-
-def fail(directory: Path, cell: Cell, reason: str) -> None:
-    """Record that a cell failed before it could be started; one that somebody else runs, or that is done, is left."""
-    with suppress(Held), acquire(directory / CLAIMS, cell.key, what=cell.key) as lease:
-        if (record := record_in(directory / cell.key)) is not None and record.status == "done":
-            return lease.release("done")
-        set_aside(directory, cell)
-        create_run(directory / cell.key, record_of(cell, utc_now(), reason))
-        lease.release("failed", reason)
 
 
 def seconds_left(environ: Mapping[str, str], limit_s: float, *, present: Callable[[], float] | None = None) -> float:
