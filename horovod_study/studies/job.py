@@ -282,7 +282,7 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
     wanted = ledger.to_do(retry=retry)
 
     def fits(cell: Cell) -> bool:
-        partition = sweep.partitions[cell.placement.partition]
+        partition = sweep.partition_of(cell)
         same = partition.slurm_partition in (None, there) or there is None
         return partition.scheduler == "slurm" and same and cell.placement.nodes <= len(hosts)
 
@@ -304,7 +304,7 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
         with suppress(ValueError):  # Unknown; Slurm tells local time
             left_s = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     with Interruption() as stop:
-        places = inside.places(lambda cell: sweep.partitions[cell.placement.partition], process.GRACE_S)
+        places = inside.places(sweep.partition_of, process.GRACE_S)
         planned = {entry.key: entry.state for entry in ledger.entries}
         grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=planned, lasts_s=left_s)
         broken_off = grid.run(cells)

@@ -184,10 +184,12 @@ def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), r
     to_do = ledger.to_do(retry=retry)
     # The seconds of each cell, and whether they are learned, guessed or unknown.
     looked = {cell.key: estimate.expected(cell, at_most_s=sweep.timeout_s) for cell in to_do}
-    seconds_of = lambda cell: looked[cell.key][0]  # noqa: E731
-    partition_of = lambda cell: sweep.partitions[cell.placement.partition]  # noqa: E731
-    jobs = [cell for cell in to_do if partition_of(cell).scheduler == "slurm"]
-    others = [cell for cell in to_do if partition_of(cell).scheduler != "slurm"]
+
+    def seconds_of(cell: Cell) -> float:
+        return looked[cell.key][0]
+
+    jobs = [cell for cell in to_do if sweep.partition_of(cell).scheduler == "slurm"]
+    others = [cell for cell in to_do if sweep.partition_of(cell).scheduler != "slurm"]
     here = [cell for block in blocks(others, sweep.seed) for cell in block]
     allocations = allocate(jobs, sweep.partitions, seconds_of, seed=sweep.seed)
     totals = {"hours": sum(map(seconds_of, _least(sweep, to_do))) / 3600}
@@ -210,7 +212,7 @@ def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), r
         core_hours=totals.get("core_hours"),
         guessed=tuple(runtime for runtime in RUNTIMES if runtime in guessed),
         unknown=sum(what == "unknown" for _, what in looked.values()),
-        too_long=sum(seconds_of(cell) > (partition_of(cell).time_limit_s or math.inf) for cell in jobs),
+        too_long=sum(seconds_of(cell) > (sweep.partition_of(cell).time_limit_s or math.inf) for cell in jobs),
         over=tuple(
             f"{_hours(totals[name])} {unit} of {_hours(sweep.budget[name])}"
             for name, unit in _UNITS.items()

@@ -326,7 +326,7 @@ class _Runner:
         def cores(cell: Cell) -> tuple[int, ...] | None:
             if not self._options.pin or not self._sites[cell.placement].alone:
                 return None
-            partition = self._sweep.partitions[cell.placement.partition]
+            partition = self._sweep.partition_of(cell)
             on_gpu = partition.gpus_per_node and cell.config.to_dict().get("device") != "cpu"
             near = near_gpus() if on_gpu else ()
             return cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
@@ -344,7 +344,7 @@ class _Runner:
         told = ""
         cores = available_cores() if self._options.cores is None else self._options.cores
         for cell in cells:
-            partition, workers = self._sweep.partitions[cell.placement.partition], cell.placement.workers
+            partition, workers = self._sweep.partition_of(cell), cell.placement.workers
             offered, what = (partition.gpus_per_node, "GPU") if partition.gpus_per_node else (cores, "core")
             if partition.hosts or workers <= offered:
                 continue
