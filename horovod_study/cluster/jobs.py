@@ -107,9 +107,6 @@ def read_jobs(directory: Path) -> list[Job]:
     return sorted(found, key=lambda job: (job.written, job.job_id.zfill(12), job.name))
 
 
-# ---------------------------------------------------------------------------------------------------- cells as values
-
-
 def cell_values(cell: Cell) -> dict[str, Any]:
     """Return a cell as plain values, from which `cell_of` makes it again."""
     values = {"key": cell.key, "label": cell.label, "config": cell.config.to_dict(), "runtime": cell.runtime}
@@ -139,9 +136,6 @@ def partition_of(values: Mapping[str, Any]) -> Partition:
     """Return the partition of which these are the values."""
     hosts = tuple(Host(**host) for host in values["hosts"])
     return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
-
-
-# ---------------------------------------------------------------------------------------------------- notes of a job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,8 +170,6 @@ def read_note(directory: Path, name: str, task: int) -> Note | None:
         return note
     return None
 
-
-# ---------------------------------------------------------------------------------------------------- asking Slurm
 
 Ask = Callable[[Sequence[str]], str | None]
 """Runs a command and returns what it printed, or None when it is not there, fails, or does not answer in time."""

@@ -30,6 +30,7 @@ from horovod_study.files import writing
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import BUSY_CORES
+from horovod_study.progress import duration
 from horovod_study.records import append_turns, read_turns
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (
@@ -96,6 +97,9 @@ class Grid:
     planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
     held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
     lasts_s: float = math.inf  # no cell is begun that would probably not end by then, where its time is known
+    begin_one: bool = False  # the first is begun all the same: it goes on from its checkpoint in the next job
+    after: Callable[[Cell], None] = lambda cell: None  # is told of each that has ended
+    left_out: list[str] = field(default_factory=list)  # keys of cells for which too little time was left
     broken_off: str = ""  # name of the cell that a request to stop has broken off
 
     def __post_init__(self) -> None:
@@ -176,8 +180,10 @@ class Grid:
                     "the source of horovod_study, or what is installed, was changed while the study ran; run it "
                     "again: what is done with the old one stays as it is, and the cells ahead are new ones"
                 )
-            if now() + (self._estimate.of(cell).seconds or 0.0) > self._until:
-                say(self.console, f"not begun: {cell.name} would not end in the time that is left here")
+            expected_s = self._estimate.of(cell).seconds or 0.0
+            if now() + expected_s > self._until and (position or not self.begin_one):
+                self.left_out.append(cell.key)
+                say(self.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
                 continue
             try:
                 end = yield from self._turn(cell, cells[position:], conductor)
@@ -196,6 +202,7 @@ class Grid:
                 return
             ahead = cells[position + 1 :]
             left = self._estimate.left(ahead) if ahead else None
+            self.after(cell)
             entry = read_entry(self.directory, cell)
             self._display.ended(entry, seconds=seconds, left=left, log=str(log_path(self.directory, cell)))
 

@@ -230,9 +230,6 @@ class Ledger:
         }
 
 
-# ---------------------------------------------------------------------------------------------------- taking stock
-
-
 def foreign(record: RunRecord, cell: Cell) -> str:
     """Say in one line why a record is not that of `cell`, whatever its directory is called; "" when it is."""
     key = cell.key
@@ -562,9 +559,6 @@ def _other_code(sweep: Sweep, names: Sequence[str]) -> tuple[_OtherCode, ...]:
             for name in runs:
                 del left[name]
     return tuple(found)
-
-
-# ---------------------------------------------------------------------------------------------------- keeping
 
 
 def log_path(directory: Path, cell: Cell) -> Path:

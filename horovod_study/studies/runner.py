@@ -101,9 +101,6 @@ class StudyResult:
         return 0 if self.planned_only or well == len(self.ledger.entries) else 1
 
 
-# ---------------------------------------------------------------------------------------------------- a study
-
-
 def run_study(
     study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None
 ) -> StudyResult:
