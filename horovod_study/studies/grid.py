@@ -60,7 +60,7 @@ from horovod_study.studies.ledger import (
 )
 from horovod_study.studies.progress import Display, say
 from horovod_study.studies.sweep import Sweep
-from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
+from horovod_study.studies.turns import BlockLaunch, Conductor, groups, sees_steps, until_asked_for, worker_mb
 
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 
@@ -74,7 +74,6 @@ class CellPlaces:
     cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
     grace_s: float = GRACE_S
     notice_load: bool = True  # warn once when other programs used the cores while a cell ran
-    policy: Policy = until_asked_for  # of cells that alternate: which of them need more
 
 
 class _End(NamedTuple):
@@ -153,7 +152,7 @@ class Grid:
             return
         earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
         launch = max(earlier, default=-1) + 1
-        how = BlockLaunch(block=block, launch=launch, seed=self.sweep.seed, policy=self._aim or self.places.policy)
+        how = BlockLaunch(block=block, launch=launch, seed=self.sweep.seed, policy=self._aim or until_asked_for)
         with how.conductor({cell.key: cell for cell in cells}) as conductor:
             sweep([self._lane([cell], conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
