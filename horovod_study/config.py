@@ -388,9 +388,10 @@ class Cell:
 
     def repeated(self, repeat: int) -> "Cell":
         """Return another repeat of a cell that is the first one."""
+        if not repeat:
+            return self
         # Repeats have seeds of their own: the same start again would hide how much learning scatters.
-        config = self.config.changed(repeat=repeat, seed=self.config.seed + repeat) if repeat else self.config
-        return replace(self, config=config)
+        return replace(self, config=self.config.changed(repeat=repeat, seed=self.config.seed + repeat))
 
 
 def local_cell(

@@ -234,12 +234,10 @@ def _study(options: argparse.Namespace) -> Any:
 
 
 def _ledger(options: argparse.Namespace, study: Any) -> Any:
-    from horovod_study.cluster.jobs import JobBook
     from horovod_study.studies.ledger import read_ledger
     from horovod_study.studies.study_file import sweep_of
 
-    sweep = sweep_of(study, options.runs)
-    return read_ledger(sweep, jobs=JobBook(sweep.directory))
+    return read_ledger(sweep_of(study, options.runs))
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:

@@ -19,12 +19,13 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.config import Cell, Placement
@@ -106,9 +107,6 @@ def read_jobs(directory: Path) -> list[Job]:
     return sorted(found, key=lambda job: (job.written, job.job_id.zfill(12), job.name))
 
 
-# ---------------------------------------------------------------------------------------------------- cells as values
-
-
 def cell_values(cell: Cell) -> dict[str, Any]:
     """Return a cell as plain values, from which `cell_of` makes it again."""
     values = {"key": cell.key, "label": cell.label, "config": cell.config.to_dict(), "runtime": cell.runtime}
@@ -138,9 +136,6 @@ def partition_of(values: Mapping[str, Any]) -> Partition:
     """Return the partition of which these are the values."""
     hosts = tuple(Host(**host) for host in values["hosts"])
     return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
-
-
-# ---------------------------------------------------------------------------------------------------- notes of a job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,8 +171,6 @@ def read_note(directory: Path, name: str, task: int) -> Note | None:
     return None
 
 
-# ---------------------------------------------------------------------------------------------------- asking Slurm
-
 Ask = Callable[[Sequence[str]], str | None]
 """Runs a command and returns what it printed, or None when it is not there, fails, or does not answer in time."""
 
@@ -199,8 +192,7 @@ def ask(command: Sequence[str]) -> str | None:
     return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What Slurm says about a task."""
 
     job_id: str  # of the whole job
@@ -232,9 +224,7 @@ def parse_squeue(text: str) -> list[Row]:
             reason += f": it will never start, {_NEVER_STARTS[reason]}"
         if meaning(state) == "running" and nodes:
             reason = f"on {nodes}" + (f", {reason}" if reason else "")
-        rows += [
-            Row(job_id=job_id, task=task, name=name, state=meaning(state), reason=reason) for task in _tasks(index)
-        ]
+        rows += [Row(job_id, task, name, meaning(state), reason) for task in _tasks(index)]
     return rows
 
 
@@ -252,10 +242,7 @@ def parse_sacct(text: str) -> list[Row]:
             reason = f"ended by signal {by}" if by not in ("", "0") else f"exit code {code}"
         elif state.startswith("CANCELLED by "):
             reason = f"by user {state.removeprefix('CANCELLED by ')}"
-        rows += [
-            Row(job_id=number[1], task=task, name=parts[1], state=meaning(state), reason=reason)
-            for task in _tasks(number[2] or "N/A")
-        ]
+        rows += [Row(number[1], task, parts[1], meaning(state), reason) for task in _tasks(number[2] or "N/A")]
     return rows
 
 
@@ -301,30 +288,24 @@ class JobBook:
         """Read the jobs below the study's folder `directory`; Slurm is asked when the first state is wanted."""
         self._directory, self._ask = directory, ask
         self.jobs = read_jobs(directory)
-        self._latest: dict[str, tuple[Job, int]] = {}
-        for job in self.jobs:  # oldest first: a later one takes the cell over
-            if not job.refused:
-                for number, task in enumerate(job.tasks):
-                    for key in task:
-                        self._latest[key] = (job, number)
-        self._states: dict[_Place, JobState] | None = None
+        self._places = {
+            (job.name, number): job for job in self.jobs if not job.refused for number in range(len(job.tasks))
+        }
+        # Oldest first: a later job takes the cell over.
+        self._latest = {key: place for place, job in self._places.items() for key in job.tasks[place[1]]}
+        self._notes: dict[_Place, Note | None] = {}
         self._heard = True
 
     def of(self, key: str) -> JobState | None:
         """Return where the latest job with the cell `key` stands; None: no job was ever submitted with it."""
-        if key not in self._latest:
+        place = self._latest.get(key)
+        if place is None or (state := self._states.get(place)) is None:
             return None
-        job, task = self._latest[key]
-        state = self.of_task(job, task)
-        if state is None:
-            return None
-        note = read_note(self._directory, job.name, task)
+        note = self._notes[place]
         return replace(state, left_out=note is not None and key in note.left_out)
 
     def of_task(self, job: Job, task: int) -> JobState | None:
         """Return where one task of a job stands; None: Slurm never heard of it."""
-        if self._states is None:
-            self._states = self._read()
         return self._states.get((job.name, task))
 
     def has_ended(self, number: str) -> bool:
@@ -335,13 +316,14 @@ class JobBook:
 
     def live(self) -> list[tuple[Job, int, JobState]]:
         """Return the tasks that wait or run."""
-        return [each for each in self._tasks() if each[2].live]
+        return [(self._places[place], place[1], state) for place, state in self._states.items() if state.live]
 
     def unheard(self) -> list[tuple[Job, int]]:
         """Return the tasks that may wait or run although nobody can say so, because squeue does not answer."""
+        told = [(self._places[place], place[1], state) for place, state in self._states.items()]
         return [
             (job, task)
-            for job, task, state in self._tasks()
+            for job, task, state in told
             if not self._heard
             and state.asked == "run directories"
             and (state.state in ("pending", "running", "unknown") or (state.state == "pre-empted" and job.requeue))
@@ -349,93 +331,69 @@ class JobBook:
 
     def job_id(self, name: str) -> str:
         """Return the number that Slurm gave to the job `name`, also where its folder does not know it; "": none."""
-        return next((state.job_id for job, _, state in self._tasks() if job.name == name and state.job_id), "")
+        return next((each.job_id for place, each in self._states.items() if place[0] == name and each.job_id), "")
 
-    def _tasks(self) -> list[tuple[Job, int, JobState]]:
-        """Return every task that Slurm has heard of, with where it stands."""
-        found = [(job, task, self.of_task(job, task)) for job in self.jobs for task in range(len(job.tasks))]
-        return [(job, task, state) for job, task, state in found if state is not None]
+    @cached_property
+    def _states(self) -> dict[_Place, JobState]:
+        """Where every task stands that Slurm has heard of, in the order of the jobs."""
+        self._notes = {place: read_note(self._directory, *place) for place in self._places}
+        found: dict[_Place, JobState] = {}
+        for place, note in self._notes.items():
+            if note is not None and note.state == "completed":  # final: nothing is asked about it
+                found[place] = _from_note(note)
+        if rest := self._without(found):
+            names = sorted({name for name, _ in rest})
+            # By name and not by number: squeue refuses the whole question when one number is no longer known. A command
+            # line has room for more names, but then a question for all jobs of the user is shorter.
+            filters = [f"--name={','.join(names)}"] if len(names) <= 500 else ["--me"]
+            columns = "--format=%i|%F|%K|%T|%r|%j|%N"
+            text = self._ask(("squeue", "--noheader", "--array", "--states=all", *filters, columns))
+            self._heard = text is not None
+            self._take(parse_squeue(text or ""), rest, found, "squeue")
+        if rest := self._without(found):
+            command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,JobName,State,ExitCode"]
+            if numbers := sorted({job.job_id for job in rest.values() if job.job_id}):
+                text = self._ask((*command, f"--jobs={','.join(numbers)}"))
+                self._take(parse_sacct(text or ""), rest, found, "sacct")
+            if nameless := {job.name: job for place, job in rest.items() if not job.job_id and place not in found}:
+                since = min(job.written for job in nameless.values())[:10]
+                text = self._ask((*command, f"--name={','.join(sorted(nameless))}", f"--starttime={since}"))
+                self._take(parse_sacct(text or ""), rest, found, "sacct")
+        for place, job in self._without(found).items():
+            if (state := self._from_folder(job, place)) is not None:
+                found[place] = state
+        return {place: found[place] for place in self._places if place in found}
 
-    def _read(self) -> dict[_Place, JobState]:
-        open_tasks: dict[_Place, Job] = {}
-        states: dict[_Place, JobState] = {}
-        for job in self.jobs:
-            if job.refused:
-                continue
-            for task in range(len(job.tasks)):
-                note = read_note(self._directory, job.name, task)
-                if note is not None and note.state == "completed":  # final: nothing is asked about it
-                    states[job.name, task] = _from_note(note)
-                else:
-                    open_tasks[job.name, task] = job
-        if not open_tasks:
-            return states
-        self._heard = self._ask_squeue(open_tasks, states)
-        rest = {place: job for place, job in open_tasks.items() if place not in states}
-        if rest:
-            self._ask_sacct(rest, states)
-        for (name, task), job in rest.items():
-            if (name, task) not in states and (state := self._from_folder(job, task)) is not None:
-                states[name, task] = state
-        return states
-
-    def _ask_squeue(self, wanted: Mapping[_Place, Job], states: dict[_Place, JobState]) -> bool:
-        names = sorted({name for name, _ in wanted})
-        # By name and not by number: squeue refuses the whole question when one number is no longer known. A command
-        # line has room for more names, but then a question for all jobs of the user is shorter.
-        filters = [f"--name={','.join(names)}"] if len(names) <= 500 else ["--me"]
-        columns = "--format=%i|%F|%K|%T|%r|%j|%N"
-        text = self._ask(("squeue", "--noheader", "--array", "--states=all", *filters, columns))
-        if text is not None:
-            self._take(parse_squeue(text), wanted, states, "squeue")
-        return text is not None
-
-    def _ask_sacct(self, wanted: Mapping[_Place, Job], states: dict[_Place, JobState]) -> None:
-        numbered = [job for job in wanted.values() if job.job_id]
-        command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,JobName,State,ExitCode"]
-        if numbered:
-            text = self._ask((*command, f"--jobs={','.join(sorted({job.job_id for job in numbered}))}"))
-            self._take(parse_sacct(text or ""), wanted, states, "sacct")
-        nameless = {job.name: job for place, job in wanted.items() if not job.job_id and place not in states}
-        if nameless:
-            since = min(job.written for job in nameless.values())[:10]
-            text = self._ask((*command, f"--name={','.join(sorted(nameless))}", f"--starttime={since}"))
-            self._take(parse_sacct(text or ""), wanted, states, "sacct")
+    def _without(self, found: Collection[_Place]) -> dict[_Place, Job]:
+        return {place: job for place, job in self._places.items() if place not in found}
 
     def _take(
         self, rows: Iterable[Row], wanted: Mapping[_Place, Job], states: dict[_Place, JobState], asked: str
     ) -> None:
         """Keep what is said about `wanted`; the later of two lines about one task is the newer."""
         for row in rows:
-            job = wanted.get((row.name, row.task or 0))
+            place = (row.name, row.task or 0)
+            job = wanted.get(place)
             if job is None or (job.job_id and job.job_id != row.job_id):
                 continue
-            task = row.task or 0
-            note = read_note(self._directory, job.name, task)
-            reason = row.reason
+            note, reason = self._notes[place], row.reason
             if note is not None and note.job_id.partition("_")[0] != row.job_id:
                 note = None
             if note is not None and note.reason and row.state not in ("pending", "running"):
                 reason = f"{reason}; {note.reason}" if reason else note.reason
             if row.state == "pending" and note is not None:
                 reason = f"started before, queued again{f' ({reason})' if reason else ''}"
-            states[job.name, task] = JobState(
-                state=row.state,
-                reason=reason,
-                job_id=row.job_id,
-                asked=asked,
-                restarts=note.restarts if note is not None else 0,
-            )
+            restarts = note.restarts if note is not None else 0
+            states[place] = JobState(state=row.state, reason=reason, job_id=row.job_id, asked=asked, restarts=restarts)
 
-    def _from_folder(self, job: Job, task: int) -> JobState | None:
+    def _from_folder(self, job: Job, place: _Place) -> JobState | None:
         """Say where a task stands that Slurm says nothing about, whether squeue answered or not."""
-        note = read_note(self._directory, job.name, task)
-        if note is not None and note.state != "running":
+        note = self._notes[place]
+        # One that refreshes its note every 30 s and has not done so for this long is taken for ended.
+        silent = self._heard or note is None or silent_s(note_path(self._directory, *place), note.said) >= 300.0
+        if note is not None and (note.state != "running" or not silent):
             return _from_note(note)
         if note is not None:
-            # One that refreshes its note every 30 s and has not done so for this long is taken for ended.
-            if not self._heard and silent_s(note_path(self._directory, job.name, task), note.said) < 300.0:
-                return _from_note(note)
             why = f"the job ended without saying how; its last word was at {note.said} on {note.host}"
         elif not self._heard:  # taken for waiting: to submit it a second time would be worse than to wait
             why = "squeue does not answer here" + ("" if job.job_id else "; it is not known whether it was submitted")

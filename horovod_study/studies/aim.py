@@ -7,7 +7,7 @@ launches are joined with those of the present one, and what was not resolved is 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from horovod_study.analysis.paired import Precision, RatioEstimate, RatioVerdict
 from horovod_study.analysis.stats import MIN_REPEATS, median_ratio
@@ -59,10 +59,11 @@ class Aim:
             slices=slices,
         )
 
-    def look(self, sweep: Sweep) -> None:
+    def look(self, sweep: Sweep) -> Self:
         """Take what all runs of a sweep have come to."""
         slices = read_turns(sweep.directory)
         self.take(slices, runs_alone(sweep, slices))
+        return self
 
     def take(self, slices: Iterable[TurnSlice], alone: Mapping[str, Sequence[float]] | None = None) -> None:
         """Take the slices of all launches that have ended, and `alone`, what `runs_alone` says of the other runs."""

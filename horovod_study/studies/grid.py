@@ -12,10 +12,10 @@ import math
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -30,6 +30,7 @@ from horovod_study.files import writing
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import BUSY_CORES
+from horovod_study.progress import duration
 from horovod_study.records import append_turns, read_turns
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (
@@ -45,7 +46,7 @@ from horovod_study.studies.attempt import (
     record_in,
 )
 from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.estimate import Estimate, TimeLeft
+from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.ledger import (
     foreign,
@@ -73,11 +74,9 @@ class CellPlaces:
     cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
     grace_s: float = GRACE_S
     notice_load: bool = True  # warn once when other programs used the cores while a cell ran
-    policy: Policy = until_asked_for  # of cells that alternate: which of them need more
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _End:
+class _End(NamedTuple):
     """How a cell's turn ended: what its claim is released with."""
 
     state: str
@@ -94,9 +93,13 @@ class Grid:
     console: Console
     stop: Interruption
     places: CellPlaces = field(default_factory=CellPlaces)
+    policy: Policy = until_asked_for  # of cells that alternate, where no precision is the aim
     planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
     held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
     lasts_s: float = math.inf  # no cell is begun that would probably not end by then, where its time is known
+    begin_one: bool = False  # the first is begun all the same: it goes on from its checkpoint in the next job
+    after: Callable[[Cell], None] = lambda cell: None  # is told of each that has ended
+    left_out: list[str] = field(default_factory=list)  # keys of cells for which too little time was left
     broken_off: str = ""  # name of the cell that a request to stop has broken off
 
     def __post_init__(self) -> None:
@@ -154,7 +157,7 @@ class Grid:
             block=block,
             launch=launch,
             seed=self.sweep.seed,
-            policy=self._aim or self.places.policy,
+            policy=self._aim or self.policy,
             equal_steps=self.sweep.equal_steps,
             least_steps=self.sweep.least_steps,
         )
@@ -184,9 +187,10 @@ class Grid:
                     "the source of horovod_study, or what is installed, was changed while the study ran; run it "
                     "again: what is done with the old one stays as it is, and the cells ahead are new ones"
                 )
-            name = cell.name
-            if now() + (self._estimate.of(cell).seconds or 0.0) > self._until:
-                say(self.console, f"not begun: {name} would not end in the time that is left here")
+            expected_s = self._estimate.of(cell).seconds or 0.0
+            if now() + expected_s > self._until and (position or not self.begin_one):
+                self.left_out.append(cell.key)
+                say(self.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
                 continue
             try:
                 end = yield from self._turn(cell, cells[position:], conductor)
@@ -201,10 +205,11 @@ class Grid:
             if end.state == "done" and end.attempt is not None and not end.resumed:  # a part says nothing about a whole
                 self._estimate.add(cell.runtime, cell.placement.workers, seconds)
             if self.stop.requested and end.state in (self.stop.state, "stopped", CANCELLED):
-                self.broken_off = name
+                self.broken_off = cell.name
                 return
             ahead = cells[position + 1 :]
-            left: TimeLeft | None = self._estimate.left(ahead) if ahead else None
+            left = self._estimate.left(ahead) if ahead else None
+            self.after(cell)
             entry = read_entry(self.directory, cell)
             self._display.ended(entry, seconds=seconds, left=left, log=str(log_path(self.directory, cell)))
 
@@ -212,22 +217,19 @@ class Grid:
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
     ) -> Generator[CellRun, Any, _End | None]:
         """Run one cell under its claim and release it with how it ended; None when it was not for us to run."""
-        name, site = cell.name, self.places.site_of(cell)
-        before = latest(self._claims, cell.key)
+        name, before = cell.name, latest(self._claims, cell.key)
         if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
             say(self.console, f"left out: {name} was cancelled")
             return None
-        end = _End(state=INTERRUPTED)
+        end = _End(INTERRUPTED)
         try:
             # A job that was killed could not give it back; Slurm is asked only where there is such a holder.
-            lease = acquire(
-                self._claims, cell.key, what=name, ended=lambda number: JobBook(self.directory).has_ended(number)
-            )
+            ended = lambda number: JobBook(self.directory).has_ended(number)  # noqa: E731
+            lease = acquire(self._claims, cell.key, what=name, ended=ended)
             try:
-                watch = self._watch(name, lease, ahead, conductor)
-                end = yield from self._under_claim(cell, site, watch, conductor)
+                end = yield from self._under_claim(cell, self._watch(name, lease, ahead, conductor), conductor)
             except Held as held:  # somebody trains in its directory who is no runner
-                end = replace(end, reason=f"left to {held.claim}")
+                end = _End(INTERRUPTED, f"left to {held.claim}")
                 raise
             finally:
                 lease.release(end.state, end.reason)
@@ -236,17 +238,15 @@ class Grid:
             return None
         return end
 
-    def _under_claim(
-        self, cell: Cell, site: Site, watch: Watch, conductor: Conductor | None
-    ) -> Generator[CellRun, Any, _End]:
+    def _under_claim(self, cell: Cell, watch: Watch, conductor: Conductor | None) -> Generator[CellRun, Any, _End]:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
-        out = self.directory.resolve() / cell.key
+        out, site = self.directory.resolve() / cell.key, self.places.site_of(cell)
         stop_marked(str(out), grace_s=self.places.grace_s)  # of an attempt whose runner was killed
         require_free(out)
         record = record_in(out)
         wrong = record is not None and foreign(record, cell) != ""
         if record is not None and record.status == "done" and not wrong:
-            return _End(state="done")
+            return _End("done")
         resume = not wrong and record is not None and goes_on(record, out)
         if resume:
             keep_log(self.directory, cell)
@@ -273,7 +273,7 @@ class Grid:
         if attempt.unreached:
             say(self.console, f"warning: {attempt.unreached}")
         if attempt.state == TAKEN_OVER:  # the run directory is another's now
-            return _End(state=INTERRUPTED, reason=attempt.reason, attempt=attempt)
+            return _End(INTERRUPTED, attempt.reason, attempt)
         note_attempt(
             self.directory,
             cell,
@@ -287,7 +287,7 @@ class Grid:
         if told:
             self._warned = True
             say(self.console, f"warning: {told} while that cell ran; its times are not those of a quiet machine")
-        return _End(state=attempt.state, reason=attempt.reason, attempt=attempt, resumed=resume)
+        return _End(attempt.state, attempt.reason, attempt, resume)
 
     def _watch(self, name: str, lease: Lease, ahead: Sequence[Cell], conductor: Conductor | None) -> Watch:
         """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""

@@ -1,16 +1,11 @@
 """The program inside a job: `python -m horovod_study.studies.job FOLDER` runs the cells that the job was submitted for.
 
-It runs on the first node, with the same loop, claims and records as `run` uses anywhere else. Before the first cell it
-looks whether code, environment and nodes are those that were asked for: cells that would measure something else fail
-with the difference as the reason. How it fares it writes into its note in FOLDER (jobs.py), so that this is known also
-where Slurm's own records are not.
+It runs on the first node, with the same loop, claims and records as `run` uses anywhere else, after a look whether
+code, environment and nodes are those that were asked for. How it fares it writes into its note in FOLDER (jobs.py).
 
-It ends early, with a checkpoint of the running cell, when Slurm says so:
-
-    SIGUSR1     some time before the time limit (#SBATCH --signal). What is left stays for the next `run`
-    SIGTERM     the job is pre-empted, requeued or cancelled: Slurm kills it soon
-    SIGTERM to the workers alone    pre-emption where the partition has a grace time. The job hands its nodes back then,
-                by requeueing itself: one that merely ended in that time would count as finished
+It ends early, with a checkpoint of the running cell, when Slurm says so: SIGUSR1 some time before the time limit,
+SIGTERM when the job is pre-empted, requeued or cancelled. Where the workers alone are told, because the partition has a
+grace time, the job hands its nodes back by requeueing itself: one that merely ended would count as finished.
 
 Exit codes: 0 all of its cells are done, 1 some are not, 2 the job cannot run, 75 it ended early.
 `run_here` does the same in an allocation that a person has made with salloc.
@@ -23,7 +18,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -47,19 +42,17 @@ from horovod_study.cluster.jobs import (
     read_job,
     write_note,
 )
-from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.site import hosts_of_allocation, site_of
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
 from horovod_study.lease import CLAIMS, Held, acquire
-from horovod_study.measure.clock import now, sleep, utc_now
+from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.progress import duration
-from horovod_study.records import create_run
+from horovod_study.records import RunRecord, create_run
 from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_in, record_of
-from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.grid import CellPlaces, Grid
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
-from horovod_study.studies.ledger import past_durations, read_ledger, set_aside
+from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.progress import say
 from horovod_study.studies.runner import StudyResult
 from horovod_study.studies.study_file import StudyConfig, sweep_of
@@ -89,30 +82,36 @@ class JobSignals(Interruption):
     @property
     def state(self) -> str:
         """What the attempt that is broken off is called."""
-        if not self._state and self.requested:
-            self._state = self._find()
-        return self._state or INTERRUPTED
+        if not self.requested or self._state:
+            return self._state or INTERRUPTED
+        told = _told_by_slurm(self._ask, self._job_id)
+        restarts = told.get("Restarts", "0")
+        # So near its end, a job is taken to be ended by its time limit.
+        ending = self._ends is not None and self._ends - datetime.now(UTC).timestamp() < 90.0
+        if _is_pre_empted(told):
+            self._state = PRE_EMPTED
+        elif self.number == signal.SIGUSR1:
+            self._state = INTERRUPTED  # the time limit is near
+        elif restarts.isdigit() and int(restarts) > self._restarts:
+            self._state = PRE_EMPTED  # requeued: it is queued again by now
+        else:
+            self._state = INTERRUPTED if ending else CANCELLED if told else PRE_EMPTED
+        return self._state
 
     @state.setter
     def state(self, value: str) -> None:
         self._state = value
 
+    def heed(self, record: RunRecord | None) -> None:
+        """Stop after a cell that ended because its workers alone were told that the nodes are taken away."""
+        broken_off = record is not None and record.status != "done" and not self.requested
+        if broken_off and _is_pre_empted(_told_by_slurm(self._ask, self._job_id)):
+            self.state, self.requested = PRE_EMPTED, True
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
         # A second one is in the order of things: SIGUSR1 before the time limit, SIGTERM at it.
         if not self.requested:
             self.requested, self.number = True, number
-
-    def _find(self) -> str:
-        told = _told_by_slurm(self._ask, self._job_id)
-        if _is_pre_empted(told):
-            return PRE_EMPTED
-        if self.number == signal.SIGUSR1:
-            return INTERRUPTED  # the time limit is near
-        if told.get("Restarts", "0").isdigit() and int(told.get("Restarts", "0")) > self._restarts:
-            return PRE_EMPTED  # requeued: it is queued again by now
-        if self._ends is not None and self._ends - datetime.now(UTC).timestamp() < 90.0:
-            return INTERRUPTED  # so near its end, a job is taken to be ended by its time limit
-        return CANCELLED if told else PRE_EMPTED
 
 
 def _told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
@@ -149,13 +148,10 @@ class Inside:
         """Return what Slurm says about the job."""
         return _told_by_slurm(self.ask, self.job_id)
 
-    def places(self, partition_of: Callable[[Cell], Partition], grace_s: float) -> CellPlaces:
+    def places(self, sweep: Sweep, grace_s: float) -> CellPlaces:
         """Return where and how cells are started here."""
-        return CellPlaces(
-            launch=self.launch,
-            site_of=lambda cell: site_of(partition_of(cell), cell.placement, environ=self.environ),
-            grace_s=grace_s,
-        )
+        place = lambda cell: site_of(sweep.partition_of(cell), cell.placement, environ=self.environ)  # noqa: E731
+        return CellPlaces(launch=self.launch, site_of=place, grace_s=grace_s)
 
 
 def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> int:
@@ -188,29 +184,45 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
     number = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id
     note = Note(job_id=number, host=inside.node, state="running", restarts=restarts, started=utc_now())
     lasts_s = seconds_left(environ, job.time_limit_s)
-    ends, until = datetime.now(UTC).timestamp() + lasts_s, now() + lasts_s
+    ends = datetime.now(UTC).timestamp() + lasts_s
     write_note(directory, job.name, task, note)
-    cells: list[Cell] = []
+    cells: tuple[Cell, ...] = ()
     with (
         JobSignals(inside.job_id, restarts=restarts, ends=ends, ask=inside.ask) as stop,
         _refreshed(note_path(directory, job.name, task)),
     ):
         try:
-            sweep = contents(job, directory)
-            by_key, (partition,) = {cell.key: cell for cell in sweep.cells}, sweep.partitions.values()
-            cells = [by_key[key] for key in job.tasks[task]]
+            sweep = contents(job, directory, task)
+            cells = sweep.cells
             told = f", start {restarts + 1}" if restarts else ""
             nodes = environ.get("SLURM_JOB_NODELIST", platform.node())
             begun = f"job {inside.job_id or '?'} of study {sweep.name} on {nodes}{told}"
             say(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
-            if problem := unlike(job, cells, partition, inside):
+            if problem := unlike(job, sweep, inside):
                 raise StudyError(problem)
-            places = inside.places(lambda cell: partition, GRACE_S)
-            grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=job.inside["planned"])
-            note = _run(grid, cells, note, lambda note: write_note(directory, job.name, task, note), until, inside)
+            grid = Grid(
+                sweep=sweep,
+                console=console,
+                stop=stop,
+                places=inside.places(sweep, GRACE_S),
+                planned=job.inside["planned"],
+                lasts_s=lasts_s,
+                begin_one=True,
+                after=lambda cell: stop.heed(record_in(directory / cell.key)),
+            )
+            grid.run(cells)
+            state, reason = _ended(directory, cells, grid.left_out, stop)
+            note = replace(note, state=state, reason=reason, left_out=tuple(grid.left_out))
         except StudyError as error:
-            for cell in cells:
-                fail(directory, cell, str(error))
+            for cell in cells:  # one that somebody else runs, or that is done, is left
+                with suppress(Held), acquire(directory / CLAIMS, cell.key, what=cell.key) as lease:
+                    record = record_in(directory / cell.key)
+                    if record is not None and record.status == "done":
+                        lease.release("done")
+                        continue
+                    set_aside(directory, cell)
+                    create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
+                    lease.release("failed", str(error))
             write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
         early = stop.requested
@@ -228,44 +240,17 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
     return 0 if note.state == "completed" and not note.reason else 1
 
 
-def _run(
-    grid: Grid, cells: Sequence[Cell], note: Note, keep: Callable[[Note], None], until: float, inside: Inside
-) -> Note:
-    """Run the cells one after the other, and `keep` a note of each; return the last note."""
-    stop = grid.stop
-    estimate = Estimate(past_durations(grid.directory))
-    left_out: list[str] = []
-    not_done = 0
-    for position, cell in enumerate(cells):
-        if stop.requested:
-            break
-        expected_s = estimate.of(cell).seconds
-        # The first is begun in any case: one that never fits into a job goes on from its checkpoint in the next.
-        if position and expected_s is not None and now() + expected_s > until:
-            left_out.append(cell.key)
-            say(inside.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
-            continue
-        note = replace(note, cell=cell.key, left_out=tuple(left_out))
-        keep(note)
-        grid.run([cell], total=len(cells), ended=position)
-        record = record_in(grid.directory / cell.key)
-        done = record is not None and record.status == "done"
-        not_done += not done
-        if record is not None and not done and not stop.requested and _is_pre_empted(inside.told()):
-            stop.state, stop.requested = PRE_EMPTED, True
-    note = replace(note, cell="", left_out=tuple(left_out))
+def _ended(directory: Path, cells: Sequence[Cell], left_out: Collection[str], stop: JobSignals) -> tuple[str, str]:
+    """Return state and reason of a job that has gone through its cells, or was told to stop."""
     if stop.requested:
-        reasons = {PRE_EMPTED: "Slurm takes the nodes away", CANCELLED: "it was cancelled"}
-        near = isinstance(stop, JobSignals) and stop.number == signal.SIGUSR1
-        reason = reasons.get(stop.state, "its time limit is near" if near else "it was stopped")
-        state = stop.state if stop.state in reasons else "timed out"
-        return replace(note, state=state, reason=reason)
+        near = "its time limit is near" if stop.number == signal.SIGUSR1 else "it was stopped"
+        known = {PRE_EMPTED: "Slurm takes the nodes away", CANCELLED: "it was cancelled"}
+        return stop.state if stop.state in known else "timed out", known.get(stop.state, near)
+    records = [record_in(directory / cell.key) for cell in cells if cell.key not in left_out]
+    not_done = sum(record is None or record.status != "done" for record in records)
     told = [f"{not_done} of {plural(len(cells), 'cell')} not done"] if not_done else []
     told += [f"{len(left_out)} not begun, too little time was left"] if left_out else []
-    return replace(note, state="completed", reason="; ".join(told))
-
-
-# ---------------------------------------------------------------------------------------------------- manually
+    return "completed", "; ".join(told)
 
 
 def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str, retry: bool = True) -> StudyResult:
@@ -280,7 +265,7 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
     wanted = ledger.to_do(retry=retry)
 
     def fits(cell: Cell) -> bool:
-        partition = sweep.partitions[cell.placement.partition]
+        partition = sweep.partition_of(cell)
         same = partition.slurm_partition in (None, there) or there is None
         return partition.scheduler == "slurm" and same and cell.placement.nodes <= len(hosts)
 
@@ -302,7 +287,7 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
         with suppress(ValueError):  # Unknown; Slurm tells local time
             left_s = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     with Interruption() as stop:
-        places = inside.places(lambda cell: sweep.partitions[cell.placement.partition], process.GRACE_S)
+        places = inside.places(sweep, process.GRACE_S)
         planned = {entry.key: entry.state for entry in ledger.entries}
         grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=planned, lasts_s=left_s)
         broken_off = grid.run(cells)
@@ -313,45 +298,33 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
     return StudyResult(ledger=ledger, interrupted=stop.requested)
 
 
-# ---------------------------------------------------------------------------------------------------- what is asked for
-
-
-def contents(job: Job, directory: Path) -> Sweep:
-    """Return the cells of all tasks of a job, and what its folder tells of the study in `directory`."""
+def contents(job: Job, directory: Path, task: int) -> Sweep:
+    """Return the cells of one task of a job, in their order, with what its folder tells of the study in `directory`."""
     partition, told = partition_of(job.inside["partition"]), job.inside["study"]
+    by_key = {values["key"]: values for values in job.inside["cells"]}
     return Sweep(
         name=job.study,
         directory=directory,
-        cells=tuple(map(cell_of, job.inside["cells"])),
+        cells=tuple(cell_of(by_key[key]) for key in job.tasks[task]),
         partitions={partition.name: partition},
         seed=told["seed"],
         timeout_s=told["timeout_s"],
     )
 
 
-def unlike(job: Job, cells: Sequence[Cell], partition: Partition, inside: Inside) -> str:
+def unlike(job: Job, sweep: Sweep, inside: Inside) -> str:
     """Return in one line how this place differs from what was asked for at submission, or ""."""
-    host, hosts = inside.node, hosts_of_allocation(inside.environ)
+    hosts, (partition,) = hosts_of_allocation(inside.environ), sweep.partitions.values()
     if len(hosts) != job.nodes:
         names = ", ".join(each.name for each in hosts)
         return f"the job has {len(hosts)} nodes ({names}), but {job.nodes} were asked for; submit the study again"
-    if all(cell.identity in ("", identify(partition)) for cell in cells):
+    if all(cell.identity in ("", identify(partition)) for cell in sweep.cells):
         return ""
     before = Known(files={"-": ""}, environment=job.inside["environment"])
-    here = Known(files={"-": ""}, environment=environment(partition))
-    if said := changes(before, here):
-        return f"on node {host} there is {said} since it was submitted; run the study again from that environment"
-    return f"the code on node {host} is not that of the submission; run the study again"
-
-
-def fail(directory: Path, cell: Cell, reason: str) -> None:
-    """Record that a cell failed before it could be started; one that somebody else runs, or that is done, is left."""
-    with suppress(Held), acquire(directory / CLAIMS, cell.key, what=cell.key) as lease:
-        if (record := record_in(directory / cell.key)) is not None and record.status == "done":
-            return lease.release("done")
-        set_aside(directory, cell)
-        create_run(directory / cell.key, record_of(cell, utc_now(), reason))
-        lease.release("failed", reason)
+    said, place = changes(before, Known(files={"-": ""}, environment=environment(partition))), f"node {inside.node}"
+    if said:
+        return f"on {place} there is {said} since it was submitted; run the study again from that environment"
+    return f"the code on {place} is not that of the submission; run the study again"
 
 
 def seconds_left(environ: Mapping[str, str], limit_s: float, *, present: Callable[[], float] | None = None) -> float:

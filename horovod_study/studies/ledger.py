@@ -2,30 +2,16 @@
 
 A cell's run directory is RUNS/<study>/<key>/, where the key holds everything the cell was asked to do, with which code
 and in which environment: an edited study file or source gives other keys, and a cell that was run once is never run
-again. The states are
-
-    done         the run finished and its record says so
-    running      its process is alive, here or, as far as can be seen from here, on another host
-    queued       it is in a submitted job that waits, or that runs and has not come to it yet
-    failed       it ended with a reason: an error, a lost worker
-    timed out    it was ended by the study's or the job's time limit
-    pre-empted   its job had to make room for another one
-    cancelled    somebody took it back
-    stopped      a signal ended it, and it wrote a checkpoint first
-    incomplete   it was interrupted or killed: its record says running, but its process is gone
-    missing      there is no run directory
-
-Only `done`, `failed`, `stopped` and `running` are words of a run's own record. What else happened is known to whoever
-ran the cell, who says so when giving back the claim on it (lease.py), or to the scheduler (jobs.py).
+again. docs/cluster.md says what each state means. Only `done`, `failed`, `stopped` and `running` are words of a run's
+own record. What else happened is known to whoever ran the cell, who says so when giving back the claim on it
+(lease.py), or to the scheduler (jobs.py).
 
 A stopped, incomplete, pre-empted, timed out or killed cell that has a checkpoint goes on from there, in its directory.
-Before any other one is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, with its log. Folders
-whose names begin with a dot hold no current runs, and `records.run_directories` passes over them: an analysis counts
-the latest attempt only, so a failure that was made good is no failure, and one that was not is shown. Nothing is ever
-overwritten or deleted.
+Before any other one is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, with its log: an analysis
+counts the latest attempt only. Nothing is ever overwritten or deleted.
 
-`attempts.csv` remembers how long every attempt took. Only the estimate of the time left reads it. `.ledger.json` keeps
-what was read of finished cells: thousands are then looked at only, not read. It may be removed at any time.
+`attempts.csv` remembers how long every attempt took, for the estimate of the time left. `.ledger.json` keeps what was
+read of finished cells: thousands are then looked at only, not read. It may be removed at any time.
 """
 
 import json
@@ -40,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod_study import alive, lease
 from horovod_study.analysis.paired import MOST_LAUNCHES
@@ -114,16 +100,12 @@ class Entry:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _OtherCode:
+class _OtherCode(NamedTuple):
     """Runs of cells of this study that were made with other code, or in another environment."""
 
     identity: str
     runs: tuple[str, ...]  # names of their directories
     why: str  # "other code (train.py changed since)"
-
-    def __str__(self) -> str:
-        return f"{_runs(len(self.runs), 'was', 'were')} made with {self.why}"
 
 
 def _runs(count: int, one: str, more: str) -> str:
@@ -204,7 +186,8 @@ class Ledger:
         if self.reached:
             text = f"study {self.sweep.name}: {self.reached} is reached with {found['done']} of at most {every} runs"
         text += f" ({', '.join(counts)})" if counts else ""
-        text += "".join(f"; {each}" for each in self.other_code)
+        for each in self.other_code:
+            text += f"; {_runs(len(each.runs), 'was', 'were')} made with {each.why}"
         if self.further:
             text += f"; {_runs(len(self.further), 'is a further repeat', 'are further repeats')} (run --until)"
         if self.foreign:
@@ -245,9 +228,6 @@ class Ledger:
             "foreign": list(self.foreign),
             "unreadable": dict(self.unreadable),
         }
-
-
-# ---------------------------------------------------------------------------------------------------- taking stock
 
 
 def foreign(record: RunRecord, cell: Cell) -> str:
@@ -295,7 +275,8 @@ def judge(
         return "running", f"{who}; {claim.believed}" if claim.believed else who
     its_job = job is not None and claim is not None and claim.holder is not None and _same(claim.holder.job, job)
     if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):
-        return "queued", _queued(job)
+        why = f"job {job.job_id} pending" + (f" ({job.reason})" if job.reason else "")
+        return "queued", why if job.state == "pending" else f"job {job.job_id} runs, waiting for its turn"
     state, reason = _recorded(record, exists=exists)
     if state == "running" and record is not None and record.host != platform.node():
         state, reason = _elsewhere(record, claim, stale, job if its_job or claim is None else None, silence_s)
@@ -328,12 +309,6 @@ def _is_over(job: JobState, claim: lease.Claim | None) -> bool:
     """Return whether a job that is still alive has had its turn at the cell; one that was requeued gets another."""
     restarted = claim is not None and claim.holder is not None and claim.holder.restarts < job.restarts
     return job.state == "running" and not restarted and (claim is None or claim.state != "pre-empted")
-
-
-def _queued(job: JobState) -> str:
-    if job.state == "pending":
-        return f"job {job.job_id} pending" + (f" ({job.reason})" if job.reason else "")
-    return f"job {job.job_id} runs, waiting for its turn"
 
 
 def _recorded(record: RunRecord | None, *, exists: bool) -> tuple[str, str]:
@@ -389,37 +364,30 @@ def _after(job: JobState, state: str, reason: str) -> tuple[str, str]:
 
 
 def _entry(
-    directory: Path,
-    cell: Cell,
-    there: "_There",
-    jobs: JobBook | None,
-    *,
-    earlier: int,
-    generation: int,
-    present: Callable[[], float],
+    directory: Path, cell: Cell, there: "_There", jobs: JobBook | None, generation: int, present: Callable[[], float]
 ) -> Entry:
     """Judge one cell; `generation`: of the latest claim on it, 0 without one; `present`: the file server's time."""
-    key, path, recorded = cell.key, directory / cell.key, there.status is not None
-    record = read_run(path) if recorded else None
+    key, path = cell.key, directory / cell.key
+    record = None if there.status is None else read_run(path)
     wrong = there.unreadable or ("" if record is None else foreign(record, cell))
     done = record is not None and record.status == "done"
     job = None if jobs is None or done else jobs.of(key)
     claim, stale = None, False
     # Whoever ran a cell that is done says nothing more, and there may be thousands; nor does this very process.
-    if generation and not (done and not wrong):
+    if generation and (wrong or not done):
         claim = lease.read_claim(directory / lease.CLAIMS, key, generation)
-        claim = None if claim is None or claim.mine else claim
-
-    def ended(number: str) -> bool:
-        return job is not None and _same(number, job) and job.state not in _ALIVE
+        if claim is None or claim.mine:
+            claim = None
+    if claim is not None and claim.released is None:
+        over = job is not None and job.state not in _ALIVE
+        ended = lambda number: over and job is not None and _same(number, job)  # noqa: E731
+        stale = lease.is_stale(claim, present=present(), ended=ended)
 
     def silence_s() -> float | None:
         with suppress(RecordError):
             return silent_s(path)
         return None
 
-    if claim is not None and claim.released is None:
-        stale = lease.is_stale(claim, present=present(), ended=ended)
     exists = record is not None or there.holds_files
     state, reason = judge(record, exists=exists, claim=claim, stale=stale, job=job, silence_s=silence_s, wrong=wrong)
     holder = claim.holder if claim is not None else None
@@ -429,8 +397,7 @@ def _entry(
         state=state,
         reason=reason,
         samples_per_s=timed.totals.get("samples_per_s") if timed and state == "done" else None,
-        earlier_attempts=earlier,
-        recorded=recorded,
+        recorded=record is not None,
         host=(record.host if record is not None else holder.host if holder else "") if state == "running" else "",
         job=job.job_id if job is not None else holder.job if holder else "",
     )
@@ -446,12 +413,10 @@ def _server_time(directory: Path) -> float:
 
 def read_entry(directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
-    earlier = sum(1 for _ in (directory / lease.ATTEMPTS).glob(f"{cell.key}-*"))
-    claim = lease.latest(directory / lease.CLAIMS, cell.key)
-    generation, there = claim.generation if claim else 0, _There.at(directory / cell.key)
-    return _entry(
-        directory, cell, there, jobs, earlier=earlier, generation=generation, present=partial(_server_time, directory)
-    )
+    claim, there = lease.latest(directory / lease.CLAIMS, cell.key), _look(directory / cell.key)
+    generation, present = claim.generation if claim else 0, partial(_server_time, directory)
+    entry = _entry(directory, cell, there, jobs, generation, present)
+    return replace(entry, earlier_attempts=len([*(directory / lease.ATTEMPTS).glob(f"{cell.key}-*")]))
 
 
 def _no_run(directory: Path) -> str:
@@ -465,36 +430,24 @@ def _no_run(directory: Path) -> str:
 
 def read_ledger(sweep: Sweep, *, jobs: JobBook | None = None) -> Ledger:
     """Read the state of every cell; a damaged record is a RecordError that names its file."""
+    jobs = jobs or JobBook(sweep.directory)
     directory, keys = sweep.directory, {cell.key: cell for cell in sweep.cells}
     present = cache(partial(_server_time, directory))
     try:
         names = _names(directory)
         earlier = Counter(name.rpartition("-")[0] for name in _names(directory / lease.ATTEMPTS))
         claims = lease.generations(directory / lease.CLAIMS)
-        read = _Cache(directory)
-        entries = []
+        read, entries = _Cache(directory), []
         for key, cell in keys.items():
-            there = _There.at(directory / key) if key in names else _There()
+            there = _look(directory / key) if key in names else _There()
             if (known := read.get(key, there.status)) is not None:
-                rate, reason = known
-                entry = Entry(cell=cell, state="done", samples_per_s=rate, reason=reason, recorded=True)
-                entry = replace(entry, earlier_attempts=earlier[key])
+                entry = Entry(cell=cell, state="done", samples_per_s=known[0], reason=known[1], recorded=True)
             else:
-                entry = _entry(
-                    directory,
-                    cell,
-                    there,
-                    jobs,
-                    earlier=earlier[key],
-                    generation=claims.get(key, 0),
-                    present=present,
-                )
-                read.put(key, there.status, entry)
-            entries.append(entry)
+                entry = _entry(directory, cell, there, jobs, claims.get(key, 0), present)
+                read.put(there.status, entry)
+            entries.append(replace(entry, earlier_attempts=earlier[key]) if earlier[key] else entry)
         read.keep()
-        others = {
-            name: _There.at(directory / name) for name in sorted(names.difference(keys)) if not name.startswith(".")
-        }
+        others = {name: _look(directory / name) for name in sorted(names.difference(keys)) if name[0] != "."}
         unknown = [name for name, there in others.items() if there.status is not None]
     except OSError as error:
         raise StudyError(f"{directory}: cannot be read ({error.strerror}); choose another folder with --runs") from None
@@ -520,8 +473,7 @@ def _reached(sweep: Sweep, missing: Sequence[Cell]) -> str:
     """Return the precision that is the aim if it needs none of the `missing` cells; else ""."""
     if sweep.precision is None or not missing or not sweep.directory.is_dir():
         return ""
-    aim = Aim.of(sweep)
-    aim.look(sweep)
+    aim = Aim.of(sweep).look(sweep)
     return "" if aim.open() or aim.needed(missing) else f"+- {100 * sweep.precision:.3g} %"
 
 
@@ -532,24 +484,22 @@ def _names(directory: Path) -> set[str]:
         return set()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _There:
+class _There(NamedTuple):
     """What an entry of a study's folder is."""
 
     status: os.stat_result | None = None  # of its run.json
     holds_files: bool = False
     unreadable: str = ""  # why it cannot be looked into: a link that leads nowhere, no permission
 
-    @classmethod
-    def at(cls, path: Path) -> "_There":
-        try:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return cls(status=os.stat(path / MANIFEST), holds_files=True)
-            if not os.path.lexists(path):
-                return cls()
-            return cls(holds_files=stat.S_ISDIR(os.stat(path).st_mode) and bool(os.listdir(path)))
-        except OSError as error:
-            return cls(unreadable=f"cannot be read ({error.strerror or error})")
+
+def _look(path: Path) -> _There:
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return _There(status=os.stat(path / MANIFEST), holds_files=True)
+        exists = os.path.lexists(path)
+        return _There(holds_files=exists and stat.S_ISDIR(os.stat(path).st_mode) and bool(os.listdir(path)))
+    except OSError as error:
+        return _There(unreadable=f"cannot be read ({error.strerror or error})")
 
 
 class _Cache:
@@ -573,11 +523,10 @@ class _Cache:
                 return rate, reason
         return None
 
-    def put(self, key: str, status: os.stat_result | None, entry: Entry) -> None:
-        if status is None or entry.state != "done":
-            return
-        self._runs[key] = [status.st_mtime_ns, status.st_size, entry.samples_per_s, entry.reason]
-        self._new += 1
+    def put(self, status: os.stat_result | None, entry: Entry) -> None:
+        if status is not None and entry.state == "done":
+            self._runs[entry.key] = [status.st_mtime_ns, status.st_size, entry.samples_per_s, entry.reason]
+            self._new += 1
 
     def keep(self) -> None:
         """Write it if that is worth it and possible."""
@@ -610,9 +559,6 @@ def _other_code(sweep: Sweep, names: Sequence[str]) -> tuple[_OtherCode, ...]:
             for name in runs:
                 del left[name]
     return tuple(found)
-
-
-# ---------------------------------------------------------------------------------------------------- keeping
 
 
 def log_path(directory: Path, cell: Cell) -> Path:

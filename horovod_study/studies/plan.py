@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from horovod_study.analysis.paired import LAUNCHES
@@ -43,56 +43,55 @@ class Plan:
     too_long: int = 0  # cells that are expected to take longer than their partition lets a job run
     over: tuple[str, ...]  # what exceeds the budget
 
-    @property
-    def sweep(self) -> Sweep:
-        """What it is the plan of."""
-        return self.ledger.sweep
-
     def lines(self) -> list[str]:
         """Return the plan as a person reads it; thousands of cells are counted, not listed."""
-        sweep = self.sweep
+        sweep = self.ledger.sweep
         lines = [self.ledger.summary()]
         for name, partition in sweep.partitions.items():
             lines += ["", *self._table(name, partition)]
-        lines += ["", *_varied(sweep)] if sweep.varied else []
-        lines += self._turns()
+        lines += ["", _varied(sweep)] if sweep.varied else []
+        blocks, alone = alternating(sweep, self.cells)
+        lines += [""] if blocks or alone else []
+        if blocks:
+            sizes = sorted({len(part.cells) for part in blocks})
+            each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+            how_many = f"{plural(len(blocks), 'block')} of {each} cells"
+            lines.append(f"in turns: {how_many} that are started together and alternate")
+        for reason, count in Counter(alone.values()).most_common():
+            lines.append(f"alone: {plural(count, 'cell')}: {reason}")
         if sweep.left_out:
             lines.append(f"left out, because there is no such pair: {', '.join(sweep.left_out)}")
         if not self.cells:
             return [*lines, "", "nothing to do"]
-        if self.allocations:
-            lines += ["", *self._jobs()]
-        return [*lines, "", *self._totals()]
+        return [*lines, *(["", *self._jobs()] if self.allocations else []), "", *self._totals()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, with every cell."""
-        states = {entry.key: entry.state for entry in self.ledger.entries}
-        names = {entry.key: entry.name for entry in self.ledger.entries}
+        sweep = self.ledger.sweep
         place = {cell.key: number for number, cell in enumerate(self.cells)}
-        blocks, alone = alternating(self.sweep, self.cells)
+        blocks, alone = alternating(sweep, self.cells)
         return {
-            "study": self.sweep.name,
-            "file": str(self.sweep.source) if self.sweep.source else None,
-            "directory": str(self.ledger.directory),
-            "scaling": self.sweep.scaling,
+            "study": sweep.name,
+            "file": str(sweep.source) if sweep.source else None,
+            "directory": str(sweep.directory),
+            "scaling": sweep.scaling,
             "partitions": {
                 name: facts(each, "scheduler", "gpus_per_node", "cores_per_node")
                 | {"workers_per_node": each.slots_per_node}
-                for name, each in self.sweep.partitions.items()
+                for name, each in sweep.partitions.items()
             },
-            "counts": dict(Counter(states.values())),
+            "counts": dict(Counter(entry.state for entry in self.ledger.entries)),
             "to_do": len(self.cells),
             "cells": [
                 {
-                    "cell": cell.key,
-                    "name": names.get(cell.key, ""),
-                    "state": states.get(cell.key, ""),
-                    "runtime": cell.runtime,
-                    "placement": {**cell.placement.to_dict(), "per_node": list(cell.placement.per_node)},
-                    **facts(cell.config, "batch", "repeat"),
-                    "place": place.get(cell.key),
+                    "cell": each.key,
+                    **facts(each, "name", "state"),
+                    "runtime": each.cell.runtime,
+                    "placement": {**each.cell.placement.to_dict(), "per_node": list(each.cell.placement.per_node)},
+                    **facts(each.cell.config, "batch", "repeat"),
+                    "place": place.get(each.key),
                 }
-                for cell in self.sweep.cells
+                for each in self.ledger.entries
             ],
             "jobs": [
                 {
@@ -107,23 +106,10 @@ class Plan:
             **facts(self, "seconds", "gpu_hours", "core_hours"),
             "guessed": list(self.guessed),
             **facts(self, "unknown", "too_long"),
-            "budget": {name: self.sweep.budget.get(name) for name in _UNITS},
+            "budget": {name: sweep.budget.get(name) for name in _UNITS},
             "over_budget": list(self.over),
             "turns": {"blocks": [[cell.key for cell in part.cells] for part in blocks], "alone": alone},
         }
-
-    def _turns(self) -> list[str]:
-        """Return which cells alternate and which do not."""
-        blocks, alone = alternating(self.sweep, self.cells)
-        lines = []
-        if blocks:
-            sizes = sorted({len(part.cells) for part in blocks})
-            each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-            how_many = f"{plural(len(blocks), 'block')} of {each} cells"
-            lines.append(f"in turns: {how_many} that are started together and alternate")
-        for reason, count in Counter(alone.values()).most_common():
-            lines.append(f"alone: {plural(count, 'cell')}: {reason}")
-        return ["", *lines] if lines else []
 
     def _table(self, name: str, partition: Partition) -> list[str]:
         """Return what is run on one partition: a row per placement, a column per runtime, done and all cells."""
@@ -135,9 +121,10 @@ class Plan:
             every[entry.cell.runtime] += 1
             done[entry.cell.runtime] += entry.state == "done"
         runtimes = list(dict.fromkeys(entry.cell.runtime for entry in entries))
-        rows = []
-        for text, (_, every, done) in sorted(shapes.items(), key=lambda shape: (sum(shape[1][0]), len(shape[1][0]))):
-            rows.append((text, *(f"{done[each]}/{every[each]}" if every[each] else "" for each in runtimes)))
+        rows = [
+            (text, *(f"{done[each]}/{every[each]}" if every[each] else "" for each in runtimes))
+            for text, (_, every, done) in sorted(shapes.items(), key=lambda shape: (sum(shape[1][0]), len(shape[1][0])))
+        ]
         more = len(rows) - _MOST_ROWS
         head = f"partition {name}, {_SCHEDULERS[partition.scheduler]}: {partition.node()} per node, "
         head += f"{plural(partition.cores_per_worker, 'core')} per worker; cells done/all:"
@@ -150,26 +137,25 @@ class Plan:
             tasks = f", {len(each.tasks)} tasks" if len(each.tasks) > 1 else ""
             limit = duration(each.time_limit_s) + (" each" if tasks else "")
             _, _, where = _place(each.placement).partition(" on ")
-            there = f"{each.partition}: " if len(self.sweep.partitions) > 1 else ""
+            there = f"{each.partition}: " if len(self.ledger.sweep.partitions) > 1 else ""
             text = f"{there}{plural(each.placement.workers, 'worker')} on {where or plural(each.nodes, 'node')}{tasks}"
             rows.append((text, str(len(each.cells)), duration(each.seconds), limit))
-        jobs = plural(len(self.allocations), "job")
-        head = f"{jobs}, one per placement; all runtimes and repeats alternate in it:"
+        head = f"{plural(len(rows), 'job')}, one per placement; all runtimes and repeats alternate in it:"
         return [head, *to_lines(table_of(("job", "cells", "expected", "time limit"), rows), indent=2)]
 
     def _totals(self) -> list[str]:
-        count = len(self.cells)
-        least = len(_least(self.sweep, self.cells))
+        sweep, count = self.ledger.sweep, len(self.cells)
+        least = len(_least(sweep, self.cells))
         text = f"{plural(count, 'cell')} to run"
         if least < count:
             text = f"{least} to {count} cells to run, until all speedups are precise enough; the {least}"
             text += f" of the first {LAUNCHES} launches take"
         text += f"{',' if least == count else ''} {duration(self.seconds)} one after the other"
         text += " (without waiting in the queue)" if self.allocations else ""
-        here = all(each.scheduler == "local" for each in self.sweep.partitions.values())  # where nobody counts hours
+        here = all(each.scheduler == "local" for each in sweep.partitions.values())  # where nobody counts hours
         for name in ("gpu_hours", "core_hours"):
             value = getattr(self, name)
-            if value is not None and (not here or name in self.sweep.budget):
+            if value is not None and (not here or name in sweep.budget):
                 text += f", {_hours(value)} {_UNITS[name]}"
         lines = [text]
         if self.guessed:
@@ -177,76 +163,67 @@ class Plan:
         if self.unknown:
             lines.append(
                 f"{self.unknown} of them of unknown length are counted with their time limit, "
-                f"{duration(self.sweep.timeout_s)} (timeout_s), until one like them is done"
+                f"{duration(sweep.timeout_s)} (timeout_s), until one like them is done"
             )
         if self.too_long:
             lines.append(
                 f"{self.too_long} of them {'takes' if self.too_long == 1 else 'take'} longer than a job may run there: "
                 "each job ends with a checkpoint, and the next run goes on from it, if the training can resume"
             )
-        budget = [
-            f"{_hours(limit)} {_UNITS[name]}" for name in _UNITS if (limit := self.sweep.budget.get(name)) is not None
-        ]
         if self.over:
             lines.append(f"over the budget: {'; '.join(self.over)}; `run` asks before it starts")
-        elif budget:
-            lines.append(f"within the budget of {' and '.join(budget)}")
+        elif sweep.budget:
+            limits = [f"{_hours(sweep.budget[name])} {unit}" for name, unit in _UNITS.items() if name in sweep.budget]
+            lines.append(f"within the budget of {' and '.join(limits)}")
         return lines
 
 
 def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), retry: bool) -> Plan:
     """Return what `run` would do; `past` are (runtime, workers, seconds) of cells that were done."""
-    sweep = ledger.sweep
-    # The seconds of a cell, and whether they are learned, guessed or unknown.
-    look = partial(Estimate(past).expected, at_most_s=sweep.timeout_s)
+    sweep, estimate = ledger.sweep, Estimate(past)
     to_do = ledger.to_do(retry=retry)
-    jobs = [cell for cell in to_do if _scheduler(sweep, cell) == "slurm"]
-    others = [cell for cell in to_do if _scheduler(sweep, cell) != "slurm"]
+    # The seconds of each cell, and whether they are learned, guessed or unknown.
+    looked = {cell.key: estimate.expected(cell, at_most_s=sweep.timeout_s) for cell in to_do}
+
+    def seconds_of(cell: Cell) -> float:
+        return looked[cell.key][0]
+
+    jobs = [cell for cell in to_do if sweep.partition_of(cell).scheduler == "slurm"]
+    others = [cell for cell in to_do if sweep.partition_of(cell).scheduler != "slurm"]
     here = [cell for block in blocks(others, sweep.seed) for cell in block]
-    allocations = allocate(jobs, sweep.partitions, lambda cell: look(cell)[0], seed=sweep.seed)
-    hours: dict[str, float] = {}
-    for placement, seconds in (
-        *((cell.placement, look(cell)[0]) for cell in _least(sweep, here)),
-        *((each.placement, each.seconds) for each in allocations),
-    ):
+    allocations = allocate(jobs, sweep.partitions, seconds_of, seed=sweep.seed)
+    totals = {"hours": sum(map(seconds_of, _least(sweep, to_do))) / 3600}
+    taken = [(cell.placement, seconds_of(cell)) for cell in _least(sweep, here)]
+    for placement, seconds in (*taken, *((each.placement, each.seconds) for each in allocations)):
         partition = sweep.partitions[placement.partition]
         unit, of_node, of_worker = "core_hours", partition.cores_per_node, partition.cores_per_worker
         if partition.gpus_per_node:
             unit, of_node, of_worker = "gpu_hours", partition.gpus_per_node, 1
         # Whole nodes are charged where nobody else may use them.
         count = placement.nodes * of_node if partition.exclusive else placement.workers * of_worker
-        hours[unit] = hours.get(unit, 0.0) + count * seconds / 3600
-    seconds = sum(look(cell)[0] for cell in _least(sweep, to_do))
-    guessed = {cell.runtime for cell in to_do if look(cell)[1] == "guess"}
-    totals = {**hours, "hours": seconds / 3600}
-    over = [
-        f"{_hours(totals[name])} {_UNITS[name]} of {_hours(limit)}"
-        for name in _UNITS
-        if (limit := sweep.budget.get(name)) is not None and totals.get(name, 0.0) > limit
-    ]
+        totals[unit] = totals.get(unit, 0.0) + count * seconds / 3600
+    guessed = {cell.runtime for cell in to_do if looked[cell.key][1] == "guess"}
     return Plan(
         ledger=ledger,
         cells=(*here, *(cell for each in allocations for cell in each.cells)),
         allocations=allocations,
-        seconds=seconds,
-        gpu_hours=hours.get("gpu_hours"),
-        core_hours=hours.get("core_hours"),
+        seconds=sum(map(seconds_of, _least(sweep, to_do))),
+        gpu_hours=totals.get("gpu_hours"),
+        core_hours=totals.get("core_hours"),
         guessed=tuple(runtime for runtime in RUNTIMES if runtime in guessed),
-        unknown=sum(look(cell)[1] == "unknown" for cell in to_do),
-        too_long=sum(
-            look(cell)[0] > (sweep.partitions[cell.placement.partition].time_limit_s or math.inf) for cell in jobs
+        unknown=sum(what == "unknown" for _, what in looked.values()),
+        too_long=sum(seconds_of(cell) > (sweep.partition_of(cell).time_limit_s or math.inf) for cell in jobs),
+        over=tuple(
+            f"{_hours(totals[name])} {unit} of {_hours(sweep.budget[name])}"
+            for name, unit in _UNITS.items()
+            if totals.get(name, 0.0) > sweep.budget.get(name, math.inf)
         ),
-        over=tuple(over),
     )
 
 
 def _least(sweep: Sweep, cells: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells that are run at least: where a precision is the aim, those of as many launches as it takes."""
     return [cell for cell in cells if sweep.precision is None or cell.config.repeat < LAUNCHES]
-
-
-def _scheduler(sweep: Sweep, cell: Cell) -> str:
-    return sweep.partitions[cell.placement.partition].scheduler
 
 
 @cache  # the thousands of a study are of few kinds
@@ -265,7 +242,7 @@ def _place(placement: Placement) -> str:
     return f"{text} ({'+'.join(f'{count}x{times}' if times > 1 else str(count) for count, times in counts)})"
 
 
-def _varied(sweep: Sweep) -> list[str]:
+def _varied(sweep: Sweep) -> str:
     """Return what is varied beside runtimes and placements."""
     values = {name: dict[str, None]() for name in sweep.varied}
     for cell in sweep.cells:
@@ -282,7 +259,7 @@ def _varied(sweep: Sweep) -> list[str]:
         more = f", ... ({len(words)} values)" if len(words) > _MOST_VALUES else ""
         named = "batch of all workers together" if name == "batch" and sweep.scaling == "strong" else name
         texts.append(f"{named} {', '.join(words[:_MOST_VALUES])}{more}")
-    return [f"varied: {'; '.join(texts)}"]
+    return f"varied: {'; '.join(texts)}"
 
 
 def _hours(value: float) -> str:

@@ -8,16 +8,17 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster.jobs import JOBS, JobBook
+from horovod_study.cluster.jobs import JOBS
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.pinning import cell_cores, cores_in_order, cores_near_gpus, other_load
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
@@ -104,9 +105,6 @@ class StudyResult:
         return 0 if self.planned_only or well == len(self.ledger.entries) else 1
 
 
-# ---------------------------------------------------------------------------------------------------- a study
-
-
 def run_study(
     study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None
 ) -> StudyResult:
@@ -116,65 +114,41 @@ def run_study(
     Raises StudyError, before a cell starts, when a launcher is missing, when workers would have to share cores, when
     two workers cannot communicate, or when the study is already being run from this machine.
     """
-    sweep = sweep_of(study, runs_dir)
-    return run_sweep(sweep, options, console=console)
+    return run_sweep(sweep_of(study, runs_dir), options, console=console)
 
 
 def run_sweep(sweep: Sweep, options: RunOptions, *, console: Console | None = None) -> StudyResult:
-    """Run the cells of a sweep that are not done, as `run_study` does those of a study."""
-    console = console or Console()
-    places = [each for each in sweep.partitions.values() if each.scheduler != "slurm"]
-    names = {name for each in places for name in {host.name for host in each.hosts} or {platform.node()}}
-    broken_off = ""
-    with ExitStack() as stack:
-        # Two runners of a study on one host would disturb each other's measurements.
-        hosts = [f"{_HOST}{_UNSAFE.sub('_', name)}" for name in sorted(names)]
-        held = [stack.enter_context(acquire(sweep.directory / CLAIMS, host, what="the study")) for host in hosts]
-        if names:
-            _end_leftovers(sweep.directory, names - {platform.node()}, options.grace_s, console)
-        ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
-        if sweep.equal_steps and sweep.turns and _part_blocks(ledger):
-            ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
-        plan, here, there, sites = _plan(sweep, ledger, options, console)
-        if not options.yes:
-            _ask_first(plan, console)
-        planned = {entry.key: entry.state for entry in ledger.entries}
-        stop = stack.enter_context(Interruption())
-        if there:
-            submit_cells(sweep, there, console=console, planned=planned)
-        if here:
-            started = _places(sweep, sites, options)
-            if options.smoke:
-                smoke_test(here, sweep.directory, started, sites, sweep.partitions, console=console, stop=stop)
-            watched = options.watch_load_s > 0 and any(site.alone for site in sites.values())
-            if watched and (told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s)):
-                say(console, f"warning: {told}; times will not be those of a quiet machine")
-            grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
-            broken_off = grid.run(here, total=len(ledger.entries), ended=len(ledger.entries) - len(here))
-        waiting = len(places) < len(sweep.partitions)
-        if waiting and options.wait:
-            _wait(sweep, stop, console)
-        ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
-        aimed = sweep.precision is not None
-        result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
-    _conclude(result, broken_off, options, console, told=plan.ledger.summary())
-    return result
+    """Run the cells of `sweep` that are not done, as `run_study` does those of a study."""
+    return _Runner(sweep, options, console).run()
 
 
 def show_plan(
     study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None
 ) -> StudyResult:
     """Print what `run_study` would do, with launch lines and what would be submitted. Nothing runs."""
+    return _Runner(sweep_of(study, runs_dir), options, console).show()
+
+
+def retry_cells(
+    study: StudyConfig,
+    runs_dir: Path,
+    options: RunOptions,
+    *,
+    which: Sequence[str] = (),
+    console: Console | None = None,
+) -> StudyResult:
+    """Run the cells again that failed, timed out, were cancelled or pre-empted: those named in `which`, or all.
+
+    How cells are named: `Ledger.select`.
+    """
     console, sweep = console or Console(), sweep_of(study, runs_dir)
-    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
-    _, here, there, sites = _plan(sweep, ledger, options, console, table=True)
-    for cell in {cell.label: cell for cell in here}.values():
-        out, config = sweep.directory / cell.key, sweep.directory / "cells" / f"{cell.key}.yaml"
-        line = options.launch(cell, config, out, site=sites[cell.placement])
-        say(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
-    if there:
-        submit_cells(sweep, there, console=console, dry_run=True)
-    return StudyResult(ledger=ledger, planned_only=True)
+    ledger = read_ledger(sweep)
+    keys = {entry.key for entry in ledger.select(AGAIN, which)}
+    if not keys:
+        say(console, ledger.summary())
+        say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
+        return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
+    return _Runner(sweep, replace(options, only=keys, retry=True), console).run()
 
 
 def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
@@ -206,28 +180,6 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(found)
 
 
-def retry_cells(
-    study: StudyConfig,
-    runs_dir: Path,
-    options: RunOptions,
-    *,
-    which: Sequence[str] = (),
-    console: Console | None = None,
-) -> StudyResult:
-    """Run the cells again that failed, timed out, were cancelled or pre-empted: those named in `which`, or all.
-
-    How cells are named: `Ledger.select`.
-    """
-    console, sweep = console or Console(), sweep_of(study, runs_dir)
-    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
-    keys = {entry.key for entry in ledger.select(AGAIN, which)}
-    if not keys:
-        say(console, ledger.summary())
-        say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
-        return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
-    return run_sweep(sweep, replace(options, only=keys, retry=True), console=console)
-
-
 def cancel_cells(
     study: StudyConfig, runs_dir: Path, *, which: Sequence[str] = (), console: Console | None = None
 ) -> int:
@@ -239,7 +191,7 @@ def cancel_cells(
     """
     console, sweep = console or Console(), sweep_of(study, runs_dir)
     directory, claims = sweep.directory, sweep.directory / CLAIMS
-    ledger = read_ledger(sweep, jobs=JobBook(directory))
+    ledger = read_ledger(sweep)
     entries = ledger.select(("running", "queued", *(BY_ITSELF if which else ())), which)
     hosts = [] if which else [name for name in generations(claims) if name.startswith(_HOST)]
     # Before its job hears of it, so that whoever runs the cell knows what it is about.
@@ -282,44 +234,10 @@ def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
     return done
 
 
-# ---------------------------------------------------------------------------------------------------- before a sweep
-
-
-def _plan(
-    sweep: Sweep, ledger: Ledger, options: RunOptions, console: Console, *, table: bool = False
-) -> tuple[Plan, list[Cell], list[Cell], dict[Placement, Site]]:
-    """Return what is to be done after saying so, with `table` at length; refuse what would fail in every cell.
-
-    That is the plan, the cells that run from here and those for the batch system, and where the former go.
-    """
-    wanted = ledger
-    if options.only is not None:
-        wanted = replace(ledger, entries=tuple(entry for entry in ledger.entries if entry.key in options.only))
-    plan = plan_study(wanted, past=past_durations(ledger.directory), retry=options.retry)
-    there = [cell for each in plan.allocations for cell in each.cells]
-    here = list(plan.cells[: len(plan.cells) - len(there)])
-    cores = available_cores() if options.cores is None else options.cores
-    shared = _refuse_sharing(sweep, here, cores, options.oversubscribe)
-    sites = {
-        placement: site_of(sweep.partitions[placement.partition], placement, oversubscribe=options.oversubscribe)
-        for placement in dict.fromkeys(cell.placement for cell in here)
-    }
-    if sweep.cells and (note := sweep.cells[0].config.workload.note):
-        say(console, note)
-    require_launchers(here, options.launch, sites)
-    for line in plan.lines() if table else [ledger.summary()]:
-        say(console, line)
-    if shared:
-        say(console, shared)
-    if here:
-        _report(sweep.seed, ledger, here, console)
-    return plan, here, there, sites
-
-
 def _part_blocks(ledger: Ledger) -> bool:
     """Set aside the finished runs of blocks in which others are missing: a partner from another time is none."""
     found = False
-    for _, block in groupby(sorted(ledger.entries, key=_repeat), key=_repeat):
+    for _, block in groupby(sorted(ledger.entries, key=_block), key=_block):
         entries = list(block)
         done = [each for each in entries if each.state == "done"]
         for each in done if len(done) < len(entries) else ():
@@ -328,131 +246,207 @@ def _part_blocks(ledger: Ledger) -> bool:
     return found
 
 
-def _repeat(entry: Entry) -> int:
-    return int(entry.cell.config.repeat)
+def _block(entry: Entry) -> tuple[int, int]:
+    return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
 
 
-def _places(sweep: Sweep, sites: Mapping[Placement, Site], options: RunOptions) -> CellPlaces:
-    """Return where the cells run, and how they are started."""
-    available = cores_in_order(sorted(os.sched_getaffinity(0)))
-    near_gpus = cache(cores_near_gpus)
+class _Runner:
+    """Finds out what is to be done of a sweep, says so, and has it done."""
 
-    def place(cell: Cell) -> Site:
-        # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
-        site, partition = sites[cell.placement], sweep.partitions[cell.placement.partition]
-        return site if site.alone else site_of(partition, cell.placement, oversubscribe=options.oversubscribe)
+    def __init__(self, sweep: Sweep, options: RunOptions, console: Console | None) -> None:
+        self._sweep, self._options, self._console = sweep, options, console or Console()
+        self._directory = sweep.directory
+        self._sites: dict[Placement, Site] = {}  # where cells that run from here go
 
-    def cores(cell: Cell) -> tuple[int, ...] | None:
-        if not options.pin or not sites[cell.placement].alone:
-            return None
-        partition = sweep.partitions[cell.placement.partition]
-        on_gpu = partition.gpus_per_node and cell.config.to_dict().get("device") != "cpu"
-        near = near_gpus() if on_gpu else ()
-        return cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
+    def run(self) -> StudyResult:
+        """Do it, and say at the end how all cells have fared."""
+        sweep, options, console = self._sweep, self._options, self._console
+        places = [each for each in sweep.partitions.values() if each.scheduler != "slurm"]
+        names = {name for each in places for name in {host.name for host in each.hosts} or {platform.node()}}
+        broken_off = ""
+        with ExitStack() as stack:
+            # Two runners of a study on one host would disturb each other's measurements.
+            hosts = [f"{_HOST}{_UNSAFE.sub('_', name)}" for name in sorted(names)]
+            held = [stack.enter_context(acquire(self._directory / CLAIMS, host, what="the study")) for host in hosts]
+            if names:
+                self._end_leftovers(names - {platform.node()})
+            ledger = read_ledger(self._sweep)
+            if sweep.equal_steps and sweep.turns and _part_blocks(ledger):
+                ledger = read_ledger(self._sweep)
+            plan, here, there = self._plan(ledger)
+            if not options.yes:
+                self._ask_first(plan)
+            planned = {entry.key: entry.state for entry in ledger.entries}
+            stop = stack.enter_context(Interruption())
+            if there:
+                submit_cells(sweep, there, console=console, planned=planned)
+            if here:
+                started = self._places()
+                if options.smoke:
+                    smoke_test(here, sweep, started, self._sites, console=console, stop=stop)
+                watched = options.watch_load_s > 0 and any(site.alone for site in self._sites.values())
+                if watched and (told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s)):
+                    say(console, f"warning: {told}; times will not be those of a quiet machine")
+                how: dict[str, Any] = {"planned": planned, "held": held, "policy": options.policy}
+                grid = Grid(sweep=sweep, console=console, stop=stop, places=started, **how)
+                broken_off = grid.run(here, total=len(ledger.entries), ended=len(ledger.entries) - len(here))
+            waiting = len(places) < len(sweep.partitions)
+            if waiting and options.wait:
+                self._wait(stop)
+            ledger, aimed = read_ledger(self._sweep), sweep.precision is not None
+            result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
+        _conclude(result, broken_off, options, console, told=plan.ledger.summary())
+        return result
 
-    return CellPlaces(
-        launch=options.launch,
-        policy=options.policy,
-        site_of=place,
-        cores_of=cores,
-        grace_s=options.grace_s,
-        notice_load=options.watch_load_s > 0,
-    )
+    def show(self) -> StudyResult:
+        """Print what `run` would do."""
+        ledger, console = read_ledger(self._sweep), self._console
+        _, here, there = self._plan(ledger, table=True)
+        for cell in {cell.label: cell for cell in here}.values():
+            out, config = self._directory / cell.key, self._directory / "cells" / f"{cell.key}.yaml"
+            line = self._options.launch(cell, config, out, site=self._sites[cell.placement])
+            say(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
+        if there:
+            submit_cells(self._sweep, there, console=console, dry_run=True)
+        return StudyResult(ledger=ledger, planned_only=True)
 
+    def _site(self, placement: Placement) -> Site:
+        """Return where a placement goes; StudyError where there are too few hosts or slots."""
+        partition = self._sweep.partitions[placement.partition]
+        return site_of(partition, placement, oversubscribe=self._options.oversubscribe)
 
-def _refuse_sharing(sweep: Sweep, cells: Sequence[Cell], cores: int, oversubscribe: bool) -> str:
-    """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
-    told = ""
-    for cell in cells:
-        partition, workers = sweep.partitions[cell.placement.partition], cell.placement.workers
-        if partition.hosts:
-            continue
-        offered, what = (partition.gpus_per_node, "GPU") if partition.gpus_per_node else (cores, "core")
-        if workers > offered:
+    def _plan(self, ledger: Ledger, *, table: bool = False) -> tuple[Plan, list[Cell], list[Cell]]:
+        """Return what is to be done after saying so, with `table` at length; refuse what would fail in every cell.
+
+        That is the plan, the cells that run from here and those for the batch system.
+        """
+        options, console, wanted = self._options, self._console, ledger
+        if options.only is not None:
+            wanted = replace(ledger, entries=tuple(entry for entry in ledger.entries if entry.key in options.only))
+        plan = plan_study(wanted, past=past_durations(self._directory), retry=options.retry)
+        there = [cell for each in plan.allocations for cell in each.cells]
+        here = list(plan.cells[: len(plan.cells) - len(there)])
+        shared = self._refuse_sharing(here)
+        self._sites = {each: self._site(each) for each in dict.fromkeys(cell.placement for cell in here)}
+        if self._sweep.cells and (note := self._sweep.cells[0].config.workload.note):
+            say(console, note)
+        require_launchers(here, options.launch, self._sites)
+        for line in plan.lines() if table else [ledger.summary()]:
+            say(console, line)
+        if shared:
+            say(console, shared)
+        if here:
+            self._report(ledger, here)
+        return plan, here, there
+
+    def _places(self) -> CellPlaces:
+        """Return where the cells run, and how they are started."""
+        available, near_gpus = cores_in_order(sorted(os.sched_getaffinity(0))), cache(cores_near_gpus)
+
+        def place(cell: Cell) -> Site:
+            # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
+            site = self._sites[cell.placement]
+            return site if site.alone else self._site(cell.placement)
+
+        def cores(cell: Cell) -> tuple[int, ...] | None:
+            if not self._options.pin or not self._sites[cell.placement].alone:
+                return None
+            partition = self._sweep.partition_of(cell)
+            on_gpu = partition.gpus_per_node and cell.config.to_dict().get("device") != "cpu"
+            near = near_gpus() if on_gpu else ()
+            return cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
+
+        return CellPlaces(
+            launch=self._options.launch,
+            site_of=place,
+            cores_of=cores,
+            grace_s=self._options.grace_s,
+            notice_load=self._options.watch_load_s > 0,
+        )
+
+    def _refuse_sharing(self, cells: Sequence[Cell]) -> str:
+        """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
+        told = ""
+        cores = available_cores() if self._options.cores is None else self._options.cores
+        for cell in cells:
+            partition, workers = self._sweep.partition_of(cell), cell.placement.workers
+            offered, what = (partition.gpus_per_node, "GPU") if partition.gpus_per_node else (cores, "core")
+            if partition.hosts or workers <= offered:
+                continue
             text = f"{workers} workers, but this machine offers {plural(offered, what)}"
-            if not oversubscribe:
+            if not self._options.oversubscribe:
                 raise StudyError(
                     f"the study asks for {text}; lower sweep.workers, write `workers: cores` to use what is there, or "
                     f"measure how {what}s are shared with --oversubscribe"
                 )
             told = f"warning: up to {text}: their times measure how {what}s are shared, and the records say so"
-    return told
+        return told
 
+    def _report(self, ledger: Ledger, here: Sequence[Cell]) -> None:
+        """Say what is to be run from here, in its order."""
+        console, directory = self._console, self._directory
+        if not self._sweep.part:
+            say(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
+        for repeat, block in groupby(here, key=lambda cell: cell.config.repeat):
+            names = [cell.label for cell in block]
+            more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            say(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
+        todo = {cell.key for cell in here}
+        resumed = [entry.name for entry in ledger.entries if entry.key in todo and can_resume(entry, directory)]
+        if resumed:
+            say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
+        left = Estimate(past_durations(directory)).left(here)
+        say(console, f"{len(here)} to run, {left}; records in {directory}, output in {directory / 'logs'}")
 
-def _report(seed: int, ledger: Ledger, here: Sequence[Cell], console: Console) -> None:
-    """Say what is to be run from here, in its order."""
-    say(console, f"order: one block per repeat, each shuffled with seed {seed}")
-    for repeat, block in groupby(here, key=lambda cell: cell.config.repeat):
-        names = [cell.label for cell in block]
-        more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        say(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
-    todo = {cell.key for cell in here}
-    resumed = [entry.name for entry in ledger.entries if entry.key in todo and can_resume(entry, ledger.directory)]
-    if resumed:
-        say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
-    left = Estimate(past_durations(ledger.directory)).left(here)
-    say(console, f"{len(here)} to run, {left}; records in {ledger.directory}, output in {ledger.directory / 'logs'}")
-
-
-def _ask_first(plan: Plan, console: Console) -> None:
-    """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
-    told = f"over the budget: {'; '.join(plan.over)}" if plan.over else ""
-    if not told and not plan.sweep.budget and plan.seconds > 24 * 3600.0:
-        told = f"{len(plan.cells)} cells take {duration(plan.seconds)}, one after the other"
-    if not told:
-        return
-    if not (sys.stdin.isatty() and console.is_terminal):
-        raise StudyError(f"{told}; give --yes to run it all the same, or shrink the study (`plan` shows it)")
-    console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
-    try:
-        answer = console.input()
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        raise StudyError("nothing was started; shrink the study (`plan` shows it), or raise its budget")
-
-
-def _wait(sweep: Sweep, stop: Interruption, console: Console) -> None:
-    """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs be."""
-    told = ""
-    while not stop.requested:
-        ledger = read_ledger(sweep, jobs=JobBook(sweep.directory))
-        if not ledger.count("queued", "running"):
+    def _ask_first(self, plan: Plan) -> None:
+        """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
+        console, told = self._console, f"over the budget: {'; '.join(plan.over)}" if plan.over else ""
+        if not told and not self._sweep.budget and plan.seconds > 24 * 3600.0:
+            told = f"{len(plan.cells)} cells take {duration(plan.seconds)}, one after the other"
+        if not told:
             return
-        if (summary := ledger.summary()) != told:
-            told = summary
-            say(console, summary)
-        until = now() + 15.0  # not to ask the batch system too often
-        while now() < until and not stop.requested:
-            sleep(_WAKE_S)
+        if not (sys.stdin.isatty() and console.is_terminal):
+            raise StudyError(f"{told}; give --yes to run it all the same, or shrink the study (`plan` shows it)")
+        console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
+        answer = ""
+        with suppress(EOFError):
+            answer = console.input()
+        if answer.strip().lower() not in ("y", "yes"):
+            raise StudyError("nothing was started; shrink the study (`plan` shows it), or raise its budget")
 
+    def _wait(self, stop: Interruption) -> None:
+        """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs."""
+        told = ""
+        while not stop.requested:
+            ledger = read_ledger(self._sweep)
+            if not ledger.count("queued", "running"):
+                return
+            if (summary := ledger.summary()) != told:
+                told = summary
+                say(self._console, summary)
+            until = now() + 15.0  # not to ask the batch system too often
+            while now() < until and not stop.requested:
+                sleep(_WAKE_S)
 
-def _end_leftovers(directory: Path, elsewhere: Collection[str], grace_s: float, console: Console) -> None:
-    """End processes of this study whose runner was killed: they would take the cores from what is measured now."""
-    count = 0
-    for key in sorted(marked_below(directory.resolve())):
-        marker = str(directory.resolve() / key)
-        if key.startswith("."):  # a smoke test's
-            count += stop_marked(marker, grace_s=grace_s)
-            continue
-        try:
-            lease = acquire(directory / CLAIMS, key, what=key)
-        except Held:  # another host's runner, or a job on this machine, looks after them
-            continue
-        with lease:
-            count += stop_marked(marker, grace_s=grace_s)
-            _release(lease, directory / key, INTERRUPTED, "its runner was killed")
-    begun = any(not name.startswith(_HOST) for name in generations(directory / CLAIMS))
-    if elsewhere and begun:
-        found, problem = stop_marked_on(sorted(elsewhere), str(directory.resolve()), grace_s=grace_s)
-        count += found
-        if problem:
-            say(console, f"warning: {problem}")
-    if count:
-        say(console, f"stopped what an interrupted run of this study left behind ({count} processes)")
-
-
-# ---------------------------------------------------------------------------------------------------- after a sweep
+    def _end_leftovers(self, elsewhere: Collection[str]) -> None:
+        """End processes of this study whose runner was killed: they would take the cores from what is measured now."""
+        count, folder, grace_s = 0, self._directory.resolve(), self._options.grace_s
+        for key in sorted(marked_below(folder)):
+            if key.startswith("."):  # a smoke test's
+                count += stop_marked(str(folder / key), grace_s=grace_s)
+                continue
+            with suppress(Held), acquire(folder / CLAIMS, key, what=key) as lease:
+                # Held: another host's runner, or a job on this machine, looks after them.
+                count += stop_marked(str(folder / key), grace_s=grace_s)
+                _release(lease, folder / key, INTERRUPTED, "its runner was killed")
+        begun = any(not name.startswith(_HOST) for name in generations(folder / CLAIMS))
+        if elsewhere and begun:
+            found, problem = stop_marked_on(sorted(elsewhere), str(folder), grace_s=grace_s)
+            count += found
+            if problem:
+                say(self._console, f"warning: {problem}")
+        if count:
+            say(self._console, f"stopped what an interrupted run of this study left behind ({count} processes)")
 
 
 def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console: Console, *, told: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from horovod_study.cluster.partitions import Host, Partition
+from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import other_hosts, run_on
 from horovod_study.cluster.site import Site
 from horovod_study.config import Cell, Placement
@@ -29,6 +29,7 @@ from horovod_study.studies.engine import attempt
 from horovod_study.studies.grid import CellPlaces
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.progress import say
+from horovod_study.studies.sweep import Sweep
 from horovod_study.workloads import Configuration
 
 FOLDER = ".smoke"
@@ -40,10 +41,9 @@ _PASSED = "passed.json"
 
 def smoke_test(
     cells: Sequence[Cell],
-    directory: Path,
+    sweep: Sweep,
     places: CellPlaces,
     sites: Mapping[Placement, Site],
-    partitions: Mapping[str, Partition],
     *,
     console: Console,
     stop: Interruption,
@@ -52,49 +52,46 @@ def smoke_test(
 
     Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
     """
-    _refuse_unreachable(cells, sites, partitions, directory, console)
-    with (
-        writing(directory / FOLDER, "choose another folder with --runs", error=StudyError),
-        suppress(KeyboardInterrupt),
-    ):
+    folder = sweep.directory / FOLDER
+    _refuse_unreachable(cells, sweep, sites, console)
+    with writing(folder, "choose another folder with --runs", error=StudyError), suppress(KeyboardInterrupt):
         for cell, site in small_cells(cells, sites):
-            told = _where(site) if cell.config.workload.starts_ranks else f"{cell.runtime}, {_where(site)}"
-            if told in (passed := _read(directory)).get(cell.identity, []):
+            packaged, names = not cell.config.workload.starts_ranks, [host.name for host in site.hosts]
+            told = "2 workers on this machine"
+            if names:
+                told = f"2 workers on {names[0]}" if len(names) == 1 else f"1 worker each on {' and '.join(names)}"
+            told = f"{cell.runtime}, {told}" if packaged else told
+            if told in (passed := _read(sweep.directory)).get(cell.identity, []):
                 continue
             say(console, f"smoke test: {told}")
-            ended = attempt(_run(cell, site, directory / FOLDER, places), stop)
+            ended = attempt(_run(cell, site, folder, places), stop)
             if ended.unreached:
                 say(console, f"warning: {ended.unreached}")
             # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.
-            slow = ended.state == TIMED_OUT and cell.config.workload.starts_ranks
+            slow = ended.state == TIMED_OUT and not packaged
             if not ended.done and not slow:
-                if site.hosts or not cell.config.workload.starts_ranks:  # else it has said itself what is wrong
-                    _diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
+                if site.hosts or packaged:  # else it has said itself what is wrong
+                    _diagnose(site.hosts, cell, sweep, console)
                 reason = f"{ended.reason} ({ended.said})" if ended.state == TIMED_OUT else ended.reason
                 raise StudyError(
                     f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
                     "(--no-smoke)"
                 )
             say(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
-            write_file(
-                directory / FOLDER / _PASSED,
-                json.dumps({**passed, cell.identity: [*passed.get(cell.identity, []), told]}, indent=1) + "\n",
-            )
+            passed[cell.identity] = [*passed.get(cell.identity, []), told]
+            write_file(folder / _PASSED, json.dumps(passed, indent=1) + "\n")
 
 
 def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:
     name = "command" if cell.config.workload.starts_ranks else cell.runtime.replace("/", "-")
-    out = folder.resolve() / f"{name}-{utc_stamp()}"
-    number = 1
-    while out.exists():
-        number += 1
-        out = out.with_name(f"{out.name.partition('+')[0]}+{number}")
-    log, config = (folder / f"{out.name}{ending}" for ending in (".log", ".yaml"))
+    first = f"{name}-{utc_stamp()}"
+    names = (first, *(f"{first}+{number}" for number in range(2, 1000)))
+    out = next(path for each in names if not (path := folder.resolve() / each).exists())
     return CellRun(
         cell=cell,
         out=out,
-        config=config,
-        log=log,
+        config=folder / f"{out.name}.yaml",
+        log=folder / f"{out.name}.log",
         site=site,
         launch=places.launch,
         # Other trainings may read their data for minutes before the first step.
@@ -103,25 +100,17 @@ def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:
     )
 
 
-def _refuse_unreachable(
-    cells: Sequence[Cell],
-    sites: Mapping[Placement, Site],
-    partitions: Mapping[str, Partition],
-    directory: Path,
-    console: Console,
-) -> None:
+def _refuse_unreachable(cells: Sequence[Cell], sweep: Sweep, sites: Mapping[Placement, Site], console: Console) -> None:
     """Raise a StudyError when a host does not answer, also one that answered yesterday; launchers take long to say."""
-    hosts: dict[str, Host] = {}
-    for cell in cells:
-        if not (site := sites[cell.placement]).allocation:
-            hosts.update({host.name: host for host in site.hosts})
+    used = [site for cell in cells if not (site := sites[cell.placement]).allocation]
+    hosts = {host.name: host for site in used for host in site.hosts}
     away = other_hosts(list(hosts))
     if not away:
         return
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
     if lost := [answer for answer in answers if answer.problem]:
-        _diagnose(tuple(hosts.values()), partitions.get(cells[0].placement.partition), directory, console)
+        _diagnose(tuple(hosts.values()), cells[0], sweep, console)
         named = "; ".join(f"{answer.host}: {answer.problem}" for answer in lost)
         raise StudyError(
             f"{len(lost)} of {len(hosts)} hosts cannot be used ({named}); nothing was started: fix that, or leave "
@@ -168,27 +157,21 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
     return list(found.values())
 
 
-def _diagnose(hosts: Sequence[Host], partition: Partition | None, directory: Path, console: Console) -> None:
-    """Print what `doctor` finds wrong, with the remedies."""
+def _diagnose(hosts: Sequence[Host], cell: Cell, sweep: Sweep, console: Console) -> None:
+    """Print what `doctor` finds wrong where a cell goes, with the remedies."""
     from horovod_study.cluster.doctor import examine  # a long list of imports that a good day does without
 
     say(console, "looking for the cause (horovod-study doctor):")
+    partition = sweep.partitions.get(cell.placement.partition)
     findings = [
         each
-        for each in examine(hosts=hosts, partition=partition, runs=directory.parent)
+        for each in examine(hosts=hosts, partition=partition, runs=sweep.directory.parent)
         if each.verdict != "ok" and (each.area != "Slurm" or (partition and partition.scheduler == "slurm"))
     ]
     for finding in findings:
         say(console, f"  {finding.verdict}: {finding.name}: {finding.what}; {finding.remedy}")
     if not findings:
         say(console, "  it found no fault")
-
-
-def _where(site: Site) -> str:
-    if not site.hosts:
-        return "2 workers on this machine"
-    names = [host.name for host in site.hosts]
-    return f"2 workers on {names[0]}" if len(names) == 1 else f"1 worker each on {' and '.join(names)}"
 
 
 def _read(directory: Path) -> dict[str, list[str]]:

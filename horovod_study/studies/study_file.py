@@ -112,13 +112,14 @@ class StudyConfig:
             for partition in self.partitions.values():
                 first.update(dict.fromkeys(self._wanted(partition)))
             self._refuse_too_many(len(first) * self.repeats, "cells")
+            told, layouts = self.told(), self._layouts()
             cells = [
                 Cell(
                     config=config,
                     runtime=runtime,
                     placement=placement,
                     identity=self.identity.get(placement.partition, ""),
-                    label=self._label(config, runtime, placement),
+                    label=self._label(config, runtime, placement, told, layouts),
                 )
                 for config, runtime, placement in first
             ]
@@ -154,7 +155,9 @@ class StudyConfig:
             found.append((cell.label, base.label))
         return tuple(dict.fromkeys(pair for pair in found if pair[0] != pair[1]))
 
-    def _label(self, config: Configuration, runtime: str, placement: Placement) -> str:
+    def _label(
+        self, config: Configuration, runtime: str, placement: Placement, told: Iterable[str], layouts: Collection[str]
+    ) -> str:
         """Name what a cell is a repeat of: runtime, workers, and whatever else the study varies."""
         parts = [plural(placement.workers, "worker")]
         if not self.workload.starts_ranks or len(self.runtimes) > 1:  # else it is a guess of what the command uses
@@ -163,11 +166,11 @@ class StudyConfig:
             parts.insert(0, placement.partition)
         if placement.nodes > 1:
             parts.append(f"{placement.nodes} nodes")
-        if placement.workers > 1 and len(self._layouts()) > 1:
+        if placement.workers > 1 and len(layouts) > 1:
             parts.append(config.placement)
         if placement.workers > 1 and config.workers_per_node is not None:
             parts.append(f"{config.workers_per_node} per node")
-        for name in self.told():
+        for name in told:
             if self.workload.options[name].matters(runtime):
                 parts.append(f"{name} {plain(getattr(config, name))}")
         return ", ".join(parts)

@@ -275,23 +275,20 @@ def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console
     they see from the claims. StudyError: scancel refused one, it is another user's, or squeue does not answer and one
     may wait or run still.
     """
-    book = JobBook(directory, ask=ask)
-    silent = [
-        (job.job_id or job.name) for job, task in book.unheard() if keys is None or set(job.tasks[task]) <= set(keys)
-    ]
-    if silent:
+    book, user, ended = JobBook(directory, ask=ask), os.environ.get("USER", ""), []
+
+    def meant(job: Job, task: int) -> bool:
+        return keys is None or set(job.tasks[task]) <= set(keys)
+
+    if silent := [job.job_id or job.name for job, task in book.unheard() if meant(job, task)]:
         raise StudyError(
             f"squeue does not answer here, so no job was taken back, and {', '.join(dict.fromkeys(silent))} may wait "
             "or run still; cancel again where squeue works (a login node)"
         )
-    ended = []
     for job, task, state in book.live():
-        if keys is not None and not set(job.tasks[task]) <= set(keys):
+        if not state.job_id or not meant(job, task):
             continue
         number = f"{state.job_id}_{task}" if len(job.tasks) > 1 else state.job_id
-        if not state.job_id:
-            continue
-        user = os.environ.get("USER", "")
         if job.user and user and job.user != user:
             raise StudyError(f"job {number} was submitted by {job.user}; only {job.user} can cancel it")
         # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.

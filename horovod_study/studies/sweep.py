@@ -32,3 +32,7 @@ class Sweep:
     left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
     source: Path | None = None  # the file
     text: str = ""  # that file as it was read
+
+    def partition_of(self, cell: Cell) -> Partition:
+        """Return where a cell of it goes."""
+        return self.partitions[cell.placement.partition]

@@ -96,7 +96,7 @@ class AlternatingCells:
 
 def _alone_because(sweep: Sweep, cell: Cell, on_this_machine: bool) -> str:
     """Return why a cell cannot alternate with others, "" where it can."""
-    partition = sweep.partitions[cell.placement.partition]
+    partition = sweep.partition_of(cell)
     if not on_this_machine or partition.scheduler != "local":
         return "it runs on other hosts than this machine"
     return _cannot_wait(cell.config, gpus=partition.gpus_per_node)
@@ -200,7 +200,7 @@ def alternating(sweep: Sweep, cells: Sequence[Cell]) -> tuple[list[AlternatingCe
         return [], {}
 
     def here(cell: Cell) -> bool:
-        return sweep.partitions[cell.placement.partition].scheduler == "local"
+        return sweep.partition_of(cell).scheduler == "local"
 
     if sweep.directory.exists() and not sees_steps(sweep):
         return [], {cell.key: "no step was seen in its command" for cell in cells}

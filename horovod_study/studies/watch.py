@@ -20,7 +20,7 @@ from rich.text import Text
 
 from horovod_study import lease, records
 from horovod_study.analysis.stats import finite_or_none
-from horovod_study.cluster.jobs import JOBS, JobBook
+from horovod_study.cluster.jobs import JOBS
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import PART
 from horovod_study.measure.clock import now, sleep
@@ -70,7 +70,7 @@ def how_far(record: records.RunRecord, at: tuple[int, int, float] | None) -> tup
 def study_view(sweep: Sweep, *, height: int) -> View:
     """Return what there is to see of a study now, on a terminal of `height` lines."""
     submitted = (sweep.directory / JOBS).is_dir()
-    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory) if submitted else None)
+    ledger = read_ledger(sweep)
     estimate, summary = Estimate(past_durations(ledger.directory)), ledger.summary()
     state = {each: [entry for entry in ledger.entries if entry.state == each] for each in ledger.counts()}
     going = [(entry, *_going(ledger.directory, entry, estimate)) for entry in state["running"]]
