@@ -360,6 +360,7 @@ class Cell:
     runtime: str
     placement: Placement
     identity: str = ""
+    arm: str = ""  # the side of a comparison, "A" or "B", that it is a run of; both are run together, or not at all
     _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)  # once it was asked for
 
     @property
@@ -370,6 +371,8 @@ class Cell:
         content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.to_dict()}
         if self.identity:
             content["identity"] = self.identity
+        if self.arm:
+            content["arm"] = self.arm
         workload, batch = self.config.workload, f"-b{self.config.batch}"
         if workload.identity:
             content["workload"] = workload.identity
@@ -377,6 +380,7 @@ class Cell:
         name = self.runtime.replace("/", "-")
         if workload.starts_ranks:  # over what, nobody knows, nor a batch that it was not told
             name, batch = "command", batch if self.config.batch != workload.options["batch"].default else ""
+        name = f"{self.arm}-{name}" if self.arm else name
         self._key.append(f"{name}-{self.placement.workers}w{batch}-r{self.config.repeat}-{digest}")
         return self._key[0]
 

@@ -191,8 +191,12 @@ def runs_alone(study: StudyConfig, directory: Path, slices: Iterable[TurnSlice])
 def wanted(study: StudyConfig, cells: Iterable[Cell]) -> list[tuple[str, str]]:
     """Return (cell, baseline) by label, for every cell that has a one-worker baseline in its partition.
 
-    The plain one, else the wrapped one; of several, the one that has most of the study's options in common.
+    The plain one, else the wrapped one; of several, the one that has most of the study's options in common. Of a
+    comparison that is B over A with as many workers.
     """
+    arms = {(cell.arm, cell.placement.workers): study.label(cell) for cell in study.designed if cell.arm}
+    if arms:
+        return [(label, arms["A", workers]) for (arm, workers), label in arms.items() if arm == "B"]
     first = [cell for cell in cells if cell.config.repeat == 0]
     told = study.told()
     found = []

@@ -59,7 +59,16 @@ from horovod_study.studies.ledger import (
 )
 from horovod_study.studies.progress import Display, say
 from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
+from horovod_study.studies.turns import (
+    BlockLaunch,
+    Conductor,
+    Policy,
+    groups,
+    sees_steps,
+    until_all_have,
+    until_asked_for,
+    worker_mb,
+)
 
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 
@@ -150,7 +159,10 @@ class Grid:
             return
         earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
         launch = max(earlier, default=-1) + 1
-        how = BlockLaunch(block=block, launch=launch, seed=self.study.seed, policy=self._aim or self.places.policy)
+        pair = any(cell.arm for cell in cells)
+        timed = pair and any(cell.config.steps is None for cell in cells)
+        policy = self._aim or (until_all_have if timed else self.places.policy)
+        how = BlockLaunch(block=block, launch=launch, seed=self.study.seed, policy=policy, equal_steps=pair)
         with how.conductor({cell.key: cell for cell in cells}) as conductor:
             sweep([self._lane([cell], conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
@@ -240,7 +252,8 @@ class Grid:
         wrong = record is not None and foreign(record, self.study, cell) != ""
         if record is not None and record.status == "done" and not wrong:
             return _End(state="done")
-        resume = not wrong and record is not None and goes_on(record, out)
+        # A side of a comparison is run whole, beside its partner.
+        resume = not wrong and not cell.arm and record is not None and goes_on(record, out)
         if resume:
             keep_log(self.directory, cell)
         else:
@@ -257,7 +270,7 @@ class Grid:
             site=site,
             cores=self.places.cores_of(cell),
             resume=resume,
-            checkpoint=True,
+            checkpoint=not cell.arm,
             timeout_s=self.study.timeout_s,
             grace_s=self.places.grace_s,
             watch=watch,

@@ -506,7 +506,9 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
         other_code=other,
         reached=_reached(study, directory, [each.cell for each in entries if each.state == "missing"]),
         further=further,
-        foreign=tuple(name for name in unknown if name not in explained and name not in unreadable),
+        foreign=tuple(
+            name for name in unknown if not study.designed and name not in explained and name not in unreadable
+        ),
         unreadable=unreadable,
     )
 
@@ -626,7 +628,7 @@ def can_resume(entry: Entry, directory: Path) -> bool:
     """Return whether the cell goes on from a checkpoint instead of starting again."""
     killed = entry.state == "failed" and told_to_end(entry.reason, None, begun=False)
     resumed = ("stopped", "incomplete", "pre-empted", "timed out", "cancelled")
-    if not entry.recorded or not (killed or entry.state in resumed):
+    if entry.cell.arm or not entry.recorded or not (killed or entry.state in resumed):
         return False
     path = directory / entry.key
     return goes_on(read_run(path), path)

@@ -199,7 +199,7 @@ def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, 
     to_do = ledger.to_do(retry=retry)
     jobs = [cell for cell in to_do if _scheduler(study, cell) == "slurm"]
     others = [cell for cell in to_do if _scheduler(study, cell) != "slurm"]
-    here = [cell for block in blocks(others, study.seed) for cell in block]
+    here = others if study.designed else [cell for block in blocks(others, study.seed) for cell in block]
     allocations = allocate(jobs, study.partitions, lambda cell: look(cell)[0], seed=study.seed)
     hours: dict[str, float] = {}
     for placement, seconds in (

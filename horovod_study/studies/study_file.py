@@ -88,6 +88,7 @@ class StudyConfig:
     partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
     identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
     left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
+    designed: tuple[Cell, ...] = ()  # of a study without a file: its cells, in the order in which they are run
     source: Path | None = None  # the file it was read from
     text: str = ""  # that file as it was read
     _cells: list[Cell] = field(default_factory=list, init=False, repr=False, compare=False)  # once they were asked for
@@ -114,6 +115,8 @@ class StudyConfig:
 
     def cells(self) -> list[Cell]:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
+        if self.designed:
+            return list(self.designed)
         if not self._cells:
             first: dict[tuple[Configuration, str, Placement], None] = {}
             self._refuse_too_many(math.prod(map(len, self._axes())) * len(self.partitions), "combinations of values")
@@ -138,7 +141,7 @@ class StudyConfig:
         placement, config = cell.placement, cell.config
         parts = [plural(placement.workers, "worker")]
         if not self.workload.starts_ranks or len(self.runtimes) > 1:  # else it is a guess of what the command uses
-            parts.insert(0, cell.runtime)
+            parts.insert(0, f"{cell.arm}: {cell.runtime}" if cell.arm else cell.runtime)
         if len(self.partitions) > 1:
             parts.insert(0, placement.partition)
         if placement.nodes > 1:
