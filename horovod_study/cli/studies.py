@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int | Result:
     words = [str(options.study), *options.cells] if options.study and options.command is None else []
     if sides := sides_of(words, cells=bool(options.retry)):
         return _run_pairs(options, sides)
-    for name in (*(name for name in _OF_PAIRS if getattr(options, name) is not None), *run_values(options)):
+    for name in (*(name for name in _OF_PAIRS if getattr(options, name) is not None), *_run_values(options)):
         raise ConfigError(f"run: --{name.replace('_', '-')} is for two sides A B; a study file says it by itself")
     _take_command(options)
     if options.cells and not options.retry:
@@ -136,6 +136,10 @@ def run(options: argparse.Namespace) -> int | Result:
     return _conclude(options, study, command, result)
 
 
+def _run_values(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in run_values(options).items() if name not in SET_BY_COMPARE}
+
+
 def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Result:
     """Compare two configurations: in blocks, equal work proven, with an interval and a verdict."""
     from rich.console import Console
@@ -152,26 +156,18 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
         raise ConfigError(f"run: --{name} is for a study file; two sides A B are compared on this machine")
     out = options.out or (options.runs or Path("runs")) / "compare"
     aim = None if options.until is None else until_share(options.until)
-    comparison = pairs_of(
-        sides,
-        run_values(options),
-        find_workload(options.workload),
-        runs_dir=out.parent,
-        name=out.name,
-        turns=not options.no_turns,
-        precision=aim,
-        **given(options, "workers", "blocks", "oversubscribe"),
-    )
-    if comparison.alone and (doubt := too_few(comparison.blocks, len(comparison.workers))):
+    how: dict[str, Any] = {"turns": not options.no_turns, "precision": aim}
+    how |= given(options, "workers", "blocks", "oversubscribe")
+    pairs = pairs_of(sides, _run_values(options), find_workload(options.workload), out, **how)
+    if pairs.alone and (doubt := too_few(pairs.blocks, len(pairs.workers))):
         say(f"warning: {doubt}")
-    how = RunOptions(
-        command=shlex.join(["horovod-study", *options.words]), **given(options, "yes", "oversubscribe", "smoke", "pin")
-    )
-    console, design = Console(stderr=bool(options.json)), comparison.design()
+    command = shlex.join(["horovod-study", *options.words])
+    run_options = RunOptions(command=command, **given(options, "yes", "oversubscribe", "smoke", "pin"))
+    console, design = Console(stderr=bool(options.json)), pairs.design()
     if options.plan or options.dry_run:
-        return show_plan(next(design), out.parent, how, console=console).exit_code
-    result = follow(design, out.parent, how, console)
-    if not (document := comparison.document(result))["blocks"]:
+        return show_plan(next(design), out.parent, run_options, console=console).exit_code
+    result = follow(design, out.parent, run_options, console)
+    if not (document := pairs.document(result))["blocks"]:
         return exit_code()
     document |= compare(document["blocks"], aim=aim)
     return Result(

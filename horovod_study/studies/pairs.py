@@ -1,7 +1,7 @@
 """`run A B`: two configurations side by side, as a study of two arms, and the proof that both did the same work.
 
-A block is one run of A and one of B at one worker count, which share the number of a repeat: they train in turns
-(turns.py), or, where they cannot, one right after the other. `Pairs.design` yields the cells that are to be run and is
+A block is one run of A and one of B at one worker count, with the number of a repeat in common: they train in turns
+(turns.py), or, where they cannot, one right after the other. `Pairs.design` yields which cells are to be run and is
 told what came of them; the engine runs them as those of any study (`follow`), below RUNS/NAME/.
 
 A block counts when both its runs are done and, in turns, have alternated. One of which a single side is done (the
@@ -12,11 +12,11 @@ time is none. What `analysis/compare/comparison.py` says about the blocks is wri
 import random
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -62,8 +62,7 @@ def follow(design: Design, runs_dir: Path, how: RunOptions, console: Console) ->
 # ------------------------------------------------------------------------------------------------------------ the arms
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
+class Side(NamedTuple):
     """One side of a comparison."""
 
     text: str  # as the user wrote it
@@ -80,7 +79,7 @@ def sides_of(words: Sequence[str], *, cells: bool = False) -> tuple[str, ...]:
     if any(sides) and not all(sides):
         study, side = words[sides.index(False)], words[sides.index(True)]
         raise ConfigError(
-            f"run: {side} is a side of a comparison, and {study} is none; name a study file alone, or two sides A B"
+            f"run: {side} is a side of a comparison, {study} is none; give a study file alone, or A and B"
         )
     if any(sides) and len(words) != 2:
         raise ConfigError(f"run: a comparison has two sides, such as `run horovod/mpi mpi/mpi`, not {len(words)}")
@@ -89,11 +88,14 @@ def sides_of(words: Sequence[str], *, cells: bool = False) -> tuple[str, ...]:
 
 def _is_side(word: str) -> bool:
     """Return whether this is RUNTIME[,option=value...] or a file of options, which a study file is not."""
-    path = Path(word)
-    if path.suffix.lower() in (".yaml", ".yml") or path.is_file():
-        content = load_yaml(path)
-        return "sweep" not in content and ("study" not in content or not {"runtime", "backend"}.isdisjoint(content))
-    return bool(set("/,=") & set(word)) or word in RUNTIMES
+    if not _is_file(word):
+        return bool(set("/,=") & set(word)) or word in RUNTIMES
+    content = load_yaml(Path(word))
+    return "sweep" not in content and ("study" not in content or not {"runtime", "backend"}.isdisjoint(content))
+
+
+def _is_file(word: str) -> bool:
+    return word.lower().endswith((".yaml", ".yml")) or Path(word).is_file()
 
 
 def read_side(letter: str, text: str, common: Mapping[str, Any], workload: Workload) -> Side:
@@ -102,26 +104,23 @@ def read_side(letter: str, text: str, common: Mapping[str, Any], workload: Workl
     `common`: options of the command line. They replace those of a file, and are replaced by those of a short text.
     Raises ConfigError naming the side.
     """
-    source, path = f"run: {letter}", Path(text)
-    if path.suffix.lower() in (".yaml", ".yml") or path.is_file():
+    source = f"run: {letter}"
+    if _is_file(text):
         source += f" ({text})"
-        content = load_yaml(path)
-        runtime = content.get("runtime") or _runtime_of(content)
-        own = {name: value for name, value in content.items() if name not in (*_SAME_FOR_BOTH, "runtime")}
-        values = {**own, **common}
+        content = load_yaml(Path(text))
+        runtime = content.pop("runtime", None) or _runtime_of(content)
+        values = {**{name: value for name, value in content.items() if name not in _SAME_FOR_BOTH}, **common}
     else:
-        runtime, *rest = (part.strip() for part in text.split(","))
-        values = {**common, **_options_of(source, runtime, rest, workload)}
-    if not runtime or "=" in runtime:
-        raise ConfigError(f"{source} names no runtime, as in horovod/gloo,thread_priority=off or a file's `runtime:`")
-    require_known(f"{source}: runtime", runtime, RUNTIMES, also=", or a YAML file")
-    backend, _, transport = str(runtime).partition("/")
+        runtime, *words = (part.strip() for part in text.split(","))
+        values = {**common, **_options_of(source, runtime, words, workload)}
+    require_known(f"{source}: runtime", runtime, RUNTIMES, also=", or a YAML file with `runtime:`")
+    backend, _, transport = runtime.partition("/")
     try:
         config = workload.configure({**values, "backend": backend, "transport": transport or "none"}, source=source)
     except ConfigError as error:
         # The text of a side is not YAML: an unknown name in it is an option.
         raise ConfigError(str(error).replace("unknown key", "unknown option", 1)) from None
-    return Side(text=text, runtime=runtime, config=config)
+    return Side(text, runtime, config)
 
 
 def _options_of(source: str, runtime: str, words: Sequence[str], workload: Workload) -> dict[str, Any]:
@@ -139,10 +138,8 @@ def _options_of(source: str, runtime: str, words: Sequence[str], workload: Workl
             raise ConfigError(f"{source}: {name} has no place here; it is the same for both sides and every run")
         if option is not None and runtime in RUNTIMES and not option.matters(runtime):
             raise ConfigError(f"{source}: {name} has no effect on {runtime}; leave it out")
-        values[name] = word
-        if option is not None:
-            shipped = option.default if word == "shipped" else word
-            values[name] = TRUTH.get(word.lower(), shipped) if option.kind is bool else shipped
+        shipped = option.default if option is not None and word == "shipped" else word
+        values[name] = TRUTH.get(word.lower(), shipped) if option is not None and option.kind is bool else shipped
     return values
 
 
@@ -150,22 +147,17 @@ def _runtime_of(values: Mapping[str, Any]) -> str:
     """Return the runtime that backend and transport name together, or "" when they do not name one."""
     backend, transport = values.get("backend"), values.get("transport")
     known = [each for each in RUNTIMES if each.partition("/")[0] == backend]
-    if len(known) == 1:
-        return known[0]
-    return f"{backend}/{transport}" if known and transport not in (None, "auto", "none") else ""
+    return known[0] if len(known) == 1 else f"{backend}/{transport}" if known and transport else ""
 
 
 def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     """Return the options in which A and B differ by intent; ConfigError when they are not to do the same work."""
     one, other, options = a.config.to_dict(), b.config.to_dict(), a.config.workload.options
     differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
-    unfair = [
-        f"{name} is {x} for A and {y} for B"
-        for name, (x, y) in differing.items()
-        if not options[name].roles & Role.MAY_DIFFER
-    ]
+    unfair = [name for name in differing if not options[name].roles & Role.MAY_DIFFER]
     if unfair:
-        raise ConfigError(f"run: A and B are not to do the same work: {'; '.join(unfair)}; give both the same")
+        texts = "; ".join(f"{name} is {one[name]} for A and {other[name]} for B" for name in unfair)
+        raise ConfigError(f"run: A and B are not to do the same work: {texts}; give both the same")
     return differing
 
 
@@ -174,7 +166,7 @@ def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
 
 def _parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
     """Return what two runs of one worker count must have in common, from the record of what really happened."""
-    effective, requested = record.effective, record.requested
+    effective, requested, environment = record.effective, record.requested, record.environment
     learned = workload.named(Role.LEARNING)
     applied = ("lr", *(name for name in learned if workload.options[name].roles & Role.APPLIED))
     return {
@@ -183,18 +175,14 @@ def _parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
         "seed of the data order": requested.get("seed"),
         **{name: effective.get(name) for name in applied},
         "global batch": effective.get("global_batch"),
-        "workers": effective.get("workers"),
-        "nodes": effective.get("nodes"),
-        "precision": effective.get("precision"),
+        **{name: effective.get(name) for name in ("workers", "nodes", "precision")},
         **{name: requested.get(name) for name in (*learned, *workload.named(Role.DATA)) if name not in applied},
         "training curves": effective.get("train_samples"),
         "steps": _steps_made(record),
         "warm-up steps": effective.get("warmup_steps"),
         "device": effective.get("device"),
         "host": record.host,
-        "torch": record.environment.get("torch"),
-        "package": record.environment.get("package"),
-        "revision": record.environment.get("revision"),
+        **{name: environment.get(name) for name in ("torch", "package", "revision")},
     }
 
 
@@ -233,20 +221,18 @@ class Pairs:
     """A comparison: both sides, at which worker counts, in how many blocks, and how."""
 
     sides: Mapping[str, Side]  # A, B
-    asked: Mapping[str, tuple[Any, Any]]  # what differs by intent
     workers: tuple[int, ...]
-    runs_dir: Path
-    name: str
-    blocks: int  # per worker count; at most, where a precision is the aim
-    seconds: float  # about how long a run trains where the options name no number of steps
+    directory: Path
+    blocks: int = 1  # per worker count; at most, where a precision is the aim
+    seconds: float = 1.0  # about how long a run trains where the options name no number of steps
     alone: str = ""  # why A and B of a block run one after the other; "": they train in turns
     precision: float | None = None  # half width of the interval at which a worker count needs no more blocks, relative
+    differs: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by intent, and in effect
 
     def __post_init__(self) -> None:
-        config = self.sides["A"].config
-        self.workload, self._partition = config.workload, this_machine(config.partition)
+        self._run = self.sides["A"].config.changed(study=self.directory.name)
+        self._partition = this_machine(self._run.partition)
         self._identity = identify(self._partition)
-        self.directory = self.runs_dir / self.name
 
     def design(self) -> Design:
         """Yield the first block of each worker count, then all; what fails is repeated once.
@@ -267,36 +253,33 @@ class Pairs:
                 why = next(iter(self.failed(ledger)), "no slice of one of them was whole; give more --steps")
                 raise StudyError(f"run: no block has both its runs: {why}; fix that, and type the same again")
 
-    def _givers(self) -> list[Cell]:
-        """Return the runs of A that are to say how many steps all others make."""
-        return [self._cell("A", count, 0) for count in self.workers if self.alone and self._steps(count) is None]
-
     def failed(self, ledger: Ledger) -> list[str]:
         """Return which cells have failed and why, one line each."""
         return [f"{each.name}: {each.reason}" for each in ledger.entries if each.state in AGAIN]
 
     def whole(self) -> list[dict[str, Any]]:
-        """Return the blocks that count, for `analysis.compare.comparison`; StudyError: runs did not do the same work."""
+        """Return the blocks that count, as `compare` takes them; StudyError: runs did not do the same work."""
         slices, found = read_turns(self.directory), []
-        blocks = dict.fromkeys((cell.placement.workers, cell.config.repeat) for cell in self._cells(self.blocks))
         first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
-        self.differs = dict(self.asked)
+        blocks = {(cell.placement.workers, cell.config.repeat) for cell in self._cells(self.blocks)}
         for workers, repeat in sorted(blocks):
             cells = self._block(workers, repeat)
             if not self._counts(cells, slices):
                 continue
-            where = f"in block {repeat + 1} ({plural(workers, 'worker')})"
-            named = {cell.arm: (f"{cell.arm} {where}", self._done(cell)) for cell in cells}
-            records = {arm: (text, record) for arm, (text, record) in sorted(named.items()) if record is not None}
+            named = {}
+            for cell in sorted(cells, key=lambda cell: cell.arm):
+                name = f"{cell.arm} in block {repeat + 1} ({plural(workers, 'worker')})"
+                if (record := self._done(cell)) is not None:
+                    named[cell.arm] = name, record
             # In turns a block lasts as long as it is to be precise, so that its steps are its own.
-            own = ("steps",) if not self.alone and cells[0].config.steps is None else ()
-            for each in records.values():
-                _require_same_work(self.workload, first.setdefault(workers, each), each, but=own)
-            _require_same_work(self.workload, records["A"], records["B"])
-            self.differs |= _effective_differences(records["A"][1], records["B"][1])
-            keys = {cell.key: cell.arm for cell in cells}
-            block = {"workers": workers, "block": repeat + 1, "first": cells[0].arm}
-            block |= {arm: _figures(self.directory / key, records[arm][1]) for key, arm in sorted(keys.items())}
+            own = ("steps",) if not self.alone and self._run.steps is None else ()
+            for each in named.values():
+                _require_same_work(self._run.workload, first.setdefault(workers, each), each, but=own)
+            _require_same_work(self._run.workload, named["A"], named["B"])
+            self.differs |= _effective_differences(named["A"][1], named["B"][1])
+            keys = {cell.arm: cell.key for cell in cells}
+            block: dict[str, Any] = {"workers": workers, "block": repeat + 1, "first": cells[0].arm}
+            block |= {arm: _figures(self.directory / keys[arm], named[arm][1]) for arm in ARMS}
             found.append(block if self.alone else {**block, "rounds": _rounds(slices, keys)})
         return found
 
@@ -304,13 +287,12 @@ class Pairs:
         """Return what was compared and all blocks, as plain values; `result`: how the last runs ended."""
         blocks = self.whole()
         made = {count: [each["A"]["steps"] for each in blocks if each["workers"] == count] for count in self.workers}
-        steps = {str(n): self._steps(n) or round(median(each)) for n, each in made.items() if each}
         return {
-            **{letter: {"text": side.text, "runtime": side.runtime} for letter, side in self.sides.items()},
+            **{arm: {"text": side.text, "runtime": side.runtime} for arm, side in self.sides.items()},
             "differs": {name: list(values) for name, values in self.differs.items()},
             "a_against_a": not self.differs,
-            "steps": steps,
-            "batch": self.sides["A"].config.batch,
+            "steps": {str(n): self._steps(n) or round(median(each)) for n, each in made.items() if each},
+            "batch": self._run.batch,
             "blocks_wanted": self.blocks,
             "dropped": [] if result is None else self.failed(result.ledger),
             "interrupted": result is not None and result.interrupted,
@@ -323,83 +305,82 @@ class Pairs:
     # ------------------------------------------------------------------------------------------------ cells and blocks
 
     def _study(self, cells: Sequence[Cell]) -> StudyConfig:
-        config = self.sides["A"].config.changed(study=self.name)
-        partitions, turns = {self._partition.name: self._partition}, not self.alone
-        aim = self.precision
         return StudyConfig(
-            name=self.name, run=config, designed=tuple(cells), turns=turns, precision=aim, partitions=partitions
+            name=self.directory.name,
+            run=self._run,
+            designed=tuple(cells),
+            turns=not self.alone,
+            precision=self.precision,
+            partitions={self._partition.name: self._partition},
         )
 
-    def _cell(self, letter: str, workers: int, repeat: int, steps: int | None = None) -> Cell:
-        side = self.sides[letter]
+    def _cell(self, arm: str, workers: int, repeat: int, steps: int | None = None) -> Cell:
+        config, workload = self.sides[arm].config, self._run.workload
         length = {"steps": steps, "seconds": self.seconds if steps is None else None}
-        config = side.config.changed(
-            **{**dict.fromkeys(self.workload.budgets), **length, **self.workload.quiet},
-            study=self.name,
-            repeat=repeat,
+        values = {**dict.fromkeys(workload.budgets), **length, **workload.quiet}
+        return Cell(
+            config=config.changed(**values, study=self.directory.name, repeat=repeat),
+            runtime=self.sides[arm].runtime,
+            placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
+            identity=self._identity,
+            arm=arm,
         )
-        placement = Placement(partition=config.partition, workers=workers, workers_per_node=workers)
-        return Cell(config=config, runtime=side.runtime, placement=placement, identity=self._identity, arm=letter)
+
+    def _givers(self) -> list[Cell]:
+        """Return the runs of A that are to say how many steps all others make."""
+        return [self._cell("A", count, 0) for count in self.workers if self.alone and self._steps(count) is None]
 
     def _steps(self, workers: int) -> int | None:
         """Return how many timed steps each run makes; None: as many as take the seconds, or nobody has said yet."""
-        config = self.sides["A"].config
-        if config.steps is not None or not self.alone:
-            return config.steps
-        giver = self._done(self._cell("A", workers, 0))
+        giver = None if self._run.steps or not self.alone else self._done(self._cell("A", workers, 0))
         made = None if giver is None else _steps_made(giver)
-        return None if made is None else max(made - config.warmup_steps, 1)
+        return self._run.steps if made is None else max(made - self._run.warmup_steps, 1)
 
     def _block(self, workers: int, repeat: int) -> list[Cell]:
         """Return both cells of a block, in the order in which they start.
 
         Of two consecutive blocks of a worker count one begins with A and one with B, at random which.
         """
-        steps, config = self._steps(workers), self.sides["A"].config
-        gives = bool(self.alone) and config.steps is None  # A of the first block says how many steps, and is the first
-        order = list(ARMS)
-        if not gives or repeat > 1:
-            random.Random(f"pair {repeat // 2} of {workers} workers of {config.seed}").shuffle(order)
+        steps, order = self._steps(workers), list(ARMS)
+        gives = self.alone != "" and self._run.steps is None and repeat < 2  # A of the first block is the first of all
+        if not gives:
+            random.Random(f"pair {repeat // 2} of {workers} workers of {self._run.seed}").shuffle(order)
         order = order[::-1] if repeat % 2 else order
-        return [
-            self._cell(arm, workers, repeat, None if gives and arm == "A" and not repeat else steps) for arm in order
-        ]
+        own = {"A": None} if gives and repeat == 0 else {}
+        return [self._cell(arm, workers, repeat, own.get(arm, steps)) for arm in order]
 
     def _cells(self, blocks: int) -> list[Cell]:
-        """Return the cells of so many blocks of each worker count that count or can: without those of half ones.
+        """Return the cells of so many blocks of each worker count, the counts shuffled in each round.
 
-        The worker counts are shuffled in each round. More blocks later only continue the list.
+        More blocks later only continue the list.
         """
-        slices = read_turns(self.directory)
-        good = {count: self._open(count, slices) for count in self.workers}
-        cells = []
+        slices, cells = read_turns(self.directory), []
+        open_ones = {count: self._blocks(count, slices) for count in self.workers}
         for number in range(blocks):
             counts = list(self.workers)
-            random.Random(f"round {number + 1} of {self.sides['A'].config.seed}").shuffle(counts)
-            for count in counts:
-                cells += next(good[count])
+            random.Random(f"round {number + 1} of {self._run.seed}").shuffle(counts)
+            cells += [cell for count in counts for cell in next(open_ones[count])]
         return cells
 
-    def _open(self, workers: int, slices: Sequence[TurnSlice]) -> Iterator[list[Cell]]:
+    def _blocks(self, workers: int, slices: Sequence[TurnSlice]) -> Iterator[list[Cell]]:
+        """Yield the blocks of a worker count that count, or can: without half ones."""
         repeat = 0
         while True:
             cells = self._block(workers, repeat)
             done = [cell for cell in cells if self._done(cell)]
-            gave = [cell.config.steps for cell in done] == [None] and bool(self.alone)  # B comes after A has said
+            gave = self.alone != "" and [cell.config.steps for cell in done] == [None]  # B comes after A has said
             if not done or gave or self._counts(cells, slices):
                 yield cells
             repeat += 1
 
     def _counts(self, cells: Sequence[Cell], slices: Sequence[TurnSlice]) -> bool:
         """Return whether both runs of a block are done and, in turns, have alternated."""
-        if not all(self._done(cell) for cell in cells):
-            return False
         one, other = ({(each.block, each.launch) for each in slices if each.run == cell.key} for cell in cells)
-        return bool(self.alone) or bool(one & other)
+        return all(self._done(cell) for cell in cells) and (self.alone != "" or bool(one & other))
 
     def _done(self, cell: Cell) -> RunRecord | None:
         record = record_in(self.directory / cell.key)
-        done = record is not None and record.status == "done" and bool(record.totals.get("samples_per_s"))
+        done = record is not None and record.status == "done" and record.totals.get("samples_per_s")
         return record if done else None
 
 
@@ -407,9 +388,8 @@ def pairs_of(
     words: Sequence[str],
     given: Mapping[str, Any],
     workload: Workload,
+    directory: Path,
     *,
-    runs_dir: Path,
-    name: str,
     workers: Sequence[int] | None = None,
     blocks: int | None = None,
     turns: bool = True,
@@ -422,82 +402,73 @@ def pairs_of(
     """
     common = dict(given)
     seconds = check_field("run", "--seconds", common.pop("seconds", None), SHARED["seconds"], optional=True)
-    a, b = (read_side(letter, text, common, workload) for letter, text in zip(ARMS, words, strict=True))
-    asked, serial = check_configs(a, b), [side.text for side in (a, b) if side.runtime == "serial"]
-    counts = tuple(sorted(set(workers or ((1,) if serial else (available_cores(),)))))
+    a, b = sides = [read_side(arm, text, common, workload) for arm, text in zip(ARMS, words, strict=True)]
+    differs, serial = check_configs(a, b), [side.text for side in sides if side.runtime == "serial"]
+    cores = available_cores()
+    counts = tuple(sorted(set(workers or ((1,) if serial else (cores,)))))
     for count in counts:
-        require_workers("run", count, count if oversubscribe else available_cores())
+        require_workers("run", count, max(count, cores) if oversubscribe else cores)
     if serial and counts[-1] > 1:
-        raise ConfigError(
-            f"run: {serial[0]} has one worker, but --workers is {counts[-1]}; use --workers 1, or another runtime"
-        )
+        raise ConfigError(f"run: {serial[0]} has one worker, but --workers is {counts[-1]}; use 1, or another runtime")
     if blocks is not None and blocks < 1:
         raise ConfigError(f"run: --blocks is {blocks}; it must be at least 1")
-    make = partial(Pairs, sides={"A": a, "B": b}, asked=asked, workers=counts, runs_dir=runs_dir, name=name)
-    pair = make(blocks=1, seconds=seconds or 1.0)._block(counts[-1], 0)
-    why = apart_because(pair, worker_mb=worker_mb(runs_dir / name)) if turns else "as asked for"
+    found = Pairs(sides=dict(zip(ARMS, sides, strict=True)), workers=counts, directory=directory, differs=differs)
+    why = "as asked for"
+    if turns:
+        why = apart_because(found._block(counts[-1], 0), worker_mb=worker_mb(directory))
     if not why and a.config.steps is None and a.config.to_dict().get("schedule", "constant") != "constant":
         why = "the schedule of the learning rate needs a number of steps; give --steps"
-    if precision is not None and (why or a.config.steps is not None):
+    if precision is not None and why:
+        raise ConfigError(f"run: --until needs A and B to train in turns, but they run one after the other: {why}")
+    if precision is not None and a.config.steps is not None:
         raise ConfigError(
-            f"run: --until needs A and B to train in turns, but they run one after the other: {why}"
-            if why
-            else "run: --until goes on until an interval is narrow enough, and --steps ends before; leave one out"
+            "run: --until goes on until an interval is narrow enough, and --steps ends before; leave one out"
         )
-    usual = _BLOCKS[not why] if precision is None else MOST_LAUNCHES
-    return make(blocks=blocks or usual, seconds=seconds or _SECONDS[not why], alone=why, precision=precision)
+    found.blocks = blocks or (_BLOCKS[not why] if precision is None else MOST_LAUNCHES)
+    found.seconds, found.alone, found.precision = seconds or _SECONDS[not why], why, precision
+    return found
 
 
-def _rounds(slices: Sequence[TurnSlice], arms: Mapping[str, str]) -> dict[str, list[float | None]]:
+def _rounds(slices: Sequence[TurnSlice], keys: Mapping[str, str]) -> dict[str, list[float | None]]:
     """Return samples/s of A and B in each round that has both, and the larger load of other programs in it."""
-    table: dict[int, dict[str, TurnSlice]] = {}
-    for each in slices:
-        if each.run in arms:
-            table.setdefault(each.round, {})[arms[each.run]] = each
-    both = [each for _, each in sorted(table.items()) if len(each) == 2]
-    found: dict[str, list[float | None]] = {
-        arm: [each[arm].samples / (each[arm].end_s - each[arm].begin_s) for each in both] for arm in ARMS
-    }
-    loads = [[one.other_load for one in each.values() if one.other_load is not None] for each in both]
-    return {**found, "other_load": [max(each) if each else None for each in loads]}
+    of = {arm: {each.round: each for each in slices if each.run == key} for arm, key in keys.items()}
+    both = [(of["A"][number], of["B"][number]) for number in sorted(of["A"].keys() & of["B"].keys())]
+    loads = [[each.other_load for each in pair if each.other_load is not None] for pair in both]
+    rates = zip(*([each.samples / (each.end_s - each.begin_s) for each in pair] for pair in both), strict=True)
+    found: dict[str, list[float | None]] = {arm: list(each) for arm, each in zip(ARMS, rates, strict=False)}
+    return {"A": [], "B": [], **found, "other_load": [max(each) if each else None for each in loads]}
 
 
 def _figures(directory: Path, record: RunRecord) -> dict[str, Any]:
     """Return what the analysis needs of one run."""
     names = ("samples_per_s", "window_s", "step_s_median", "step_s_p90", "train_mse", "test_mse", "parameter_sha256")
     # Of the first steps, to see whether both arms learn the same: later ones differ by grown rounding.
-    losses = [
-        read_steps(directory, rank).column("loss").to_numpy()[:20].astype(np.float64) for rank in step_ranks(directory)
-    ]
+    losses = [read_steps(directory, rank).column("loss").to_numpy()[:20] for rank in step_ranks(directory)]
     rows = min((len(each) for each in losses), default=0)
-    mean = np.mean([each[:rows] for each in losses], axis=0) if rows else np.empty(0)
+    mean = np.mean([each[:rows] for each in losses], axis=0, dtype=np.float64) if rows else np.empty(0)
     return {
         **{name: record.totals.get(name) for name in names},
         "steps": _steps_made(record),
-        "first_losses": [float(loss) for loss in mean] if np.isfinite(mean).all() else [],
+        "first_losses": mean.tolist() if np.isfinite(mean).all() else [],
         "run": directory.as_posix(),
     }
 
 
 def told(found: Mapping[str, Any]) -> list[str]:
-    """Return what a document says was compared, in words."""
-    about = "about " if found["in_turns"] and len({each["A"]["steps"] for each in found["blocks"]}) > 1 else ""
-    runs = " and ".join(
-        f"{about}{steps:,} steps with {plural(int(n), 'worker')}" for n, steps in found["steps"].items()
-    )
-    lines = [*(f"{arm}  {found[arm]['text']}" for arm in ARMS), f"{runs} per run, batch {found['batch']} per worker"]
-    how = f"one after the other: {found['not_in_turns_because']}"
-    lines.append("A and B of a block trained in turns" if found["in_turns"] else how)
-    return [*lines, *differs_lines(found["differs"]), *(f"left out: {text}" for text in found["dropped"])]
-
-
-def differs_lines(differs: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return what differs between A and B, one line each; that nothing does is a finding too."""
-    if not differs:
-        return ["nothing differs: an A/A comparison, which shows what this machine and this method call a difference"]
+    """Return what a document says was compared, in words; that nothing differs is a finding too."""
 
     def word(value: Any) -> str:
         return "shipped" if value is None else {"True": "on", "False": "off"}.get(str(value), str(value))
 
-    rows = [(name, f"{word(a)} | {word(b)}") for name, (a, b) in differs.items()]
-    return ["what differs (A | B):", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
+    steps = " and ".join(f"{made:,} steps with {plural(int(n), 'worker')}" for n, made in found["steps"].items())
+    how = f"one after the other: {found['not_in_turns_because']}"
+    rows = [(name, f"{word(a)} | {word(b)}") for name, (a, b) in found["differs"].items()]
+    table = ["what differs (A | B):", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
+    same = "nothing differs: an A/A comparison, which shows what this machine and this method call a difference"
+    return [
+        *(f"{arm}  {found[arm]['text']}" for arm in ARMS),
+        f"about {steps} per run, batch {found['batch']} per worker",
+        "A and B of a block trained in turns" if found["in_turns"] else how,
+        *(table if rows else [same]),
+        *(f"left out: {text}" for text in found["dropped"]),
+    ]
