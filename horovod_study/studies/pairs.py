@@ -113,7 +113,9 @@ def read_side(letter: str, text: str, common: Mapping[str, Any], workload: Workl
     else:
         runtime, *words = (part.strip() for part in text.split(","))
         values = {**common, **_options_of(source, runtime, words, workload)}
-    require_known(f"{source}: runtime", runtime, RUNTIMES, also=", or a YAML file with `runtime:`")
+    if not runtime:
+        raise ConfigError(f"{source}: names no runtime; begin with one, such as horovod/mpi, or give a file `runtime:`")
+    require_known(f"{source}: runtime", runtime, RUNTIMES, also=", or a YAML file")
     backend, _, transport = runtime.partition("/")
     try:
         config = workload.configure({**values, "backend": backend, "transport": transport or "none"}, source=source)
