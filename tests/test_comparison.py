@@ -162,7 +162,7 @@ def test_compare_changes_nothing_and_needs_a_block(golden: Golden) -> None:
 
 
 def test_the_figure_and_its_files(tmp_path: Path, golden: Golden) -> None:
-    made = [*blocks([1.0, 1.01, 0.99, 1.0], workers=1), *in_turns([1.1, 1.1, 1.12, 5.0])]
+    made = [*blocks([1.0, 1.01, 0.99, 1.0], workers=1), *blocks([1.1, 1.1, 1.12, 5.0], workers=2)]
     sides = {"A": {"text": "horovod/mpi"}, "B": {"text": "mpi/mpi"}}
     document = {**sides, "blocks": made, **compare(made)}
     paths = write_comparison(document, tmp_path)
@@ -172,3 +172,6 @@ def test_the_figure_and_its_files(tmp_path: Path, golden: Golden) -> None:
     assert '"typical_ratio"' in (tmp_path / "comparison.json").read_text()
     again = write_comparison(document, tmp_path / "again")
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
+    alternated = {**document, "blocks": in_turns([1.1, 1.12]), **compare(in_turns([1.1, 1.12]))}
+    assert write_comparison(alternated, tmp_path / "turns")[2].read_bytes() != paths[2].read_bytes()
+    golden((tmp_path / "turns" / "comparison.txt").read_text(), "single rounds")
