@@ -30,7 +30,7 @@ from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.roles import Role
 from horovod_study.studies import pairs, turns
-from horovod_study.studies.pairs import Pairs, check_configs, follow, pairs_of, read_side, sides_of, told
+from horovod_study.studies.pairs import Comparison, check_configs, follow, pairs_of, read_side, sides_of, told
 from horovod_study.studies.runner import RunOptions, StudyResult
 from horovod_study.workload.options import STRAIN
 
@@ -107,7 +107,7 @@ def finished_run(cell: Any, folder: Path, key: str, act: str) -> None:
     records.finish_run(folder, record, status="done", finished="now", totals=totals)
 
 
-def followed(found: Pairs, launch: Any) -> tuple[Document, StudyResult | None, str]:
+def followed(found: Comparison, launch: Any) -> tuple[Document, StudyResult | None, str]:
     """Run a comparison; return its document, how it ended, and what was printed."""
     console = Console(file=io.StringIO(), force_terminal=False)
     quick: dict[str, Any] = {"smoke": False, "watch_load_s": 0.0, "grace_s": 0.3, "cores": 2}
@@ -121,7 +121,7 @@ def start(out: Path, acts: Mapping[str, str] | None = None, **options: Any) -> D
     return followed(made(out, **options), fake(acts or {}))[0]
 
 
-def made(out: Path, *, a: str = "horovod/mpi", b: str = "mpi/mpi", **options: Any) -> Pairs:
+def made(out: Path, *, a: str = "horovod/mpi", b: str = "mpi/mpi", **options: Any) -> Comparison:
     given = options.pop("given", {"steps": "20"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "available_cores", lambda: 2)
@@ -192,8 +192,8 @@ def test_two_sides_are_told_from_a_study_file(tmp_path: Path, golden: Golden) ->
 
     assert sides_of(["serial", "mpi/mpi,batch=3"]) == ("serial", "mpi/mpi,batch=3")
     assert sides_of([str(options), "serial"]) == (str(options), "serial")
-    assert sides_of([str(study)]) == sides_of([]) == sides_of([str(study), "horovod/mpi, 2 workers"], cells=True) == ()
-    for words in ([str(study), "mpi/mpi"], ["mpi/mpi", str(study)], ["mpi/mpi"]):
+    assert sides_of([str(study)]) == sides_of([]) == sides_of([str(study), "horovod/mpi, 2 workers"]) == ()
+    for words in (["mpi/mpi", str(study)], ["mpi/mpi", "nowhere.yaml"], ["mpi/mpi"]):
         with golden.raises(ConfigError):
             sides_of(words)
 
@@ -483,6 +483,7 @@ def test_the_verb_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_pa
         ["mpi/mpi", "mpi/mpi,batch=3"],
         ["mpi/mpi", "mpi/mpi", "--blokcs", "3"],
         ["mpi/mpi", "mpi/mpi", "--hosts", "a,b"],
+        [str(tmp_path / "study.yaml"), "mpi/mpi"],
         [str(tmp_path / "study.yaml"), "--batch", "50"],
         [str(tmp_path / "study.yaml"), "--blocks", "5"],
     ):

@@ -102,13 +102,13 @@ def run(options: argparse.Namespace) -> int | Result:
     from horovod_study.studies.pairs import sides_of
 
     words = [str(options.study), *options.cells] if options.study and options.command is None else []
-    if sides := sides_of(words, cells=bool(options.retry)):
+    if sides := sides_of(words):
         return _run_pairs(options, sides)
     for name in (*(name for name in _OF_PAIRS if getattr(options, name) is not None), *_run_values(options)):
         raise ConfigError(f"run: --{name.replace('_', '-')} is for two sides A B; a study file says it by itself")
     _take_command(options)
     if options.cells and not options.retry:
-        raise ConfigError("CELL: names what to run again; give --retry too")
+        raise ConfigError(f"run: behind a study file, {options.cells[0]!r} can only be a cell; give --retry too")
     options.retry, again = options.retry is not False, options.retry
     if options.plan:
         return plan(options)
@@ -164,8 +164,8 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     command = shlex.join(["horovod-study", *options.words])
     run_options = RunOptions(command=command, **given(options, "yes", "oversubscribe", "smoke", "pin"))
     console, design = Console(stderr=bool(options.json)), pairs.design()
-    if options.plan or options.dry_run:
-        return show_plan(next(design), out.parent, run_options, console=console).exit_code
+    if (options.plan or options.dry_run) and (study := next(design, None)) is not None:
+        return show_plan(study, out.parent, run_options, console=console).exit_code
     result = follow(design, out.parent, run_options, console)
     if not (document := pairs.document(result))["blocks"]:
         return exit_code()

@@ -1,7 +1,7 @@
 """`run A B`: two configurations side by side, as a study of two arms, and the proof that both did the same work.
 
 A block is one run of A and one of B at one worker count, with the number of a repeat in common: they train in turns
-(turns.py), or, where they cannot, one right after the other. `Pairs.design` yields which cells are to be run and is
+(turns.py), or, where they cannot, one right after the other. `Comparison.design` yields which cells are to be run and is
 told what came of them; the engine runs them as those of any study (`follow`), below RUNS/NAME/.
 
 A block counts when both its runs are done and, in turns, have alternated. One of which a single side is done (the
@@ -70,20 +70,18 @@ class Side(NamedTuple):
     config: Configuration  # all but the length, the workers and the number of the block
 
 
-def sides_of(words: Sequence[str], *, cells: bool = False) -> tuple[str, ...]:
-    """Return the two sides where `run` was given these, () where a study file, after which `cells` may follow.
+def sides_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the two sides where `run` was given these, () where a study file comes first.
 
-    ConfigError: one side alone, or a study file among sides.
+    ConfigError: not two sides, or a study file behind one.
     """
-    sides = [_is_side(word) for word in words[: 1 if cells else None]]
-    if any(sides) and not all(sides):
-        study, side = words[sides.index(False)], words[sides.index(True)]
-        raise ConfigError(
-            f"run: {side} is a side of a comparison, {study} is none; give a study file alone, or A and B"
-        )
-    if any(sides) and len(words) != 2:
+    if not words or (_is_file(words[0]) and not Path(words[0]).exists()) or not _is_side(words[0]):
+        return ()
+    if len(words) != 2:
         raise ConfigError(f"run: a comparison has two sides, such as `run horovod/mpi mpi/mpi`, not {len(words)}")
-    return tuple(words) if any(sides) else ()
+    if not _is_side(words[1]):
+        raise ConfigError(f"run: {words[0]} is a side of a comparison, {words[1]} is none; give two sides A B")
+    return tuple(words)
 
 
 def _is_side(word: str) -> bool:
@@ -219,7 +217,7 @@ def _effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, A
 
 
 @dataclass(kw_only=True)
-class Pairs:
+class Comparison:
     """A comparison: both sides, at which worker counts, in how many blocks, and how."""
 
     sides: Mapping[str, Side]  # A, B
@@ -397,7 +395,7 @@ def pairs_of(
     turns: bool = True,
     precision: float | None = None,
     oversubscribe: bool = False,
-) -> Pairs:
+) -> Comparison:
     """Return the comparison of two sides, with what was not given by default; `given`: options of a run, for both.
 
     ConfigError: what was given does not go together, or A and B are not to do the same work.
@@ -414,7 +412,7 @@ def pairs_of(
         raise ConfigError(f"run: {serial[0]} has one worker, but --workers is {counts[-1]}; use 1, or another runtime")
     if blocks is not None and blocks < 1:
         raise ConfigError(f"run: --blocks is {blocks}; it must be at least 1")
-    found = Pairs(sides=dict(zip(ARMS, sides, strict=True)), workers=counts, directory=directory, differs=differs)
+    found = Comparison(sides=dict(zip(ARMS, sides, strict=True)), workers=counts, directory=directory, differs=differs)
     why = "as asked for"
     if turns:
         why = apart_because(found._block(counts[-1], 0), worker_mb=worker_mb(directory))

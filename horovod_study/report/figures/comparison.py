@@ -21,7 +21,7 @@ _HALF = 0.32  # of the width of a worker count that the blocks take
 def write_comparison(document: Mapping[str, Any], directory: Path) -> list[Path]:
     """Write the figure (.pdf, .svg, .png), its caption (.txt) and the whole document (.json); return the paths.
 
-    `document`: what was compared with its blocks (`Pairs.document`), and what `compare` says of them.
+    `document`: what was compared with its blocks (`studies.pairs`), and what `compare` says of them.
     """
     texts = {f"{NAME}.txt": caption(document), f"{NAME}.json": document}
     return write_result(directory, texts, {NAME: partial(draw, document)})
