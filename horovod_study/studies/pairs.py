@@ -1,8 +1,8 @@
 """`run A B`: two configurations side by side, as a study of two arms, and the proof that both did the same work.
 
 A block is one run of A and one of B at one worker count, with the number of a repeat in common: they train in turns
-(turns.py), or, where they cannot, one right after the other. `Comparison.design` yields which cells are to be run and is
-told what came of them; the engine runs them as those of any study (`follow`), below RUNS/NAME/.
+(turns.py), or, where they cannot, one right after the other. `Comparison.design` yields which cells are to be run and
+is told what came of them; the engine runs them as those of any study (`follow`), below RUNS/NAME/.
 
 A block counts when both its runs are done and, in turns, have alternated. One of which a single side is done (the
 other one has failed, or was broken off) is left as it is, and a further block takes its place: a partner from another
