@@ -1,24 +1,19 @@
 """Two configurations compared block by block: which is faster, by how much, and whether the runs can tell.
 
 A block is one run of A and one of B. Where they have trained in turns, B/A is compared within the rounds of a block
-(analysis/paired.py), each block being a launch: its effect, interval and p are those of `paired.estimate`. Else they
-ran one right after the other. What both share - the temperature, a neighbour, a slow
-drift of the machine - cancels in the ratio of their throughputs, so the ratios of the blocks are what is analysed:
+(analysis/paired.py), each block being a launch. Else they ran one right after the other; what both share, such as a
+slow drift of the machine, cancels in the ratio of their throughputs, so the ratios of the blocks are analysed:
 
     effect      geometric mean of the block ratios B/A
-    interval    Student's t on the logarithms of the ratios, 95 %
+    interval    Student's t on the logarithms of the ratios, 95 %. A bootstrap of ten blocks is too narrow (T.
+                Hesterberg, The American Statistician 69, 2015, 371-386)
     p           sign-flip permutation test on their mean: were A and B alike, each block could as well have come out the
-                other way round (R. A. Fisher, The Design of Experiments, 1935, section 21). Every pattern of signs is
-                tried up to EXACT_UP_TO blocks, a seeded sample of patterns beyond
+                other way round (R. A. Fisher, The Design of Experiments, 1935, section 21)
     Holm        p over all worker counts together (S. Holm, Scand. J. Statist. 6, 1979, 65-70)
 
-Why t and not a bootstrap: with the usual ten blocks a percentile interval is too narrow, and a bootstrap-t divides by
-the spread of resamples that hold the same block many times (T. Hesterberg, The American Statistician 69, 2015,
-371-386); logarithms of ratios of neighbouring runs are close to symmetric, which is what t needs.
-
-Where single blocks are outliers (a launch that fell into a slow mode), they count in the mean as they should, and make
-its interval wide. What is typical is then told beside it: the median of the ratios with its exact interval from order
-statistics (binomial; W. Conover, Practical Nonparametric Statistics, 1999, section 3.2): an odd block cannot move it.
+Where single blocks are outliers (a launch that fell into a slow mode), they count in the mean as they should. What is
+typical is then told beside it: the median of the ratios with its exact interval from order statistics (binomial; W.
+Conover, Practical Nonparametric Statistics, 1999, section 3.2): an odd block cannot move it.
 
 A difference is resolved when p after Holm is below ALPHA and one of the two intervals leaves out 1.
 """
@@ -90,18 +85,12 @@ _InTurns: TypeAlias = tuple[list[Floats], RatioEstimate]
 
 def _in_turns(workers: int, rows: Sequence[Block]) -> _InTurns:
     """Return what the rounds say; AnalysisError where they say nothing."""
-    slices = [
-        Slice(
-            launch=f"{row['block']:03d}",
-            round=number,
-            cell=arm,
-            rate=rate,
-            other_load=math.nan if load is None else load,
-        )
-        for row in rows
-        for arm in "AB"
-        for number, (rate, load) in enumerate(zip(row["rounds"][arm], row["rounds"]["other_load"], strict=True))
-    ]
+    slices = []
+    for row in rows:
+        loads = [math.nan if load is None else load for load in row["rounds"]["other_load"]]
+        for arm in "AB":
+            for number, (rate, load) in enumerate(zip(row["rounds"][arm], loads, strict=True)):
+                slices.append(Slice(launch=f"{row['block']:03d}", round=number, cell=arm, rate=rate, other_load=load))
     found = pairs(slices, "B", "A")
     if (known := estimate(found)) is None:
         raise AnalysisError(
@@ -243,13 +232,10 @@ def _doubts(
     known: RatioEstimate | None,
 ) -> Iterator[str]:
     if known is not None and known.shared:
-        yield (
-            "other programs used the cores in more than three quarters of the rounds: B/A is that of a shared machine"
-        )
+        yield "other programs used the cores in more than three quarters of the rounds: B/A is that of a shared machine"
     middle = float(np.median(logs))
     for row, log in zip(rows, logs.tolist(), strict=True) if odd else ():
-        if row["block"] in odd:
-            # Of the two, the one that is further from its own median is the one something happened to.
+        if row["block"] in odd:  # of the two, the one that is further from its own median had something happen to it
             own = {arm: float(np.median(_values(rows, arm, "samples_per_s"))) for arm in "AB"}
             arm = max("AB", key=lambda arm: abs(math.log(row[arm]["samples_per_s"] / own[arm])))
             yield (
@@ -278,18 +264,15 @@ def _learning(blocks: Sequence[Block]) -> dict[str, Any]:
             differences.append(float(np.max(np.where(np.isfinite(gap), gap, 1.0))))
     known = tests[np.isfinite(tests).all(axis=1)]
     same = all(block["A"]["parameter_sha256"] == block["B"]["parameter_sha256"] is not None for block in blocks)
-    worst = max(differences) if differences else None  # relative, over the first steps
+    worst = max(differences, default=None)  # relative, over the first steps
     alike = True if same else None if worst is None else worst <= ALIKE
     apart = float(np.max(np.abs(np.diff(known, axis=1)[:, 0]) / known.max(axis=1))) if len(known) else None
     end = "" if apart is None else f"; the test MSE at the end differs by up to {100 * apart:.2f} %"
     found = f"the losses of the first {steps} steps differ by up to {worst or 0.0:.1e} of their size"
+    text = f"both learn the same: {found}{end} (rounding grows with the steps)"
     if same:
         text = "both learn the same: the parameters at the end agree bit for bit"
-    elif worst is None:
-        text = f"losses of the first steps were not recorded{end}"
-    elif alike:
-        text = f"both learn the same: {found}{end} (rounding grows with the steps)"
-    else:
+    elif not alike:
         text = f"they do not learn the same: {found}, more than rounding explains{end}"
     return {
         "same_parameters": same,  # bit for bit, in every block
@@ -298,7 +281,7 @@ def _learning(blocks: Sequence[Block]) -> dict[str, Any]:
         "loss_difference": worst,
         **{f"{arm}_test_mse": float(of.mean()) if len(of) else None for arm, of in zip("ab", known.T, strict=True)},
         "test_mse_difference": apart,
-        "text": text,
+        "text": f"losses of the first steps were not recorded{end}" if alike is None else text,
     }
 
 
@@ -309,31 +292,25 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     for each in found["workers"]:
         count = plural(each["workers"], "worker")
         ends = "-" if each["low"] is None else f"{each['low']:.3f} - {each['high']:.3f}"
-        tests = [f"{each['ratio']:.3f}", ends, *(_number(each[name], ".4f") for name in ("p", "p_holm"))]
-        rates, unrest = ([each[f"{arm}_{name}"] for arm in "ab"] for name in ("samples_per_s", "p90_over_median"))
-        steady = ", ".join(_number(value, ".2f") for value in unrest)
-        rows.append((f"{each['workers']}", f"{each['blocks']}", *(f"{rate:,.0f}" for rate in rates), *tests, steady))
+        names = {"a_samples_per_s": ",.0f", "b_samples_per_s": ",.0f", "ratio": ".3f", "p": ".4f", "p_holm": ".4f"}
+        names |= {f"{arm}_p90_over_median": ".2f" for arm in "ab"}
+        said = ["-" if each[name] is None else format(each[name], form) for name, form in names.items()]
+        rows.append((f"{each['workers']}", f"{each['blocks']}", *said[:3], ends, *said[3:5], ", ".join(said[5:])))
         verdicts.append(f"{count}: {each['verdict']}")
-        components += [f"{count}: {_components(each['turns'])}"] if each["turns"] else []
+        components += [f"{count}: {_components(**each['turns'])}"] if each["turns"] else []
         doubts += [f"doubt, {count}: {doubt}" for doubt in each["doubts"]]
     table = to_lines(table_of(heads, rows, texts=()))
     return [*table, "", *verdicts, *components, found["learning"]["text"], *doubts]
 
 
-def _number(value: float | None, form: str) -> str:
-    return "nan" if value is None else format(value, form)
-
-
-def _components(turns: Mapping[str, Any]) -> str:
+def _components(*, round_sd: float, round_error: float, launch_sd: float | None, **turns: Any) -> str:
     """Return of what the interval is made, in words."""
-    launches = "unknown" if turns["launch_sd"] is None else f"{100 * turns['launch_sd']:.2g} %"
+    level = "unknown" if launch_sd is None else f"{100 * launch_sd:.2g} %"
     text = (
-        f"{turns['rounds']} rounds in {plural(turns['launches'], 'block')}; a round scatters by "
-        f"{100 * turns['round_sd']:.2g} %, the level of a block by {launches}; standard error of rounds alone "
-        f"{100 * turns['round_error']:.2g} %"
+        f"{turns['rounds']} rounds in {plural(turns['launches'], 'block')}; a round scatters by {100 * round_sd:.2g} %"
     )
+    text += f", the level of a block by {level}; standard error of rounds alone {100 * round_error:.2g} %"
     if turns["cancelled"] is not None:
         text += f"; {100 * max(turns['cancelled'], 0):.0f} % of the variance of both rates cancelled"
-    if turns["set_aside"]:
-        text += f"; {turns['set_aside']} rounds beside other programs set aside"
-    return text
+    aside = turns["set_aside"]
+    return f"{text}; {aside} rounds beside other programs set aside" if aside else text
