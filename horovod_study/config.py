@@ -360,6 +360,7 @@ class Cell:
     runtime: str
     placement: Placement
     identity: str = ""
+    arm: str = ""  # the side of a comparison, "A" or "B", that it is a run of
     label: str = field(default="", compare=False)  # for people: what it is a repeat of, e.g. "horovod/mpi, 2 workers"
     _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)  # once it was asked for
 
@@ -371,6 +372,8 @@ class Cell:
         content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.to_dict()}
         if self.identity:
             content["identity"] = self.identity
+        if self.arm:
+            content["arm"] = self.arm
         workload, batch = self.config.workload, f"-b{self.config.batch}"
         if workload.identity:
             content["workload"] = workload.identity
@@ -378,6 +381,7 @@ class Cell:
         name = self.runtime.replace("/", "-")
         if workload.starts_ranks:  # over what, nobody knows, nor a batch that it was not told
             name, batch = "command", batch if self.config.batch != workload.options["batch"].default else ""
+        name = f"{self.arm}-{name}" if self.arm else name
         self._key.append(f"{name}-{self.placement.workers}w{batch}-r{self.config.repeat}-{digest}")
         return self._key[0]
 

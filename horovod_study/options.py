@@ -120,12 +120,17 @@ def require_workers(verb: str, workers: int, cores: int, *, least: int = 1, thre
         )
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, hidden: Collection[str] = ()) -> None:
-    """Declare each option of the package's own workload, under its heading; `hidden` ones are not in the help."""
+def add_run_options(
+    parser: argparse.ArgumentParser, *, hidden: Collection[str] = (), without: Collection[str] = ()
+) -> None:
+    """Declare each option of the package's own workload but those `without`, under its heading.
+
+    `hidden` ones are not in the help.
+    """
     for heading in HEADINGS:
         group = parser.add_argument_group(heading)
         for each in OPTIONS.values():
-            if each.heading == heading:
+            if each.heading == heading and each.name not in without:
                 _add_option(group, each, hidden=each.name in hidden)
 
 

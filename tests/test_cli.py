@@ -20,7 +20,7 @@ from horovod_study.workloads import HEADINGS
 
 VERBS = (
     *("plan", "run", "status", "cancel", "doctor", "report", "explain", "fit", "predict", "simulate"),
-    *("compare", "tune", "verify", "bench", "export", "strain"),
+    *("tune", "verify", "bench", "export", "strain"),
 )
 POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"
 

@@ -157,7 +157,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     ),
     r"horovod-study bench loading": ByTest(by="test_loading.py", mentions=('"loading"',)),
     r"mpirun -np 8 -H \S+ horovod-study bench .*": NotHere(reason="needs two machines"),
-    r"horovod-study compare .*": ByTest(by="test_compare.py", mentions=('"compare"', "--workers")),
+    r"horovod-study run \w+/\S+ \w+/\S+.*": ByTest(by="test_pairs.py", mentions=('"run"', "--workers")),
     r"horovod-study tune.*": ByTest(by="test_tune.py", mentions=('"tune"', "--knob")),
     r"horovod-study strain search .*": ByTest(by="test_search.py", mentions=('"search"', "--trials", "--jobs")),
     r"horovod-study strain lr-range .*": ByTest(by="test_lr_range.py", mentions=('"lr-range"', "--low", "--high")),

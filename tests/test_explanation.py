@@ -246,7 +246,7 @@ def test_one_worker_waits_for_nobody(study: Path) -> None:
 
     assert found.slow == () and found.growth == () and found.why_no_growth
     assert {each.kind for each in found.help} <= {"at most", ""}
-    assert not any("tune" in each.command or "compare" in each.command for each in found.help)
+    assert not any("tune" in each.command or "run" in shlex.split(each.command) for each in found.help)
 
 
 def test_a_run_that_is_not_finished_is_explained_with_its_state(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_every_command_of_the_page_can_be_typed(study: Path, tmp_path: Path) -> 
         if each.command
     ]
 
-    assert {shlex.split(each)[1] for each in commands} >= {"explain", "compare", "tune", "bench", "doctor"} - {"doctor"}
+    assert {shlex.split(each)[1] for each in commands} >= {"explain", "run", "tune", "bench", "doctor"} - {"doctor"}
     for each in commands:
         words = shlex.split(each.removeprefix("... "))
         words = ["strain", "train", *words[3:]] if words[0] == "python" else words[1:]

@@ -74,7 +74,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "holdout": ("predict", "--holdout"),
     "simulate": ("simulate",),
     "model-parallel": ("simulate", "model-parallel"),
-    "compare": ("compare",),
+    "compare": ("run",),
     "equality": ("verify",),
     "bench": ("bench",),
     "loading": ("bench", "loading"),

@@ -55,7 +55,6 @@ ALIGNED_BY_HAND = {
     "report/figures/bench.py": "the layout of nccl-tests, which other programs read",
     "report/figures/inspection.py": "pauses, each a line of words",
     "report/figures/simulation.py": "constants, each a line of words",
-    "studies/compare.py": "lines that are printed one at a time",
     "studies/progress.py": "lines that are printed one at a time",
     "studies/search.py": "lines that are printed one at a time",
     "studies/tune.py": "lines that are printed one at a time",

@@ -133,9 +133,7 @@ def test_a_study_of_another_workload_goes_the_whole_way(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_settings_of_another_workload_are_compared(folder: Path) -> None:
-    words = (
-        "compare serial serial,parts=2 --workload toy.py --workers 1 --blocks 1 --steps 60 --warmup-steps 10 --no-turns"
-    )
+    words = "run serial serial,parts=2 --workload toy.py --workers 1 --blocks 1 --steps 60 --warmup-steps 10 --no-turns"
     found = json.loads(said(f"{words} --json", folder).splitlines()[-1])
 
     assert found["differs"] == {"parts": [1, 2]}

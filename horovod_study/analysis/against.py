@@ -4,7 +4,7 @@ A cell of AFTER is compared with the one of BEFORE that is defined by the same s
 Every number is a ratio AFTER / BEFORE of geometric means over repeats, with Welch's t on logarithms, 95 % (see
 stats.log_contrast), and Holm's p over all cells (and targets) of one metric. A throughput has two parts; a speedup has
 four, because the baselines of both studies were measured with errors of their own. Studies are made one after the
-other: to decide between two configurations on one machine, `compare` runs both in turns.
+other: to decide between two configurations on one machine, `run A B` runs both in turns.
 
 A difference is resolved when p after Holm is below stats.ALPHA and the interval leaves out 1, as in transports.py.
 Fewer than stats.MIN_REPEATS repeats on any side give neither interval nor verdict.
@@ -358,7 +358,7 @@ def _doubts(
         when = f" ({' and '.join(spans)})" if len(set(spans)) == 2 else ""
         yield (
             f"The runs of {before} and {after} were not made in turns{when}: what drifted on the machine between them "
-            "(temperature, clock rates, other users) counts as a difference. horovod-study compare runs both in turns."
+            "(temperature, clock rates, other users) counts as a difference. horovod-study run A B runs both in turns."
         )
     if (several := sum(each["what"] != "repeats" for each in changes)) > 1:
         yield f"{several} things differ between {before} and {after}; each is a possible cause of a difference."

@@ -6,7 +6,7 @@
     explain       explain
     forecasts     fit, predict
     simulate      simulate, simulate model-parallel
-    experiments   compare, tune, verify
+    experiments   tune, verify
     benchmarks    bench, bench loading, bench timers
     record        record: the training of any script as it is
     export        export

@@ -1,12 +1,12 @@
-"""`horovod-study compare`, `tune` and `verify`: experiments with an answer of their own."""
+"""`horovod-study tune` and `verify`: experiments with an answer of their own."""
 
 import argparse
 import json
 import shlex
 from pathlib import Path
 
-from horovod_study.cli.verbs import COUNT, DIR, FLAG, NUMBER, SEVERAL, Result, Verb, given, until_share
-from horovod_study.options import SET_BY_COMPARE, SET_BY_TUNE, Parser, add_run_options, run_values
+from horovod_study.cli.verbs import COUNT, DIR, FLAG, NUMBER, SEVERAL, Result, Verb, given
+from horovod_study.options import SET_BY_TUNE, Parser, add_run_options, run_values
 from horovod_study.workloads import find_workload
 
 
@@ -47,55 +47,6 @@ def tune(options: argparse.Namespace) -> int | Result:
 def _add_workload(parser: Parser) -> None:
     text = "another training than the package's own: a Python file that declares it as WORKLOAD (docs/studies.md)"
     parser.add_argument("--workload", metavar="FILE.py", help=text)
-
-
-def _compare_arguments(parser: Parser) -> None:
-    add = parser.add_argument
-    for name in ("a", "b"):
-        text = "RUNTIME[,option=value...], such as horovod/gloo,thread_priority=off; or a YAML file of options with it"
-        add(name, metavar=name.upper(), help=text)
-    add("--workers", **COUNT, nargs="+", help="worker counts to compare at (default: one per core)")
-    add("--blocks", **COUNT, help="blocks per worker count (default 5; with --until, and without turns, 10 at most)")
-    add("--until", metavar="P%", help="add blocks until the 95 %% interval of B/A is so narrow to either side: 2%%")
-    add("--no-turns", dest="turns", action="store_false", help="run A and B of a block one after the other in any case")
-    add("--out", **DIR, default=Path("compare"), help="receives runs and result (default compare)")
-    add("--json", **FLAG, help="print one line of JSON")
-    _add_workload(parser)
-    add_run_options(parser, hidden=SET_BY_COMPARE)
-    parser.epilog = (
-        "A and B of a block are started together, train in turns and make the same number of steps: --steps, or what "
-        "both take about --seconds (default 5, without turns 2) for. The same command goes on after Ctrl-C. See "
-        "docs/compare.md."
-    )
-
-
-def compare(options: argparse.Namespace) -> Result:
-    """Compare two configurations fairly: interleaved in blocks, equal work proven, with an interval and a verdict."""
-    from horovod_study.analysis.compare.comparison import compare as compare_blocks
-    from horovod_study.analysis.compare.comparison import too_few
-    from horovod_study.progress import say
-    from horovod_study.report.figures.comparison import write_comparison
-    from horovod_study.studies.compare import plan_effort, read_arms, run_compare, worker_counts
-
-    arms, seconds = read_arms(options.a, options.b, run_values(options), find_workload(options.workload))
-    workers = worker_counts(arms, options.workers)
-    precision = None if options.until is None else until_share(options.until)
-    effort = plan_effort(
-        arms, workers, blocks=options.blocks, seconds=seconds, turns=options.turns, precision=precision
-    )
-    doubt = "" if effort.turns else too_few(effort.blocks, len(workers))
-    if doubt:
-        say(f"warning: {doubt}")
-    command = shlex.join(["horovod-study", *options.words])
-    result = run_compare(arms, options.out, command=command, workers=workers, effort=effort)
-    found = compare_blocks(result.blocks, aim=precision)
-    paths = write_comparison(found, result.to_dict(), options.out)
-    return Result(
-        document={**result.to_dict(), **found.to_dict()},
-        lines=[*result.lines(), "", *found.lines(), f"figure: {options.out / 'comparison.png'}"],
-        files=paths,
-        exit_code=result.exit_code,
-    )
 
 
 def _verify_arguments(parser: Parser) -> None:
@@ -152,7 +103,6 @@ def verify(options: argparse.Namespace) -> int:
 
 
 VERBS = (
-    Verb("compare", compare, _compare_arguments),
     Verb("tune", tune, _tune_arguments),
     Verb("verify", verify, _verify_arguments),
 )

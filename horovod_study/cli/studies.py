@@ -11,7 +11,7 @@ from typing import Any
 from horovod_study.cli.report import write_analysis, write_page
 from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, runs_of, until_share
 from horovod_study.errors import ConfigError
-from horovod_study.options import Parser
+from horovod_study.options import OPTIONS, SET_BY_COMPARE, Parser, add_run_options, run_values
 
 
 def _plan_arguments(parser: Parser) -> None:
@@ -64,8 +64,9 @@ def _next_runs(options: argparse.Namespace, study: Any, ledger: Any) -> Result:
 
 def _run_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    cells = "with --retry: keys or names of cells (default: all)"
-    _study_arguments(parser, study="the study file; or `-- COMMAND` with {workers} in it", cells=cells)
+    cells = "B of a comparison; with --retry keys or names of cells (default: all)"
+    study = "the study file; or `-- COMMAND` with {workers} in it; or A of a comparison A B (docs/compare.md)"
+    _study_arguments(parser, study=study, cells=cells)
     add("--rate", metavar="REGEX", help="of a command: where its output says a rate; the first group is the number")
     retry = "only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)"
     add("--retry", action=argparse.BooleanOptionalAction, help=retry)
@@ -79,13 +80,35 @@ def _run_arguments(parser: Parser) -> None:
     add("--oversubscribe", **FLAG, help="allow workers to share cores or GPUs; times then mean little")
     add("--smoke", **YES, help="try each runtime with two workers for a few seconds first (default: yes)")
     add("--pin", **YES, help="keep each cell on the same cores in every repeat (default: yes)")
+    group = parser.add_argument_group("two sides A B, each RUNTIME[,option=value...] or a YAML file of options")
+    add = group.add_argument
+    add("--workers", **COUNT, nargs="+", help="worker counts to compare at (default: one per core)")
+    add("--blocks", **COUNT, help="launches of both per worker count (default 5; with --until or not in turns 10)")
+    add("--no-turns", action="store_const", const=True, help="A and B of a block one after the other in any case")
+    add("--out", **DIR, help="receives runs and result (default compare, in --runs)")
+    add("--json", action="store_const", const=True, help="end with one line of JSON")
+    add("--workload", metavar="FILE.py", help="another training than the package's own (docs/studies.md)")
+    add_run_options(parser, hidden=OPTIONS, without=SET_BY_COMPARE)
+
+
+_OF_PAIRS, _NOT_OF_PAIRS = (
+    ("workers", "blocks", "no_turns", "out", "json", "workload"),
+    ("hosts", "here", "wait", "rate"),
+)
 
 
 def run(options: argparse.Namespace) -> int | Result:
     """Run what is missing of a study, or a command with 1, 2, 4, ... {workers}; then analyse and report it."""
+    from horovod_study.studies.pairs import sides_of
+
+    words = [str(options.study), *options.cells] if options.study and options.command is None else []
+    if sides := sides_of(words):
+        return _run_pairs(options, sides)
+    for name in (*(name for name in _OF_PAIRS if getattr(options, name) is not None), *_run_values(options)):
+        raise ConfigError(f"run: --{name.replace('_', '-')} is for two sides A B; a study file says it by itself")
     _take_command(options)
     if options.cells and not options.retry:
-        raise ConfigError("CELL: names what to run again; give --retry too")
+        raise ConfigError(f"run: behind a study file, {options.cells[0]!r} can only be a cell; give --retry too")
     options.retry, again = options.retry is not False, options.retry
     if options.plan:
         return plan(options)
@@ -101,16 +124,61 @@ def run(options: argparse.Namespace) -> int | Result:
         result = run_here(study, options.runs, inside, command=command + " --here", retry=options.retry)
     else:
         from horovod_study.studies.runner import RunOptions, retry_cells, run_study, show_plan
+        from horovod_study.studies.study_file import sweep_of
 
         told = given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait")
         how = RunOptions(command=command, **told)
         if options.dry_run:
-            result = show_plan(study, options.runs, how)
+            result = show_plan(sweep_of(study, options.runs), how)
         elif again:
             result = retry_cells(study, options.runs, how, which=options.cells)
         else:
             result = run_study(study, options.runs, how)
     return _conclude(options, study, command, result)
+
+
+def _run_values(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in run_values(options).items() if name not in SET_BY_COMPARE}
+
+
+def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Result:
+    """Compare two configurations: in blocks, equal work proven, with an interval and a verdict."""
+    from rich.console import Console
+
+    from horovod_study.analysis.compare.comparison import compare, lines, too_few
+    from horovod_study.progress import say
+    from horovod_study.report.figures.comparison import write_comparison
+    from horovod_study.studies.interruption import exit_code
+    from horovod_study.studies.pairs import follow, pairs_of, told
+    from horovod_study.studies.runner import RunOptions, show_plan
+    from horovod_study.workloads import find_workload
+
+    for name in (name for name in _NOT_OF_PAIRS if getattr(options, name)):
+        raise ConfigError(f"run: --{name} is for a study file; two sides A B are compared on this machine")
+    out = options.out or (options.runs or Path("runs")) / "compare"
+    aim = None if options.until is None else until_share(options.until)
+    how: dict[str, Any] = {"turns": not options.no_turns, "precision": aim}
+    how |= given(options, "workers", "blocks", "oversubscribe")
+    pairs = pairs_of(sides, _run_values(options), find_workload(options.workload), out, **how)
+    if pairs.alone and (doubt := too_few(pairs.blocks, len(pairs.workers))):
+        say(f"warning: {doubt}")
+    command = shlex.join(["horovod-study", *options.words])
+    run_options = RunOptions(
+        command=command, policy=pairs.policy, **given(options, "yes", "oversubscribe", "smoke", "pin")
+    )
+    console, design = Console(stderr=bool(options.json)), pairs.design()
+    if (options.plan or options.dry_run) and (sweep := next(design, None)) is not None:
+        return show_plan(sweep, run_options, console=console).exit_code
+    result = follow(design, run_options, console)
+    if not (document := pairs.document(result))["blocks"]:
+        return exit_code()
+    document |= compare(document["blocks"], aim=aim)
+    return Result(
+        document=document,
+        lines=["", *told(document), "", *lines(document), f"figure: {out / 'comparison.png'}"],
+        files=write_comparison(document, out),
+        exit_code=0 if result is None else result.exit_code,
+    )
 
 
 def _take_command(options: argparse.Namespace) -> None:

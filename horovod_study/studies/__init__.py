@@ -20,7 +20,7 @@
     runner      what a study still needs: found, said, run; retries and cancels
     submit      cells given to Slurm, and jobs taken back
     job         the program inside a job: a grid that stops with a checkpoint when Slurm says so
-    compare     two configurations in blocks, side by side
+    pairs       `run A B`: two configurations in blocks, side by side
     racing, tune    a race of settings of how workers communicate
     search_file, search    a hyper-parameter search: its YAML file, and the trials that Optuna proposes
     attribute   arms of runtimes in rounds, with --measure-sync

@@ -247,7 +247,8 @@ class Grid:
         wrong = record is not None and foreign(record, cell) != ""
         if record is not None and record.status == "done" and not wrong:
             return _End("done")
-        resume = not wrong and record is not None and goes_on(record, out)
+        # What is to make as many steps as its partners is run whole, beside them.
+        resume = not wrong and not self.sweep.equal_steps and record is not None and goes_on(record, out)
         if resume:
             keep_log(self.directory, cell)
         else:
@@ -264,7 +265,7 @@ class Grid:
             site=site,
             cores=self.places.cores_of(cell),
             resume=resume,
-            checkpoint=True,
+            checkpoint=not self.sweep.equal_steps,
             timeout_s=self.sweep.timeout_s,
             grace_s=self.places.grace_s,
             watch=watch,

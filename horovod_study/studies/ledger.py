@@ -464,7 +464,7 @@ def read_ledger(sweep: Sweep, *, jobs: JobBook | None = None) -> Ledger:
         other_code=other,
         reached=_reached(sweep, [each.cell for each in entries if each.state == "missing"]),
         further=further,
-        foreign=tuple(name for name in unknown if name not in explained and name not in unreadable),
+        foreign=tuple(name for name in unknown if not sweep.part and name not in explained and name not in unreadable),
         unreadable=unreadable,
     )
 

@@ -190,7 +190,7 @@ def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), r
 
     jobs = [cell for cell in to_do if sweep.partition_of(cell).scheduler == "slurm"]
     others = [cell for cell in to_do if sweep.partition_of(cell).scheduler != "slurm"]
-    here = [cell for block in blocks(others, sweep.seed) for cell in block]
+    here = others if sweep.part else [cell for block in blocks(others, sweep.seed) for cell in block]
     allocations = allocate(jobs, sweep.partitions, seconds_of, seed=sweep.seed)
     totals = {"hours": sum(map(seconds_of, _least(sweep, to_do))) / 3600}
     taken = [(cell.placement, seconds_of(cell)) for cell in _least(sweep, here)]

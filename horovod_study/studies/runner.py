@@ -122,11 +122,9 @@ def run_sweep(sweep: Sweep, options: RunOptions, *, console: Console | None = No
     return _Runner(sweep, options, console).run()
 
 
-def show_plan(
-    study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None
-) -> StudyResult:
-    """Print what `run_study` would do, with launch lines and what would be submitted. Nothing runs."""
-    return _Runner(sweep_of(study, runs_dir), options, console).show()
+def show_plan(sweep: Sweep, options: RunOptions, *, console: Console | None = None) -> StudyResult:
+    """Print what `run_sweep` would do, with launch lines and what would be submitted. Nothing runs."""
+    return _Runner(sweep, options, console).show()
 
 
 def retry_cells(
@@ -393,7 +391,7 @@ class _Runner:
             say(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
         todo = {cell.key for cell in here}
         resumed = [entry.name for entry in ledger.entries if entry.key in todo and can_resume(entry, directory)]
-        if resumed:
+        if resumed and not self._sweep.equal_steps:
             say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
         left = Estimate(past_durations(directory)).left(here)
         say(console, f"{len(here)} to run, {left}; records in {directory}, output in {directory / 'logs'}")

@@ -19,10 +19,11 @@ class Sweep:
     directory: Path  # RUNS/<name>
     cells: tuple[Cell, ...]
     partitions: Mapping[str, Partition]  # by name; those of the cells at least
+    part: bool = False  # of a design: they are run in their order, and other runs in the folder are its, too
     seed: int = 1  # of the order within a repeat
     timeout_s: float = 900.0  # of a cell
     turns: bool = False  # the cells of a repeat alternate, where they fit together
-    equal_steps: bool = False  # cells that alternate make as many steps as that of them which makes most
+    equal_steps: bool = False  # cells that alternate make as many steps as that of them which makes most, in one go
     least_steps: int = 1  # of a slice, however long they take
     precision: float | None = None  # the half width of each wanted ratio's interval that ends it, relative
     wanted: tuple[tuple[str, str], ...] = ()  # ratios: labels of cell and base

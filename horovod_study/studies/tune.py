@@ -179,7 +179,7 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
     if study.partitions[base.placement.partition].scheduler != "local":
         alone = "it runs on other hosts than this machine"
     hours, name = study.budget.get("hours", HOURS[not alone]), f"{study.name}-tune"
-    plain_sweep = replace(sweep_of(study, runs_dir), precision=None, wanted=(), budget={})
+    plain_sweep = replace(sweep_of(study, runs_dir), part=True, precision=None, wanted=(), budget={})
     sweep = replace(plain_sweep, name=name, directory=runs_dir / name, turns=not alone)
     heats = _Heats(sweep, base, options, bool(alone), 3600 * hours, console)
     way = "one launch after the other: " + alone if alone else "in turns"

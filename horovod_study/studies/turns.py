@@ -80,6 +80,12 @@ def until_asked_for(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Co
     return [run for run, enough in left.items() if not enough]
 
 
+def until_all_have(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
+    """Return all runs until each has made what it was asked for, and three rounds: then they end together."""
+    enough = all(left.values()) and bool(slices) and slices[-1].round >= 2
+    return () if enough or len(left) < 2 else list(left)
+
+
 WORKER_MB = 800
 """What a worker is taken to need in memory before one has run: PyTorch, a library of communication, and some data."""
 SPARE = 1.25
@@ -146,12 +152,15 @@ def groups(
 
     `here`: whether a cell runs on this machine. `each_mb`: what a worker needs; None: WORKER_MB. The same cells come
     into the same blocks in every repeat. What cannot alternate, or is alone in its block, follows one after the other.
+    Of a comparison each pair is a block.
     """
     if not sweep.turns:
         return [AlternatingCells(cells=tuple(cells))]
     room = workers_that_fit(each_mb)
     parts: list[AlternatingCells] = []
-    for _, block in groupby(cells, key=lambda cell: cell.config.repeat):
+    for (_, pair), block in groupby(
+        cells, key=lambda cell: (cell.config.repeat, f"-{cell.placement.workers}w" if cell.arm else "")
+    ):
         rest: list[Cell] = []
         together: dict[str, dict[str, Cell]] = {}
         for cell in block:
@@ -163,7 +172,7 @@ def groups(
         for partition, alike in together.items():
             for number, box in enumerate(that_fit(alike, room), 1):
                 if len(box) > 1:
-                    name = partition if number == 1 else f"{partition}-{number}"
+                    name = f"{partition}{pair}" if number == 1 else f"{partition}-{number}"
                     parts.append(AlternatingCells(cells=tuple(box.values()), block=name))
                 else:
                     rest += box.values()

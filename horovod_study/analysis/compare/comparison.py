@@ -1,31 +1,26 @@
 """Two configurations compared block by block: which is faster, by how much, and whether the runs can tell.
 
 A block is one run of A and one of B. Where they have trained in turns, B/A is compared within the rounds of a block
-(analysis/paired.py), each block being a launch: its effect, interval and p are those of `paired.estimate`. Else they
-ran one right after the other. What both share - the temperature, a neighbour, a slow
-drift of the machine - cancels in the ratio of their throughputs, so the ratios of the blocks are what is analysed:
+(analysis/paired.py), each block being a launch. Else they ran one right after the other; what both share, such as a
+slow drift of the machine, cancels in the ratio of their throughputs, so the ratios of the blocks are analysed:
 
     effect      geometric mean of the block ratios B/A
-    interval    Student's t on the logarithms of the ratios, 95 %
+    interval    Student's t on the logarithms of the ratios, 95 %. A bootstrap of ten blocks is too narrow (T.
+                Hesterberg, The American Statistician 69, 2015, 371-386)
     p           sign-flip permutation test on their mean: were A and B alike, each block could as well have come out the
-                other way round (R. A. Fisher, The Design of Experiments, 1935, section 21). Every pattern of signs is
-                tried up to EXACT_UP_TO blocks, a seeded sample of patterns beyond
+                other way round (R. A. Fisher, The Design of Experiments, 1935, section 21)
     Holm        p over all worker counts together (S. Holm, Scand. J. Statist. 6, 1979, 65-70)
 
-Why t and not a bootstrap: with the usual ten blocks a percentile interval is too narrow, and a bootstrap-t divides by
-the spread of resamples that hold the same block many times (T. Hesterberg, The American Statistician 69, 2015,
-371-386); logarithms of ratios of neighbouring runs are close to symmetric, which is what t needs.
+Where single blocks are outliers (a launch that fell into a slow mode), they count in the mean as they should. What is
+typical is then told beside it: the median of the ratios with its exact interval from order statistics (binomial; W.
+Conover, Practical Nonparametric Statistics, 1999, section 3.2): an odd block cannot move it.
 
-Where single blocks are outliers (a launch that fell into a slow mode), they count in the mean as they should, and make
-its interval wide. What is typical is then told beside it: the median of the ratios with its exact interval from order
-statistics (binomial; W. Conover, Practical Nonparametric Statistics, 1999, section 3.2): an odd block cannot move it.
-
-A difference is resolved when p after Holm is below ALPHA and one of the two intervals leaves out 1. Letter: n blocks.
+A difference is resolved when p after Holm is below ALPHA and one of the two intervals leaves out 1.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +29,7 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.paired import RatioEstimate, Slice, estimate, pairs
 from horovod_study.analysis.stats import Floats, Interval, PairedRatio
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts, finite
+from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -43,84 +38,11 @@ ALIKE = 1e-4
 _MOST_BLOCKS = 1000
 """More of them are not said to be needed."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountResult:
-    """The comparison at one worker count."""
-
-    workers: int
-    samples_per_s: tuple[float, float]  # A, B: geometric means over the blocks
-    speed: PairedRatio  # of samples/s
-    typical: Interval  # median of the ratios; no ends with under six blocks
-    odd: tuple[int, ...]  # numbers of the blocks that are outliers
-    p_holm: float
-    resolved: bool
-    ratios: tuple[float, ...]  # of samples/s, one per block, in their order
-    block_numbers: tuple[int, ...]
-    stability: tuple[float, float]  # A, B: median over the blocks of p90/median of the step
-    spread: PairedRatio  # of p90/median of the step
-    step_ms: tuple[float, float]  # A, B: median over the blocks of the median step
-    unpaired_p: float | None  # Welch's test of the same runs as if they had no partners
-    needed: int | None  # blocks that would resolve OF_INTEREST; None when the spread is not known
-    verdict: str
-    doubts: tuple[str, ...]
-    turns: RatioEstimate | None = None  # from rounds, where A and B trained in turns
-    rounds: tuple[tuple[float, ...], ...] = ()  # their ratios, block by block
-
-    @property
-    def shown(self) -> Interval:
-        """The ratio to show with its interval: the mean, or what is typical where blocks are outliers."""
-        return self.typical if self.odd else self.speed.ratio
-
-    def to_dict(self) -> dict[str, Any]:
-        typical = self.typical.to_dict()
-        return {
-            "workers": self.workers,
-            **dict(zip(("a_samples_per_s", "b_samples_per_s"), self.samples_per_s, strict=True)),
-            **self.speed.to_dict(),
-            **({"exact": False} if self.turns is not None else {}),
-            "turns": None if self.turns is None else self.turns.to_dict(),
-            "p_holm": self.p_holm,
-            **dict(zip(("typical_ratio", "typical_low", "typical_high"), typical.values(), strict=True)),
-            "odd_blocks": list(self.odd),
-            "resolved": self.resolved,
-            "b_faster_in": sum(ratio > 1 for ratio in self.ratios),
-            **facts(self, "ratios", "block_numbers"),
-            **dict(zip(("a_step_ms_median", "b_step_ms_median"), self.step_ms, strict=True)),
-            **dict(zip(("a_p90_over_median", "b_p90_over_median"), self.stability, strict=True)),
-            "p90_over_median": self.spread.to_dict(),
-            "unpaired_p": self.unpaired_p,
-            "blocks_for_one_percent": self.needed,
-            **facts(self, "verdict", "doubts"),
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """The whole comparison: one result per worker count, and whether both learned the same."""
-
-    counts: tuple[CountResult, ...]
-    learning: Mapping[str, Any]  # whether A and B learned the same, JSON-ready; `text`: in words
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"workers": finite(self.counts), "learning": finite(self.learning)}
-
-    def lines(self) -> list[str]:
-        """Return a table and the verdicts in words."""
-        heads = ("workers", "blocks", "A samples/s", "B samples/s", "B/A", "95 % interval", "p", "p (Holm)")
-        rows, verdicts, components, doubts = [], [], [], []
-        for each in self.counts:
-            count, ratio = plural(each.workers, "worker"), each.speed.ratio
-            rates = [f"{rate:,.0f}" for rate in each.samples_per_s]
-            ends = f"{ratio.low:.3f} - {ratio.high:.3f}" if ratio.known else "-"
-            unrest = ", ".join(f"{value:.2f}" for value in each.stability)
-            tests = [f"{ratio.value:.3f}", ends, f"{ratio.p:.4f}", f"{each.p_holm:.4f}", unrest]
-            rows.append((f"{each.workers}", f"{ratio.n}", *rates, *tests))
-            verdicts.append(f"{count}: {each.verdict}")
-            components += [f"{count}: {_components(each.turns)}"] if each.turns else []
-            doubts += [f"doubt, {count}: {doubt}" for doubt in each.doubts]
-        table = to_lines(table_of((*heads, "p90/med A, B"), rows, texts=()))
-        return [*table, "", *verdicts, *components, self.learning["text"], *doubts]
+Block: TypeAlias = Mapping[str, Any]
+"""As `studies/pairs.py` makes them: `workers`, `block` (its number, from 1), `first`, and under `A` and `B` the figures
+of one run each: `samples_per_s`, `step_s_median`, `step_s_p90`, `test_mse`, `parameter_sha256`, `first_losses` (mean
+over the workers, one per step). Where they trained in turns it has `rounds`: samples/s of A and of B, and `other_load`
+in cores (None where unknown), one for each round."""
 
 
 def too_few(blocks: int, tests: int) -> str:
@@ -136,57 +58,39 @@ def too_few(blocks: int, tests: int) -> str:
     )
 
 
-def compare(blocks: Sequence[Mapping[str, Any]], *, aim: float | None = None) -> Comparison:
-    """Return the comparison of B with A from blocks as `studies/compare.py` makes them.
+def compare(blocks: Sequence[Block], *, aim: float | None = None) -> dict[str, Any]:
+    """Return the comparison of B with A: `workers`, a row for each worker count, and `learning`; plain values.
 
-    A block: `workers`, `block` (its number, from 1), and under `A` and `B` the figures of one run each:
-    `samples_per_s`, `step_s_median`, `step_s_p90`, `test_mse`, `parameter_sha256`, `first_losses` (mean over the
-    workers, one per step). Where they trained in turns it has `rounds`: samples/s of A and of B, and `other_load` in
-    cores (None where unknown), one for each round. `aim`: the half width that was wanted, relative. Raises
-    AnalysisError when there is no block, or none with two rounds.
+    `aim`: the half width that was wanted, relative. Raises AnalysisError when there is no block, or none with two
+    rounds.
     """
     if not blocks:
         raise AnalysisError("compare: no block has both its runs; run the command again to go on")
-    by_count: dict[int, list[Mapping[str, Any]]] = {}
+    by_count: dict[int, list[Block]] = {}
     for block in sorted(blocks, key=lambda block: (block["workers"], block["block"])):
         by_count.setdefault(int(block["workers"]), []).append(block)
     turns = {count: _in_turns(count, rows) if "rounds" in rows[0] else None for count, rows in by_count.items()}
     speeds = {count: _speed(rows, turns[count]) for count, rows in by_count.items()}
     adjusted = stats.holm([each.ratio.p for each in speeds.values()])
-    counts = []
-    for (workers, rows), p_holm in zip(by_count.items(), adjusted, strict=True):
-        found = _count(workers, rows, speeds[workers], p_holm, tests=len(by_count), in_turns=turns[workers])
-        counts.append(found if aim is None or found.turns is None else _with_aim(found, found.turns, aim))
-    return Comparison(counts=tuple(counts), learning=_learning(blocks))
+    rows = [
+        _count(blocks, speeds[count], turns[count], p_holm, tests=len(by_count), aim=aim)
+        for (count, blocks), p_holm in zip(by_count.items(), adjusted, strict=True)
+    ]
+    return {"workers": finite(rows), "learning": finite(_learning(blocks))}
 
 
 _InTurns: TypeAlias = tuple[list[Floats], RatioEstimate]
 """The log ratios of the rounds, block by block, and B/A from them."""
 
 
-def _speed(rows: Sequence[Mapping[str, Any]], in_turns: _InTurns | None) -> PairedRatio:
-    if in_turns is None:
-        return stats.paired_ratio(*(_values(rows, arm, "samples_per_s") for arm in "AB"))
-    rounds, known = in_turns
-    levels = [float(each.mean()) for each in rounds if len(each)]
-    deviation = float(np.std(levels, ddof=1)) if len(levels) > 1 else None
-    return PairedRatio(ratio=replace(known.ratio, n=known.launches), log_sd=deviation)
-
-
-def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> _InTurns:
+def _in_turns(workers: int, rows: Sequence[Block]) -> _InTurns:
     """Return what the rounds say; AnalysisError where they say nothing."""
-    slices = [
-        Slice(
-            launch=f"{row['block']:03d}",
-            round=number,
-            cell=arm,
-            rate=rate,
-            other_load=math.nan if load is None else load,
-        )
-        for row in rows
-        for arm in "AB"
-        for number, (rate, load) in enumerate(zip(row["rounds"][arm], row["rounds"]["other_load"], strict=True))
-    ]
+    slices = []
+    for row in rows:
+        loads = [math.nan if load is None else load for load in row["rounds"]["other_load"]]
+        for arm in "AB":
+            for number, (rate, load) in enumerate(zip(row["rounds"][arm], loads, strict=True)):
+                slices.append(Slice(launch=f"{row['block']:03d}", round=number, cell=arm, rate=rate, other_load=load))
     found = pairs(slices, "B", "A")
     if (known := estimate(found)) is None:
         raise AnalysisError(
@@ -196,82 +100,69 @@ def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> _InTurns:
     return found.differences, known
 
 
-def _with_aim(found: CountResult, known: RatioEstimate, aim: float) -> CountResult:
-    """Return a result that says where it is not as precise as was wanted."""
-    if known.half_width <= aim:
-        return found
-    width = f"+- {100 * known.half_width:.2g} %" if math.isfinite(known.half_width) else "an unknown width"
-    count = _blocks_for(known, aim)
-    takes = "how many blocks that takes cannot be said" if count is None else f"that takes about {count} blocks"
-    doubt = f"B/A is known to {width}, not to the {100 * aim:.3g} % that were wanted; {takes}"
-    return replace(found, doubts=(doubt, *found.doubts))
+def _speed(rows: Sequence[Block], in_turns: _InTurns | None) -> PairedRatio:
+    if in_turns is None:
+        return stats.paired_ratio(*(_values(rows, arm, "samples_per_s") for arm in "AB"))
+    rounds, known = in_turns
+    levels = [float(each.mean()) for each in rounds if len(each)]
+    deviation = float(np.std(levels, ddof=1)) if len(levels) > 1 else None
+    return PairedRatio(ratio=replace(known.ratio, n=known.launches), log_sd=deviation)
 
 
-def _components(known: RatioEstimate) -> str:
-    """Return of what the interval is made, in words."""
-    launches = "unknown" if math.isnan(known.launch_sd) else f"{100 * known.launch_sd:.2g} %"
-    text = (
-        f"{known.rounds} rounds in {plural(known.launches, 'block')}; a round scatters by {100 * known.round_sd:.2g} "
-        f"%, the level of a block by {launches}; standard error of rounds alone {100 * known.round_error:.2g} %"
-    )
-    if math.isfinite(known.cancelled):
-        text += f"; {100 * max(known.cancelled, 0):.0f} % of the variance of both rates cancelled"
-    if known.set_aside:
-        text += f"; {known.set_aside} rounds beside other programs set aside"
-    return text
-
-
-def _values(rows: Sequence[Mapping[str, Any]], arm: str, name: str) -> Floats:
+def _values(rows: Sequence[Block], arm: str, name: str) -> Floats:
     return np.array([math.nan if row[arm][name] is None else float(row[arm][name]) for row in rows])
 
 
 def _count(
-    workers: int,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Block],
     speed: PairedRatio,
+    in_turns: _InTurns | None,
     p_holm: float,
     *,
     tests: int,
-    in_turns: _InTurns | None = None,
-) -> CountResult:  # one table of results, made in one place
+    aim: float | None,
+) -> dict[str, Any]:
+    """Return the comparison at one worker count."""
     rounds, known = in_turns or (None, None)
     a, b = _values(rows, "A", "samples_per_s"), _values(rows, "B", "samples_per_s")
-    unrest_a, unrest_b = (_values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB")
+    unrest = {arm: _values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB"}
     logs = np.log(b / a) if rounds is None else np.array([each.mean() for each in rounds if len(each)])
     typical = stats.order_interval(logs).exp()
-    away, apart = np.abs(logs - np.median(logs)), []
-    if 4 <= len(logs) == len(rows):  # outliers, of four blocks or more
+    away, odd = np.abs(logs - np.median(logs)), []
+    if 4 <= len(logs) == len(rows) and (known is None or typical.known):  # outliers, of four blocks or more
         # five usual deviations (1.4826 MAD) from the median, and 5 % at least
         far = away > max(5.0 * stats.normal_deviation(away), 0.05)
-        apart = [int(row["block"]) for row, odd_one in zip(rows, far, strict=True) if odd_one]
-    odd = tuple(apart if known is None or typical.known else ())
+        odd = [int(row["block"]) for row, odd_one in zip(rows, far, strict=True) if odd_one]
     resolved = p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
     needed = None if known is None else _blocks_for(known, stats.OF_INTEREST)
     if known is None and speed.log_sd is not None and not odd:
         needed = stats.needed_blocks(speed.log_sd, tests=tests)
-    verdict = _verdict(
-        speed.ratio, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests, turns=known is not None
-    )
-    return CountResult(
-        workers=workers,
-        samples_per_s=(stats.geometric_mean(a), stats.geometric_mean(b)),
-        speed=speed,
-        typical=typical,
-        odd=odd,
-        p_holm=p_holm,
-        resolved=resolved,
-        ratios=tuple(float(each) for each in np.exp(logs)),
-        block_numbers=tuple(int(row["block"]) for row in rows),
-        stability=(float(np.median(unrest_a)), float(np.median(unrest_b))),
-        spread=stats.paired_ratio(unrest_a, unrest_b),
-        step_ms=tuple(float(np.median(_values(rows, arm, "step_s_median"))) * 1e3 for arm in "AB"),  # type: ignore[arg-type]
-        unpaired_p=stats.finite_or_none(stats.welch_p(np.log(a), np.log(b))),
-        needed=needed,
-        verdict=verdict,
-        doubts=tuple(_doubts(rows, logs, odd, unrest_a, unrest_b, shared=known is not None and known.shared)),
-        turns=known,
-        rounds=tuple(tuple(np.exp(each).tolist()) for each in rounds or ()),
-    )
+    said: dict[str, Any] = {"odd": bool(odd), "resolved": resolved, "turns": known is not None}
+    ratios = np.exp(logs)
+    return {
+        "workers": int(rows[0]["workers"]),
+        "a_samples_per_s": stats.geometric_mean(a),
+        "b_samples_per_s": stats.geometric_mean(b),
+        **speed.to_dict(),
+        **({} if known is None else {"exact": False}),
+        "turns": None if known is None else known.to_dict(),
+        "p_holm": p_holm,
+        **{f"typical_{name.replace('value', 'ratio')}": value for name, value in typical.to_dict().items()},
+        "odd_blocks": odd,
+        "resolved": resolved,
+        "b_faster_in": int((ratios > 1).sum()),
+        "ratios": ratios.tolist(),
+        "block_numbers": [int(row["block"]) for row in rows],
+        **{
+            f"{arm.lower()}_step_ms_median": 1e3 * float(np.median(_values(rows, arm, "step_s_median"))) for arm in "AB"
+        },
+        **{f"{arm.lower()}_p90_over_median": float(np.median(unrest[arm])) for arm in "AB"},
+        "p90_over_median": stats.paired_ratio(unrest["A"], unrest["B"]).to_dict(),
+        "unpaired_p": stats.finite_or_none(stats.welch_p(np.log(a), np.log(b))),  # as if they had no partners
+        "blocks_for_one_percent": needed,
+        "verdict": _verdict(speed.ratio, typical, p_holm, needed, tests, **said),
+        "doubts": [*_unreached(known, aim), *_doubts(rows, logs, odd, unrest, known)],
+    }
 
 
 def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
@@ -289,44 +180,33 @@ def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
 
 
 def _verdict(
-    mean: Interval,
-    typical: Interval,
-    odd: Sequence[int],
-    p_holm: float,
-    *,
-    resolved: bool,
-    needed: int | None,
-    tests: int,
-    turns: bool = False,
+    mean: Interval, typical: Interval, p_holm: float, needed: int | None, tests: int, *, odd: bool, **how: bool
 ) -> str:
-    p = f"p = {p_holm:.2g}{' after Holm' if tests > 1 else ''}"
+    """Return what can be said of a ratio in words; `how`: whether it is `resolved`, and from `turns`."""
+    p, turns = f"p = {p_holm:.2g}{' after Holm' if tests > 1 else ''}", how["turns"]
     if not mean.known:
         return f"not resolved: one block says B/A = {mean.value:.3f}, and nothing says how far that can be trusted"
-    shown = typical if odd else mean
-    usually = "typically " if odd else ""
-    if resolved and shown.excludes(1):
+    shown, usually = (typical, "typically ") if odd else (mean, "")
+    if how["resolved"] and shown.excludes(1):
         word = "faster" if shown.value > 1 else "slower"
         ends = sorted((abs(shown.low - 1), abs(shown.high - 1)))
-        digits = _digits(shown)
-        change, least, most = (f"{100 * value:.{digits}f}" for value in (abs(shown.value - 1), *ends))
+        change, least, most = (f"{100 * value:.{_digits(shown)}f}" for value in (abs(shown.value - 1), *ends))
         apart = f", in the mean by a factor of {mean.value:.3g} that odd blocks leave uncertain" if odd else ""
         return f"B is {usually}{word} by {change} % ({least} - {most} %), resolved ({p}){apart}"
     if not shown.known:
         shown, usually = mean, ""
-    digits = _digits(shown)
-    between = f"{_signed(shown.low, digits)} and {_signed(shown.high, digits)}"
-    text = f"not resolved: the difference is {usually}between {between} ({p})"
+    low, high = (f"{100 * (end - 1):+.{_digits(shown)}f} %" for end in (shown.low, shown.high))
+    text = f"not resolved: the difference is {usually}between {low} and {high} ({p})"
     if odd and needed is None:
         return f"{text}; how many blocks would resolve it cannot be said while some are outliers"
-    would = (
-        f"about {needed} blocks would {'make it' if turns else 'resolve'} {'+- ' * turns}{stats.OF_INTEREST * 100:g} %"
-    )
+    size = f"{stats.OF_INTEREST * 100:g} %"
+    would = f"about {needed} blocks would {f'make it +- {size}' if turns else f'resolve {size}'}"
     if turns and needed is None:
-        would = f"how many blocks would make it +- {stats.OF_INTEREST * 100:g} % cannot be said yet"
+        would = f"how many blocks would make it +- {size} cannot be said yet"
     if not turns and mean.n < (least_blocks := stats.fewest_blocks(tests)):
         return f"{text}; no difference can be with fewer than {least_blocks} blocks, and {would}"
     if max(abs(shown.low - 1), abs(shown.high - 1)) <= stats.OF_INTEREST:
-        return f"{text}: A and B are no more than {stats.OF_INTEREST * 100:g} % apart"
+        return f"{text}: A and B are no more than {size} apart"
     return f"{text}; {would}"
 
 
@@ -335,70 +215,64 @@ def _digits(each: Interval) -> int:
     return 0 if width >= 20 else 1 if width >= 0.2 else 2
 
 
-def _signed(value: float, digits: int) -> str:
-    return f"{(value - 1) * 100:+.{digits}f} %"
+def _unreached(known: RatioEstimate | None, aim: float | None) -> Iterator[str]:
+    """Yield that an interval is wider than was wanted, where it is."""
+    if known is not None and aim is not None and known.half_width > aim:
+        width = f"+- {100 * known.half_width:.2g} %" if math.isfinite(known.half_width) else "an unknown width"
+        count = _blocks_for(known, aim)
+        takes = "how many blocks that takes cannot be said" if count is None else f"that takes about {count} blocks"
+        yield f"B/A is known to {width}, not to the {100 * aim:.3g} % that were wanted; {takes}"
 
 
 def _doubts(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Block],
     logs: Floats,
     odd: Sequence[int],
-    unrest_a: Floats,
-    unrest_b: Floats,
-    *,
-    shared: bool,
+    unrest: Mapping[str, Floats],
+    known: RatioEstimate | None,
 ) -> Iterator[str]:
-    if shared:
-        yield (
-            "other programs used the cores in more than three quarters of the rounds: B/A is that of a shared machine"
-        )
+    if known is not None and known.shared:
+        yield "other programs used the cores in more than three quarters of the rounds: B/A is that of a shared machine"
     middle = float(np.median(logs))
     for row, log in zip(rows, logs.tolist(), strict=True) if odd else ():
-        if row["block"] in odd:
-            # Of the two, the one that is further from its own median is the one something happened to.
-            own = {arm: _values(rows, arm, "samples_per_s") for arm in "AB"}
-            gaps = {arm: abs(math.log(row[arm]["samples_per_s"] / np.median(own[arm]))) for arm in "AB"}
-            arm = max(gaps, key=lambda arm: gaps[arm])
+        if row["block"] in odd:  # of the two, the one that is further from its own median had something happen to it
+            own = {arm: float(np.median(_values(rows, arm, "samples_per_s"))) for arm in "AB"}
+            arm = max("AB", key=lambda arm: abs(math.log(row[arm]["samples_per_s"] / own[arm])))
             yield (
                 f"block {row['block']} is an outlier (B/A = {math.exp(log):.3f}, usually {math.exp(middle):.3f}): "
-                f"{arm} made {row[arm]['samples_per_s']:,.0f} samples/s there against {np.median(own[arm]):,.0f} "
-                "usually; it counts like the others"
+                f"{arm} made {row[arm]['samples_per_s']:,.0f} samples/s there against {own[arm]:,.0f} usually; it "
+                "counts like the others"
             )
-    for arm, unrest in (("A", unrest_a), ("B", unrest_b)):
-        if (restless := float(np.median(unrest))) > 1.5:
+    for arm in "AB":
+        if (restless := float(np.median(unrest[arm]))) > 1.5:
             yield f"{arm} is unsteady: one step in ten takes at least {restless:.1f} times the median step"
     firsts = {str(row.get("first", "")) for row in rows}
     if len(rows) > 1 and firsts in ({"A"}, {"B"}):
         yield f"{firsts.pop()} came first in every block; give more blocks"
 
 
-def _learning(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _learning(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return whether A and B learned the same; `alike` and the differences are None where nothing was recorded."""
     tests = np.array([[block[arm]["test_mse"] or math.nan for arm in "AB"] for block in blocks], dtype=float)  # (n, 2)
-    differences = []
-    steps = 0
+    differences, steps = [], 0
     for block in blocks:
         a, b = (np.asarray(block[arm].get("first_losses") or [], dtype=float) for arm in "AB")
-        shared = min(len(a), len(b))
-        if shared:
+        if shared := min(len(a), len(b)):
             steps = max(steps, shared)
             size = np.maximum(np.abs(a[:shared]), np.abs(b[:shared]))
             gap = np.abs(a[:shared] - b[:shared]) / np.where(size > 0, size, 1.0)
             differences.append(float(np.max(np.where(np.isfinite(gap), gap, 1.0))))
     known = tests[np.isfinite(tests).all(axis=1)]
     same = all(block["A"]["parameter_sha256"] == block["B"]["parameter_sha256"] is not None for block in blocks)
-    worst = max(differences) if differences else None  # relative, over the first steps
+    worst = max(differences, default=None)  # relative, over the first steps
     alike = True if same else None if worst is None else worst <= ALIKE
     apart = float(np.max(np.abs(np.diff(known, axis=1)[:, 0]) / known.max(axis=1))) if len(known) else None
     end = "" if apart is None else f"; the test MSE at the end differs by up to {100 * apart:.2f} %"
     found = f"the losses of the first {steps} steps differ by up to {worst or 0.0:.1e} of their size"
+    text = f"both learn the same: {found}{end} (rounding grows with the steps)"
     if same:
         text = "both learn the same: the parameters at the end agree bit for bit"
-    elif worst is None:
-        text = f"losses of the first steps were not recorded{end}"
-    elif alike:
-        text = f"both learn the same: {found}{end} (rounding grows with the steps)"
-    else:
+    elif not alike:
         text = f"they do not learn the same: {found}, more than rounding explains{end}"
     return {
         "same_parameters": same,  # bit for bit, in every block
@@ -407,5 +281,36 @@ def _learning(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "loss_difference": worst,
         **{f"{arm}_test_mse": float(of.mean()) if len(of) else None for arm, of in zip("ab", known.T, strict=True)},
         "test_mse_difference": apart,
-        "text": text,
+        "text": f"losses of the first steps were not recorded{end}" if alike is None else text,
     }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return a comparison as a table and the verdicts in words."""
+    heads = ("workers", "blocks", "A samples/s", "B samples/s", "B/A", "95 % interval", "p", "p (Holm)", "p90/med A, B")
+    rows, verdicts, components, doubts = [], [], [], []
+    for each in found["workers"]:
+        count = plural(each["workers"], "worker")
+        ends = "-" if each["low"] is None else f"{each['low']:.3f} - {each['high']:.3f}"
+        names = {"a_samples_per_s": ",.0f", "b_samples_per_s": ",.0f", "ratio": ".3f", "p": ".4f", "p_holm": ".4f"}
+        names |= {f"{arm}_p90_over_median": ".2f" for arm in "ab"}
+        said = ["-" if each[name] is None else format(each[name], form) for name, form in names.items()]
+        rows.append((f"{each['workers']}", f"{each['blocks']}", *said[:3], ends, *said[3:5], ", ".join(said[5:])))
+        verdicts.append(f"{count}: {each['verdict']}")
+        components += [f"{count}: {_components(**each['turns'])}"] if each["turns"] else []
+        doubts += [f"doubt, {count}: {doubt}" for doubt in each["doubts"]]
+    table = to_lines(table_of(heads, rows, texts=()))
+    return [*table, "", *verdicts, *components, found["learning"]["text"], *doubts]
+
+
+def _components(*, round_sd: float, round_error: float, launch_sd: float | None, **turns: Any) -> str:
+    """Return of what the interval is made, in words."""
+    level = "unknown" if launch_sd is None else f"{100 * launch_sd:.2g} %"
+    text = (
+        f"{turns['rounds']} rounds in {plural(turns['launches'], 'block')}; a round scatters by {100 * round_sd:.2g} %"
+    )
+    text += f", the level of a block by {level}; standard error of rounds alone {100 * round_error:.2g} %"
+    if turns["cancelled"] is not None:
+        text += f"; {100 * max(turns['cancelled'], 0):.0f} % of the variance of both rates cancelled"
+    aside = turns["set_aside"]
+    return f"{text}; {aside} rounds beside other programs set aside" if aside else text

@@ -551,7 +551,7 @@ def _of_communication(f: _Facts) -> Iterator[Help]:
     hidden = cost_s if backward is None else min(cost_s, backward)
     flat = effective.get("reduction") == "flat" and packaged().options["reduction"].matters(f.runtime)
     if flat and f.worth(hidden):
-        line = f.work("compare", f"{f.runtime},reduction=flat", f"{f.runtime},reduction=hooks") if here else ""
+        line = f.work("run", f"{f.runtime},reduction=flat", f"{f.runtime},reduction=hooks") if here else ""
         more = "" if here else "; in a study file, reduction: [flat, hooks]"
         yield f.help(
             "hooks", f"send gradients while backward computes (hooks), not after it (flat){more}", hidden, line

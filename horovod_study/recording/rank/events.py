@@ -91,7 +91,7 @@ class Log:
     it shorter meanwhile ends the process, as with any file that is mapped.
     """
 
-    __slots__ = ("_room", "_at", "_since", "_path", "_size", "_mapped", "note")
+    __slots__ = ("_at", "_mapped", "_path", "_room", "_since", "_size", "note")
     width = 2
 
     def __init__(self) -> None:

@@ -1,0 +1,485 @@
+"""`run A B`: two configurations side by side, as a study of two arms, and the proof that both did the same work.
+
+A block is one run of A and one of B at one worker count, with the number of a repeat in common: they train in turns
+(turns.py), or, where they cannot, one right after the other. `Comparison.design` yields which cells are to be run and
+is told what came of them; the engine runs them as those of any study (`follow`), below RUNS/NAME/.
+
+A block counts when both its runs are done and, in turns, have alternated. One of which a single side is done (the
+other one has failed, or was broken off) is left as it is, and a further block takes its place: a partner from another
+time is none. What `analysis/compare/comparison.py` says about the blocks is written beside them by the command line.
+"""
+
+import random
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from horovod_study.analysis.paired import MOST_LAUNCHES
+from horovod_study.cluster.identity import identify
+from horovod_study.cluster.partitions import this_machine
+from horovod_study.config import Cell, Placement, available_cores
+from horovod_study.documents import load_yaml
+from horovod_study.errors import ConfigError, StudyError, require_known
+from horovod_study.options import SET_BY_COMPARE, require_workers
+from horovod_study.records import RunRecord, TurnSlice, read_steps, read_turns, step_ranks
+from horovod_study.roles import TRUTH, Role, check_field
+from horovod_study.runtimes import RUNTIMES
+from horovod_study.studies.attempt import record_in
+from horovod_study.studies.ledger import Ledger
+from horovod_study.studies.runner import AGAIN, RunOptions, StudyResult, run_sweep
+from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.turns import Policy, apart_because, until_all_have, until_asked_for, worker_mb
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import cut, plural
+from horovod_study.workloads import SHARED, Configuration, Workload
+
+ARMS = ("A", "B")
+_SECONDS, _BLOCKS = {True: 5.0, False: 2.0}, {True: 5, False: 10}
+"""Defaults, in turns or not: in turns a block says as much as it has rounds."""
+_SAME_FOR_BOTH = (*SET_BY_COMPARE, "seconds", "steps", "workers")
+
+Design = Generator[Sweep, Ledger, None]
+"""Yields cells that are to be run next, and receives where these stand then."""
+
+
+def follow(design: Design, how: RunOptions, console: Console) -> StudyResult | None:
+    """Run what a design yields until it is at its end or a run is interrupted; None: there was nothing to run."""
+    result: StudyResult | None = None
+    with suppress(StopIteration):
+        sweep = next(design)
+        while not (result := run_sweep(sweep, how, console=console)).interrupted:
+            sweep = design.send(result.ledger)
+    return result
+
+
+# ------------------------------------------------------------------------------------------------------------ the arms
+
+
+class Side(NamedTuple):
+    """One side of a comparison."""
+
+    text: str  # as the user wrote it
+    runtime: str
+    config: Configuration  # all but the length, the workers and the number of the block
+
+
+def sides_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the two sides where `run` was given these, () where a study file comes first.
+
+    ConfigError: not two sides, or a study file behind one.
+    """
+    if not words or (_is_file(words[0]) and not Path(words[0]).exists()) or not _is_side(words[0]):
+        return ()
+    if len(words) != 2:
+        raise ConfigError(f"run: a comparison has two sides, such as `run horovod/mpi mpi/mpi`, not {len(words)}")
+    if not _is_side(words[1]):
+        raise ConfigError(f"run: {words[0]} is a side of a comparison, {words[1]} is none; give two sides A B")
+    return tuple(words)
+
+
+def _is_side(word: str) -> bool:
+    """Return whether this is RUNTIME[,option=value...] or a file of options, which a study file is not."""
+    if not _is_file(word):
+        return bool(set("/,=") & set(word)) or word in RUNTIMES
+    content = load_yaml(Path(word))
+    return "sweep" not in content and ("study" not in content or not {"runtime", "backend"}.isdisjoint(content))
+
+
+def _is_file(word: str) -> bool:
+    return word.lower().endswith((".yaml", ".yml")) or Path(word).is_file()
+
+
+def read_side(letter: str, text: str, common: Mapping[str, Any], workload: Workload) -> Side:
+    """Return one side: a YAML file of options, or RUNTIME[,option=value...].
+
+    `common`: options of the command line. They replace those of a file, and are replaced by those of a short text.
+    Raises ConfigError naming the side.
+    """
+    source = f"run: {letter}"
+    if _is_file(text):
+        source += f" ({text})"
+        content = load_yaml(Path(text))
+        runtime = content.pop("runtime", None) or _runtime_of(content)
+        values = {**{name: value for name, value in content.items() if name not in _SAME_FOR_BOTH}, **common}
+    else:
+        runtime, *words = (part.strip() for part in text.split(","))
+        values = {**common, **_options_of(source, runtime, words, workload)}
+    if not runtime:
+        raise ConfigError(f"{source}: names no runtime; begin with one, such as horovod/mpi, or give a file `runtime:`")
+    require_known(f"{source}: runtime", runtime, RUNTIMES, also=", or a YAML file")
+    backend, _, transport = runtime.partition("/")
+    try:
+        config = workload.configure({**values, "backend": backend, "transport": transport or "none"}, source=source)
+    except ConfigError as error:
+        # The text of a side is not YAML: an unknown name in it is an option.
+        raise ConfigError(str(error).replace("unknown key", "unknown option", 1)) from None
+    return Side(text, runtime, config)
+
+
+def _options_of(source: str, runtime: str, words: Sequence[str], workload: Workload) -> dict[str, Any]:
+    """Return what `option=value` texts say; the configuration makes numbers of them and refuses what does not fit."""
+    values: dict[str, Any] = {}
+    for part in words:
+        name, _, word = (piece.strip() for piece in part.partition("="))
+        name = name.removeprefix("--").replace("-", "_")
+        option = workload.options.get(name)
+        if not word:
+            raise ConfigError(f"{source}: {part!r} is not option=value, as in thread_priority=off")
+        if name in values:
+            raise ConfigError(f"{source}: {name} is given twice; give it once")
+        if name in _SAME_FOR_BOTH:
+            raise ConfigError(f"{source}: {name} has no place here; it is the same for both sides and every run")
+        if option is not None and runtime in RUNTIMES and not option.matters(runtime):
+            raise ConfigError(f"{source}: {name} has no effect on {runtime}; leave it out")
+        shipped = option.default if option is not None and word == "shipped" else word
+        values[name] = TRUTH.get(word.lower(), shipped) if option is not None and option.kind is bool else shipped
+    return values
+
+
+def _runtime_of(values: Mapping[str, Any]) -> str:
+    """Return the runtime that backend and transport name together, or "" when they do not name one."""
+    backend, transport = values.get("backend"), values.get("transport")
+    known = [each for each in RUNTIMES if each.partition("/")[0] == backend]
+    return known[0] if len(known) == 1 else f"{backend}/{transport}" if known and transport else ""
+
+
+def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
+    """Return the options in which A and B differ by intent; ConfigError when they are not to do the same work."""
+    one, other, options = a.config.to_dict(), b.config.to_dict(), a.config.workload.options
+    differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+    unfair = [name for name in differing if not options[name].roles & Role.MAY_DIFFER]
+    if unfair:
+        texts = "; ".join(f"{name} is {one[name]} for A and {other[name]} for B" for name in unfair)
+        raise ConfigError(f"run: A and B are not to do the same work: {texts}; give both the same")
+    return differing
+
+
+# ------------------------------------------------------------------------------------------------------------- parity
+
+
+def _parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
+    """Return what two runs of one worker count must have in common, from the record of what really happened."""
+    effective, requested, environment = record.effective, record.requested, record.environment
+    learned = workload.named(Role.LEARNING)
+    applied = ("lr", *(name for name in learned if workload.options[name].roles & Role.APPLIED))
+    return {
+        "initial parameters": effective.get("initial_parameter_sha256"),
+        "data set digest": effective.get("dataset_digest"),
+        "seed of the data order": requested.get("seed"),
+        **{name: effective.get(name) for name in applied},
+        "global batch": effective.get("global_batch"),
+        **{name: effective.get(name) for name in ("workers", "nodes", "precision")},
+        **{name: requested.get(name) for name in (*learned, *workload.named(Role.DATA)) if name not in applied},
+        "training curves": effective.get("train_samples"),
+        "steps": _steps_made(record),
+        "warm-up steps": effective.get("warmup_steps"),
+        "device": effective.get("device"),
+        "host": record.host,
+        **{name: environment.get(name) for name in ("torch", "package", "revision")},
+    }
+
+
+def _steps_made(record: RunRecord) -> int | None:
+    """Return all steps of a run: where the timed window begins in them is found for each run by itself."""
+    timed: int | None = record.totals.get("steps")
+    return None if timed is None else timed + int(record.totals.get("excluded_steps", 0))
+
+
+def _require_same_work(
+    workload: Workload, one: tuple[str, RunRecord], other: tuple[str, RunRecord], *, but: Sequence[str] = ()
+) -> None:
+    """Raise StudyError naming the first fact, not in `but`, in which two named runs of one worker count differ."""
+    facts, others = (_parity_facts(record, workload) for _, record in (one, other))
+    for name, value in facts.items():
+        if name not in but and value != others[name]:
+            raise StudyError(
+                f"run: {one[0]} and {other[0]} did not do the same work: {name} is {cut(str(value), 24)} there and "
+                f"{cut(str(others[name]), 24)} here; nothing can be concluded, compare again with another --out"
+            )
+
+
+def _effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
+    """Return how the runtimes differed in effect: reduction, and settings that the libraries of both know."""
+    found = {"reduction (in effect)": (a.effective.get("reduction"), b.effective.get("reduction"))}
+    one, other = (record.effective.get("settings") or {} for record in (a, b))
+    found |= {name: (one[name]["value"], other[name]["value"]) for name in one if name in other}
+    return {name: values for name, values in found.items() if values[0] != values[1]}
+
+
+# ------------------------------------------------------------------------------------------------------------ the runs
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """A comparison: both sides, at which worker counts, in how many blocks, and how."""
+
+    sides: Mapping[str, Side]  # A, B
+    workers: tuple[int, ...]
+    directory: Path
+    blocks: int = 1  # per worker count; at most, where a precision is the aim
+    seconds: float = 1.0  # about how long a run trains where the options name no number of steps
+    alone: str = ""  # why A and B of a block run one after the other; "": they train in turns
+    precision: float | None = None  # half width of the interval at which a worker count needs no more blocks, relative
+    differs: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by intent, and in effect
+
+    def __post_init__(self) -> None:
+        self._run = self.sides["A"].config.changed(study=self.directory.name)
+        self._partition = this_machine(self._run.partition)
+        self._identity = identify(self._partition)
+
+    def design(self) -> Design:
+        """Yield the first block of each worker count, then all; what fails is repeated once.
+
+        Where neither the options nor turns say how many steps a run makes, the first run of A does before all others.
+        StudyError: runs did not do the same work, or no block has both its runs.
+        """
+        ledger = None
+        for stage in (self._givers, partial(self._cells, 1), partial(self._cells, self.blocks)):
+            for _ in range(2):
+                cells = stage()
+                if all(self._done(cell) for cell in cells):
+                    break
+                ledger = yield self._sweep(cells)
+                if stage() == cells and not self.failed(ledger):
+                    break
+            if ledger is not None and (self._givers() or (stage != self._givers and not self.whole())):
+                why = next(iter(self.failed(ledger)), "no slice of one of them was whole; give more --steps")
+                raise StudyError(f"run: no block has both its runs: {why}; fix that, and type the same again")
+
+    def failed(self, ledger: Ledger) -> list[str]:
+        """Return which cells have failed and why, one line each."""
+        return [f"{each.name}: {each.reason}" for each in ledger.entries if each.state in AGAIN]
+
+    def whole(self) -> list[dict[str, Any]]:
+        """Return the blocks that count, as `compare` takes them; StudyError: runs did not do the same work."""
+        slices, found = read_turns(self.directory), []
+        first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
+        blocks = {(cell.placement.workers, cell.config.repeat) for cell in self._cells(self.blocks)}
+        for workers, repeat in sorted(blocks):
+            cells = self._block(workers, repeat)
+            if not self._counts(cells, slices):
+                continue
+            named = {}
+            for cell in sorted(cells, key=lambda cell: cell.arm):
+                name = f"{cell.arm} in block {repeat + 1} ({plural(workers, 'worker')})"
+                if (record := self._done(cell)) is not None:
+                    named[cell.arm] = name, record
+            # In turns a block lasts as long as it is to be precise, so that its steps are its own.
+            own = ("steps",) if not self.alone and self._run.steps is None else ()
+            for each in named.values():
+                _require_same_work(self._run.workload, first.setdefault(workers, each), each, but=own)
+            _require_same_work(self._run.workload, named["A"], named["B"])
+            self.differs |= _effective_differences(named["A"][1], named["B"][1])
+            keys = {cell.arm: cell.key for cell in cells}
+            block: dict[str, Any] = {"workers": workers, "block": repeat + 1, "first": cells[0].arm}
+            block |= {arm: _figures(self.directory / keys[arm], named[arm][1]) for arm in ARMS}
+            found.append(block if self.alone else {**block, "rounds": _rounds(slices, keys)})
+        return found
+
+    def document(self, result: StudyResult | None) -> dict[str, Any]:
+        """Return what was compared and all blocks, as plain values; `result`: how the last runs ended."""
+        blocks = self.whole()
+        made = {count: [each["A"]["steps"] for each in blocks if each["workers"] == count] for count in self.workers}
+        return {
+            **{arm: {"text": side.text, "runtime": side.runtime} for arm, side in self.sides.items()},
+            "differs": {name: list(values) for name, values in self.differs.items()},
+            "a_against_a": not self.differs,
+            "steps": {str(n): self._steps(n) or round(median(each)) for n, each in made.items() if each},
+            "batch": self._run.batch,
+            "blocks_wanted": self.blocks,
+            "dropped": [] if result is None else self.failed(result.ledger),
+            "interrupted": result is not None and result.interrupted,
+            "in_turns": not self.alone,
+            "not_in_turns_because": self.alone or None,
+            "blocks": blocks,
+            "directory": str(self.directory),
+        }
+
+    # ------------------------------------------------------------------------------------------------ cells and blocks
+
+    @property
+    def policy(self) -> Policy:
+        """Which side of a block needs more turns, where no precision is the aim."""
+        return until_all_have if self._run.steps is None else until_asked_for
+
+    def _sweep(self, cells: Sequence[Cell]) -> Sweep:
+        labels = {(cell.arm, cell.placement.workers): cell.label for cell in cells}
+        return Sweep(
+            name=self.directory.name,
+            directory=self.directory,
+            cells=tuple(cells),
+            partitions={self._partition.name: self._partition},
+            part=True,
+            seed=self._run.seed,
+            turns=not self.alone,
+            equal_steps=True,
+            precision=self.precision,
+            wanted=tuple((label, labels["A", count]) for (arm, count), label in labels.items() if arm == "B"),
+        )
+
+    def _cell(self, arm: str, workers: int, repeat: int, steps: int | None = None) -> Cell:
+        config, workload = self.sides[arm].config, self._run.workload
+        length = {"steps": steps, "seconds": self.seconds if steps is None else None}
+        values = {**dict.fromkeys(workload.budgets), **length, **workload.quiet}
+        return Cell(
+            config=config.changed(**values, study=self.directory.name, repeat=repeat),
+            runtime=self.sides[arm].runtime,
+            placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
+            identity=self._identity,
+            arm=arm,
+            label=f"{arm}: {self.sides[arm].runtime}, {plural(workers, 'worker')}",
+        )
+
+    def _givers(self) -> list[Cell]:
+        """Return the runs of A that are to say how many steps all others make."""
+        return [self._cell("A", count, 0) for count in self.workers if self.alone and self._steps(count) is None]
+
+    def _steps(self, workers: int) -> int | None:
+        """Return how many timed steps each run makes; None: as many as take the seconds, or nobody has said yet."""
+        giver = None if self._run.steps or not self.alone else self._done(self._cell("A", workers, 0))
+        made = None if giver is None else _steps_made(giver)
+        return self._run.steps if made is None else max(made - self._run.warmup_steps, 1)
+
+    def _block(self, workers: int, repeat: int) -> list[Cell]:
+        """Return both cells of a block, in the order in which they start.
+
+        Of two consecutive blocks of a worker count one begins with A and one with B, at random which.
+        """
+        steps, order = self._steps(workers), list(ARMS)
+        gives = self.alone != "" and self._run.steps is None and repeat < 2  # A of the first block is the first of all
+        if not gives:
+            random.Random(f"pair {repeat // 2} of {workers} workers of {self._run.seed}").shuffle(order)
+        order = order[::-1] if repeat % 2 else order
+        own = {"A": None} if gives and repeat == 0 else {}
+        return [self._cell(arm, workers, repeat, own.get(arm, steps)) for arm in order]
+
+    def _cells(self, blocks: int) -> list[Cell]:
+        """Return the cells of so many blocks of each worker count, the counts shuffled in each round.
+
+        More blocks later only continue the list.
+        """
+        slices, cells = read_turns(self.directory), []
+        open_ones = {count: self._blocks(count, slices) for count in self.workers}
+        for number in range(blocks):
+            counts = list(self.workers)
+            random.Random(f"round {number + 1} of {self._run.seed}").shuffle(counts)
+            cells += [cell for count in counts for cell in next(open_ones[count])]
+        return cells
+
+    def _blocks(self, workers: int, slices: Sequence[TurnSlice]) -> Iterator[list[Cell]]:
+        """Yield the blocks of a worker count that count, or can: without half ones."""
+        repeat = 0
+        while True:
+            cells = self._block(workers, repeat)
+            done = [cell for cell in cells if self._done(cell)]
+            gave = self.alone != "" and [cell.config.steps for cell in done] == [None]  # B comes after A has said
+            if not done or gave or self._counts(cells, slices):
+                yield cells
+            repeat += 1
+
+    def _counts(self, cells: Sequence[Cell], slices: Sequence[TurnSlice]) -> bool:
+        """Return whether both runs of a block are done and, in turns, have alternated."""
+        one, other = ({(each.block, each.launch) for each in slices if each.run == cell.key} for cell in cells)
+        return all(self._done(cell) for cell in cells) and (self.alone != "" or bool(one & other))
+
+    def _done(self, cell: Cell) -> RunRecord | None:
+        record = record_in(self.directory / cell.key)
+        done = record is not None and record.status == "done" and record.totals.get("samples_per_s")
+        return record if done else None
+
+
+def pairs_of(
+    words: Sequence[str],
+    given: Mapping[str, Any],
+    workload: Workload,
+    directory: Path,
+    *,
+    workers: Sequence[int] | None = None,
+    blocks: int | None = None,
+    turns: bool = True,
+    precision: float | None = None,
+    oversubscribe: bool = False,
+) -> Comparison:
+    """Return the comparison of two sides, with what was not given by default; `given`: options of a run, for both.
+
+    ConfigError: what was given does not go together, or A and B are not to do the same work.
+    """
+    common = dict(given)
+    seconds = check_field("run", "--seconds", common.pop("seconds", None), SHARED["seconds"], optional=True)
+    a, b = sides = [read_side(arm, text, common, workload) for arm, text in zip(ARMS, words, strict=True)]
+    differs, serial = check_configs(a, b), [side.text for side in sides if side.runtime == "serial"]
+    cores = available_cores()
+    counts = tuple(sorted(set(workers or ((1,) if serial else (cores,)))))
+    for count in counts:
+        require_workers("run", count, max(count, cores) if oversubscribe else cores)
+    if serial and counts[-1] > 1:
+        raise ConfigError(f"run: {serial[0]} has one worker, but --workers is {counts[-1]}; use 1, or another runtime")
+    if blocks is not None and blocks < 1:
+        raise ConfigError(f"run: --blocks is {blocks}; it must be at least 1")
+    found = Comparison(sides=dict(zip(ARMS, sides, strict=True)), workers=counts, directory=directory, differs=differs)
+    why = "as asked for"
+    if turns:
+        why = apart_because(found._block(counts[-1], 0), worker_mb=worker_mb(directory))
+    if not why and a.config.steps is None and a.config.to_dict().get("schedule", "constant") != "constant":
+        why = "the schedule of the learning rate needs a number of steps; give --steps"
+    if precision is not None and why:
+        raise ConfigError(f"run: --until needs A and B to train in turns, but they run one after the other: {why}")
+    if precision is not None and a.config.steps is not None:
+        raise ConfigError(
+            "run: --until goes on until an interval is narrow enough, and --steps ends before; leave one out"
+        )
+    found.blocks = blocks or (_BLOCKS[not why] if precision is None else MOST_LAUNCHES)
+    found.seconds, found.alone, found.precision = seconds or _SECONDS[not why], why, precision
+    return found
+
+
+def _rounds(slices: Sequence[TurnSlice], keys: Mapping[str, str]) -> dict[str, list[float | None]]:
+    """Return samples/s of A and B in each round that has both, and the larger load of other programs in it."""
+    of = {arm: {each.round: each for each in slices if each.run == key} for arm, key in keys.items()}
+    both = [(of["A"][number], of["B"][number]) for number in sorted(of["A"].keys() & of["B"].keys())]
+    loads = [[each.other_load for each in pair if each.other_load is not None] for pair in both]
+    rates = zip(*([each.samples / (each.end_s - each.begin_s) for each in pair] for pair in both), strict=True)
+    found: dict[str, list[float | None]] = {arm: list(each) for arm, each in zip(ARMS, rates, strict=False)}
+    return {"A": [], "B": [], **found, "other_load": [max(each) if each else None for each in loads]}
+
+
+def _figures(directory: Path, record: RunRecord) -> dict[str, Any]:
+    """Return what the analysis needs of one run."""
+    names = ("samples_per_s", "window_s", "step_s_median", "step_s_p90", "train_mse", "test_mse", "parameter_sha256")
+    # Of the first steps, to see whether both arms learn the same: later ones differ by grown rounding.
+    losses = [read_steps(directory, rank).column("loss").to_numpy()[:20] for rank in step_ranks(directory)]
+    rows = min((len(each) for each in losses), default=0)
+    mean = np.mean([each[:rows] for each in losses], axis=0, dtype=np.float64) if rows else np.empty(0)
+    return {
+        **{name: record.totals.get(name) for name in names},
+        "steps": _steps_made(record),
+        "first_losses": mean.tolist() if np.isfinite(mean).all() else [],
+        "run": directory.as_posix(),
+    }
+
+
+def told(found: Mapping[str, Any]) -> list[str]:
+    """Return what a document says was compared, in words; that nothing differs is a finding too."""
+
+    def word(value: Any) -> str:
+        return "shipped" if value is None else {"True": "on", "False": "off"}.get(str(value), str(value))
+
+    steps = " and ".join(f"{made:,} steps with {plural(int(n), 'worker')}" for n, made in found["steps"].items())
+    how = f"one after the other: {found['not_in_turns_because']}"
+    rows = [(name, f"{word(a)} | {word(b)}") for name, (a, b) in found["differs"].items()]
+    table = ["what differs (A | B):", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
+    same = "nothing differs: an A/A comparison, which shows what this machine and this method call a difference"
+    return [
+        *(f"{arm}  {found[arm]['text']}" for arm in ARMS),
+        f"about {steps} per run, batch {found['batch']} per worker",
+        "A and B of a block trained in turns" if found["in_turns"] else how,
+        *(table if rows else [same]),
+        *(f"left out: {text}" for text in found["dropped"]),
+    ]
