@@ -386,7 +386,9 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
         run("turns, fails")
     first = launches()
     names = run("turns, slow", rounds=3)
-    assert len(names) == 9 and all(max(launches()[name]) == number for name, number in zip(names, [0, 2, 3] * 3, strict=True))
+    assert len(names) == 9 and all(
+        max(launches()[name]) == number for name, number in zip(names, [0, 2, 3] * 3, strict=True)
+    )
     starts = Counter((tmp_path / "starts.txt").read_text().split())
     again = [name for name in names if "-r1-" in name]
     assert starts == Counter([*names, *again]), "its partners ran at another time"

@@ -61,9 +61,10 @@ def fake(acts: Mapping[str, str]) -> Any:
         act = acts.get(place, acts.get(cell.arm, ""))
         order = {"act": act, "place": place, "out": str(out), "starts": str(out.parent / "starts.txt")}
         order |= {"made": str(out.parent / f".made-{out.name}"), "once": str(out.parent / f".failed-{place[0]}")}
-        finished_run(cell, Path(order["made"]), out.name, act)
         told = out.parent / f".order-{out.name}"
-        told.write_text(json.dumps(order))
+        if out.parent.exists():  # else it is only asked whether there is a launcher
+            finished_run(cell, Path(order["made"]), out.name, act)
+            told.write_text(json.dumps(order))
         environment = cell_environment(os.environ, path=os.environ["PATH"], out=out)
         return LaunchLine(argv=(sys.executable, "-S", "-E", "-c", TRAINER, str(told)), environment=environment)
 
@@ -111,8 +112,8 @@ def followed(found: Comparison, launch: Any) -> tuple[Document, StudyResult | No
     """Run a comparison; return its document, how it ended, and what was printed."""
     console = Console(file=io.StringIO(), force_terminal=False)
     quick: dict[str, Any] = {"smoke": False, "watch_load_s": 0.0, "grace_s": 0.3, "cores": 2}
-    how = RunOptions(command="again", launch=launch, **quick)
-    result = follow(found.design(), found.directory.parent, how, console)
+    how = RunOptions(command="again", launch=launch, policy=found.policy, **quick)
+    result = follow(found.design(), how, console)
     return found.document(result), result, console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -319,15 +320,15 @@ sys.path.insert(0, {tests!r})
 from test_pairs import *
 
 turns.WARM_S, turns.SLICE_S = 0.05, (0.03, 0.03)
-run_study, runs = pairs.run_study, []
+run_sweep, runs = pairs.run_sweep, []
 
 def run(*words, **how):
     runs.append(words)
     if len(runs) == int(sys.argv[2]):
         os.kill(os.getpid(), int(sys.argv[3]))
-    return run_study(*words, **how)
+    return run_sweep(*words, **how)
 
-pairs.run_study = run
+pairs.run_sweep = run
 found, _ = in_turns(Path(sys.argv[1]), {{"*": "turns"}}, blocks=3, given={{"device": "cpu", "steps": "1000"}})
 print(len(found["blocks"]))
 """

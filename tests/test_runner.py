@@ -57,8 +57,8 @@ def run(study, runs, behaviour=None, console=None, **options):
     """Run `study` with fake trainers; return the result and what was printed, `tmp_path` written as RUNS."""
     console = console or Console(file=io.StringIO(), force_terminal=False)
     arguments = {"command": COMMAND, "launch": fake_launch(behaviour or {}), "cores": 2, "grace_s": 0.3, **QUICK}
-    start = runner.show_plan if options.pop("only_plan", False) else runner.run_study
-    result = start(study, runs, runner.RunOptions(**{**arguments, **options}), console=console)
+    start = runner.show_plan if options.pop("only_plan", False) else runner.run_sweep
+    result = start(sweep_of(study, runs), runner.RunOptions(**{**arguments, **options}), console=console)
     return result, console.file.getvalue().replace(str(runs), "RUNS")
 
 

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -606,6 +607,22 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
     if log.exists():
         os.replace(log, current / "output.log")
     return lease.move_run(current, directory / lease.ATTEMPTS)
+
+
+def set_aside_part_blocks(ledger: Ledger) -> bool:
+    """Set aside finished runs of blocks in which others are missing: a partner from another time is none."""
+    found = False
+    for _, block in groupby(sorted(ledger.entries, key=_block), key=_block):
+        entries = list(block)
+        done = [each for each in entries if each.state == "done"]
+        for each in done if len(done) < len(entries) else ():
+            set_aside(ledger.directory, each.cell)
+            found = True
+    return found
+
+
+def _block(entry: Entry) -> tuple[int, int]:
+    return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
 
 
 def note_attempt(

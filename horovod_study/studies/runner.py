@@ -42,7 +42,7 @@ from horovod_study.studies.ledger import (
     log_path,
     past_durations,
     read_ledger,
-    set_aside,
+    set_aside_part_blocks,
 )
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.progress import say
@@ -232,22 +232,6 @@ def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
     return done
 
 
-def _part_blocks(ledger: Ledger) -> bool:
-    """Set aside the finished runs of blocks in which others are missing: a partner from another time is none."""
-    found = False
-    for _, block in groupby(sorted(ledger.entries, key=_block), key=_block):
-        entries = list(block)
-        done = [each for each in entries if each.state == "done"]
-        for each in done if len(done) < len(entries) else ():
-            set_aside(ledger.directory, each.cell)
-            found = True
-    return found
-
-
-def _block(entry: Entry) -> tuple[int, int]:
-    return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
-
-
 class _Runner:
     """Finds out what is to be done of a sweep, says so, and has it done."""
 
@@ -269,7 +253,7 @@ class _Runner:
             if names:
                 self._end_leftovers(names - {platform.node()})
             ledger = read_ledger(self._sweep)
-            if sweep.equal_steps and sweep.turns and _part_blocks(ledger):
+            if sweep.equal_steps and sweep.turns and set_aside_part_blocks(ledger):
                 ledger = read_ledger(self._sweep)
             plan, here, there = self._plan(ledger)
             if not options.yes:
