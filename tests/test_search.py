@@ -478,7 +478,7 @@ def test_ctrl_c_ends_the_trial_and_the_next_command_takes_it_up(tmp_path: Path, 
 @pytest.mark.parametrize("moment", ["opened", "running", "ended"])
 def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path, moment: str) -> None:
     """Killed before it had values, while it trained, and before Optuna was told: the same trials come out."""
-    dies = {"opened": "_claim", "running": "", "ended": "_tell"}[moment]
+    dies = {"opened": "_claim", "running": "", "ended": "_ended"}[moment]
     one = command(tmp_path, {"0": "0.5 hangs"} if moment == "running" else {}, 2, dies=dies)
     if moment == "running":
         until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
@@ -524,7 +524,7 @@ def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path) -> Non
 def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch, golden: Golden) -> None:
     monkeypatch.setattr(searching, "MAX_RESTARTS", 1)
     for _ in range(2):
-        one = command(tmp_path, {}, 1, dies="_tell")
+        one = command(tmp_path, {}, 1, dies="_ended")
         one.communicate(timeout=120)
         shutil.rmtree(tmp_path / "runs/tiny/trial-0000")
 

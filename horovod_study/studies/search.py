@@ -168,7 +168,7 @@ class _Search:
             try:
                 outcome = yield from self._run(trial, lease)
                 if outcome is not None and lease.refresh():
-                    state, reason = self._tell(trial, *outcome)
+                    state, reason = self._ended(trial, *outcome)
             finally:
                 lease.release(state, reason)
 
@@ -237,7 +237,7 @@ class _Search:
             return None
         return told.outcome(ended)
 
-    def _tell(self, trial: Trial, state: TrialState, told: dict[str, Any]) -> tuple[str, str]:
+    def _ended(self, trial: Trial, state: TrialState, told: dict[str, Any]) -> tuple[str, str]:
         """Tell Optuna and the user how a trial ended, write the results again, and return state and reason."""
         for name, value in told.items():
             trial.set_user_attr(name, value)
