@@ -503,6 +503,8 @@ def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path, moment:
 def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path) -> None:
     """Its process cannot be seen, but it has not touched its claim for longer than STALE_S."""
     search(tmp_path, trials=1)
+    left = shutil.copytree(tmp_path / "runs/tiny/trial-0000", tmp_path / "runs/tiny/trial-0001") / "run.json"
+    left.write_text(json.dumps(json.loads(left.read_text()) | {"status": "running", "host": "elsewhere", "pid": 1}))
     claims = tmp_path / "runs/tiny" / CLAIMS
     lost = journal(tmp_path).ask({"lr": FloatDistribution(1e-4, 1e-2, log=True)})
     held = acquire(claims, "trial-0001", what="trial-0001")
@@ -518,6 +520,7 @@ def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path) -> Non
     result = search(tmp_path, trials=2)
     assert states(result) == ["done", "done"]
     assert column(result, "lr")[1] == lost.params["lr"]
+    assert [path.name for path in (tmp_path / "runs/tiny/.attempts").iterdir()] == ["trial-0001-1"]
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from horovod_study.measure.clock import now
 from horovod_study.progress import Line, say
 from horovod_study.records import MANIFEST, epoch_rows
 from horovod_study.studies import attempt as attempts
-from horovod_study.studies.engine import Lane, difference, set_aside_unless_done, sweep
+from horovod_study.studies.engine import Lane, difference, set_aside, sweep
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.ledger import goes_on
 from horovod_study.studies.search_file import PARTS, SearchConfig, budget_done, ends
@@ -214,11 +214,12 @@ class _Search:
             return TrialState.FAIL, {"reason": str(error)}
         out = self._directory.resolve() / name
         record, ended = attempts.record_in(out), None
-        resume = record is not None and goes_on(record, out)
         told = _Evaluations(trial, lease, cell, out, self._show)
         self._running.append(name)
         try:
-            if resume or not set_aside_unless_done(out):
+            if record is None or record.status != "done":
+                if not (resume := record is not None and goes_on(record, out)):
+                    set_aside(out)
                 ended = yield attempts.CellRun(
                     cell=cell,
                     out=out,

@@ -109,12 +109,13 @@ def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
             f"{source}: runtime serial has one worker, but workers is {workers}; "
             "name a runtime such as horovod/mpi, or leave workers out"
         )
-    wanted = ("strain search", {"--trials": trials}, "--trials") if trials is not None else (source, content, "trials")
+    if trials is not None:
+        content["trials"] = number("strain search", {"--trials": trials}, "--trials", 20, int, 1)
     search = SearchConfig(
         name=run.study,
         run=run,
         space={str(name): _dimension(source, str(name), value, fixed) for name, value in varied.items()},
-        trials=number(*wanted, 20, int, 1),
+        trials=number(source, content, "trials", 20, int, 1),
         runtime=runtime,
         workers=workers,
         seed=number(source, content, "seed", 1, int, 0),
