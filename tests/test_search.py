@@ -31,6 +31,7 @@ from horovod_study.records import epoch_rows, read_run
 from horovod_study.report.figures.search import write_search
 from horovod_study.studies import attempt, engine
 from horovod_study.studies import search as searching
+from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.search import SearchResult, importance_of, repeat_command, result_lines, run_search
 from horovod_study.studies.search_file import PARTS, SearchConfig, budget_done, load_search
 from horovod_study.workload.options import StrainConfig, strain_config
@@ -52,7 +53,7 @@ TRAINER = """
 import json, math, os, sys, time
 from pathlib import Path
 import yaml
-from horovod_study import records
+from horovod_study import lease, records
 
 config = yaml.safe_load(Path(sys.argv[1]).read_text())
 out = Path(sys.argv[2])
@@ -63,6 +64,7 @@ record = records.RunRecord(
     started="2026-01-01T00:00:00+00:00", host=os.uname().nodename, pid=os.getpid(), requested=config,
     effective={"backend": "serial", "workers": 1, "floor_mse": 1e-4}, environment={},
 )
+held = lease.hold_run(out)
 records.create_run(out, record)
 values = []
 for word in words:
@@ -423,6 +425,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from horovod_study.studies import search as searching
+from horovod_study.studies.interruption import Interruption
 from test_search import search
 if {dies!r}:
     setattr(searching._Search, {dies!r}, lambda *told: os.kill(os.getpid(), signal.SIGKILL))
@@ -548,6 +551,14 @@ def test_a_line_that_was_cut_short_does_not_damage_the_journal(tmp_path: Path, g
     path.write_text("nonsense\n" + path.read_text())
     with golden.raises(StudyError):
         search(tmp_path, trials=2)
+
+
+def test_a_trial_that_another_command_has_ended_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    search(tmp_path, trials=1)
+    one = searching._Search(load_search(write(tmp_path)), tmp_path / "runs/tiny", Interruption())
+
+    assert one._claim(0) is None
+    acquire(tmp_path / "runs/tiny" / CLAIMS, "trial-0000", what="it was given back").release()
 
 
 def test_a_trial_too_many_waits_until_it_is_wanted(tmp_path: Path) -> None:
