@@ -205,8 +205,11 @@ def test_the_shipped_search_can_be_read() -> None:
             "widths is .*; it must be a list of values .*, or of a number a range",
         ),
         (("batch: [10, 20]", "widths: [1-2-3, 1-2]"), "space: widths is '1-2'; it must be three"),
-        (("batch: [10, 20]", "epochs: [1, 2]"), "epochs must be the same in all trials, .*; put it under run"),
-        (("batch: [10, 20]", "transport: [mpi]"), "transport cannot be searched over; it comes from runtime"),
+        (
+            ("batch: [10, 20]", "epochs: [1, 2]"),
+            "epochs cannot be searched over: it must be the same in all trials, .*; put it under run",
+        ),
+        (("batch: [10, 20]", "transport: [mpi]"), "transport cannot be searched over: it comes from runtime"),
         (
             ("pruner: none", "pruner: mediun"),
             r"kind 'mediun' is not known \(did you mean 'median'\?\); allowed: median",

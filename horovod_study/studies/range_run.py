@@ -65,9 +65,9 @@ def run_range(
         if not set_aside_unless_done(run):
             length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
             say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
-            how: dict[str, Any] = {"watch": lambda running: line.now_and_then(running.last_line() or "  starting")}
-            where = {"out": run, "config": out / "config.yaml", "log": out / "output.log"}
-            ended = attempt(CellRun(cell=cell, **where, launch=local_launch, **how), stop)
+            how: dict[str, Any] = {"out": run, "config": out / "config.yaml", "log": out / "output.log"}
+            how["watch"] = lambda running: line.now_and_then(running.last_line() or "  starting")
+            ended = attempt(CellRun(cell=cell, launch=local_launch, **how), stop)
             failed = "" if ended.done else f"the range test failed: {ended.reason}; see {ended.log}"
         if failed and not step_ranks(run):
             raise StudyError(failed)

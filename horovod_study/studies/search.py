@@ -16,8 +16,7 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from horovod_study.errors import ConfigError, StudyError, first_line
 from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.lease import CLAIMS, Held, Lease, acquire, holder_of_run, is_stale, latest, read_claim, server_time
 from horovod_study.measure.clock import now
-from horovod_study.progress import Line, say
+from horovod_study.progress import say
 from horovod_study.records import MANIFEST, epoch_rows
 from horovod_study.studies import attempt as attempts
 from horovod_study.studies.engine import Lane, difference, set_aside, sweep
@@ -128,17 +127,14 @@ class _Search:
         self._search, self._directory, self._stop = search, directory, stop
         self._study, self._claims = _open_study(search, directory), directory / CLAIMS
         self._columns = ("trial", "state", *RESULTS, *search.space, "floor_mse", "seconds", "run", "reason")
-        self._running: list[str] = []
         self._failures, self._looked = 0, -math.inf
-        self._line = Line()
         self._document = self._written()
 
     def run(self, jobs: int, command: str) -> SearchResult:
         """Run until enough trials have ended or a stop is requested, and say how they fare."""
         of = f"of {self._search.trials} trials have ended"
         say(f"search {self._search.name}: {self._document['ended']} {of}; records in {self._directory}")
-        with closing(self._line):
-            sweep([self._lane() for _ in range(jobs)], self._stop)
+        sweep([self._lane() for _ in range(jobs)], self._stop)
         document, stopped = self._written(), self._stop.requested
         document["importance"], document["importance_note"] = importance_of(self._study)
         document["interrupted"], document["broken_off"] = stopped, "" if stopped else self._hopeless()
@@ -174,7 +170,7 @@ class _Search:
 
     def _take(self) -> tuple[Trial, Lease] | None:
         """Return a trial to be run, under its claim: one that was left open, or a new one; None: none is wanted now."""
-        if self._running and now() - self._looked < _LOOK_S:
+        if now() - self._looked < _LOOK_S:
             return None
         while True:
             trials = self._study.get_trials(deepcopy=False)
@@ -214,8 +210,7 @@ class _Search:
             return TrialState.FAIL, {"reason": str(error)}
         out = self._directory.resolve() / name
         record, ended = attempts.record_in(out), None
-        told = _Evaluations(trial, lease, cell, out, self._show)
-        self._running.append(name)
+        told = _Evaluations(trial, lease, cell, out)
         try:
             if record is None or record.status != "done":
                 if not (resume := record is not None and goes_on(record, out)):
@@ -232,8 +227,6 @@ class _Search:
                 )
         except Held:  # somebody trains in its directory who runs no search
             return None
-        finally:
-            self._running.remove(name)
         if ended is not None and ended.state in (self._stop.state, "stopped", attempts.TAKEN_OVER):
             return None
         return told.outcome(ended)
@@ -248,15 +241,10 @@ class _Search:
         self._document = self._written()
         ended, what = _ENDED[state.name], told.get("reason") or f"test MSE {told['test_mse']:.3e}"
         values = " ".join(f"{name}={_plain(value)}" for name, value in trial.params.items())
-        count = f"[{self._document['ended']}/{self._search.trials}]"
-        self._line.keep(f"{count} {ended:<7} trial {trial.number}  {what}  {values}")
+        say(f"[{self._document['ended']}/{self._search.trials}] {ended:<7} trial {trial.number}  {what}  {values}")
         if (best := self._document["best"]) and best["trial"] == trial.number:
-            self._line.keep(f"  best so far; repeat it with: {self._document['best_command']}")
+            say(f"  best so far; repeat it with: {self._document['best_command']}")
         return ended, told.get("reason", "")
-
-    def _show(self) -> None:
-        of = f"{self._document['ended']} of {self._search.trials} ended"
-        self._line.now_and_then(f"  {of}; running {', '.join(self._running)}")
 
     def _written(self) -> dict[str, Any]:
         """Write trials.csv and best.yaml, and return the document of the search."""
@@ -319,14 +307,13 @@ class _Search:
 class _Evaluations:
     """What the evaluations of a trial tell while it runs."""
 
-    def __init__(self, trial: Trial, lease: Lease, cell: Cell, out: Path, show: Callable[[], None]) -> None:
-        self._trial, self._lease, self._cell, self._out, self._show = trial, lease, cell, out, show
+    def __init__(self, trial: Trial, lease: Lease, cell: Cell, out: Path) -> None:
+        self._trial, self._lease, self._cell, self._out = trial, lease, cell, out
         self._seen = 0  # rows of epochs.csv
         self._test_mse: float | None = None  # the last one
 
     def watch(self, running: attempts.Running) -> attempts.Verdict | None:
         """Deal with new evaluations; end a hopeless trial, or one that is another command's now."""
-        self._show()
         if not self._lease.refresh():
             return attempts.Verdict(attempts.TAKEN_OVER, "another command took it over")
         hopeless = self._judge()

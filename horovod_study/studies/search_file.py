@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ _ELSEWHERE = {
     "partition": "the top of the file",
     "repeat": "nothing: a search tries each combination once",
 }
-_SAME_FOR_ALL = (
-    *named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET),
-    *(name for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE),
-)
+_SAME = "it must be the same in all trials, or their results could not be compared; put it under run"
+_NOT_VARIED = {
+    **{name: f"it comes from {place}" for name, place in _ELSEWHERE.items()},
+    **dict.fromkeys(named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET), _SAME),
+    **{name: _SAME for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE},
+}
 
 
 def ends(values: BaseDistribution) -> tuple[Any, ...]:
@@ -56,7 +58,7 @@ class SearchConfig:
     workers: int
     seed: int
     timeout_s: float
-    pruner: BasePruner = field(default_factory=NopPruner)
+    pruner: BasePruner
 
     def cell(self, values: Mapping[str, Any]) -> Cell:
         """Return the run with the varied options set to `values`; ConfigError: they do not fit together."""
@@ -134,13 +136,9 @@ def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
 
 def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> BaseDistribution:
     where = f"{source}: space"
-    if name in _ELSEWHERE:
-        raise ConfigError(f"{where}: {name} cannot be searched over; it comes from {_ELSEWHERE[name]}")
-    if name in _SAME_FOR_ALL:
-        raise ConfigError(
-            f"{where}: {name} must be the same in all trials, or their results could not be compared; put it under run"
-        )
-    require_keys(where, [name], [each for each in OPTIONS if each not in _ELSEWHERE and each not in _SAME_FOR_ALL])
+    if name in _NOT_VARIED:
+        raise ConfigError(f"{where}: {name} cannot be searched over: {_NOT_VARIED[name]}")
+    require_keys(where, [name], [each for each in OPTIONS if each not in _NOT_VARIED])
     if name in fixed:
         raise ConfigError(f"{source}: {name} is both fixed under run and varied under space; give it once")
     option = OPTIONS[name]
