@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.waiting import until
 from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.analysis.learning.lr_range import find_rate, smoothed
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
+from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import AnalysisError, ConfigError, RecordError, StudyError
 from horovod_study.report.figures.lr_range import caption, write_lr_range
 from horovod_study.studies.range_run import range_config, run_range
@@ -235,9 +238,13 @@ from horovod_study import records
 told, out = sys.argv[1], Path(sys.argv[2])
 if told == "no start":
     print("error: no such data set"); sys.exit(2)
-record = records.RunRecord(study="s", key="run", repeat=0, partition="local", status="running", started="now",
-    host="h", pid=1, requested={}, effective={"global_batch": 150, "steps_per_epoch": 10}, environment={})
+asked = {**yaml.safe_load(Path(sys.argv[3]).read_text()), "workers": int(sys.argv[4])}
+record = records.RunRecord(study="s", key="run", repeat=0, partition="local", status="running",
+    started="2026-01-01T00:00:00+00:00", host=os.uname().nodename, pid=os.getpid(), requested=asked,
+    effective={"global_batch": 150, "steps_per_epoch": 10}, environment={})
 records.create_run(out, record)
+if told == "hangs":
+    import time; time.sleep(60)
 for rank in (0, 1):
     rows = 60 if told != "stopped" else 30
     columns = {name: np.zeros(rows) for name in records.step_schema().names}
@@ -259,7 +266,8 @@ def ranged(config, folder: Path, told: str = "done", **options):
 
     def launch(cell, config: Path, out: Path, **options) -> LaunchLine:
         environment = cell_environment(os.environ, path=os.environ["PATH"], out=out)
-        return LaunchLine(argv=(sys.executable, "-c", TRAINER, told, str(out)), environment=environment)
+        argv = (sys.executable, "-c", TRAINER, told, str(out), str(config), str(cell.placement.workers))
+        return LaunchLine(argv=argv, environment=environment)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("horovod_study.studies.range_run.local_launch", launch)
@@ -275,8 +283,28 @@ def test_rates_and_losses_of_a_run(tmp_path: Path, capsys, golden: Golden) -> No
     assert losses == pytest.approx(np.linspace(1.5, 0.15, 60), rel=1e-6), "the mean of both workers"
     assert record.effective["global_batch"] == 150
     golden(capsys.readouterr().err, "60 steps", "0.0001", "0.1")
+    again = ranged(config, tmp_path, "no start", workers=2, runtime="mpi/mpi")
+    assert again[0].tolist() == rates.tolist(), "what has finished is read and not run again"
     with golden.raises(RecordError, match="--out"):
-        ranged(config, tmp_path)
+        ranged(range_config(None, {"steps": 60}, low=1e-4, high=1), tmp_path, workers=2, runtime="mpi/mpi")
+
+
+@pytest.mark.slow
+def test_a_range_test_whose_command_was_killed_goes_on(tmp_path: Path) -> None:
+    config = range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from test_lr_range import *; "
+        f"ranged(range_config(None, {{'steps': 60}}, low=1e-4, high=1e-1), Path({str(tmp_path)!r}), 'hangs')"
+    )
+    one = subprocess.Popen([sys.executable, "-c", program])
+    until(lambda: (tmp_path / "run" / "run.json").exists(), "the run started")
+    one.kill()
+    one.wait()
+    assert marked_processes(str(tmp_path.resolve())), "the trainer outlives a command that is killed"
+
+    rates, _, _ = ranged(config, tmp_path)
+    assert len(rates) == 60 and marked_processes(str(tmp_path.resolve())) == []
+    assert [path.name for path in (tmp_path / ".attempts").iterdir()] == ["run-1"]
 
 
 def test_a_run_that_ended_because_it_diverged_is_a_result(tmp_path: Path) -> None:

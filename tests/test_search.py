@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,27 +17,23 @@ import pytest
 import yaml
 from make.waiting import until
 from make.wording import Golden
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.pruners import HyperbandPruner, MedianPruner
+from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
 
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import ConfigError, RecordError, StudyError
+from horovod_study.lease import CLAIMS, STALE_S, acquire
 from horovod_study.records import epoch_rows, read_run
-from horovod_study.report.figures.search import read_table, write_search
-from horovod_study.studies import engine
+from horovod_study.report.figures.search import write_search
+from horovod_study.studies import attempt, engine
 from horovod_study.studies import search as searching
+from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.search import SearchResult, importance_of, repeat_command, result_lines, run_search
-from horovod_study.studies.search_file import (
-    PARTS,
-    Choice,
-    Pruner,
-    Range,
-    SearchConfig,
-    budget_done,
-    load_search,
-    with_trials,
-)
+from horovod_study.studies.search_file import PARTS, SearchConfig, budget_done, load_search
 from horovod_study.workload.options import StrainConfig, strain_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +53,7 @@ TRAINER = """
 import json, math, os, sys, time
 from pathlib import Path
 import yaml
-from horovod_study import records
+from horovod_study import lease, records
 
 config = yaml.safe_load(Path(sys.argv[1]).read_text())
 out = Path(sys.argv[2])
@@ -67,6 +64,7 @@ record = records.RunRecord(
     started="2026-01-01T00:00:00+00:00", host=os.uname().nodename, pid=os.getpid(), requested=config,
     effective={"backend": "serial", "workers": 1, "floor_mse": 1e-4}, environment={},
 )
+held = lease.hold_run(out)
 records.create_run(out, record)
 values = []
 for word in words:
@@ -108,9 +106,8 @@ def search(folder: Path, told: dict[str, str] | None = None, *, trials: int = 3,
 
 def faked(wanted: SearchConfig, runs: Path, told: dict[str, str], *, cores: int = 4, **options) -> SearchResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searching, "local_launch", fake(told))
+        patch.setattr(attempt, "local_launch", fake(told))
         patch.setattr(searching, "available_cores", lambda: cores)
-        patch.setattr(searching, "GRACE_S", 1.0)
         return run_search(wanted, runs, **{"command": "c", **options})
 
 
@@ -118,8 +115,22 @@ def table(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-def states(result) -> list[str]:
-    return [row.state for row in result.rows]
+def rows(result: SearchResult) -> list[dict]:
+    return result.document["rows"]
+
+
+def column(result: SearchResult, name: str) -> list:
+    return [row[name] for row in rows(result)]
+
+
+def states(result: SearchResult) -> list[str]:
+    return column(result, "state")
+
+
+def journal(folder: Path) -> optuna.Study:
+    """Return the study that a search left."""
+    storage = JournalStorage(JournalFileBackend(str(folder / "runs/tiny/search.journal")))
+    return optuna.load_study(study_name="tiny", storage=storage)
 
 
 # --------------------------------------------------------------------------------------------------------- the file
@@ -145,12 +156,13 @@ def test_a_search_file_becomes_a_search(tmp_path: Path) -> None:
     )
 
     assert dict(search.space) == {
-        "lr": Range(low=1e-4, high=1e-2, log=True),
-        "weight_decay": Range(low=0.0, high=0.5, step=0.25),
-        "batch": Range(low=16, high=64, whole=True),
-        "fused_optimizer": Choice(values=(True, False)),
+        "lr": FloatDistribution(1e-4, 1e-2, log=True),
+        "weight_decay": FloatDistribution(0.0, 0.5, step=0.25),
+        "batch": IntDistribution(16, 64),
+        "fused_optimizer": CategoricalDistribution((True, False)),
     }
-    assert search.pruner == Pruner(kind="hyperband", warmup=0.2, reduction_factor=4)
+    assert isinstance(search.pruner, HyperbandPruner)
+    assert (search.pruner._min_resource, search.pruner._reduction_factor) == (4, 4)
     cell = search.cell({"lr": 0.001, "batch": 32, "weight_decay": 0.25, "fused_optimizer": False})
     assert (cell.runtime, cell.placement.workers, cell.config.study) == ("horovod/mpi", 2, "s")
     assert (cell.config.backend, cell.config.transport, cell.config.lr) == ("horovod", "mpi", 0.001)
@@ -176,22 +188,28 @@ def test_the_shipped_search_can_be_read() -> None:
         (("dataset: 400", "backend: horovod"), "run: backend cannot be fixed here; it comes from runtime at the top"),
         (("dataset: 400", "bach: 3"), r"run: unknown key 'bach' \(did you mean 'batch'\?\)"),
         (("low: 1.0e-4", "low: high"), "space: lr: low is 'high'; it must be a number"),
-        (("low: 1.0e-4", "low: 1"), "space: lr: low is 1.0 and high is 0.01; low must be below high"),
+        (("low: 1.0e-4", "low: 1"), r"space: lr: .*low.*high.*low=1.0, high=0.01"),
         (("low: 1.0e-4", "low: -1"), "space: lr: low is -1.0; it must be greater than 0"),
         (("low: 1.0e-4,", ""), "space: lr: key 'low' is missing; a range needs low and high"),
         (("low: 1.0e-4", "lo: 1.0e-4"), r"space: lr: unknown key 'lo' \(did you mean 'low'\?\)"),
         (("log: true", "log: yes please"), "lr: log is 'yes please'; it must be true or false"),
-        (("log: true", "log: true, step: 0.1"), "lr has both log and step; give one of them"),
+        (("log: true", "log: true, step: 0.1"), "space: lr: .*step.*log"),
         (("[10, 20]", "[10, 0]"), "space: batch is 0; it must be at least 1"),
-        (("[10, 20]", "[10]"), r"batch has 1 value\(s\); give at least two, or put it under run"),
-        (("[10, 20]", "[10, 10]"), "batch holds a value twice: .*; give each once"),
+        (("[10, 20]", "[10]"), r"batch is \[10\]; give two or more different values, or put it under run"),
+        (("[10, 20]", "[10, 10]"), r"batch is \[10, 10\]; give two or more different values"),
         (("[10, 20]", "10"), "batch is 10; it must be a list of values such as .* a single value belongs under run"),
         (("batch: [10, 20]", "schedule: [constant, cosin]"), r"schedule is 'cosin' \(did you mean 'cosine'\?\)"),
         (("batch: [10, 20]", "schedule: [constant, range]"), "schedule: range is never valid: .* range needs lr_end"),
-        (("batch: [10, 20]", "widths: {low: 1, high: 2}"), "widths is not a number and has no range; give a list"),
+        (
+            ("batch: [10, 20]", "widths: {low: 1, high: 2}"),
+            "widths is .*; it must be a list of values .*, or of a number a range",
+        ),
         (("batch: [10, 20]", "widths: [1-2-3, 1-2]"), "space: widths is '1-2'; it must be three"),
-        (("batch: [10, 20]", "epochs: [1, 2]"), "epochs must be the same in all trials, .*; put it under run"),
-        (("batch: [10, 20]", "transport: [mpi]"), "transport cannot be searched over; it comes from runtime"),
+        (
+            ("batch: [10, 20]", "epochs: [1, 2]"),
+            "epochs cannot be searched over: it must be the same in all trials, .*; put it under run",
+        ),
+        (("batch: [10, 20]", "transport: [mpi]"), "transport cannot be searched over: it comes from runtime"),
         (
             ("pruner: none", "pruner: mediun"),
             r"kind 'mediun' is not known \(did you mean 'median'\?\); allowed: median",
@@ -252,7 +270,7 @@ def test_a_real_search_and_its_continuation(
     assert re.search(
         r"\[1/1\] done    trial 0  test MSE \d\.\d{3}e-\d\d .* lr=\S+ batch=\d+ widths=\d-\d-\d", first.err
     )
-    golden.line(first.err, "--config runs/tiny/configs/trial-0000.yaml")
+    golden.line(first.err, "--config runs/tiny/best.yaml")
     golden.line(first.out, "1 finished", "10")
     assert "figure: runs/tiny/search.png" in first.out and Path("runs/tiny/search.png").exists()
 
@@ -260,7 +278,7 @@ def test_a_real_search_and_its_continuation(
     again = capsys.readouterr()
     facts = json.loads(again.out)
     assert (facts["ended"], facts["counts"]["done"], len(facts["rows"])) == (2, 2, 2)
-    assert "1 of 2 trials have ended" in again.err and "best so far: trial 0  test MSE" in again.err
+    assert "1 of 2 trials have ended" in again.err
 
     rows = table(Path("runs/tiny/trials.csv"))
     assert [row["state"] for row in rows] == ["done", "done"]
@@ -280,7 +298,7 @@ def test_a_real_search_and_its_continuation(
 @pytest.mark.horovod
 def test_a_real_trial_with_two_workers(tmp_path: Path, capsys) -> None:
     text = GOOD.replace("epochs: 4", "steps: 5").replace("pruner: none", "runtime: mpi/mpi\nworkers: 2")
-    result = run_search(with_trials(load_search(write(tmp_path, text)), 1), tmp_path / "runs", command="c")
+    result = run_search(load_search(write(tmp_path, text), trials=1), tmp_path / "runs", command="c")
 
     assert (states(result), result.exit_code) == (["done"], 0)
     effective = read_run(tmp_path / "runs/tiny/trial-0000").effective
@@ -296,12 +314,11 @@ def test_the_best_of_several_trials_at_a_time(tmp_path: Path, capsys) -> None:
     result = search(tmp_path, {"1": "0.3 0.05"}, trials=4, jobs=2)
 
     assert states(result) == ["done"] * 4
-    assert (result.best.trial, result.best.results["test_mse"], result.exit_code) == (1, 0.05, 0)
-    assert result.best.floor_mse == 1e-4
-    text = "\n".join(result_lines(result))
+    best = result.document["best"]
+    assert (best["trial"], best["test_mse"], best["floor_mse"], result.exit_code) == (1, 0.05, 1e-4, 0)
+    text = "\n".join(result_lines(result.document))
     assert "search tiny: 4 of 4 trials ended (4 done)" in text
-    assert re.search(r"trial +test MSE +G0 / MPa +a +seconds +lr +batch\n +1 +5.000e-02 +100.0 +2.00 ", text)
-    assert "the best possible test MSE on these curves is 1.000e-04" in text
+    assert re.search(r"trial +test_mse +g0_rmse_mpa +a_rmse +seconds +lr +batch\n +1 +0.05 +100 +2 ", text)
     assert "trial 1, test MSE 5.0000e-02" in (tmp_path / "runs/tiny/best.yaml").read_text()
 
 
@@ -312,31 +329,37 @@ def test_values_do_not_depend_on_who_asks(tmp_path: Path) -> None:
     one = search(tmp_path / "a", trials=3)
     other = search(tmp_path / "b", trials=3, jobs=3)
 
-    assert [row.values for row in one.rows] == [row.values for row in other.rows]
-    assert len({row.values["lr"] for row in one.rows}) == 3
+    assert [column(one, name) for name in ("lr", "batch")] == [column(other, name) for name in ("lr", "batch")]
+    assert len(set(column(one, "lr"))) == 3
+
+
+def test_the_trials_of_a_seed_stay_the_same(tmp_path: Path) -> None:
+    """They are those of the versions before: whoever repeats a search of theirs gets its trials."""
+    result = search(tmp_path, trials=3)
+
+    assert column(result, "lr") == pytest.approx([0.009156080408676194, 0.002500497963210511, 0.00046288987591506196])
+    assert column(result, "batch") == [10, 20, 20]
 
 
 @pytest.mark.slow
 def test_a_hopeless_trial_is_pruned(tmp_path: Path, capsys) -> None:
     """The good trials end; the bad one would hang for a minute after its second epoch, and is ended there."""
-    pruner = Pruner(kind="median", startup_trials=2, warmup=0.3)
+    pruner = MedianPruner(n_startup_trials=2, n_warmup_steps=6)
     result = search(tmp_path, {"2": "0.9 0.9 hangs"}, trials=3, pruner=pruner)
 
     assert states(result) == ["done", "done", "pruned"]
-    row = result.rows[2]
-    assert (row.reason, row.results["test_mse"]) == ("test MSE 9.000e-01 after 50 % of the budget", 0.9)
+    row = rows(result)[2]
+    assert (row["reason"], row["test_mse"]) == ("pruned: test MSE 9.000e-01 after 50 % of the budget", 0.9)
     record = read_run(tmp_path / "runs/tiny/trial-0002")
-    assert (record.state(), record.reason) == ("incomplete", f"pruned: {row.reason}")
-    assert "[3/3] pruned  trial 2  test MSE 9.000e-01 after 50 % of the budget" in capsys.readouterr().err
+    assert (record.state(), record.reason) == ("incomplete", row["reason"])
+    assert "[3/3] pruned  trial 2  pruned: test MSE 9.000e-01 after 50 % of the budget" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("pruner", "fewest"), [(Pruner(), 10), (Pruner(kind="hyperband"), 10), (Pruner(kind="none"), 0)]
-)
-def test_pruners_spare_the_good_and_end_the_bad(tmp_path: Path, pruner: Pruner, fewest: int) -> None:
+@pytest.mark.parametrize(("kind", "fewest"), [("median", 10), ("hyperband", 10), ("none", 0)])
+def test_pruners_spare_the_good_and_end_the_bad(tmp_path: Path, kind: str, fewest: int) -> None:
     """Forty trials, every second one bad from its first evaluation on."""
-    wanted = replace(load_search(write(tmp_path)), pruner=pruner)
-    study = optuna.create_study(study_name="s", pruner=searching._pruner(wanted))
+    wanted = load_search(write(tmp_path, GOOD.replace("pruner: none", f"pruner: {kind}")))
+    study = optuna.create_study(study_name="s", pruner=wanted.pruner)
     pruned = []
     for number in range(40):
         trial = study.ask()
@@ -353,7 +376,7 @@ def test_pruners_spare_the_good_and_end_the_bad(tmp_path: Path, pruner: Pruner, 
 
     bad = [number for number, _ in pruned if number % 2]
     assert len(bad) >= fewest and (fewest or not pruned)
-    assert all(part >= pruner.warmup * PARTS for _, part in pruned)
+    assert all(part >= 0.15 * PARTS for _, part in pruned)
     assert 0 not in dict(pruned), "the best of all"
 
 
@@ -361,16 +384,16 @@ def test_a_trial_that_diverges_is_ended_and_the_sampler_knows(tmp_path: Path, go
     result = search(tmp_path, {"0": "0.5 nan hangs"}, trials=2)
 
     assert states(result) == ["pruned", "done"]
-    golden(result.rows[0].reason, "MSE", "50 %")
-    assert result.rows[0].results["test_mse"] is None
-    assert json.dumps(result.to_dict(), allow_nan=False)
+    golden(rows(result)[0]["reason"], "MSE", "50 %")
+    assert rows(result)[0]["test_mse"] is None
+    assert json.dumps(result.document, allow_nan=False)
 
 
 def test_evaluations_of_a_trial_that_ended_between_two_looks_are_reported(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(engine, "_WAKE_S", 60.0)
     search(tmp_path, trials=1)
 
-    [trial] = optuna.load_study(study_name="tiny", storage=f"sqlite:///{tmp_path / 'runs/tiny/search.db'}").trials
+    [trial] = journal(tmp_path).trials
     assert list(trial.intermediate_values.values()) == [0.5, 0.4, 0.3, 0.2]
 
 
@@ -380,19 +403,19 @@ def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, caps
 
     assert states(result) == ["failed", "failed", "done"]
     log = tmp_path / "runs/tiny/logs/trial-0000.log"
-    golden(result.rows[0].reason, log)
-    golden(result.rows[1].reason, "4 s")
+    golden(rows(result)[0]["reason"], log)
+    golden(rows(result)[1]["reason"], "4 s")
     assert [read_run(tmp_path / f"runs/tiny/trial-000{n}").state() for n in range(3)] == ["failed", "failed", "done"]
     assert "[1/3] failed  trial 0  the shard is too small; see" in capsys.readouterr().err
-    golden.line("\n".join(result_lines(result)), "failed: trial 0", log)
+    golden.line("\n".join(result_lines(result.document)), "failed: trial 0", log)
 
 
 @pytest.mark.slow
 def test_a_search_in_which_all_fails_is_broken_off(tmp_path: Path, capsys) -> None:
     result = search(tmp_path, {"*": "fails no such data set"}, trials=30, jobs=2)
 
-    assert len(result.rows) in (searching.HOPELESS, searching.HOPELESS + 1)
-    assert (result.exit_code, result.best) == (1, None)
+    assert searching.HOPELESS <= states(result).count("failed") <= searching.HOPELESS + 1
+    assert (result.exit_code, result.document["best"]) == (1, None)
     said = capsys.readouterr().err
     assert re.search(r"broken off: \d trials have failed and none has ended well; .*no such data set", said)
     assert not (tmp_path / "runs/tiny/best.yaml").exists()
@@ -401,17 +424,22 @@ def test_a_search_in_which_all_fails_is_broken_off(tmp_path: Path, capsys) -> No
 # ---------------------------------------------------------------------------------- several commands, killed commands
 
 DRIVER = """
-import sys
+import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
+from horovod_study.studies import search as searching
+from horovod_study.studies.interruption import Interruption
 from test_search import search
+if {dies!r}:
+    setattr(searching._Search, {dies!r}, lambda *told: os.kill(os.getpid(), signal.SIGKILL))
 result = search(Path({folder!r}), {told!r}, trials={trials})
 sys.exit(result.exit_code)
 """
 
 
-def command(folder: Path, told: dict[str, str], trials: int) -> subprocess.Popen:
-    program = DRIVER.format(tests=str(Path(__file__).parent), folder=str(folder), told=told, trials=trials)
+def command(folder: Path, told: dict[str, str], trials: int, *, dies: str = "") -> subprocess.Popen:
+    """Start a command on a search; it kills itself where it would call the method that it `dies` in."""
+    program = DRIVER.format(tests=str(Path(__file__).parent), folder=str(folder), told=told, trials=trials, dies=dies)
     return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
 
 
@@ -425,14 +453,15 @@ def test_two_commands_share_a_search(tmp_path: Path) -> None:
     both = [command(tmp_path, {}, 6) for _ in range(2)]
     codes = [(each.communicate(timeout=120), each.returncode)[1] for each in both]
 
-    rows = table(tmp_path / "runs/tiny/trials.csv")
-    assert [(row["trial"], row["state"]) for row in rows] == [(str(n), "done") for n in range(6)]
-    assert len({row["lr"] for row in rows}) == 6, "each trial was drawn again"
+    found = table(tmp_path / "runs/tiny/trials.csv")
+    assert [(row["trial"], row["state"]) for row in found] == [(str(n), "done") for n in range(6)]
+    assert len({row["lr"] for row in found}) == 6, "each trial was drawn again"
     assert 0 in codes and set(codes) <= {0, 1}, "1: the other command still ran the last trial"
+    assert not (tmp_path / "runs/tiny/.attempts").exists(), "none was run twice"
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path, golden: Golden) -> None:
+def test_ctrl_c_ends_the_trial_and_the_next_command_takes_it_up(tmp_path: Path, golden: Golden) -> None:
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
     until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
     one.send_signal(signal.SIGINT)
@@ -443,73 +472,105 @@ def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path, g
     assert trainers(tmp_path) == []
     record = read_run(tmp_path / "runs/tiny/trial-0000")
     assert (record.state(), record.reason) == ("incomplete", "interrupted")
+    [before] = table(tmp_path / "runs/tiny/trials.csv")
+    golden(f"{before['state']}: {before['reason']}")
 
     result = search(tmp_path, trials=1)
-    assert states(result) == ["interrupted", "done"]
-    assert result.rows[1].values == result.rows[0].values
-    golden(result.rows[1].reason, "0 again")
-    assert (result.ended, result.exit_code) == (1, 0)
+    assert (states(result), result.document["ended"], result.exit_code) == (["done"], 1, 0)
+    assert column(result, "lr") == [float(before["lr"])]
 
 
 @pytest.mark.slow
-def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path, golden: Golden) -> None:
-    one = command(tmp_path, {"0": "0.5 hangs"}, 1)
-    until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
-    one.kill()
+@pytest.mark.parametrize("moment", ["opened", "running", "ended"])
+def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path, moment: str) -> None:
+    """Killed before it had values, while it trained, and before Optuna was told: the same trials come out."""
+    dies = {"opened": "_claim", "running": "", "ended": "_ended"}[moment]
+    one = command(tmp_path, {"0": "0.5 hangs"} if moment == "running" else {}, 2, dies=dies)
+    if moment == "running":
+        until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
+        one.kill()
+        assert trainers(tmp_path), "the trainer outlives a command that is killed"
     one.communicate(timeout=120)
-    assert trainers(tmp_path), "the trainer outlives a command that is killed"
+    assert one.returncode == -signal.SIGKILL
+    assert [trial.state for trial in journal(tmp_path).trials] == [TrialState.RUNNING]
 
-    result = search(tmp_path, trials=1)
-    assert states(result) == ["interrupted", "done"]
-    golden(result.rows[0].reason)
-    assert result.rows[1].values == result.rows[0].values
-    assert trainers(tmp_path) == []
+    result = search(tmp_path, trials=2)
+    assert (states(result), result.exit_code, trainers(tmp_path)) == (["done", "done"], 0, [])
+    set_aside = {"opened": [], "running": ["trial-0000-1"], "ended": []}[moment]
+    assert [path.name for path in (tmp_path / "runs/tiny/.attempts").glob("*")] == set_aside
+
+    (tmp_path / "whole").mkdir()
+    whole = search(tmp_path / "whole", trials=2)
+    for name in ("lr", "batch", "test_mse"):
+        assert column(result, name) == column(whole, name)
 
 
 @pytest.mark.slow
-def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process cannot be seen, but it has left no heartbeat for longer than a minute."""
+def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path) -> None:
+    """Its process cannot be seen, but it has not touched its claim for longer than STALE_S."""
     search(tmp_path, trials=1)
-    url = f"sqlite:///{tmp_path / 'runs/tiny/search.db'}"
-    with searching._quiet():
-        storage = optuna.storages.RDBStorage(url, heartbeat_interval=10)
-        study = optuna.load_study(study_name="tiny", storage=storage)
-        lost = study.ask({"lr": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True)})
-    lost.set_user_attr("host", "elsewhere")
-    lost.set_user_attr("pid", 1)
-    storage.record_heartbeat(lost._trial_id)
-    storage.engine.dispose()
+    left = shutil.copytree(tmp_path / "runs/tiny/trial-0000", tmp_path / "runs/tiny/trial-0001") / "run.json"
+    left.write_text(json.dumps(json.loads(left.read_text()) | {"status": "running", "host": "elsewhere", "pid": 1}))
+    claims = tmp_path / "runs/tiny" / CLAIMS
+    lost = journal(tmp_path).ask({"lr": FloatDistribution(1e-4, 1e-2, log=True)})
+    held = acquire(claims, "trial-0001", what="trial-0001")
+    there = json.loads(held.claim.path.read_text())
+    there["holder"] |= {"host": "elsewhere", "boot": "another", "pid": 1}
+    held.claim.path.write_text(json.dumps(there))
 
     fresh = search(tmp_path, trials=2)
-    assert states(fresh) == ["done", "running"]
-    assert (fresh.rows[1].reason, fresh.exit_code) == ("process 1 on elsewhere", 1)
+    assert (states(fresh), fresh.exit_code) == (["done", "running"], 1)
+    assert rows(fresh)[1]["reason"] == "process 1 on elsewhere"
 
-    monkeypatch.setattr(searching, "SILENT_S", 1)
-    time.sleep(2.1)
+    os.utime(held.claim.path, (time.time() - 2 * STALE_S,) * 2)
     result = search(tmp_path, trials=2)
-    assert states(result) == ["done", "interrupted", "done"]
-    assert result.rows[2].values["lr"] == lost.params["lr"]
+    assert states(result) == ["done", "done"]
+    assert column(result, "lr")[1] == lost.params["lr"]
+    assert [path.name for path in (tmp_path / "runs/tiny/.attempts").iterdir()] == ["trial-0001-1"]
 
 
 @pytest.mark.slow
-def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch, golden: Golden) -> None:
     monkeypatch.setattr(searching, "MAX_RESTARTS", 1)
-    search(tmp_path, trials=1)
-    with searching._quiet():
-        database = searching._Database(load_search(write(tmp_path)), tmp_path / "runs/tiny", None)
-        for _ in range(2):
-            trial = database.next_trial()
-            trial.set_user_attr("process", None)
-            trial.set_user_attr("pid", 2**22 + 1)  # beyond the largest number of a process
-        database.next_trial()
-        trials = database.study.get_trials()
-        database.close()
+    for _ in range(2):
+        one = command(tmp_path, {}, 1, dies="_ended")
+        one.communicate(timeout=120)
+        shutil.rmtree(tmp_path / "runs/tiny/trial-0000")
 
-    assert [trial.state for trial in trials] == [
-        *(TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL, TrialState.RUNNING)
-    ]
-    assert trials[2].params == trials[1].params, "tried once more"
-    assert trials[3].params != trials[1].params, "and then given up"
+    result = search(tmp_path, trials=2)
+    assert states(result) == ["failed", "done"]
+    golden(rows(result)[0]["reason"], "2 times")
+
+
+def test_a_line_that_was_cut_short_does_not_damage_the_journal(tmp_path: Path, golden: Golden) -> None:
+    """As a full disk or a machine that is lost leaves it."""
+    search(tmp_path, trials=1)
+    path = tmp_path / "runs/tiny/search.journal"
+    with path.open("a") as stream:
+        stream.write('{"op_code": 4, "worker')
+    assert states(search(tmp_path, trials=2)) == ["done", "done"]
+    assert len(journal(tmp_path).trials) == 2
+
+    path.write_text("nonsense\n" + path.read_text())
+    with golden.raises(StudyError):
+        search(tmp_path, trials=2)
+
+
+def test_a_trial_that_another_command_has_ended_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    search(tmp_path, trials=1)
+    one = searching._Search(load_search(write(tmp_path)), tmp_path / "runs/tiny", Interruption())
+
+    assert one._claim(0) is None
+    acquire(tmp_path / "runs/tiny" / CLAIMS, "trial-0000", what="it was given back").release()
+
+
+def test_a_trial_too_many_waits_until_it_is_wanted(tmp_path: Path) -> None:
+    """Two commands may open the last trial at once."""
+    search(tmp_path, trials=1)
+    journal(tmp_path).ask()
+
+    assert states(search(tmp_path, trials=1)) == ["done"]
+    assert states(search(tmp_path, trials=2)) == ["done", "done"]
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -526,35 +587,20 @@ def test_a_changed_file_is_another_search(tmp_path: Path, golden: Golden) -> Non
         faked(wanted, tmp_path / "runs", {})
 
 
-def test_runs_without_their_database_are_not_mixed_with_new_ones(tmp_path: Path, golden: Golden) -> None:
-    search(tmp_path, trials=1)
-    (tmp_path / "runs/tiny/search.db").unlink()
+@pytest.mark.parametrize("left", ["search.db", "trial-0000/run.json"])
+def test_a_folder_of_an_earlier_version_is_left_alone(tmp_path: Path, left: str, golden: Golden) -> None:
+    path = tmp_path / "runs/tiny" / left
+    path.parent.mkdir(parents=True)
+    path.write_text("")
 
-    with golden.raises(StudyError):
+    with golden.raises(StudyError, match="another name"):
         search(tmp_path, trials=1)
-
-
-def test_a_storage_of_ones_own(tmp_path: Path) -> None:
-    wanted = with_trials(load_search(write(tmp_path)), 1)
-    url = f"sqlite:///{tmp_path / 'shared.db'}"
-    result = faked(wanted, tmp_path / "runs", {}, storage=url)
-
-    assert result.exit_code == 0
-    assert (tmp_path / "shared.db").exists() and not (tmp_path / "runs/tiny/search.db").exists()
+    assert [each for each in (tmp_path / "runs").rglob("*") if each.is_file()] == [path]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"storage": "nonsense"}, "--storage.*SQLAlchemy URL"),
-        ({"storage": "sqlite:////none/x.db"}, r"--storage sqlite:////none/x\.db"),
-        (
-            {"storage": "mysql://me:word@host/x"},
-            r"--storage mysql://me:\*\*\*@host/x.*DB",
-        ),
-        ({"jobs": 3, "cores": 2}, "3 jobs.*1 worker.*3 threads.*2 cores"),
-        ({"jobs": 0}, "--jobs"),
-    ],
+    [({"jobs": 3, "cores": 2}, "3 jobs.*1 worker.*3 threads.*2 cores"), ({"jobs": 0}, "--jobs")],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, options: dict, message: str, golden: Golden) -> None:
     with golden.raises(StudyError, match=message):
@@ -563,7 +609,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, options: dict, message: str
 
 def test_a_wrong_number_of_trials_is_refused(tmp_path: Path, golden: Golden) -> None:
     with golden.raises(ConfigError, match="--trials"):
-        with_trials(load_search(write(tmp_path)), 0)
+        load_search(write(tmp_path), trials=0)
 
 
 # ------------------------------------------------------------------------------------------------------------ results
@@ -584,19 +630,20 @@ def test_the_option_that_matters_is_found(golden: Golden) -> None:
 
 
 @pytest.mark.slow
-def test_the_figure(tmp_path: Path, capsys, golden: Golden) -> None:
-    result = search(tmp_path, {"1": "0.3 0.05", "2": "0.9 nan"}, trials=4)
-    rows = read_table(result.directory / "trials.csv")
-    paths = write_search(rows, result.search.kinds(), result.directory)
+def test_the_figures(tmp_path: Path, golden: Golden) -> None:
+    folder = tmp_path / "runs/tiny"
+    assert write_search(search(tmp_path, {"*": "0.9 nan"}, trials=1).study, folder) == []
+    study = search(tmp_path, {"2": "0.3 0.05"}, trials=4).study
+    paths = write_search(study, folder)
     before = [path.read_bytes() for path in paths]
 
-    assert result.search.kinds() == {"lr": "log", "batch": "categories"}
-    assert [path.name for path in paths] == ["search.pdf", "search.svg", "search.png", "search.txt"]
-    assert before == [path.read_bytes() for path in write_search(rows, result.search.kinds(), result.directory)]
+    drawn = [f"{name}.{form}" for name in ("search", "search_values") for form in ("pdf", "svg", "png")]
+    assert [path.name for path in paths] == [*drawn, "search.txt"]
+    assert before == [path.read_bytes() for path in write_search(study, folder)]
+    assert b"Test MSE" in before[1] and b"batch" in before[4]
     golden(before[-1].decode(), "3 finished")
-    assert write_search(rows[rows["state"] == "failed"], {"lr": "log"}, tmp_path) == []
     with golden.raises(RecordError, match=r"search\.txt"):
-        write_search(rows, {"lr": "log"}, paths[-1] / "none")
+        write_search(study, paths[-1] / "none")
 
 
 def test_the_command_that_repeats_a_parallel_trial_names_its_launcher(tmp_path: Path) -> None:
@@ -613,11 +660,3 @@ def test_an_evaluation_that_is_not_whole_yet_is_left_out(tmp_path: Path) -> None
     (row,) = epoch_rows(tmp_path)
 
     assert (row["epoch"], row["test_mse"]) == (1.0, 0.5) and row["a_rmse"] != row["a_rmse"]
-
-
-def test_of_an_error_of_the_data_base_the_innermost_reason_is_told(golden: Golden) -> None:
-    """Optuna guesses what may have been wrong; the library below says it."""
-    guess = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
-    guess.__cause__ = OSError("database or disk is full")
-
-    golden(str(searching._innermost(guess)))

@@ -183,25 +183,24 @@ def _search_arguments(parser: Parser) -> None:
     add("search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one")
     add("--trials", **COUNT, help="trials wanted in all (default: as the file says)")
     add("--jobs", **COUNT, default=1, help="trials at a time in this command (default 1)")
-    add("--storage", metavar="URL", help="where trials are kept: an SQLAlchemy URL (default: search.db of the search)")
     add("--runs", **DIR, default=Path("runs"), help="where runs are kept (default runs)")
     add("--json", **FLAG, help="end with one line of JSON on standard output")
 
 
 def search(options: argparse.Namespace) -> Result:
     """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
-    from horovod_study.report.figures.search import read_table, write_search
+    from horovod_study.report.figures.search import write_search
+    from horovod_study.report.kit.files import figure_lines
     from horovod_study.studies.search import result_lines, run_search
-    from horovod_study.studies.search_file import load_search, with_trials
+    from horovod_study.studies.search_file import load_search
 
     command = shlex.join(["horovod-study", *options.words])
-    wanted = with_trials(load_search(options.search), options.trials)
-    result = run_search(wanted, options.runs, command=command, jobs=options.jobs, storage=options.storage)
-    figure = write_search(read_table(result.directory / "trials.csv"), wanted.kinds(), result.directory)
-    pictures = (f"  figure: {path}" for path in figure if path.suffix == ".png")
+    wanted = load_search(options.search, trials=options.trials)
+    result = run_search(wanted, options.runs, command=command, jobs=options.jobs)
+    figure = write_search(result.study, options.runs / wanted.name)
     return Result(
-        document={**result.to_dict(), "figure": [str(path) for path in figure]},
-        lines=[*result_lines(result), *pictures],
+        document={**result.document, "figure": [str(path) for path in figure]},
+        lines=[*result_lines(result.document), *(f"  {line}" for line in figure_lines(figure))],
         exit_code=result.exit_code,
     )
 
