@@ -67,10 +67,9 @@ class StudyComparison:
     @property
     def matching(self) -> str:
         """By what cells are matched, in words."""
-        but, nodes = ", ".join(self.matched_by_all_but), "; equal workers on other numbers of nodes too"
-        return (
-            f"Cells are matched by everything that defines them{but and f' but {but}'}{nodes * ('partition' in but)}."
-        )
+        but = ", ".join(("", *self.matched_by_all_but)).replace(",", " but", 1)
+        nodes = "; equal workers on other numbers of nodes too" * ("partition" in self.matched_by_all_but)
+        return f"Cells are matched by everything that defines them{but}{nodes}."
 
 
 def compare_studies(
@@ -166,10 +165,8 @@ def _text(value: Any) -> str:
 def _values(cells: pd.DataFrame, name: str) -> list[set[str]]:
     """Return the values of a setting after and before; how workers communicate means nothing to one alone."""
     several = cells[cells["parallel"] & (cells["workers"] > 1)] if name in _HOW[1:] else cells
-    both = [each[each["study"] == study] for study in _STUDIES for each in (several, cells)]
-    return [
-        set((one if len(one) else other)[name].map(_text)) for one, other in zip(both[::2], both[1::2], strict=True)
-    ]
+    both = ([each[each["study"] == study] for each in (several, cells)] for study in _STUDIES)
+    return [set((one if len(one) else other)[name].map(_text)) for one, other in both]
 
 
 def _listed(texts: Collection[str]) -> str:
@@ -183,9 +180,8 @@ def _free(match: str | None, cells: pd.DataFrame) -> tuple[str, ...]:
         return tuple(name for name, (one, other) in values.items() if len(one) == len(other) == 1 and one != other)
     head, _, names = f"{match}".partition(":")
     if match != "exact" and (head != "except" or not names):
-        raise ConfigError(
-            f"--match {match}: is not known; allowed: auto, exact, except:SETTING,SETTING (batch, threads)"
-        )
+        forms = "auto, exact, except:SETTING,SETTING (batch, threads)"
+        raise ConfigError(f"--match {match}: is not known; allowed: {forms}")
     chosen = [name.strip() for name in names.split(",") if names]
     for name in chosen:
         require_known(f"--match {match}: the setting", name, [each for each in CELL if each != "workers"])
@@ -210,8 +206,7 @@ def _pairs(
     for place, cell in known.iterrows():
         name, mate = names[cell["study"] == "after"], mates.get(place)
         if mate is None:
-            why = f"no one cell of {name} fits it{once}"
-            alone.append({**cell, "kind": "absent", "reason": why})
+            alone.append({**cell, "kind": "absent", "reason": f"no one cell of {name} fits it{once}"})
         elif not cells["repeats"][mate]:
             why = f"no result in {name}: {cells['reasons'][mate] or 'no reason recorded'}"
             alone.append({**cell, "kind": "no result", "reason": why})
@@ -237,9 +232,8 @@ def _nothing_shared(known: pd.DataFrame, free: Sequence[str], names: tuple[str, 
 
 def _effects(metric: str, pair: Mapping[str, Any], runs: Mapping[Any, pd.DataFrame]) -> Iterator[dict[str, Any]]:
     """Yield the row of a pair (one for each target) that its `runs` (by cell and target) give; none if not known."""
-    places = [
-        pair[name] for name in ("place", "before_place", "base", "before_base")[: 4 if metric == "speedup" else 2]
-    ]
+    sides = ("place", "before_place", "base", "before_base")
+    places = [pair[name] for name in sides[: 4 if metric == "speedup" else 2]]
     if (set(places[2:]) & {-1, *places[:2]}) or (metric == "sync" and pair["workers"] == 1):
         return
     row = {
@@ -253,12 +247,8 @@ def _effects(metric: str, pair: Mapping[str, Any], runs: Mapping[Any, pd.DataFra
         if all((place, target) in runs for place in places):
             parts = [runs[place, target] for place in places]
             told = {"note": FLAGS[flags[0]]} if metric == "speedup" and flags else _effect(metric, parts)
-            repeats = {
-                "before_repeats": len(parts[1]),
-                "after_repeats": len(parts[0]),
-                "target_mse": target or math.nan,
-            }
-            yield from [row | repeats | told] if told else []
+            row |= {"before_repeats": len(parts[1]), "after_repeats": len(parts[0]), "target_mse": target or math.nan}
+            yield from [row | told] if told else []
 
 
 def _effect(metric: str, parts: Sequence[pd.DataFrame]) -> dict[str, Any]:
@@ -291,9 +281,8 @@ def _changes(
         found[column] = [{f"{value}" for value in each} for each in known]
     found |= {name: [set(runs[name][runs["study"] == study].map(_text)) for study in _STUDIES] for name in _SEEN}
     told = {name.replace("_", " "): (_listed(after), _listed(before)) for name, (after, before) in found.items()}
-    return tuple(
-        {"what": name, "before": ends[1], "after": ends[0]} for name, ends in told.items() if ends[0] != ends[1]
-    )
+    differ = ((name, after, before) for name, (after, before) in told.items() if after != before)
+    return tuple({"what": name, "before": before, "after": after} for name, after, before in differ)
 
 
 def _doubts(

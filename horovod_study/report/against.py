@@ -95,9 +95,8 @@ def _place(found: StudyComparison, row: Row) -> str:
 
 def _change(row: Row) -> str:
     """Return the change of a row in per cent with its sign, and its interval; a dash where it is unknown."""
-    number, _, interval = quoted(*(100 * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))).partition(
-        " "
-    )
+    ends = (100 * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
+    number, _, interval = quoted(*ends).partition(" ")
     return f"{signed(number) or NOTHING} {interval}".rstrip()
 
 
@@ -116,14 +115,10 @@ def _verdict(row: Row) -> str:
     """Return the verdict of a row for readers."""
     if row["verdict"] == ALIKE and row["ratio_low"] <= 1 <= row["ratio_high"]:
         return f"no difference larger than {_up(row['no_more_than'])}"
-    return (
-        {
-            ALIKE: f"not resolved among {row['tests']} cells",
-            TOO_FEW: f"not resolved (too few repeats: {row['before_repeats']} and {row['after_repeats']})",
-        }.get(row["verdict"])
-        or row["word"]
-        or f"not known: {row['note']}"
-    )
+    if row["verdict"] == TOO_FEW:
+        return f"not resolved (too few repeats: {row['before_repeats']} and {row['after_repeats']})"
+    few = f"not resolved among {row['tests']} cells"
+    return few if row["verdict"] == ALIKE else row["word"] or f"not known: {row['note']}"
 
 
 def table(found: StudyComparison) -> Table:
