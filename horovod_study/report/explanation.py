@@ -2,11 +2,10 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from horovod_study.analysis.series.culprits import STALLED
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow
@@ -23,10 +22,6 @@ MAX_ROWS, _MAX_SERIES, _MAX_HELP, _MAX_DOUBTS = 10, 4, 5, 4
 """So many lines each part of the page has room for."""
 
 _NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
-_HEADS = {**{part: part for part in PARTS}, "residual": "unexpl.", "outside": "outside"}
-_LITTLE = 0.01
-"""A share of the time outside of steps below this is told as a share alone."""
-
 Said: TypeAlias = str | list[str]
 """A text that is wrapped, or lines that stay as they are: of a table, or a command."""
 
@@ -35,7 +30,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
     """Return the explanation as lines of at most `width` characters, but for tables and commands."""
     sections = (
         ("", _head(found)),
-        (" ", _first(found.top, len(found.last), found.cells)),
+        (" ", _first(found)),
         ("Where the time of a step goes", _time(found)),
         ("Who is slow", _slow(found)),
         ("What more workers add to a step", _growth(found)),
@@ -45,8 +40,14 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
     lines: list[str] = []
     for title, said in sections:
         lines += ["", title] if title.strip() else []
+        indent = "  " * bool(title)
         for each in said:
-            lines += _lines(each, width, "  " if title else "")
+            if isinstance(each, list):
+                lines += [f"{indent}{line}".rstrip() for line in each]
+            else:
+                deeper = indent + " " * len("".join(re.findall(r"^(?:- |\d\. )", each)))
+                wrap = textwrap.TextWrapper(width, indent, deeper, break_long_words=False, break_on_hyphens=False)
+                lines += wrap.wrap(each)
     # Narrow spaces kept numbers whole while lines were wrapped; not every terminal shows them.
     return [line.replace(f"{THIN}%", " %").replace(THIN, ",") for line in lines]
 
@@ -54,15 +55,6 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
 def write_explanation(found: Explanation, directory: Path) -> list[Path]:
     """Write explanation.txt and explanation.json; return the paths."""
     return write_result(directory, {"explanation.txt": page(found), "explanation.json": finite(found)})
-
-
-def _lines(said: Said, width: int, indent: str) -> list[str]:
-    if isinstance(said, list):
-        return [f"{indent}{line}".rstrip() for line in said]
-    item = re.match(r"- |\d\. ", said)
-    deeper = indent + " " * (item.end() if item else 0)
-    how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(said, width, initial_indent=indent, subsequent_indent=deeper, **how)
 
 
 def _head(found: Explanation) -> Iterable[Said]:
@@ -78,71 +70,53 @@ def _head(found: Explanation) -> Iterable[Said]:
         yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
 
 
-def _first(cell: Cell, count: int, others: Sequence[Cell]) -> Iterable[Said]:
+def _first(found: Explanation) -> Iterable[Said]:
     """Yield what a reader must know before any number."""
-    where = _where(cell, count)
-    yield from (f"- {where}{each if where else each[0].upper() + each[1:]}." for each in cell.first)
-    for each in others:
-        if each.unsteady and each is not cell:
+    where = _where(found.top, len(found.last))
+    yield from (f"- {where}{each if where else each[0].upper() + each[1:]}." for each in found.top.first)
+    for each in found.cells:
+        if each.unsteady and each is not found.top:
             yield f"- Run {listed(each.unsteady[:3])} was disturbed: nothing is compared with it."
 
 
 def _time(found: Explanation) -> Iterable[Said]:
     yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
-    top = found.top
-    where = _where(top, len(found.last))
-    yield from (f"{where}{text}" for text in (_outside(top), *_stacks(top), *_stalls(top)))
+    yield from (f"{_where(found.top, len(found.last))}{text}" for text in _beside(found.top))
     several = [cell for cell in found.last if cell.workers > 1]
-    for cell in several[:_MAX_SERIES]:
-        yield _where(cell, len(several)) + _communication(cell)
+    yield from (_where(cell, len(several)) + _communication(cell) for cell in several[:_MAX_SERIES])
 
 
-def _outside(cell: Cell) -> str:
-    """Return how much of the training's time is in no step, and the rate with it."""
-    share, outside = cell.outside_share, cell.outside
+def _beside(cell: Cell) -> Iterable[str]:
+    """Yield how much of all time is in no step, and the functions in which no lap covers it."""
+    share, outside, alone = cell.outside_share, cell.outside, cell.outside_alone_s
     if share is None or outside is None:
-        return "Outside of steps: unknown."
-    if share < _LITTLE:
-        return f"Outside of steps: {percent(share)} of the training's time."
-    each = ""
-    if outside.where:
-        alone = cell.outside_alone_s
-        nothing = alone is None or 0.9 < outside.gap_s / alone < 1.1
-        told = [] if alone is None else [f"1 worker: {rounded(alone, 3)} s"]
-        one = f" ({'; '.join([*told, *['more workers do nothing to it'] * nothing])})" if cell.workers > 1 else ""
-        each = f", {rounded(outside.gap_s, 3)} s {outside.where}{one}"
-    rate = "" if cell.whole_samples_per_s is None else f"; with it {rounded(cell.whole_samples_per_s)} samples/s"
-    return f"Outside of steps: {rounded(outside.seconds, 3)} s, {percent(share)} of all time{each}{rate}."
-
-
-def _stacks(cell: Cell) -> Iterable[str]:
-    """Yield in which functions the time is that no lap covers, as shares of all time."""
-    beside = cell.outside_share or 0.0
-    shares = {"outside": beside, "residual": (cell.parts_s["residual"] or 0.0) / cell.step_s * (1 - beside)}
-    for kind, words in (("outside", "outside of steps"), ("residual", "outside all laps")):
+        yield "Outside of steps: unknown."
+    elif share < 0.01:
+        yield f"Outside of steps: {percent(share)} of the training's time."
+    else:
+        each = f", {rounded(outside.gap_s, 3)} s {outside.where}" if outside.where else ""
+        if each and cell.workers > 1:
+            told = [] if alone is None else [f"1 worker: {rounded(alone, 3)} s"]
+            nothing = alone is None or 0.9 < outside.gap_s / alone < 1.1
+            each += f" ({'; '.join([*told, *['more workers do nothing to it'] * nothing])})"
+        yield f"Outside of steps: {rounded(outside.seconds, 3)} s, {percent(share)} of all time{each}."
+    unseen = (cell.parts_s["residual"] or 0.0) / cell.step_s * (1 - (share or 0.0))
+    for kind, words, least in (("outside", "outside of steps", share or 0.0), ("residual", "outside all laps", unseen)):
         if own := [each for each in cell.stacks if each["where"] == kind]:
             parts = ", ".join(f"{100 * each['share']:.0f} in {each['name']}" for each in own[:3])
-            yield f"Of all time {words} {percent(max(shares[kind], own[0]['share']))}, of it {parts}."
-
-
-def _stalls(cell: Cell) -> Iterable[str]:
-    stalls = cell.stalls
-    if stalls is not None and cell.stall_s >= STALLED * cell.step_s:
-        yield (
-            f"{stalls.count:,} of {plural(stalls.of, 'step', ',')} take more than 10 times the median one: they cost "
-            f"{milliseconds(cell.stall_s)} ms of the mean step."
-        )
+            yield f"Of all time {words} {percent(max(least, own[0]['share']))}, of it {parts}."
 
 
 def _one_cell(cell: Cell) -> Iterable[Said]:
-    parts = [(part, value) for part, value in cell.parts_s.items() if value]  # one worker has nobody to wait for
+    parts = {part: value for part, value in cell.parts_s.items() if value}  # one worker has nobody to wait for
     if not parts:
         yield f"A step takes {milliseconds(cell.step_s)} ms. Its parts are unknown: it was recorded without laps."
         return
-    rows = []
-    for part, value in sorted(parts, key=lambda each: -each[1]):
-        share = value / cell.step_s
-        rows.append((_NAMES.get(part, part), milliseconds(value), percent(share), "#" * round(24 * share)))
+    shares = [(part, value, value / cell.step_s) for part, value in sorted(parts.items(), key=lambda each: -each[1])]
+    rows = [
+        (_NAMES.get(part, part), milliseconds(value), percent(share), "#" * round(24 * share))
+        for part, value, share in shares
+    ]
     rows.append(("step", milliseconds(cell.step_s), percent(1.0), ""))
     yield to_lines(table_of(("", "ms", "share", ""), rows, texts=(0, 3)))
 
@@ -155,22 +129,24 @@ def _several_cells(found: Explanation) -> Iterable[Said]:
         cells = tuple(cell for cell in cells if cell in (*first.values(), *found.last))
     series = list(dict.fromkeys(cell.series for cell in cells))
     shown = [part for part in PARTS[:-1] if any(cell.parts_s[part] is not None for cell in cells)]
-    heads = ("workers", "samples/s", "efficiency", "step, ms", *(_HEADS[part] for part in (*shown, "outside")))
+    heads = ("workers", "samples/s", "efficiency", "step, ms", *(p.replace("residual", "unexpl.") for p in shown))
+
+    def share(value: float | None) -> str:
+        return NOTHING if value is None else percent(value)
+
+    def row(cell: Cell) -> tuple[str, ...]:
+        rate = NOTHING if cell.samples_per_s is None else rounded(cell.samples_per_s)
+        parts = (None if (value := cell.parts_s[part]) is None else value / cell.step_s for part in shown)
+        step = milliseconds(cell.step_s)
+        return (f"{cell.workers}", rate, share(cell.efficiency), step, *map(share, (*parts, cell.outside_share)))
+
     groups = tuple(
-        Group(title=each, rows=tuple(_row(cell, shown) for cell in cells if cell.series == each))
+        Group(title=each, rows=tuple(row(cell) for cell in cells if cell.series == each))
         for each in series[: MAX_ROWS // 2]
     )
-    yield to_lines(Table(columns=table_of(heads, (), texts=()).columns, groups=groups))
+    yield to_lines(Table(columns=table_of((*heads, "outside"), (), texts=()).columns, groups=groups))
     if len(series) > len(groups):
         yield f"and {len(series) - len(groups)} series more: --part account"
-
-
-def _row(cell: Cell, parts: Sequence[str]) -> tuple[str, ...]:
-    rate = NOTHING if cell.samples_per_s is None else rounded(cell.samples_per_s)
-    good = NOTHING if cell.efficiency is None else percent(cell.efficiency)
-    shares = (NOTHING if (value := cell.parts_s[part]) is None else percent(value / cell.step_s) for part in parts)
-    outside = NOTHING if cell.outside_share is None else percent(cell.outside_share)
-    return (str(cell.workers), rate, good, milliseconds(cell.step_s), *shares, outside)
 
 
 def _where(each: Cell | Slow, count: int) -> str:
@@ -180,19 +156,14 @@ def _where(each: Cell | Slow, count: int) -> str:
 
 def _communication(cell: Cell) -> str:
     """Return what communication costs a step, as one number, and what of it is waiting."""
-    left_out = ""
-    if cell.left_out_s is not None:
-        left_out = f"{_part(cell.left_out_s, cell.step_s)}, by leaving communication out"
-    if cell.exposed_s is None or cell.waiting_s is None:
-        if left_out:
-            return f"Communication costs {left_out}."
-        known_why = "none" if cell.why_not == NO_EXCHANGE else "unknown"
-        return f"Exposed communication is {known_why}: {cell.why_not}."
-    text = (
-        f"Communication that no computing hides: {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
-        f"rank: {_part(cell.waiting_s, cell.step_s)}{'; no gradients are averaged' * (cell.apart == 'none')}."
-    )
-    return f"{text} Together: {left_out}." if left_out else text
+    left_out = cell.left_out_s and f"{_part(cell.left_out_s, cell.step_s)}, by leaving communication out"
+    if cell.exposed_s is not None and cell.waiting_s is not None:
+        exposed, waiting = (_part(each, cell.step_s) for each in (cell.exposed_s, cell.waiting_s))
+        none = "; no gradients are averaged" * (cell.apart == "none")
+        text = f"Communication that no computing hides: {exposed}; waiting for the last rank: {waiting}{none}."
+        return f"{text} Together: {left_out}." if left_out else text
+    unknown = f"Exposed communication is {'none' if cell.why_not == NO_EXCHANGE else 'unknown'}: {cell.why_not}."
+    return f"Communication costs {left_out}." if left_out else unknown
 
 
 def _part(seconds: Interval, step_s: float) -> str:
@@ -201,9 +172,8 @@ def _part(seconds: Interval, step_s: float) -> str:
 
 def _ms(seconds: Interval) -> str:
     """Return ms with their interval."""
-    if not seconds.known:
-        return milliseconds(seconds.value)
-    return quoted(1e3 * seconds.value, 1e3 * seconds.low, 1e3 * seconds.high)
+    ends = (1e3 * each for each in (seconds.value, seconds.low, seconds.high))
+    return quoted(*ends) if seconds.known else milliseconds(seconds.value)
 
 
 def _slow(found: Explanation) -> Iterable[Said]:
@@ -219,22 +189,15 @@ def _who(slow: Slow) -> str:
     if not slow.ranks and slow.balanced:
         return f"{balance_words(slow.balanced, slow.chance)} No rank is late beyond chance."
     if not slow.ranks:
-        seen = (
-            "" if slow.resolution_s is None else f" (one of {milliseconds(slow.resolution_s)} ms would have been seen)"
-        )
-        waits = ""
-        if slow.waiting_s is not None:
-            share = percent(slow.waiting_s / slow.period_s)
-            waits = f" A rank waits {milliseconds(slow.waiting_s)} ms per step for the last one, {share} of the step."
-        return f"No rank is late beyond chance{seen}.{waits}"
+        seen = slow.resolution_s and f" (one of {milliseconds(slow.resolution_s)} ms would have been seen)"
+        return f"No rank is late beyond chance{seen or ''}."
     words = " ".join(late_words(each, slow.chance) for each in slow.ranks[:3])
     more = f" So are {len(slow.ranks) - 3} more." if len(slow.ranks) > 3 else ""
     runs = "" if slow.looked_at == 1 else f" It is so in {slow.named_in} of {slow.looked_at} runs."
     others = "The other ranks wait" if slow.chance < 0.5 else "The other rank waits"
-    delay = Interval(value=slow.delay_s)
-    if slow.delay_low_s is not None and slow.delay_high_s is not None:
-        delay = Interval(value=slow.delay_s, low=slow.delay_low_s, high=slow.delay_high_s)
-    return f"{words}{more}{runs} {others} for that: {_part(delay, slow.period_s)}."
+    low, high = (float("nan") if each is None else each for each in (slow.delay_low_s, slow.delay_high_s))
+    delay = _part(Interval(value=slow.delay_s, low=low, high=high), slow.period_s)
+    return f"{words}{more}{runs} {others} for that: {delay}."
 
 
 def _growth(found: Explanation) -> Iterable[Said]:
@@ -247,15 +210,14 @@ def _growth(found: Explanation) -> Iterable[Said]:
 
 
 def _grown(growth: Growth) -> str:
-    step = growth.step_s
+    step, parts = growth.step_s, {part: value or 0.0 for part, value in growth.parts_s.items()}
     chance = ", which may be chance" if step.known and not step.excludes(0) else ""
-    known_parts = [(part, value) for part, value in growth.parts_s.items() if value is not None]
-    worth = sorted((each for each in known_parts if abs(each[1]) >= 0.05 * abs(step.value)), key=lambda each: -each[1])
-    of_it = ", ".join(f"{_NAMES.get(part, part)} {signed(milliseconds(value))}" for part, value in worth)
-    return (
-        f"{growth.workers} workers against {growth.base}: {signed(_ms(step))} ms per step{chance}. "
-        f"Of it {of_it or 'no part is known'}."
+    worth = sorted(
+        (part for part in parts if abs(parts[part]) >= 0.05 * abs(step.value)), key=lambda part: -parts[part]
     )
+    of_it = ", ".join(f"{_NAMES.get(part, part)} {signed(milliseconds(parts[part]))}" for part in worth if parts[part])
+    whole = f"{growth.workers} workers against {growth.base}: {signed(_ms(step))} ms per step{chance}"
+    return f"{whole}. Of it {of_it or 'no part is known'}."
 
 
 def _help(found: Explanation) -> Iterable[Said]:
@@ -263,8 +225,7 @@ def _help(found: Explanation) -> Iterable[Said]:
         yield "Nothing stands out: no part but computing takes more than a few per cent of a step."
     for place, each in enumerate(found.help[:_MAX_HELP], 1):
         yield f"{place}. {each.what}{_gain(each)}"
-        if each.command:
-            yield [f"   {each.command}"]
+        yield from [[f"   {each.command}"]] if each.command else []
 
 
 def _gain(each: Help) -> str:
@@ -276,14 +237,13 @@ def _gain(each: Help) -> str:
 
 
 def _rests(found: Explanation) -> Iterable[Said]:
-    steps = f"{found.steps:,}" if found.steps == found.steps_most else f"{found.steps:,} to {found.steps_most:,}"
-    what = "from the scatter of repeats"
-    if all(len(cell.runs) == 1 for cell in found.cells):
-        what = "from the steps of one run each, so that what differs from run to run is not in them"
-    yield f"{steps} steps of each rank after the warm-up; brackets: 95 % intervals {what}."
+    steps = " to ".join(f"{each:,}" for each in sorted({found.steps, found.steps_most}))
+    one = all(len(cell.runs) == 1 for cell in found.cells)
+    what = "the steps of one run each, so that what differs from run to run is not in them" if one else "the repeats"
+    yield f"{steps} steps of each rank after the warm-up; brackets: 95 % intervals from {what}."
     doubts = [each for each in found.doubts if not any(each.endswith(f"{said}.") for said in found.top.first)]
     for doubt in doubts[:_MAX_DOUBTS]:
         text = textwrap.shorten(doubt.rstrip("."), 3 * WIDE - 60, placeholder=" ...")
-        yield f"- {text}{'' if text.endswith('...') else '.'}"
+        yield f"- {text}{'.' * (not text.endswith('...'))}"
     if len(doubts) > _MAX_DOUBTS:
         yield f"- and {plural(len(doubts) - _MAX_DOUBTS, 'doubt')} more: --part account"

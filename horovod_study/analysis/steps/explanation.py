@@ -12,6 +12,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -37,7 +38,7 @@ from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS, Lateness
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
 from horovod_study.roles import Role
-from horovod_study.text.numbers import milliseconds, percent, rounded
+from horovod_study.text.numbers import milliseconds, percent
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
@@ -108,7 +109,7 @@ class Growth:
     step_s: Interval
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Help:
     """Something to do next."""
 
@@ -203,13 +204,13 @@ def explain(
         doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())])),
     )
     names = [*taken, *(str(each) for each in named["run"])]
-    facts = _Facts(found, points, kept, slower)
+    facts = _Facts(found, points, kept)
     alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
-    beside = [*_quicker_series(found, named, turns), *_missing_baseline(found, named, names)]
-    beside += _more_workers(found, named, cells)
+    beside = _beside(found, named, cells, turns, names)
     disturbed: list[Any] = named[named["run"].isin(found.top.unsteady)].to_dict("records")
     over, made = (next((again(row, names) for row in rows), "") for rows in (list[Any](alone), disturbed))
-    return replace(found, help=tuple(_advice(facts, over, made, beside)))
+    slower_s = max(slower[name] for name in found.top.runs)
+    return replace(found, help=tuple(_advice(facts, facts.words(over, made), slower_s, beside)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
@@ -278,17 +279,15 @@ def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     if cell.workers == 1 or (cell.apart in ("processes", "none") and not shared):
         return replace(cell, why_not=NO_EXCHANGE if cell.apart else "one worker communicates with nobody")
     left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
-    blocks = stats.together(left_out) if left_out else None
     parts = [parts_of(run.seen, seed=1 + place) for place, run in enumerate(runs) if run.seen is not None]
     exposed, waiting = (
         over_runs([each[name] for each in parts]) if parts and all(name in each for each in parts) else None
         for name in ("exposed", "skew")
     )
-    why_not = ""
-    if exposed is None and waiting is None:
-        told = [run.why_not_seen for run in runs if run.why_not_seen]
-        hidden = [run.seen.why_no_sync for run in runs if run.seen is not None and run.seen.sync_s is None]
-        why_not = next(iter([*told, *hidden]), INSIDE_BACKWARD)
+    told = [run.why_not_seen for run in runs if run.why_not_seen]
+    told += [run.seen.why_no_sync for run in runs if run.seen is not None and run.seen.sync_s is None]
+    why_not = next(iter(told), INSIDE_BACKWARD) if exposed is None and waiting is None else ""
+    blocks = stats.together(left_out) if left_out else None
     return replace(cell, exposed_s=exposed, waiting_s=waiting, left_out_s=blocks, why_not=why_not)
 
 
@@ -304,325 +303,331 @@ def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd
 
 def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
-    told = [each for each in looked if isinstance(each, Inspection) and each.stragglers.verdict != "unknown"]
+    told = {each.name: each.stragglers for each in looked if isinstance(each, Inspection)}
+    seen = {name: late for name, late in told.items() if late.verdict != "unknown"}
     head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
-    if not told or cell.why_not == NO_EXCHANGE:
+    if not seen or cell.why_not == NO_EXCHANGE:
         unknown = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
-        why_not = NO_EXCHANGE if cell.why_not == NO_EXCHANGE else unknown
-        return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s, why_not=why_not)
+        head["why_not"] = NO_EXCHANGE if cell.why_not == NO_EXCHANGE else unknown
+        return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s)
     # That with the latest rank, else one with a rank that is longer in a lap.
-    seen = {each.name: each.stragglers for each in told}
     name = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
     late = seen[name]
-    slowest = late.slow[:1]
+    head |= {end: stats.finite_or_none(getattr(late, end)) for end in ("delay_low_s", "delay_high_s", "resolution_s")}
     return Slow(
         **head,
         run=name,
-        named_in=sum(bool(slowest) and slowest[0] in each.slow for each in seen.values()),
+        named_in=sum(bool(late.slow) and late.slow[0] in each.slow for each in seen.values()),
         ranks=late.named,
         balanced=late.balanced,
         chance=1 / len(late.ranks),
         period_s=late.period_s,
         delay_s=late.delay_s,
-        delay_low_s=stats.finite_or_none(late.delay_low_s),
-        delay_high_s=stats.finite_or_none(late.delay_high_s),
         waiting_s=None if late.skew_s is None else late.skew_s["mean"],
-        resolution_s=stats.finite_or_none(late.resolution_s),
     )
 
 
 def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], str]:
     """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers."""
-    found = []
-    for cell in _last(cells):
+    found, last = [], _last(cells)
+    for cell in last:
         rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
         whole: dict[Any, Any] = rows.loc["step"].to_dict()
-        kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
         first = next(each for each in cells if each.series == cell.series)
+        kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
         if cell.withheld or cell.unsteady or first.unsteady:
             continue
         if cell.workers > 1 and kind is not None:
-            minus = rows[f"minus_{kind}_s"]
-            low, high = (whole[f"minus_{kind}_{end}_s"] for end in ("low", "high"))
-            step = Interval(value=float(minus["step"]), low=low, high=high)
-            base = "1 worker alone" if kind == "plain" else "1 worker inside the library"
-            parts = {part: stats.finite_or_none(float(minus.get(part, math.nan))) for part in PARTS[:-1]}
-            first = next(each for each in cells if each.series == whole[f"base_{kind}"] and each.workers == 1)
+            value, low, high = (whole[f"minus_{kind}{end}_s"] for end in ("", "_low", "_high"))
+            step, base = Interval(value=value, low=low, high=high), "1 worker alone"
+            base = base if kind == "plain" else "1 worker inside the library"
+            parts = {part: stats.finite_or_none(rows[f"minus_{kind}_s"].get(part, math.nan)) for part in PARTS[:-1]}
         elif first.workers < cell.workers:
             step, base = Interval(value=cell.step_s - first.step_s), f"{first.workers} workers"
             both = {part: (cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]}
             parts = {part: None if a is None or b is None else a - b for part, (a, b) in both.items()}
         else:
             continue
-        how: dict[str, Any] = {"series": cell.series, "base": base, "workers": cell.workers, "parts_s": parts}
-        found.append(Growth(**how, step_s=step))
-    withheld = [f"no speedup: {cell.withheld}" for cell in _last(cells) if cell.withheld and cell.workers > 1]
-    if found or withheld or all(cell.workers == 1 for cell in cells):
-        return found, "" if found else next(iter(withheld), "no run has several workers")
-    if len({cell.workers for cell in cells if cell.series == _last(cells)[-1].series}) > 1:
-        return [], "a run is not steady"
-    return [], "one worker count only, and no run of one worker with the same work beside it"
+        found.append(Growth(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
+    why = next((f"no speedup: {cell.withheld}" for cell in last if cell.withheld and cell.workers > 1), "")
+    if not why and all(cell.workers == 1 for cell in cells):
+        why = "no run has several workers"
+    if not why and len({cell.workers for cell in cells if cell.series == last[-1].series}) > 1:
+        why = "a run is not steady"
+    return found, "" if found else why or "one worker count only, and no run of one worker with the same work beside it"
 
 
-def _doubts(accounting: Accounting, looked: Iterable[Inspection | str], records: Iterable[RecordedRun]) -> list[str]:
-    """Return what a reader must know, each once."""
-    told = [each for each in looked if isinstance(each, Inspection)]
-    doubts = list(filter(None, map(_not_said, accounting.doubts)))
-    doubts += [f"{each.name}: {note}" for each in told for note in each.stragglers.notes]
+def _doubts(
+    accounting: Accounting, looked: Iterable[Inspection | str], records: Iterable[RecordedRun]
+) -> Iterator[str]:
+    """Yield what a reader must know, each once, without what culprits.APART says."""
+    for doubt in accounting.doubts:
+        head, found, rest = doubt.partition(culprits.UNSTEADY)
+        if not any(each in doubt for each in ("different parameters", "no library connects")):
+            yield doubt
+        elif found:
+            yield f"{head.partition(': ')[0]}: {found}{rest}"
+    yield from (f"{e.name}: {note}" for e in looked if isinstance(e, Inspection) for note in e.stragglers.notes)
     seen = {run.run: run.seen.other_cores for run in accounting.runs if run.seen is not None}
     began = {run.name: run.record.effective.get("other_programs_cores") or {} for run in records}
     used = [seen.get(run, max(filter(None, cores.values()), default=0.0)) for run, cores in began.items()]
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
-        runs = f"{len(busy)} of {plural(len(used), 'run')}"
-        doubts.append(f"other programs used up to {max(busy):.1f} cores during {runs}")
-    return doubts
-
-
-def _not_said(doubt: str) -> str:
-    """Return a doubt without what culprits.APART says, "" where nothing is left."""
-    if not any(each in doubt for each in ("different parameters", "no library connects")):
-        return doubt
-    head, found, rest = doubt.partition(culprits.UNSTEADY)
-    return f"{head.partition(': ')[0]}: {found}{rest}" if found else ""
+        yield f"other programs used up to {max(busy):.1f} cores during {len(busy)} of {plural(len(used), 'run')}"
 
 
 # ------------------------------------------------------------------------------------------------- what would help
+
+_SENTENCES = """
+apart:processes | connect the {c.workers} processes (torchrun, and DistributedDataParallel around the model): they train
+    {c.workers} models side by side
+apart:none | let the {c.workers} workers train one model: none averages gradients; wrap the model in
+    DistributedDataParallel, or average the gradients before each update
+apart:parted | keep the parameters of the {c.workers} workers equal: begin with the same, and average all gradients,
+    also of parameters that not every worker uses
+withheld | record the baseline again on a quiet machine, in place of the one that is there: {c.withheld} | {base}
+undivided | divide the data among the ranks (DistributedSampler, or a sampler of your own): {whose}, {passes:.0f} times
+    the work; an epoch is {p[epoch_steps]:.0f} steps on each, and would be {divided}
+threads | compare with a baseline of as many threads: {threads} | {base_threads}
+outside | shorten what is outside of steps: evaluate more rarely, write fewer checkpoints
+outside:several | shorten what is outside of steps: let all ranks share the evaluation, write fewer checkpoints
+stalls:opening | keep the loader's processes over epochs (persistent_workers): the first steps of epochs wait
+stalls | find what stops {stalls}
+tensors | average all gradients in one message, a flat one or that of DistributedDataParallel: the script makes
+    {p[calls]}
+unsteady:made | record {c.unsteady[0]} again on a quiet machine: no advice follows from its times | {again}
+unsteady | record {c.unsteady[0]} again on a quiet machine: no advice follows from its times; where {place} is deleted,
+    running the study makes it again
+late rank | make {late} as quick as the others: {try}; its steps in detail
+    | horovod-study explain {late_run} --part steps
+uneven | make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?
+    | horovod-study doctor
+data | load data while computing: more processes of the loader (num_workers), less work for each sample
+data:ours | load data while computing, with another loader | horovod-study bench loading --batch {p[batch]}
+residual:thread | wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue
+residual:ours | find what is outside all laps | horovod-study explain {run} --part account
+residual:unseen | find what the script does outside all laps, such as making its batches, for which no DataLoader was
+    seen: three lines in it mark its parts (docs/your_script.md)
+residual | find what the script does outside all laps: three lines in it mark its parts (docs/your_script.md)
+denormal | call torch.set_flush_denormal(True) at the start of the script: the update became several times as long over
+    the run, and forward and backward did not, as where moments of Adam fade into denormal numbers
+beside | find out why workers compute more slowly beside each other: cores, memory or clock rates are shared
+    | horovod-study doctor
+communication | communicate less: a larger batch per worker, {less}
+hooks | send gradients while backward computes (hooks), not after it (flat); in a study file, reduction: [flat, hooks]
+hooks:here | send gradients while backward computes (hooks), not after it (flat)
+    | horovod-study run {runtime},reduction=flat {runtime},reduction=hooks {work}
+tune | find the fastest communication settings | horovod-study tune --runtime {runtime} {work}
+ablation | measure communication by leaving it out in some blocks: a run with this option
+    | ... python -m horovod_study.train --measure-ablation {options}
+synchronisation | find out what the communication consists of: transfer, or the library around it
+    | horovod-study explain --measure --runtime {runtime} {work}
+"""
+"""Rule:variant | what to do | what to type; a line that is indented goes on with the one above."""
+_ADVICE = {
+    name.strip(): (what.strip(), "".join(command).strip())
+    for name, what, *command in (line.split("|") for line in _SENTENCES.strip().replace("\n   ", "").split("\n"))
+}
+_TRY = {
+    "data": "look at its data loader, and at the disk that it reads from",
+    "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
+    "": "is its core or GPU shared with other programs, or clocked lower, or does the script do more on it",
+}
+"""For a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
+_LESS = {
+    "ddp": "several batches per update (no_sync), 16 bits (bf16_compress_hook), other buckets (bucket_cap_mb)",
+    "horovod": "several batches per update (backward_passes_per_step), 16 bits (hvd.Compression.fp16)",
+    "FSDP": "parameters kept whole from forward to backward (reshard_after_forward=False), or gathered ahead "
+    "(set_modules_to_forward_prefetch), 16 bits (MixedPrecisionPolicy)",
+    "": "several batches per update, of which only the last averages",
+}
+"""How to communicate less, by library."""
+_FIRST = {"apart": -1, "withheld": -1, "undivided": 0, **dict.fromkeys(("threads", "outside", "stalls", "tensors"), 1)}
+"""Rules that say that numbers are of something else (< 1), or of one cause of many; the others go by their gain."""
+_GAINS = {
+    "undivided": {"kind": "about", "of": "epochs per hour"},
+    "late rank": {"kind": "about"},
+    "threads": {"kind": "at most", "of": "speedup"},
+    "outside": {"kind": "at most", "of": "samples/s of the whole training"},
+}
 
 
 class _Facts:
     """What advice is about: the cell with the most workers, and what belongs to it."""
 
-    def __init__(
-        self, found: Explanation, points: pd.DataFrame, records: Mapping[str, RecordedRun], slower: Mapping[str, float]
-    ) -> None:
+    def __init__(self, found: Explanation, points: pd.DataFrame, records: Mapping[str, RecordedRun]) -> None:
         cell = self.cell = found.top
         self.run = records[cell.runs[0]]
-        effective = self.effective = self.run.record.effective
-        point = _rows_of(points, cell.series, cell.workers, cell.nodes).iloc[0].items()
-        self.point = {f"{name}": value for name, value in point}
+        self.point: dict[str, Any] = _rows_of(points, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()  # type: ignore[assignment]
+        self.flags, self.passes = self.point["flags"].split(), culprits.passes(self.point)
         self.slow = next((each for each in found.slow if each.series == cell.series), None)
-        self.late_run = str((self.run if self.slow is None else records[self.slow.run]).directory)
-        self.late_s: Counter[str] = Counter()  # lap -> what late ranks make of it, which is told of them
-        for each in self.slow.ranks if self.slow is not None else ():
-            self.late_s[each.cause] += each.cause_s / cell.workers  # type: ignore[assignment]
-        grown = next((each.parts_s for each in found.growth if each.series == cell.series), {})
-        # What computing takes more than on one worker alone.
-        self.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
-        self.slower_s = max(slower[name] for name in cell.runs)
+        self.late = self.slow.ranks if self.slow is not None else ()
+        self.late_run = self.run if self.slow is None else records[self.slow.run]
+        effective = self.effective = self.run.record.effective
         self.ours = "steps_per_epoch" in effective  # this package's trainer made it, which commands can start again
-        self.several_hosts = len({rank.get("host") for rank in effective.get("ranks") or ()}) > 1
+        self.here = len({rank.get("host") for rank in effective.get("ranks") or ()}) <= 1
         self.runtime = f"{effective.get('backend')}/{effective.get('transport')}"
         cost = cell.exposed_s or cell.left_out_s
         # What communication of gradients costs a step; NaN where it is not known.
         self.cost_s = math.nan if cost is None or cell.workers == 1 or cell.apart else cost.value
+        grown = next((each.parts_s for each in found.growth if each.series == cell.series), {})
+        # What computing takes more than on one worker alone.
+        self.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
 
     def part(self, lap: str) -> float:
-        """Return the seconds of a lap that neither late ranks nor stalls explain."""
-        stalled = self.cell.stall_s if self.cell.stalls is not None and self.cell.stalls.lap == lap else 0.0
-        return (self.cell.parts_s[lap] or 0.0) - self.late_s.get(lap, 0.0) - stalled
+        """Return the seconds of a lap that neither late ranks nor stalls explain, which are told of them."""
+        late_s = sum(each.cause_s for each in self.late if each.cause == lap) / self.cell.workers
+        stalled_s = self.cell.stall_s if self.cell.stalls is not None and self.cell.stalls.lap == lap else 0.0
+        return (self.cell.parts_s[lap] or 0.0) - late_s - stalled_s
 
-    def worth(self, seconds: float, share: float = WORTH) -> bool:
-        return seconds > share * self.cell.step_s
+    def words(self, base_line: str, again_line: str) -> dict[str, Any]:
+        """Return what sentences and commands name."""
+        cell, point, late, threads = self.cell, self.point, self.late, self.point["rank_threads"]
+        options, stalls, where = shlex.join(_work_of(self.run)), cell.stalls, f" on {late[0].host}" if late else ""
+        words: dict[str, Any] = {"c": cell, "p": point, "runtime": self.runtime, "options": options}
+        words |= {"base": base_line, "base_threads": base_line and f"OMP_NUM_THREADS={threads:.0f} {base_line}"}
+        words |= {"again": again_line, "place": self.run.directory.parent / "".join(cell.unsteady[:1])}
+        words |= {"work": f"--workers {cell.workers} {options}".rstrip(), "passes": self.passes}
+        words |= {"run": shlex.quote(f"{self.run.directory}"), "late_run": shlex.quote(f"{self.late_run.directory}")}
+        if self.passes > 1:
+            words |= {"whose": culprits.whose_data(point), "divided": math.ceil(point["epoch_steps"] / self.passes)}
+        if "threads" in self.flags:
+            words["threads"] = f"{culprits.threads(point)}; {culprits.same_threads(point)}"
+        library = "FSDP" if f"{self.effective.get('model')}".startswith("FSDP") else self.effective.get("backend")
+        words["less"] = _LESS.get(f"{library}", _LESS[""])
+        if late:
+            words["try"] = _TRY.get(late[0].cause, _TRY[""])
+            words["late"] = (
+                f"{f'rank {late[0].rank}' if len(late) == 1 else f'{len(late)} ranks'}{where * bool(late[0].host)}"
+            )
+        if stalls is not None:
+            lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
+            many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
+            words["stalls"] = f"{many} for up to {milliseconds(stalls.longest_s)} ms {lap.get(stalls.lap, '')}"
+        return words
 
-    def work(self, *words: object) -> str:
-        """Return a line to type about runs of the same work."""
-        return _line(*words, "--workers", self.cell.workers, *_work_of(self.run))
 
-    def help(self, name: str, what: str, size: float | Interval = math.nan, command: str = "", **how: str) -> Help:
-        """Return one line of what would help; `size`: seconds of a step, or a gain; NaN where nobody can say; `how`:
-        `kind` and `of`."""
-        gain = size if isinstance(size, Interval) else _gain(size, self.cell.step_s)
-        sized: dict[str, Any] = {} if math.isnan(gain.value) else {"gain": gain, "kind": "at most", **how}
-        return Help(what=what, name=name, command=command, **sized)
-
-
-def _advice(facts: _Facts, base_line: str, again_line: str, beside: Iterable[Help]) -> Iterator[Help]:
+def _advice(facts: _Facts, words: Mapping[str, Any], slower_s: float, beside: Iterable[Help]) -> Iterator[Help]:
     """Yield what the steps with the most workers say, and what runs beside them say; what matters most first."""
-    cell = facts.cell
-    told = [*_of_meaning(facts, base_line), *((2, each) for each in beside)]
-    if cell.unsteady:
-        where = facts.run.directory.parent / cell.unsteady[0]
-        how = "" if again_line else f"; where {where} is deleted, running the study makes it again"
-        what = (
-            f"record {cell.unsteady[0]} again on a quiet machine: no advice follows from the times of a disturbed run"
-        )
-        told.append((2, facts.help("unsteady", f"{what}{how}", command=again_line)))
-    elif not cell.withheld or cell.apart:  # with a speedup that cannot be, the times of one of the two are wrong
-        told += [(2, each) for make in (_of_ranks, _of_parts, _of_communication) for each in make(facts)]
-    yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -_least(pair[1]))))
+    cell, told = facts.cell, [(2, each) for each in beside]
+    # With a speedup that cannot be, the times of one of the two are wrong.
+    useless = cell.unsteady or (cell.withheld and not cell.apart)
+    for variant, size in (*_of_meaning(facts, words["again"]), *(() if useless else _of_times(facts, slower_s))):
+        name = variant.partition(":")[0]
+        what, command = (each.format(**words) for each in _ADVICE.get(variant) or _ADVICE[name])
+        gain = size if isinstance(size, Interval) else _gain(size, cell.step_s)
+        sized: dict[str, Any] = {"gain": gain, "kind": "at most", **_GAINS.get(name, {})}
+        told.append((_FIRST.get(name, 2), Help(what, name, command, **({} if math.isnan(gain.value) else sized))))
+
+    def least(each: Help) -> float:  # a gain that is sure goes before one that is at most that
+        if each.gain is None or math.isfinite(each.gain.low):
+            return -1.0 if each.gain is None else each.gain.low
+        return each.gain.value * (0.5 if each.kind == "at most" else 1.0)
+
+    yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -least(pair[1]))))
 
 
-def _of_meaning(f: _Facts, base_line: str) -> Iterator[tuple[int, Help]]:
-    """Yield what makes the numbers mean something else; -1, 0: they are of something else, 1: one cause of many."""
-    cell, point, passes = f.cell, f.point, culprits.passes(f.point)
+def _of_meaning(f: _Facts, again_line: str) -> Iterator[tuple[str, float | Interval]]:
+    """Yield the rules that apply of those that say what the numbers mean, with s of a step, or a gain; NaN: unknown."""
+    cell, point = f.cell, f.point
     if cell.apart:
-        yield -1, f.help("apart", _TOGETHER[cell.apart].format(workers=cell.workers))
-    elif cell.withheld and "threads" not in point["flags"].split():  # else another baseline is asked for anyway
-        what = f"record the baseline again on a quiet machine, in place of the one that is there: {cell.withheld}"
-        yield -1, f.help("withheld", what, command=base_line)
-    if passes > 1:
-        steps = point["epoch_steps"]
-        what = (
-            f"divide the data among the ranks (DistributedSampler, or a sampler of your own): "
-            f"{culprits.whose_data(point)}, {passes:.0f} times the work; an epoch is {steps:.0f} steps on each, and "
-            f"would be {math.ceil(steps / passes)}"
-        )
-        yield 0, f.help("undivided", what, Interval(value=passes - 1), kind="about", of="epochs per hour")
-    if "threads" in point["flags"].split():
-        own, base = float(point["rank_threads"]), float(point["base_threads"])
-        what = f"compare with a baseline of as many threads: {culprits.threads(point)}; {culprits.same_threads(point)}"
-        more = Interval(value=math.nan if point["base_unsteady"] or cell.withheld else max(0.0, base / own - 1))
-        yield 1, f.help("threads", what, more, base_line and f"OMP_NUM_THREADS={own:.0f} {base_line}", of="speedup")
-    share, outside = cell.outside_share or 0.0, cell.outside
-    if share >= culprits.WORTH and not cell.unsteady:
-        each = "" if outside is None or not outside.where else f", {rounded(outside.gap_s, 3)} s {outside.where}"
-        how = "let all ranks share the evaluation, and write" if cell.workers > 1 else "evaluate more rarely, write"
-        what = f"shorten what is outside of steps, {percent(share)} of the time{each}: {how} fewer checkpoints"
-        yield 1, f.help("outside", what, _gain(share, 1.0), of="samples/s of the whole training")
-    if cell.stalls is not None and not cell.unsteady and f.worth(cell.stall_s, culprits.STALLED):
-        yield 1, f.help("stalls", _stall_words(cell, cell.stalls), cell.stall_s)
-    if "tensors" in point["flags"].split():
-        what = "average all gradients in one message, a flat one or that of DistributedDataParallel: the script makes "
-        what += point["calls"]
-        yield 1, f.help("tensors", what, math.nan if cell.unsteady else f.cost_s)
-
-
-def _stall_words(cell: Cell, stalls: Stalls) -> str:
-    cost = f"they cost {milliseconds(cell.stall_s)} ms of the mean step"
-    if stalls.opening and stalls.lap == "data":
-        return f"keep the loader's processes over epochs (persistent_workers): the first steps of epochs wait, {cost}"
-    where = {"sync": "while all ranks wait", "several": "in several laps"}.get(stalls.lap, CAUSES.get(stalls.lap, ""))
-    many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
-    return f"find what stops {many} for up to {milliseconds(stalls.longest_s)} ms {where}: {cost}"
-
-
-def _of_ranks(f: _Facts) -> Iterator[Help]:
-    """Yield what to do about ranks for which others wait."""
-    slow = f.slow
-    if slow is not None and slow.ranks:
-        gain = _gain(slow.delay_s, slow.period_s)
-        if slow.delay_low_s is not None and slow.delay_high_s is not None:
-            low, high = (_gain(each, slow.period_s).value for each in (slow.delay_low_s, slow.delay_high_s))
-            gain = replace(gain, low=low, high=high)
-        first, count = slow.ranks[0], len(slow.ranks)
-        where = f" on {first.host}" if first.host else ""
-        ranks = f"rank {first.rank}" if count == 1 else f"{count} ranks"
-        what = f"make {ranks}{where} as quick as the others: {_TRY.get(first.cause, _SHARED)}; its steps in detail"
-        yield f.help("late rank", what, gain, _line("explain", f.late_run, "--part", "steps"), kind="about")
-    elif slow is not None and slow.waiting_s is not None and slow.waiting_s > WORTH * slow.period_s:
-        what = "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?"
-        yield f.help("uneven", what, _gain(slow.waiting_s, slow.period_s), _line("doctor"))
-
-
-def _of_parts(f: _Facts) -> Iterator[Help]:
-    """Yield what to do about parts of a step that a worker makes alone."""
-    if f.worth(data_s := f.part("data")):
-        how = ": more processes of the loader (num_workers), less work for each sample"
-        line = _line("bench", "loading", "--batch", f.point["batch"]) if f.ours else ""
-        yield f.help("data", f"load data while computing{', with another loader' if f.ours else how}", data_s, line)
-    if f.worth(residual_s := f.part("residual"), UNEXPLAINED):
-        unseen = ", such as making its batches, for which no DataLoader was seen" * (f.cell.parts_s["data"] is None)
-        what = f"the script does outside all laps{unseen}: three lines in it mark its parts (docs/your_script.md)"
-        what = f"find what {'is outside all laps' if f.ours else what}"
-        if f.cell.loader_thread:
-            what = "wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue"
-        line = _line("explain", f.run.directory, "--part", "account") if f.ours else ""
-        yield f.help("residual", what, residual_s, line)
-    if not f.ours and f.worth(f.slower_s):  # ours flushes denormal numbers to 0
-        what = (
-            "call torch.set_flush_denormal(True) at the start of the script: the update became several times as long "
-            "over the run, and forward and backward did not, as where moments of Adam fade into denormal numbers, with "
-            "which processors compute slowly"
-        )
-        yield f.help("denormal", what, f.slower_s)
-    if f.worth(f.beside_s, UNEXPLAINED):
-        what = "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared"
-        yield f.help("beside", what, f.beside_s, _line("doctor"))
-
-
-def _of_communication(f: _Facts) -> Iterator[Help]:
-    """Yield what to do about communication of gradients, or to find out about it."""
-    cell, effective, cost_s = f.cell, f.effective, f.cost_s
-    if not f.ours:
-        if f.worth(cost_s):
-            yield f.help("communication", _less_communication(effective), cost_s)
+        yield f"apart:{cell.apart}", math.nan
+    elif cell.withheld and "threads" not in f.flags:  # else another baseline is asked for anyway
+        yield "withheld", math.nan
+    if f.passes > 1:
+        yield "undivided", Interval(value=f.passes - 1)
+    if "threads" in f.flags:
+        more = max(0.0, point["base_threads"] / point["rank_threads"] - 1)
+        yield "threads", Interval(value=math.nan if point["base_unsteady"] or cell.withheld else more)
+    if "tensors" in f.flags:
+        yield "tensors", math.nan if cell.unsteady else f.cost_s
+    if cell.unsteady:
+        yield f"unsteady:{'made' * bool(again_line)}", math.nan
         return
-    backward, here = cell.parts_s.get("backward"), not f.several_hosts
-    hidden = cost_s if backward is None else min(cost_s, backward)
-    flat = effective.get("reduction") == "flat" and packaged().options["reduction"].matters(f.runtime)
-    if flat and f.worth(hidden):
-        line = f.work("run", f"{f.runtime},reduction=flat", f"{f.runtime},reduction=hooks") if here else ""
-        more = "" if here else "; in a study file, reduction: [flat, hooks]"
-        yield f.help(
-            "hooks", f"send gradients while backward computes (hooks), not after it (flat){more}", hidden, line
-        )
-    if here and f.worth(cost_s):
-        line = f.work("tune", "--runtime", f.runtime)
-        yield f.help("tune", "find the fastest communication settings", cost_s, line)
-    if cell.workers > 1 and math.isnan(cost_s) and f.run.state == "done":
-        line = f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(f.run))}"
-        what = "measure communication by leaving it out in some blocks: a run with this option"
-        yield f.help("ablation", what, command=line)
-    if here and f.run.synchronisation is None and cost_s >= WORTH * cell.step_s:
-        what = "find out what the communication consists of: transfer, or the library around it"
-        yield f.help("synchronisation", what, command=f.work("explain", "--measure", "--runtime", f.runtime))
+    if (share := cell.outside_share or 0.0) >= culprits.WORTH:
+        yield f"outside:{'several' * (cell.workers > 1)}", _gain(share, 1.0)
+    if (stalls := cell.stalls) is not None and cell.stall_s > culprits.STALLED * cell.step_s:
+        yield f"stalls:{'opening' * (stalls.opening and stalls.lap == 'data')}", cell.stall_s
 
 
-def _less_communication(effective: Mapping[str, Any]) -> str:
-    own = {
-        "ddp": " (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets (bucket_cap_mb)",
-        "horovod": " (backward_passes_per_step), gradients in 16 bits (hvd.Compression.fp16)",
-    }.get(str(effective.get("backend")), "")
-    how = f"several batches per update, of which only the last averages{own}"
-    if str(effective.get("model")).startswith("FSDP"):
-        how = (
-            "parameters kept whole from forward to backward (reshard_after_forward=False), or gathered ahead "
-            "(set_modules_to_forward_prefetch), 16 bits (MixedPrecisionPolicy)"
-        )
-    return f"communicate less: a larger batch per worker, {how}"
+def _of_times(f: _Facts, slower_s: float) -> Iterator[tuple[str, float | Interval]]:
+    """Yield the same of the rules about the parts of a step."""
+    cell, slow, ours, cost_s = f.cell, f.slow, f.ours, f.cost_s
+    waiting_s = (slow.waiting_s if slow else None) or 0.0
+    if slow is not None and f.late:
+        ends = (math.nan if each is None else each for each in (slow.delay_low_s, slow.delay_high_s))
+        low, high = (_gain(each, slow.period_s).value for each in ends)
+        yield "late rank", replace(_gain(slow.delay_s, slow.period_s), low=low, high=high)
+    elif slow is not None and waiting_s > WORTH * slow.period_s:
+        yield "uneven", _gain(waiting_s, slow.period_s)
+    where = "thread" if cell.loader_thread else "ours" if ours else "unseen" if cell.parts_s["data"] is None else ""
+    flat = f.effective.get("reduction") == "flat" and packaged().options["reduction"].matters(f.runtime)
+    backward_s = cell.parts_s.get("backward")
+    sizes = {
+        f"data:{'ours' * ours}": (f.part("data"), WORTH),
+        f"residual:{where}": (f.part("residual"), UNEXPLAINED),
+        "denormal": (0 if ours else slower_s, WORTH),  # ours flushes denormal numbers to 0
+        "beside": (f.beside_s, UNEXPLAINED),
+        "communication": (0 if ours else cost_s, WORTH),
+        f"hooks:{'here' * f.here}": (
+            min(cost_s, cost_s if backward_s is None else backward_s) * (ours and flat),
+            WORTH,
+        ),
+        "tune": (cost_s * (ours and f.here), WORTH),
+    }
+    yield from ((name, seconds) for name, (seconds, share) in sizes.items() if seconds > share * cell.step_s)
+    if ours and cell.workers > 1 and math.isnan(cost_s) and f.run.state == "done":
+        yield "ablation", math.nan
+    if ours and f.here and f.run.synchronisation is None and cost_s >= WORTH * cell.step_s:
+        yield "synchronisation", math.nan
 
 
-_SHARED = (
-    "does the script do more on it than on others, is its core or GPU shared with other programs, or clocked lower?"
-)
-_TRY = {
-    "data": "look at its data loader, and at the disk that it reads from",
-    "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
-}
-"""What to try for a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
-_TOGETHER = {
-    "processes": "connect the {workers} processes (torchrun, and DistributedDataParallel around the model): they train "
-    "{workers} models side by side",
-    "none": "let the {workers} workers train one model: none averages gradients; wrap the model in "
-    "DistributedDataParallel, or average the gradients before each update",
-    "parted": "keep the parameters of the {workers} workers equal: begin with the same, and average all gradients, "
-    "also of parameters that not every worker uses",
-}
-"""By culprits.APART."""
+def _beside(
+    found: Explanation, named: pd.DataFrame, cells: Sequence[Cell], turns: StudyTurns | None, taken: Collection[str]
+) -> Iterator[Help]:
+    """Yield what other runs say: a quicker library within rounds, else over repeats; the one-worker run that those of
+    another script lack; the forecast of twice as many workers.
 
-
-def _least(each: Help) -> float:
-    """Return by what advice is sorted: a gain that is sure goes before one that is at most that."""
-    if each.gain is None:
-        return -1.0
-    if math.isfinite(each.gain.low):
-        return each.gain.low
-    return each.gain.value * (0.5 if each.kind == "at most" else 1.0)
-
-
-def _missing_baseline(found: Explanation, named: pd.DataFrame, taken: Collection[str]) -> Iterable[Help]:
-    """Yield what to type for the one-worker run that the runs of another script lack."""
+    Neither of a disturbed run, nor of workers that train apart; none where the interval holds no gain.
+    """
+    rates = dict(zip(named["run"], named["samples_per_s"], strict=True))
+    last = [each for each in found.last if each.samples_per_s and not each.unsteady]
+    for cell in last:
+        rivals = [each for each in last if each.workers == cell.workers > 1 and not each.apart]
+        best = max(rivals, key=lambda each: each.samples_per_s or 0.0, default=cell)
+        if best.series != cell.series and not cell.apart:
+            rounds = turns.estimate(best.runs, cell.runs) if turns else None
+            sides = ([rates[run] for run in each.runs] for each in (best, cell))
+            ratio = stats.median_ratio(*sides) if rounds is None else rounds.ratio
+            gain = Interval(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)
+            if gain.value > WORTH and not gain.low <= 0:
+                what = f"{best.series} instead of {cell.series}, at {cell.workers} workers"
+                yield Help(what, "quicker", gain=gain, kind="measured")
     cell = found.top
-    runs = _rows_of(named, cell.series, cell.workers, cell.nodes)
-    if not found.why_no_growth or cell.workers == 1 or cell.withheld or runs.iloc[0]["model"] == packaged().model:
+    run: dict[Any, Any] = _rows_of(named, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()
+    if found.why_no_growth and cell.workers > 1 and not cell.withheld and run["model"] != packaged().model:
+        what = "record one worker of the same script beside it: that says what more workers add"
+        if run.get("declared"):
+            notes, line = ["in the study file: baselines: [wrapped]"], ""
+        else:
+            notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=taken)
+        yield Help("; ".join([what, *notes]), "baseline", line)
+    steady = {run for cell in cells if not cell.unsteady for run in cell.runs}
+    with suppress(AnalysisError):
+        points = points_of(named[named["run"].isin(steady)])
+        for cell in (each for each in last if not each.withheld):
+            yield from _twice(cell, points[points["series"] == cell.series])
+
+
+def _twice(cell: Cell, points: pd.DataFrame) -> Iterator[Help]:
+    if points["workers"].nunique() < 3:
         return
-    run = {f"{name}": value for name, value in runs.iloc[0].items()}
-    what = "record one worker of the same script beside it: that says what more workers add"
-    if run.get("declared"):
-        yield Help(name="baseline", what=f"{what}; in the study file: baselines: [wrapped]")
-        return
-    notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=taken)
-    yield Help(name="baseline", what="; ".join([what, *notes]), command=line)
+    with suppress(AnalysisError):
+        ahead = next(iter(predict(points, workers=[2 * cell.workers]).values()))[0]
+        ends = (each / (cell.samples_per_s or math.nan) - 1 for each in (ahead.samples_per_s, ahead.low, ahead.high))
+        gain = Interval(**dict[str, Any](zip(("value", "low", "high"), ends, strict=True)))
+        if gain.low > WORTH:
+            what = f"{2 * cell.workers} workers instead of {cell.workers} ({cell.series})"
+            yield Help(what, "workers", gain=gain, kind="forecast")
 
 
 def _slower_updates(run: RecordedRun) -> float:
@@ -641,59 +646,12 @@ def _slower_updates(run: RecordedRun) -> float:
         if len(update) < 10 * MIN_STEPS or np.isnan(update + computing).any():
             continue
         ends = [round(share * len(update)) for share in (0.7, 0.8, 0.9, 1.0)]
-        late = [slice(first, end) for first, end in pairwise(ends)]
-        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in (slice(10, 60), *late))
-        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in (slice(10, 60), *late))
+        asked = [slice(10, 60), *(slice(*each) for each in pairwise(ends))]
+        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in asked)
+        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in asked)
         if min(late_s) >= 2 * early_s and min(after_s) <= 1.25 * before_s:
             found.append(float(np.mean(update)) - early_s)
     return max(found)
-
-
-def _quicker_series(found: Explanation, named: pd.DataFrame, turns: StudyTurns | None) -> Iterable[Help]:
-    """Yield that another library made more samples per second with as many workers: within rounds, else over repeats.
-
-    Neither of a disturbed run, nor of one worker, nor of workers that train apart; none where the interval holds no
-    gain.
-    """
-    rates = dict(zip(named["run"], named["samples_per_s"], strict=True))
-    last = [each for each in found.last if each.samples_per_s and each.workers > 1]
-    last = [each for each in last if not each.unsteady and not each.apart]
-    for cell in last:
-        rivals = [each for each in last if each.workers == cell.workers and each.series != cell.series]
-        best = max(rivals, key=lambda each: each.samples_per_s or 0.0, default=None)
-        if best is None:
-            continue
-        rounds = turns.estimate(best.runs, cell.runs) if turns else None
-        sides = ([rates[run] for run in each.runs] for each in (best, cell))
-        ratio = stats.median_ratio(*sides) if rounds is None else rounds.ratio
-        gain = Interval(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)
-        if gain.value > WORTH and not gain.low <= 0:
-            what = f"{best.series} instead of {cell.series}, at {cell.workers} workers"
-            yield Help(name="quicker", what=what, gain=gain, kind="measured")
-
-
-def _more_workers(found: Explanation, named: pd.DataFrame, cells: Sequence[Cell]) -> Iterable[Help]:
-    """Yield the forecast of twice as many workers for each series with enough worker counts."""
-    steady = {run for cell in cells if not cell.unsteady for run in cell.runs}
-    try:
-        points = points_of(named[named["run"].isin(steady)])
-    except AnalysisError:
-        return
-    for cell in found.last:
-        rows = points[points["series"] == cell.series]
-        if rows["workers"].nunique() < 3 or not cell.samples_per_s or cell.unsteady or cell.withheld:
-            continue
-        try:
-            forecast = next(iter(predict(rows, workers=[2 * cell.workers]).values()))[0]
-        except AnalysisError:
-            continue
-        more, low, high = (
-            each / cell.samples_per_s - 1 for each in (forecast.samples_per_s, forecast.low, forecast.high)
-        )
-        if low > WORTH:
-            what = f"{2 * cell.workers} workers instead of {cell.workers} ({cell.series})"
-            gain = Interval(value=more, low=low, high=high)
-            yield Help(name="workers", what=what, gain=gain, kind="forecast")
 
 
 def _gain(seconds: float, step_s: float) -> Interval:
@@ -709,7 +667,3 @@ def _work_of(run: RecordedRun) -> Iterator[str]:
             continue
         flag = "--" + name.replace("_", "-")
         yield from [flag if value else f"--no-{flag[2:]}"] if each.kind is bool else [flag, str(value)]
-
-
-def _line(*words: object) -> str:
-    return shlex.join(["horovod-study", *map(str, words)])
