@@ -372,8 +372,6 @@ class Cell:
         content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.to_dict()}
         if self.identity:
             content["identity"] = self.identity
-        if self.arm:
-            content["arm"] = self.arm
         workload, batch = self.config.workload, f"-b{self.config.batch}"
         if workload.identity:
             content["workload"] = workload.identity
