@@ -47,7 +47,7 @@ from horovod_study.studies.progress import say
 from horovod_study.studies.smoke import smoke_test
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.submit import cancel_jobs, submit_cells
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.words import plural
 
 AGAIN = (*ON_RETRY, "pre-empted")
@@ -228,7 +228,7 @@ def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
 class _Runner:
     """Finds out what is to be done of a sweep, says so, and has it done."""
 
-    def __init__(self, sweep: Sweep, options: RunOptions, console: Console | None) -> None:
+    def __init__(self, sweep: StudyCells, options: RunOptions, console: Console | None) -> None:
         self._sweep, self._options, self._console = sweep, options, console or Console()
         self._directory = sweep.directory
         self._sites: dict[Placement, Site] = {}  # where cells that run from here go
