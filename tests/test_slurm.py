@@ -27,7 +27,7 @@ from horovod_study.cluster.slurm import directives, script, slurm_time, submit_e
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.submit import cancel_jobs, check_folder, submit_cells
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.workload.options import StrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -285,7 +285,7 @@ def fake_programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def sweep_in(directory: Path, study: StudyConfig) -> Sweep:
+def sweep_in(directory: Path, study: StudyConfig) -> StudyCells:
     return replace(sweep_of(study, directory), directory=directory)
 
 

@@ -72,7 +72,7 @@ def mixed(tmp_path, study, monkeypatch):
             waiting = [cell.key for cell in cells[6:]]
             return FakeJob("pending", "Priority", job_id="4712") if key in waiting else None
 
-    monkeypatch.setattr(watch, "JobBook", lambda directory: Book())
+    monkeypatch.setattr(ledger, "JobBook", lambda directory: Book())
     (directory / ".jobs").mkdir()
     return partial(watch.study_view, sweep_of(study, tmp_path))
 
@@ -320,7 +320,7 @@ def test_reading_takes_a_small_share_of_a_core(tmp_path, study, monkeypatch):
     monkeypatch.setattr(watch, "now", lambda: next(times))
     days = Days(monkeypatch)
 
-    monkeypatch.setattr(watch, "JobBook", lambda directory: FakeBook(FakeJob("pending")))
+    monkeypatch.setattr(ledger, "JobBook", lambda directory: FakeBook(FakeJob("pending")))
     (tmp_path / study.name / ".jobs").mkdir(parents=True, exist_ok=True)
     follow(study, tmp_path, console())
 

@@ -16,7 +16,7 @@ from horovod_study.measure.clock import now
 from horovod_study.progress import duration
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import rates
 
 
@@ -48,7 +48,7 @@ class Aim:
         self.take(slices)
 
     @classmethod
-    def of(cls, sweep: Sweep, slices: Iterable[TurnSlice] = ()) -> "Aim":
+    def of(cls, sweep: StudyCells, slices: Iterable[TurnSlice] = ()) -> "Aim":
         """Return the aim of a sweep: its wanted ratios, within the hours of its budget."""
         return cls(
             sweep.precision or 0.02,
@@ -59,7 +59,7 @@ class Aim:
             slices=slices,
         )
 
-    def look(self, sweep: Sweep) -> Self:
+    def look(self, sweep: StudyCells) -> Self:
         """Take what all runs of a sweep have come to."""
         slices = read_turns(sweep.directory)
         self.take(slices, runs_alone(sweep, slices))
@@ -176,7 +176,7 @@ class Aim:
         return replace(verdict, estimate=estimate, resolved=resolved, launch_done=True, rounds=0, launches=more)
 
 
-def runs_alone(sweep: Sweep, slices: Iterable[TurnSlice]) -> dict[str, list[float]]:
+def runs_alone(sweep: StudyCells, slices: Iterable[TurnSlice]) -> dict[str, list[float]]:
     """Return {label: rate of each of its runs} of the finished runs that made no slice."""
     alternated = {each.run for each in slices}
     found: dict[str, list[float]] = {}

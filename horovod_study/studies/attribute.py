@@ -20,7 +20,7 @@ from horovod_study.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, re
 from horovod_study.roles import Role, named, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.runner import RunOptions, run_sweep
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.workloads import packaged
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
@@ -88,7 +88,7 @@ def run_experiment(
     cores = available_cores()
     how: dict[str, Any] = {"runtimes": runtimes, "workers": workers or cores, "rounds": rounds, "cores": cores}
     cells = cells_of(given, out.name, **how)
-    sweep = Sweep(
+    sweep = StudyCells(
         name=out.name,
         directory=out,
         cells=tuple(cells),

@@ -59,7 +59,7 @@ from horovod_study.studies.ledger import (
     set_aside,
 )
 from horovod_study.studies.progress import Display, say
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
@@ -89,7 +89,7 @@ class _End(NamedTuple):
 class Grid:
     """Runs cells of `sweep`, and says on `console` how they fare."""
 
-    sweep: Sweep
+    sweep: StudyCells
     console: Console
     stop: Interruption
     places: CellPlaces = field(default_factory=CellPlaces)

@@ -56,7 +56,7 @@ from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.progress import say
 from horovod_study.studies.runner import StudyResult
 from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.words import plural
 from horovod_study.variables import whole_number
 
@@ -148,7 +148,7 @@ class Inside:
         """Return what Slurm says about the job."""
         return _told_by_slurm(self.ask, self.job_id)
 
-    def places(self, sweep: Sweep, grace_s: float) -> CellPlaces:
+    def places(self, sweep: StudyCells, grace_s: float) -> CellPlaces:
         """Return where and how cells are started here."""
         place = lambda cell: site_of(sweep.partition_of(cell), cell.placement, environ=self.environ)  # noqa: E731
         return CellPlaces(launch=self.launch, site_of=place, grace_s=grace_s)
@@ -298,11 +298,11 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
     return StudyResult(ledger=ledger, interrupted=stop.requested)
 
 
-def contents(job: Job, directory: Path, task: int) -> Sweep:
+def contents(job: Job, directory: Path, task: int) -> StudyCells:
     """Return the cells of one task of a job, in their order, with what its folder tells of the study in `directory`."""
     partition, told = partition_of(job.inside["partition"]), job.inside["study"]
     by_key = {values["key"]: values for values in job.inside["cells"]}
-    return Sweep(
+    return StudyCells(
         name=job.study,
         directory=directory,
         cells=tuple(cell_of(by_key[key]) for key in job.tasks[task]),
@@ -312,7 +312,7 @@ def contents(job: Job, directory: Path, task: int) -> Sweep:
     )
 
 
-def unlike(job: Job, sweep: Sweep, inside: Inside) -> str:
+def unlike(job: Job, sweep: StudyCells, inside: Inside) -> str:
     """Return in one line how this place differs from what was asked for at submission, or ""."""
     hosts, (partition,) = hosts_of_allocation(inside.environ), sweep.partitions.values()
     if len(hosts) != job.nodes:

@@ -40,7 +40,7 @@ from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
 from horovod_study.studies.aim import Aim
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -117,7 +117,7 @@ def _runs(count: int, one: str, more: str) -> str:
 class Ledger:
     """Where every cell of a study stands."""
 
-    sweep: Sweep
+    sweep: StudyCells
     entries: tuple[Entry, ...]
     other_code: tuple[_OtherCode, ...] = ()
     reached: str = ""  # the precision that was the aim of the study, where no ratio needs a further run
@@ -429,7 +429,7 @@ def _no_run(directory: Path) -> str:
     return ""
 
 
-def read_ledger(sweep: Sweep, *, jobs: JobBook | None = None) -> Ledger:
+def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
     """Read the state of every cell; a damaged record is a RecordError that names its file."""
     jobs = jobs or JobBook(sweep.directory)
     directory, keys = sweep.directory, {cell.key: cell for cell in sweep.cells}
@@ -470,7 +470,7 @@ def read_ledger(sweep: Sweep, *, jobs: JobBook | None = None) -> Ledger:
     )
 
 
-def _reached(sweep: Sweep, missing: Sequence[Cell]) -> str:
+def _reached(sweep: StudyCells, missing: Sequence[Cell]) -> str:
     """Return the precision that is the aim if it needs none of the `missing` cells; else ""."""
     if sweep.precision is None or not missing or not sweep.directory.is_dir():
         return ""
@@ -536,7 +536,7 @@ class _Cache:
                 write_file(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
 
 
-def _other_code(sweep: Sweep, names: Sequence[str]) -> tuple[_OtherCode, ...]:
+def _other_code(sweep: StudyCells, names: Sequence[str]) -> tuple[_OtherCode, ...]:
     """Return which of the run directories `names` are those of cells with other code or in another environment."""
     left = {name: name.rpartition("-")[0] for name in names}
     known = identity.remembered(sweep.directory)

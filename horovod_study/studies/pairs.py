@@ -34,7 +34,7 @@ from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
 from horovod_study.studies.ledger import Ledger
 from horovod_study.studies.runner import AGAIN, RunOptions, StudyResult, run_sweep
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Policy, apart_because, until_all_have, until_asked_for, worker_mb
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
@@ -45,7 +45,7 @@ _SECONDS, _BLOCKS = {True: 5.0, False: 2.0}, {True: 5, False: 10}
 """Defaults, in turns or not: in turns a block says as much as it has rounds."""
 _SAME_FOR_BOTH = (*SET_BY_COMPARE, "seconds", "steps", "workers")
 
-Design = Generator[Sweep, Ledger, None]
+Design = Generator[StudyCells, Ledger, None]
 """Yields cells that are to be run next, and receives where these stand then."""
 
 
@@ -309,9 +309,9 @@ class Comparison:
         """Which side of a block needs more turns, where no precision is the aim."""
         return until_all_have if self._run.steps is None else until_asked_for
 
-    def _sweep(self, cells: Sequence[Cell]) -> Sweep:
+    def _sweep(self, cells: Sequence[Cell]) -> StudyCells:
         labels = {(cell.arm, cell.placement.workers): cell.label for cell in cells}
-        return Sweep(
+        return StudyCells(
             name=self.directory.name,
             directory=self.directory,
             cells=tuple(cells),

@@ -17,7 +17,7 @@ from horovod_study.roles import Role, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import Ledger
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import alternating
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -221,7 +221,7 @@ def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), r
     )
 
 
-def _least(sweep: Sweep, cells: Sequence[Cell]) -> Sequence[Cell]:
+def _least(sweep: StudyCells, cells: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells that are run at least: where a precision is the aim, those of as many launches as it takes."""
     return [cell for cell in cells if sweep.precision is None or cell.config.repeat < LAUNCHES]
 
@@ -242,7 +242,7 @@ def _place(placement: Placement) -> str:
     return f"{text} ({'+'.join(f'{count}x{times}' if times > 1 else str(count) for count, times in counts)})"
 
 
-def _varied(sweep: Sweep) -> str:
+def _varied(sweep: StudyCells) -> str:
     """Return what is varied beside runtimes and placements."""
     values = {name: dict[str, None]() for name in sweep.varied}
     for cell in sweep.cells:

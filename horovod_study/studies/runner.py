@@ -49,7 +49,7 @@ from horovod_study.studies.progress import say
 from horovod_study.studies.smoke import smoke_test
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.submit import cancel_jobs, submit_cells
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Policy, until_asked_for
 from horovod_study.text.words import plural
 
@@ -117,12 +117,12 @@ def run_study(
     return run_sweep(sweep_of(study, runs_dir), options, console=console)
 
 
-def run_sweep(sweep: Sweep, options: RunOptions, *, console: Console | None = None) -> StudyResult:
+def run_sweep(sweep: StudyCells, options: RunOptions, *, console: Console | None = None) -> StudyResult:
     """Run the cells of `sweep` that are not done, as `run_study` does those of a study."""
     return _Runner(sweep, options, console).run()
 
 
-def show_plan(sweep: Sweep, options: RunOptions, *, console: Console | None = None) -> StudyResult:
+def show_plan(sweep: StudyCells, options: RunOptions, *, console: Console | None = None) -> StudyResult:
     """Print what `run_sweep` would do, with launch lines and what would be submitted. Nothing runs."""
     return _Runner(sweep, options, console).show()
 
@@ -235,7 +235,7 @@ def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
 class _Runner:
     """Finds out what is to be done of a sweep, says so, and has it done."""
 
-    def __init__(self, sweep: Sweep, options: RunOptions, console: Console | None) -> None:
+    def __init__(self, sweep: StudyCells, options: RunOptions, console: Console | None) -> None:
         self._sweep, self._options, self._console = sweep, options, console or Console()
         self._directory = sweep.directory
         self._sites: dict[Placement, Site] = {}  # where cells that run from here go

@@ -29,7 +29,7 @@ from horovod_study.studies.engine import attempt
 from horovod_study.studies.grid import CellPlaces
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.progress import say
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.workloads import Configuration
 
 FOLDER = ".smoke"
@@ -41,7 +41,7 @@ _PASSED = "passed.json"
 
 def smoke_test(
     cells: Sequence[Cell],
-    sweep: Sweep,
+    sweep: StudyCells,
     places: CellPlaces,
     sites: Mapping[Placement, Site],
     *,
@@ -100,7 +100,9 @@ def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:
     )
 
 
-def _refuse_unreachable(cells: Sequence[Cell], sweep: Sweep, sites: Mapping[Placement, Site], console: Console) -> None:
+def _refuse_unreachable(
+    cells: Sequence[Cell], sweep: StudyCells, sites: Mapping[Placement, Site], console: Console
+) -> None:
     """Raise a StudyError when a host does not answer, also one that answered yesterday; launchers take long to say."""
     used = [site for cell in cells if not (site := sites[cell.placement]).allocation]
     hosts = {host.name: host for site in used for host in site.hosts}
@@ -157,7 +159,7 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
     return list(found.values())
 
 
-def _diagnose(hosts: Sequence[Host], cell: Cell, sweep: Sweep, console: Console) -> None:
+def _diagnose(hosts: Sequence[Host], cell: Cell, sweep: StudyCells, console: Console) -> None:
     """Print what `doctor` finds wrong where a cell goes, with the remedies."""
     from horovod_study.cluster.doctor import examine  # a long list of imports that a good day does without
 

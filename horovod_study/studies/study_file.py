@@ -22,7 +22,7 @@ from horovod_study.errors import ConfigError, require_keys
 from horovod_study.roles import Role, check_field, plain
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
 from horovod_study.scripted import scripted
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.words import plural
 from horovod_study.workloads import Configuration, Workload, find_workload
 
@@ -341,9 +341,9 @@ class StudyConfig:
         return str(self.source) if self.source else f"study {self.name}"
 
 
-def sweep_of(study: StudyConfig, runs_dir: Path) -> Sweep:
+def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
     """Return the cells of a study, to be run below `runs_dir`, and what is asked of them."""
-    return Sweep(
+    return StudyCells(
         name=study.name,
         directory=runs_dir / study.name,
         cells=tuple(study.cells()),

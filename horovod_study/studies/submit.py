@@ -33,7 +33,7 @@ from horovod_study.records import facts
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import past_durations
 from horovod_study.studies.progress import say
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.words import plural
 
 _TRIES = 3
@@ -49,7 +49,7 @@ class _Draft(NamedTuple):
 
 
 def submit_cells(
-    sweep: Sweep,
+    sweep: StudyCells,
     cells: Sequence[Cell],
     *,
     console: Console,
@@ -125,7 +125,7 @@ def adopt(book: JobBook, directory: Path, console: Console) -> None:
 
 
 def _drafts(
-    sweep: Sweep,
+    sweep: StudyCells,
     cells: Sequence[Cell],
     planned: Mapping[str, str],
     seconds_of: Callable[[Cell], float],
@@ -173,7 +173,7 @@ def _name(study: str, partition: str, number: int) -> str:
     return f"{slug or 'study'}-{utc_stamp()}-{number:03}-{secrets.token_hex(3)}"
 
 
-def _submit(draft: _Draft, sweep: Sweep, console: Console) -> Job:
+def _submit(draft: _Draft, sweep: StudyCells, console: Console) -> Job:
     """Write the folder of a job completely, give it to sbatch, and note its number."""
     job, directory = draft.job, sweep.directory
     folder = job_folder(directory.resolve(), job.name)

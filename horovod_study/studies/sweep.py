@@ -9,7 +9,7 @@ from horovod_study.config import Cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sweep:
+class StudyCells:
     """Cells in the folder of a study, and what is the same for all of them.
 
     `study_file.sweep_of` makes it of a study's file, the program inside a job of the job's folder.

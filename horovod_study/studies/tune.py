@@ -42,7 +42,7 @@ from horovod_study.studies.halving import (
 from horovod_study.studies.progress import say
 from horovod_study.studies.runner import RunOptions, run_sweep
 from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import SLICE_S, apart_because, rates, workers_that_fit
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workloads import Configuration, Workload
@@ -235,7 +235,7 @@ def base_of(study: StudyConfig) -> Cell:
 class _Heats:
     """Launches heats as cells of a sweep, within the time that there is."""
 
-    sweep: Sweep
+    sweep: StudyCells
     base: Cell
     options: RunOptions
     alone: bool

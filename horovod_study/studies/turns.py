@@ -51,7 +51,7 @@ from horovod_study.roles import Role
 from horovod_study.studies.attempt import Attempt, CellRun, Running, Verdict
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.workloads import Configuration
 
 SLICE_S = (0.25, 0.5)
@@ -100,7 +100,7 @@ class AlternatingCells:
     block: str = ""
 
 
-def _alone_because(sweep: Sweep, cell: Cell, on_this_machine: bool) -> str:
+def _alone_because(sweep: StudyCells, cell: Cell, on_this_machine: bool) -> str:
     """Return why a cell cannot alternate with others, "" where it can."""
     partition = sweep.partition_of(cell)
     if not on_this_machine or partition.scheduler != "local":
@@ -146,7 +146,7 @@ def worker_mb(directory: Path) -> float | None:
 
 
 def groups(
-    sweep: Sweep, cells: Sequence[Cell], here: Callable[[Cell], bool], *, each_mb: float | None = None
+    sweep: StudyCells, cells: Sequence[Cell], here: Callable[[Cell], bool], *, each_mb: float | None = None
 ) -> list[AlternatingCells]:
     """Return how `cells`, in their order, are run: those of a repeat in turns, as many as fit into memory together.
 
@@ -196,14 +196,14 @@ def that_fit(cells: Mapping[str, Cell], room: float) -> list[dict[str, Cell]]:
     return boxes
 
 
-def sees_steps(sweep: Sweep) -> bool:
+def sees_steps(sweep: StudyCells) -> bool:
     """Return whether the cells can wait between steps: of a command, whether a step was ever seen in it."""
     if not any(cell.config.workload.starts_ranks for cell in sweep.cells[:1]):
         return True
     return any(any(sweep.directory.glob(f"{each}/steps-*")) for each in ("*", ".smoke/*"))
 
 
-def alternating(sweep: Sweep, cells: Sequence[Cell]) -> tuple[list[AlternatingCells], dict[str, str]]:
+def alternating(sweep: StudyCells, cells: Sequence[Cell]) -> tuple[list[AlternatingCells], dict[str, str]]:
     """Return the blocks of `cells` that will alternate here, and why the others do not, by key; both empty without."""
     if not sweep.turns:
         return [], {}

@@ -29,7 +29,7 @@ from horovod_study.recording.command import before_the_first_step, noted_steps
 from horovod_study.studies.estimate import Estimate, TimeLeft, together
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
 from horovod_study.studies.progress import say
-from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -67,7 +67,7 @@ def how_far(record: records.RunRecord, at: tuple[int, int, float] | None) -> tup
     return None, f"{steps:,} steps"
 
 
-def study_view(sweep: Sweep, *, height: int) -> View:
+def study_view(sweep: StudyCells, *, height: int) -> View:
     """Return what there is to see of a study now, on a terminal of `height` lines."""
     submitted = (sweep.directory / JOBS).is_dir()
     ledger = read_ledger(sweep)
