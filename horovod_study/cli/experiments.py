@@ -1,7 +1,6 @@
-"""`horovod-study compare`, `tune` and `verify`: experiments with an answer of their own."""
+"""`horovod-study compare` and `tune`: experiments with an answer of their own."""
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def _tune_arguments(parser: Parser) -> None:
 
 
 def tune(options: argparse.Namespace) -> int | Result:
-    """Find the fastest communication settings for this model and machine; print them for a study file."""
+    """Find the fastest communication settings for a model and machine."""
     from horovod_study.report.tune import run_lines, table
     from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.tune import run_tune, tune_request
@@ -46,31 +45,33 @@ def tune(options: argparse.Namespace) -> int | Result:
 
 def _add_workload(parser: Parser) -> None:
     text = "another training than the package's own: a Python file that declares it as WORKLOAD (docs/studies.md)"
-    parser.add_argument("--workload", metavar="FILE.py", help=text)
+    parser.add_argument("--workload", metavar="FILE.py", help=text, more=True)
 
 
 def _compare_arguments(parser: Parser) -> None:
     add = parser.add_argument
     for name in ("a", "b"):
-        text = "RUNTIME[,option=value...], such as horovod/gloo,thread_priority=off; or a YAML file of options with it"
+        text = "RUNTIME[,option=value...], or a YAML file of options with it"
         add(name, metavar=name.upper(), help=text)
     add("--workers", **COUNT, nargs="+", help="worker counts to compare at (default: one per core)")
     add("--blocks", **COUNT, help="blocks per worker count (default 5; with --until, and without turns, 10 at most)")
     add("--until", metavar="P%", help="add blocks until the 95 %% interval of B/A is so narrow to either side: 2%%")
-    add("--no-turns", dest="turns", action="store_false", help="run A and B of a block one after the other in any case")
+    add(
+        "--no-turns",
+        dest="turns",
+        action="store_false",
+        help="run A and B of a block in any case one after the other",
+        more=True,
+    )
     add("--out", **DIR, default=Path("compare"), help="receives runs and result (default compare)")
     add("--json", **FLAG, help="print one line of JSON")
     _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_COMPARE)
-    parser.epilog = (
-        "A and B of a block are started together, train in turns and make the same number of steps: --steps, or what "
-        "both take about --seconds (default 5, without turns 2) for. The same command goes on after Ctrl-C. See "
-        "docs/compare.md."
-    )
+    parser.epilog = "A and B make the same number of steps: --steps, or --seconds (default 5) of them. docs/compare.md"
 
 
 def compare(options: argparse.Namespace) -> Result:
-    """Compare two configurations fairly: interleaved in blocks, equal work proven, with an interval and a verdict."""
+    """Compare two configurations fairly, with an interval and a verdict."""
     from horovod_study.analysis.compare.comparison import compare as compare_blocks
     from horovod_study.analysis.compare.comparison import too_few
     from horovod_study.progress import say
@@ -98,61 +99,4 @@ def compare(options: argparse.Namespace) -> Result:
     )
 
 
-def _verify_arguments(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--workers", **COUNT, nargs="+", default=[2], help="worker counts (default 2)")
-    add("--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all that are available)")
-    for name, usual, text in (
-        ("reduction", ["flat", "hooks"], "how gradients are averaged"),
-        ("dtype", ["float32", "float64"], "precision"),
-        ("optimizer", ["adam", "sgd"], "update rule"),
-    ):
-        add(f"--{name}", nargs="+", default=usual, metavar="NAME", help=f"{text}: {', '.join(usual)} (default: both)")
-    add("--steps", **COUNT, default=10, help="steps of each training run (default 10)")
-    add("--batch", **COUNT, default=300, help="curves of a step, of all workers together (default 300)")
-    add("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
-    add("--seed", **COUNT, default=1, help="of parameters and data order (default 1)")
-    add("--lr-scaling", default="none", metavar="NAME", help="none, linear or sqrt, as for train (default none)")
-    scaling = "none, fixed or standard, as for train (default standard: rounding is amplified least)"
-    add("--input-scaling", default="standard", metavar="NAME", help=scaling)
-    kernels = "of the parallel runs: torch, or native with --dtype float32 --reduction flat (default torch)"
-    add("--kernels", default="torch", metavar="NAME", help=kernels)
-    broken = "do it wrong on purpose, and fail: sum of gradients, shard shifted by a curve, lr, start of one rank"
-    add("--break", dest="broken", metavar="HOW", help=broken)
-    add("--out", **DIR, help="receives verify.txt, verify.json, verify.csv and logs")
-    add("--json", **FLAG, help="print one line of JSON instead of the tables")
-
-
-def verify(options: argparse.Namespace) -> int:
-    """Prove that parallel training equals sequential training: the relative error of every weight and bias."""
-    from horovod_study.progress import say
-    from horovod_study.records import finite
-    from horovod_study.report.equality import text, write
-    from horovod_study.studies.verify import Question
-    from horovod_study.studies.verify import verify as prove
-
-    question = Question(
-        runtimes=options.runtime and tuple(options.runtime),
-        workers=tuple(options.workers),
-        reductions=tuple(options.reduction),
-        dtypes=tuple(options.dtype),
-        optimizers=tuple(options.optimizer),
-        dataset=options.dataset,
-        lr_scaling=options.lr_scaling,
-        input_scaling=options.input_scaling,
-        kernels=options.kernels,
-        **given(options, "steps", "batch", "seed", "broken"),
-    )
-    result = finite(prove(question, options.out))
-    paths = write(result, options.out) if options.out else []
-    print(json.dumps(result, allow_nan=False) if options.json else text(result))
-    for path in paths:
-        say(f"wrote {path}")
-    return 0 if result["passed"] else 1
-
-
-VERBS = (
-    Verb("compare", compare, _compare_arguments),
-    Verb("tune", tune, _tune_arguments),
-    Verb("verify", verify, _verify_arguments),
-)
+VERBS = (Verb("compare", compare, _compare_arguments), Verb("tune", tune, _tune_arguments))

@@ -14,7 +14,6 @@ from horovod_study.cli.verbs import (
     add_figure_arguments,
     figure_look,
     given,
-    readable_runs,
     runs_folder,
     say_left_out,
 )
@@ -25,47 +24,28 @@ from horovod_study.workloads import packaged
 
 def _explain_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add(
-        "places",
-        type=Path,
-        nargs="*",
-        metavar="RUN|STUDY",
-        help="run directories, folders of them, a study file; or traces of torch.profiler, one a rank; or what NCCL "
-        "Inspector wrote",
-    )
-    add("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
+    places = "run directories, folders of them, a study file; or traces of torch.profiler, or of NCCL Inspector"
+    add("places", type=Path, nargs="*", metavar="RUN|STUDY", help=places)
+    add("--part", choices=PARTS, help="one view in detail")
+    add("--measure", **FLAG, help="make short runs here that say what a synchronisation is")
     add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
-    add(
-        "--max-residual",
-        metavar="PERCENT",
-        help="of --part account: end with exit code 1 where more than so much is unexplained, such as 5%%: of a rank's "
-        "step, or of what more workers add to it",
-    )
-    add_figure_arguments(parser)
+    residual = "of --part account: end with 1 where more than so much is unexplained, such as 5%%: of a rank's step, "
+    residual += "or of what more workers add to it"
+    add("--max-residual", metavar="PERCENT", help=residual, more=True)
     add("--json", **FLAG, help="print one line of JSON")
-    measuring = parser.add_argument_group("measuring what no recorded run tells")
-    measuring.add_argument(
-        "--measure",
-        **FLAG,
-        help="make an experiment of short runs here, which says what a synchronisation consists of (--part sync)",
-    )
-    measuring.add_argument(
-        "--runtime", nargs="+", metavar="NAME", help="how workers communicate (default: those usual here)"
-    )
-    measuring.add_argument("--workers", **COUNT, help="workers (default: one per core)")
-    measuring.add_argument("--rounds", **COUNT, help="launches of all arms (default 5)")
-    measuring.add_argument(
-        "--no-turns",
-        **FLAG,
-        default=None,
-        help="run the arms one after the other, also where they could train in turns",
-    )
+    add_figure_arguments(parser)
+    runtime = "with --measure: how workers communicate (default: those usual here)"
+    add("--runtime", nargs="+", metavar="NAME", help=runtime, more=True)
+    add("--workers", **COUNT, help="with --measure: workers (default: one per core)", more=True)
+    add("--rounds", **COUNT, help="with --measure: launches of all arms (default 5)", more=True)
+    turns = "with --measure: run the arms one after the other, also where they could train in turns"
+    add("--no-turns", **FLAG, default=None, help=turns, more=True)
     add_run_options(parser, hidden=packaged().options)
     parser.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
 
 
 def explain(options: argparse.Namespace) -> Result:
-    """Explain a run or a study: where the time goes, who is slow, what more workers add, and what would help."""
+    """Explain a run or a study: where the time goes, who is slow."""
     from horovod_study.analysis.steps.traces import inspector_paths, trace_paths
 
     _refuse_idle_options(options)
@@ -86,7 +66,7 @@ def _traces(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
     from horovod_study.report.traces import rank_lines
 
     found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in paths])
-    return _foreign(options, "rank_traces", found, rank_lines(found))
+    return _foreign(options.out, "rank_traces", found, rank_lines(found))
 
 
 def _inspector(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
@@ -97,19 +77,16 @@ def _inspector(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
     found = traces.inspect({str(path.resolve()): traces.inspector_lines(path) for path in paths})
     table = all_reduces(found["sizes"]) if found["timing"] == traces.KERNEL else ""
     more = {"all_reduce.txt": table} if table else {}
-    return _foreign(options, "nccl_inspector", found, inspector_lines(found), more)
+    return _foreign(options.out, "nccl_inspector", found, inspector_lines(found), **more)
 
 
-def _foreign(
-    options: argparse.Namespace, name: str, found: Mapping[str, Any], lines: list[str], more: Mapping[str, str] = {}
-) -> Result:
+def _foreign(out: Path | None, name: str, found: Mapping[str, Any], lines: list[str], **more: str) -> Result:
     """Return what files of others say, with --out also as NAME.txt and NAME.json, and `more` files."""
     from horovod_study.records import finite
     from horovod_study.report.kit.files import write_result
 
     document = finite(found)
-    contents = {f"{name}.txt": lines, f"{name}.json": document, **more}
-    files = write_result(options.out, contents) if options.out else None
+    files = write_result(out, {f"{name}.txt": lines, f"{name}.json": document, **more}) if out else None
     return Result(document=document, lines=lines, files=files, doubts=found["doubts"])
 
 
@@ -231,7 +208,10 @@ def _sync(options: argparse.Namespace) -> Result:
             **given(options, "workers", "rounds"),
         )
     else:
-        directories = [directory for root in options.places for directory in readable_runs(root)]
+        left_out: dict[str, str] = {}
+        found_in = (records.readable_runs(root, left_out=left_out) for root in options.places)
+        directories = [directory for found in found_in for directory, _ in found]
+        say_left_out(left_out)
     folders = {directory.resolve().parent for directory in directories}
     slices = {folder: records.read_turns(folder) for folder in folders}
     seen = []

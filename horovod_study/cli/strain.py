@@ -119,13 +119,9 @@ def _import_arguments(parser: Parser) -> None:
     add("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
     add("--out", **DIR, required=True, help="the data set's directory to make")
     add("--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them")
-    add(
-        "--target-bounds",
-        type=float,
-        nargs=4,
-        metavar=("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH"),
-        help="what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)",
-    )
+    bounds = "what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)"
+    low_high = ("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH")
+    add("--target-bounds", type=float, nargs=4, metavar=low_high, help=bounds, more=True)
     add_read_options(parser)
     add("--json", **FLAG, help="print one line of JSON")
 
@@ -263,7 +259,7 @@ def _learning_curve(options: argparse.Namespace) -> int:
 VERBS = (
     Verb(
         "strain",
-        summary="The package's own training: its data, one run, and what was learned",
+        summary="The package's own training: data, runs, search",
         verbs=(
             Verb(
                 "data",
@@ -277,7 +273,7 @@ VERBS = (
             Verb(
                 "train",
                 add_arguments=add_train_options,
-                summary="Train one run; the same as python -m horovod_study.train",
+                summary="Train one run: python -m horovod_study.train",
             ),
             Verb("search", search, _search_arguments),
             Verb("lr-range", lr_range, _lr_range_arguments),
