@@ -47,7 +47,9 @@ class Parser(argparse.ArgumentParser):
             groups = [each for each in groups if {*each[1]} & {*placed}]
             groups += [("options", [each for each in options if each not in idle])]
         formatter = self._get_formatter()
-        usage = " ".join([self.prog, *map(_positional, placed), "[options]"])
+        command = [each for each in placed if each.nargs == argparse.REMAINDER]  # what follows it is the command's own
+        first = [_positional(each) for each in placed if each not in command]
+        usage = " ".join([self.prog, *first, "[options]", *map(_positional, command)])
         formatter.add_usage(usage, self._actions, ())
         formatter.add_text(self.description)
         for title, actions in groups:
@@ -171,7 +173,7 @@ def require_workers(verb: str, workers: int, cores: int, *, least: int = 1, thre
         )
 
 
-_ON_ONE_SCREEN = ("dataset", "batch", "seconds", "steps", "lr", "backend")
+_ON_ONE_SCREEN = ("dataset", "batch", "epochs", "seconds", "steps", "lr")
 """Options of the package's own training that its help shows first."""
 
 

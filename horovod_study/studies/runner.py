@@ -388,14 +388,14 @@ def _ask_first(plan: Plan, console: Console) -> None:
     if not told:
         return
     if not (sys.stdin.isatty() and console.is_terminal):
-        raise StudyError(f"{told}; give --yes to run it all the same, or shrink the study (`plan` shows it)")
+        raise StudyError(f"{told}; give --yes to run it all the same, or shrink the study (`run --plan` shows it)")
     console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
     try:
         answer = console.input()
     except EOFError:
         answer = ""
     if answer.strip().lower() not in ("y", "yes"):
-        raise StudyError("nothing was started; shrink the study (`plan` shows it), or raise its budget")
+        raise StudyError("nothing was started; shrink the study (`run --plan` shows it), or raise its budget")
 
 
 def _wait(study: StudyConfig, runs_dir: Path, stop: Interruption, console: Console) -> None:
