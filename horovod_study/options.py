@@ -173,10 +173,6 @@ def require_workers(verb: str, workers: int, cores: int, *, least: int = 1, thre
         )
 
 
-_ON_ONE_SCREEN = ("dataset", "batch", "epochs", "seconds", "steps", "lr")
-"""Options of the package's own training that its help shows first."""
-
-
 def add_run_options(parser: Parser, *, hidden: Collection[str] = (), shown: Collection[str] = ()) -> None:
     """Declare each option of the package's own workload, under its heading; all but `shown` are for --help-all.
 
@@ -191,7 +187,7 @@ def add_run_options(parser: Parser, *, hidden: Collection[str] = (), shown: Coll
 
 def add_train_options(parser: Parser) -> None:
     """Declare the options of `train`: those of a run, and where to write."""
-    add_run_options(parser, shown=_ON_ONE_SCREEN)
+    add_run_options(parser, shown=(*named(OPTIONS, Role.DATA), *_BUDGETS, "batch", "lr"))
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
     add("--out", type=Path, metavar="DIR", help="the run directory (default: below runs/)")

@@ -189,7 +189,8 @@ def equality(options: argparse.Namespace) -> int:
         runtimes=options.runtime and tuple(options.runtime),
         **{f"{name}s": tuple(getattr(options, name)) for name in ("reduction", "dtype", "optimizer")},
         workers=tuple(options.workers),
-        **given(options, "dataset", "lr_scaling", "input_scaling", "kernels", "steps", "batch", "seed", "broken"),
+        **given(options, "dataset", "lr_scaling", "input_scaling"),
+        **given(options, "kernels", "steps", "batch", "seed", "broken"),
     )
     result = finite(prove(question, options.out))
     paths = write(result, options.out) if options.out else []

@@ -1,7 +1,7 @@
 """`horovod-study explain`: where the time of recorded steps goes, on one page or, with --part, one view in detail."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,86 +46,16 @@ def _explain_arguments(parser: Parser) -> None:
 
 def explain(options: argparse.Namespace) -> Result:
     """Explain a run or a study: where the time goes, who is slow."""
-    from horovod_study.analysis.steps.traces import inspector_paths, trace_paths
+    from horovod_study.report.explanation import explained
+    from horovod_study.report.traces import foreign
 
     _refuse_idle_options(options)
-    for find, answer in ((trace_paths, _traces), (inspector_paths, _inspector)) if options.part is None else ():
-        paths = {place: find(place) for place in options.places}
-        if any(paths.values()):
-            if other := [str(place) for place, own in paths.items() if not own]:
-                raise ConfigError(f"explain: {other[0]} is of another kind than the others; name one kind")
-            return answer(options, [path for own in paths.values() for path in own])
+    told = foreign(options.places, options.out) if options.part is None else None
+    if told is not None:
+        return Result(**told)
     options.places = [runs_folder(place) for place in options.places]
     part = "sync" if options.measure else options.part
-    return _page(options) if part is None else PARTS[part](options)
-
-
-def _traces(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
-    """Traces of torch.profiler, one of each rank: laps, communication that computing does not cover, who is late."""
-    from horovod_study.analysis.steps import traces
-    from horovod_study.report.traces import rank_lines
-
-    found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in paths])
-    return _foreign(options.out, "rank_traces", found, rank_lines(found))
-
-
-def _inspector(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
-    """Records of NCCL Inspector: collectives by size, and who comes last."""
-    from horovod_study.analysis.steps import traces
-    from horovod_study.report.traces import all_reduces, inspector_lines
-
-    found = traces.inspect({str(path.resolve()): traces.inspector_lines(path) for path in paths})
-    table = all_reduces(found["sizes"]) if found["timing"] == traces.KERNEL else ""
-    more = {"all_reduce.txt": table} if table else {}
-    return _foreign(options.out, "nccl_inspector", found, inspector_lines(found), **more)
-
-
-def _foreign(out: Path | None, name: str, found: Mapping[str, Any], lines: list[str], **more: str) -> Result:
-    """Return what files of others say, with --out also as NAME.txt and NAME.json, and `more` files."""
-    from horovod_study.records import finite
-    from horovod_study.report.kit.files import write_result
-
-    document = finite(found)
-    files = write_result(out, {f"{name}.txt": lines, f"{name}.json": document, **more}) if out else None
-    return Result(document=document, lines=lines, files=files, doubts=found["doubts"])
-
-
-def _page(options: argparse.Namespace) -> Result:
-    """All of it on one page, the most important first."""
-    import shutil
-
-    from horovod_study import records
-    from horovod_study.analysis.series.turns import study_turns
-    from horovod_study.analysis.steps.explanation import explain as explain_runs
-    from horovod_study.report.commands import command_lines, command_rows
-    from horovod_study.report.explanation import WIDE, page, write_explanation
-    from horovod_study.report.kit.files import write_result
-
-    turns = study_turns(options.places[0]) if len(options.places) == 1 else None
-    left_out: dict[str, str] = {}
-    beside = records.runs_beside(options.places[0]) if len(options.places) == 1 else {}
-    about, *others = beside or [""]
-    if others:
-        parent = options.places[0].resolve().parent
-        table, runs = records.recorded_runs([parent], [name for name, alike in beside.items() if alike])
-    else:
-        table, runs = records.recorded_runs(options.places, left_out=left_out)
-    say_left_out(left_out)
-    commands = table["backend"] == records.COMMAND
-    if commands.any():
-        lines, rows = command_lines(table), command_rows(table)
-        if commands.all():
-            files = write_result(options.out, {"explanation.txt": lines}) if options.out else []
-            return Result(document={"commands": rows}, lines=lines, files=files)
-        say_left_out(dict.fromkeys(table.loc[commands, "run"], "no step was seen"))
-    seen = table[~commands].reset_index(drop=True)
-    trained = (run for run in runs if not records.is_command(run.record))
-    found = explain_runs(seen, trained, turns, about=about if others else "", taken=list(beside))
-    return Result(
-        document=records.finite(found),
-        lines=page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns)),
-        files=write_explanation(found, options.out) if options.out else [],
-    )
+    return Result(**explained(options.places, options.out)) if part is None else PARTS[part](options)
 
 
 _TAKEN_BY: Mapping[str, tuple[str, ...]] = {  # options that only these parts take
