@@ -55,8 +55,8 @@ class Parser(argparse.ArgumentParser):
         for title, actions in groups:
             formatter.start_section(title)
             for each in actions:
-                verbs = isinstance(each, argparse._SubParsersAction)
-                formatter.add_arguments(each._get_subactions() if verbs else [each])
+                verbs: Any = getattr(each, "_get_subactions", None)
+                formatter.add_arguments([each] if verbs is None else verbs())
             formatter.end_section()
         formatter.add_text(self.epilog)
         return formatter.format_help()

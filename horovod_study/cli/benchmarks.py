@@ -187,8 +187,10 @@ def equality(options: argparse.Namespace) -> int:
 
     question = Question(
         runtimes=options.runtime and tuple(options.runtime),
-        **{f"{name}s": tuple(getattr(options, name)) for name in ("reduction", "dtype", "optimizer")},
         workers=tuple(options.workers),
+        reductions=tuple(options.reduction),
+        dtypes=tuple(options.dtype),
+        optimizers=tuple(options.optimizer),
         **given(options, "dataset", "lr_scaling", "input_scaling"),
         **given(options, "kernels", "steps", "batch", "seed", "broken"),
     )
