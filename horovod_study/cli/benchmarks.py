@@ -191,7 +191,9 @@ def equality(options: argparse.Namespace) -> int:
         reductions=tuple(options.reduction),
         dtypes=tuple(options.dtype),
         optimizers=tuple(options.optimizer),
-        **given(options, "dataset", "lr_scaling", "input_scaling"),
+        dataset=options.dataset,
+        lr_scaling=options.lr_scaling,
+        input_scaling=options.input_scaling,
         **given(options, "kernels", "steps", "batch", "seed", "broken"),
     )
     result = finite(prove(question, options.out))
