@@ -60,7 +60,7 @@ def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> Non
         )
     )
 
-    assert "--momentum X" in said(copy, "-m", "horovod_study.cli", "strain", "train", "--help")
+    assert "--momentum X" in said(copy, "-m", "horovod_study.cli", "strain", "train", "--help-all")
     names = [each["name"] for each in cells(copy, {"workers": [1], "runtime": "serial", "momentum": [0.5, 0.9]})]
     assert {"momentum 0.5" in name for name in map(str, names)} == {True, False}
     program = """

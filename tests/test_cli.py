@@ -302,7 +302,7 @@ def test_help_imports_no_large_package() -> None:
 
 def test_train_has_the_same_options_as_the_program_that_trains() -> None:
     def options(words: list[str]) -> set[str]:
-        ended = subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=True)
+        ended = subprocess.run([sys.executable, *words, "--help-all"], capture_output=True, text=True, check=True)
         return set(re.findall(r"(?<![\w-])--[a-z-]+", ended.stdout.partition("Exit codes")[0]))
 
     assert options(["-m", "horovod_study.cli", "strain", "train"]) == options(["-m", "horovod_study.train"])
