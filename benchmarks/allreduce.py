@@ -2,8 +2,7 @@
 
 benchmarks/published/allreduce/ has times of all-reduces that others measured: GPUs of several makes, NCCL and MPI,
 InfiniBand, Slingshot, Ethernet and TCP. Of each series the two smallest node counts calibrate a network as
-`horovod-study simulate --bench` does; all larger ones are simulated and compared, and nothing is fitted to them. Beside
-it
+`predict --simulate --bench` does; all larger ones are simulated and compared, and nothing is fitted to them. Beside it
 
     left out      the constants of analysis/simulate/allreduce.py chosen from GRID with all other machines, and this one
                   simulated with them: what a machine that nobody has seen would get

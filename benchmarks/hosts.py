@@ -2,7 +2,7 @@
 
 Two hosts in namespaces of their own, with an ssh server each and a link of 1 Gbit/s between them (tests/two_hosts.py),
 run a study as a user would: two workers on one host against one on each, over three runtimes. The tables and the figure
-of the report go to benchmarks/results/hosts/, with what `plan`, `run` and `status` printed.
+of the report go to benchmarks/results/hosts/, with what the plan, `run` and `status` printed.
 """
 
 import argparse
@@ -64,12 +64,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, TwoHosts() as hosts:
         folder = Path(name)
         write_study(folder, seconds=options.seconds, repeats=options.repeats, dataset=options.dataset)
-        for verb in ("plan", "run", "status"):
-            said.append(f"$ horovod-study {verb} hosts.yaml\n")
+        for words in (["run", "hosts.yaml", "--plan"], ["run", "hosts.yaml"], ["status", "hosts.yaml"]):
+            said.append(f"$ horovod-study {' '.join(words)}\n")
             print(said[-1], end="", flush=True)
             with hosts.popen(
                 "node1",
-                [program, verb, "hosts.yaml"],
+                [program, *words],
                 cwd=folder,
                 environment=environment,
                 stdin=subprocess.DEVNULL,

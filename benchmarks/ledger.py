@@ -1,6 +1,6 @@
 """`make bench BENCH=ledger`: how long a study of 10,000 cells takes to plan, and to see where it stands.
 
-    plan           `horovod-study plan` before anything was run: the file is read, the cells are made, the order and the
+    plan           `run --plan` before anything was run: the file is read, the cells are made, the order and the
                    time are worked out
     status         `horovod-study status` when all cells are done, everything read for the first time
     status again   the same command after that: what was read of finished cells is in .ledger.json
@@ -106,7 +106,7 @@ def measure(cells: int, rounds: int, folder: Path) -> dict[str, Any]:
     file.write_text(study_text(cells))
     study = load_study(file)
     program = [sys.executable, "-m", "horovod_study.cli"]
-    plan = [*program, "plan", str(file), "--runs", str(folder / "empty")]
+    plan = [*program, "run", "--plan", str(file), "--runs", str(folder / "empty")]
     status = [*program, "status", str(file), "--runs", str(folder / "runs")]
     say(f"making {len(study.cells())} run directories")
     fake_runs(study.cells(), folder / "runs" / study.name)

@@ -7,7 +7,7 @@ accelerator changes along a series and is told. What the simulator must know of 
     scatter   standard deviation of the computing of one sample; of a batch of B samples it is 1 / sqrt(B) of that
     exposed   share of the step that is all-reduce, half of it latency, at the larger known count
 
-Each of the three has a prior (PRIOR), the two known steps weigh its values, and `simulate` is run at DRAWS of what is
+Each of the three has a prior (PRIOR), the two known steps weigh its values, and it is run at DRAWS of what is
 left. The interval is that of these runs together with ERROR. The prior is one for all; left out: its middle is chosen
 from MIDDLES with all other submitters, so that no series is simulated with constants that its own submitter chose.
 Beside it, the straight line through the two steps against the batch. A batch below one is a sample that several

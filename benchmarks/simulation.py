@@ -1,4 +1,4 @@
-"""`make bench BENCH=simulation`: how near `horovod-study simulate` comes to measured steps, and how long it takes.
+"""`make bench BENCH=simulation`: how near `predict --simulate` comes to measured steps, and how long it takes.
 
 Two workers are forecast from measurements of their parts, none of which has two workers that train together:
 
@@ -198,7 +198,8 @@ def speed(repeats: int) -> list[dict[str, Any]]:
         ("strong, baseline", ["--scaling", "strong", "--global-batch", "1000000"]),
         ("weak, baseline and 7 what-ifs", ["--scaling", "weak", "--what-if", *asked]),
     ):
-        command = [str(BIN / "horovod-study"), "simulate", *given, "--workers", *counts, *options, "--json"]
+        verb = [str(BIN / "horovod-study"), "predict", "--simulate"]
+        command = [*verb, *given, "--workers", *counts, *options, "--json"]
         seconds = []
         for _ in range(repeats):
             began = now()
@@ -234,7 +235,7 @@ def table(cases: Sequence[Mapping[str, Any]], speeds: Sequence[Mapping[str, Any]
         names = ("measured_compute_ms", "predicted_compute_ms", "measured_sync_ms", "predicted_sync_ms")
         lines.append(f"| {case['case']} | " + " | ".join(f"{case[name]:.3f}" for name in names) + " |")
     if speeds:
-        lines += ["", "| `horovod-study simulate` | worker counts | seconds, median | all |", "|---|--:|--:|--:|"]
+        lines += ["", "| `predict --simulate` | worker counts | seconds, median | all |", "|---|--:|--:|--:|"]
     for each in speeds:
         every = ", ".join(f"{second:.2f}" for second in each["seconds"])
         lines.append(

@@ -12,12 +12,14 @@ Needs neither PyTorch nor Horovod nor MPI.
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study import foreign_files, records
+from horovod_study.analysis.audit import Study, recount, versions
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.prediction import predict as predict_points
@@ -25,6 +27,7 @@ from horovod_study.analysis.importers import (
     BENCH_FILE,
     SAMPLES,
     benches_of,
+    parse_columns,
     placed_name,
     points_from,
 )
@@ -38,8 +41,10 @@ from horovod_study.analysis.simulate.what_if import what_if as scenarios
 from horovod_study.analysis.steps.accounting import Accounting, account, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables
+from horovod_study.config import available_cores
 from horovod_study.documents import parse_json, read_text
-from horovod_study.errors import DataError
+from horovod_study.errors import ConfigError, DataError, RecordError
+from horovod_study.progress import Line
 from horovod_study.text.words import plural
 
 if TYPE_CHECKING:
@@ -251,3 +256,386 @@ def simulate(
 
 def _text(path: str | os.PathLike[str], wanted: str) -> str:
     return read_text(Path(path), error=DataError, again=f"give {wanted}")
+
+
+# ------------------------------------------------------------------------------------------- a study as files
+
+Told = dict[str, Any]
+"""What there is to say: document, lines, files, doubts, exit_code, of which some may be left out."""
+
+_MAX_THREADS = 4
+"""More do not read step rows any faster: what is left to Python goes one at a time."""
+_ABOUT_CHECK = "is about what --check looks at; give --check too"
+_ABOUT_OTHER = "is about another study; name its directory with --against"
+_NEEDS: Mapping[str, tuple[str, str]] = {
+    "runs": ("check", _ABOUT_CHECK),
+    "allow": ("check", _ABOUT_CHECK),
+    "fail_on": ("against", _ABOUT_OTHER),
+    "match": ("against", _ABOUT_OTHER),
+}
+"""Options of `report` that mean something only with another, and what to say without."""
+
+
+def report(directory: Path, **options: Any) -> Told:
+    """Write page, figures and tables of a study, or check all of them, and return what there is to say.
+
+    `directory` holds runs or the tables of an analysis, or is a table of points; `options` are those of
+    `horovod-study report`, None or False where they are not given. Raises ConfigError where they contradict each other.
+    """
+    asked = {name: value for name, value in options.items() if value not in (None, False)}
+    _refuse_idle(directory, asked)
+    if "check" in asked:
+        return _check(_tables_place(directory, asked), asked.get("runs"), asked.get("allow", ()))
+    if "tables" in asked:
+        out = asked.get("out") or _tables_of(directory)
+        paths, doubts = write_analysis(directory, out, **_of_runs(asked))
+        return {
+            "document": {},
+            "lines": [f"tables: {out} ({plural(len(paths), 'file')})"],
+            "files": paths,
+            "doubts": doubts,
+        }
+    from horovod_study.report.kit.style import FigureFormat
+    from horovod_study.report.page.answer import answer_lines
+    from horovod_study.report.page.paper import write_paper
+
+    place, paths, doubts = _analysis_of(directory, asked)
+    look = {"look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")), "pgf": "pgf" in asked}
+    if "against" in asked:
+        earlier, _, more = _analysis_of(asked["against"], {})
+        return _report_against(place, earlier, asked, look, [*doubts, *more])
+    analysis = read_analysis(place)
+    page, *others = write_page(place, **look)
+    made = [page, *paths, *others]
+    if "paper" in asked:
+        made += write_paper(analysis, place, records.read_source(place))
+    answer = answer_lines(analysis)
+    where = f"report: {page} (and {plural(len(made) - 1, 'file')} of tables and figures)"
+    told = doubts if paths else _left_out(analysis)
+    return {"document": {"answer": answer}, "lines": [*answer, where], "files": made, "doubts": told}
+
+
+def _refuse_idle(directory: Path, asked: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that would do nothing."""
+    chosen = sorted({*asked} & {"check", "against", "paper", "tables", *(("files",) if "check" in asked else ())})
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} ask for different things; give one of them")
+    for name, (needed, words) in _NEEDS.items():
+        if name in asked and needed not in asked:
+            raise ConfigError(f"--{name.replace('_', '-')}: {words}")
+    if is_table(directory):
+        for name in ("target", "threads", "bench", "paper"):
+            if name in asked:
+                raise ConfigError(f"--{name}: is about runs, and {directory} is a table of points")
+    elif asked.get("columns"):
+        raise ConfigError(f"--columns: says what the columns of a table of points are; {directory} is none")
+
+
+def _of_runs(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the options say of how to analyse."""
+    names = {"targets": "target", "threads": "threads", "benches": "bench"}
+    columns = parse_columns(asked.get("columns") or ())
+    return {
+        **{name: asked[option] for name, option in names.items() if option in asked},
+        **({"columns": columns} if columns else {}),
+    }
+
+
+def _analysis_of(place: Path, asked: Mapping[str, Any]) -> tuple[Path, list[Path], list[str]]:
+    """Return where the tables of a study are, what of them was written (where missing or older), and its doubts."""
+    directory = _tables_place(place, asked)
+    if directory == place or not records.is_older(directory, place):
+        return directory, [], []
+    kept = records.analysis_options(directory, place)
+    return directory, *write_analysis(place, directory, **{**kept, **_of_runs(asked)})
+
+
+def _tables_place(place: Path, asked: Mapping[str, Any]) -> Path:
+    """Return the directory of the tables of `place`: itself, or for a folder of runs --out or analysis in it."""
+    if not records.holds_tables(place):
+        return asked.get("out") or _tables_of(place)
+    for name in ("out", "target", "threads", "bench"):
+        if name in asked:
+            raise ConfigError(f"--{name}: is about runs, and {place} holds tables; name the folder of their runs")
+    return place
+
+
+def _tables_of(place: Path) -> Path:
+    """Return where the tables of a folder of runs, or of a table of points, usually are."""
+    return place / "analysis" if place.is_dir() or not is_table(place) else place.with_name(f"{place.stem}-report")
+
+
+def _left_out(analysis: Analysis) -> list[str]:
+    return [f"left out: {name}: {why}" for name, why in analysis.provenance.get("left_out", {}).items()]
+
+
+def write_analysis(
+    runs: Path,
+    out: Path,
+    *,
+    only: Collection[str] | None = None,
+    benches: Sequence[Path] | None = None,
+    planned: Sequence[str] = (),
+    **how: Any,
+) -> tuple[list[Path], list[str]]:
+    """Analyse runs and write the tables; return their paths and the doubts. `how`: what `analysed` takes."""
+    found = records.benches_beside(runs) if benches is None else benches
+    networks = [(path, str(path)) for path in found]
+    _, evaluations, _, result = _analysed(runs, networks=networks, only=only, **how)
+    written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
+    digests = {
+        records.run_name(directory, runs): records.run_files(directory)
+        for directory, _ in (() if is_table(runs) else records.readable_runs(runs, only))
+    }
+    records.write_source(
+        out,
+        runs,
+        files=written,
+        targets=list(how.get("targets", ())),
+        commands=how.get("commands"),
+        only=None if only is None else sorted(only),
+        planned=list(planned),
+        benches=[{"path": Path(os.path.relpath(path, out)).as_posix(), "named": named} for path, named in networks],
+        versions=versions(),
+        run_files=digests,
+        turns_files=records.turns_files(runs),
+        precision=how.get("precision"),
+        **({"columns": dict(how.get("columns") or {})} if is_table(runs) else {}),
+    )
+    return written, result.provenance["doubts"]
+
+
+def _analysed(
+    runs: Path, *, networks: Sequence[tuple[Path, str]], threads: int | None = None, verb: str = "analysing", **how: Any
+) -> "tuple[pd.DataFrame, pd.DataFrame, Accounting, Analysis]":
+    """Return what `analysed` does of recorded runs, and show how far it is; `networks`: files, and their names."""
+    line = Line()
+    try:
+        return analysed(
+            runs,
+            threads=threads or min(available_cores(), _MAX_THREADS),
+            networks=[
+                (_text(path, "the bench.json that `horovod-study bench` wrote"), named) for path, named in networks
+            ],
+            on_progress=lambda done, of: line.now_and_then(f"{verb}: run {done:,} of {of:,}"),
+            **how,
+        )
+    finally:
+        line.close()
+
+
+def write_page(directory: Path, **how: Any) -> list[Path]:
+    """Write page, figures and tables for print of the analysis in `directory`; `how`: look of the figures, pgf."""
+    from horovod_study.report.page.html import write_report
+
+    paths = write_report(read_analysis(directory), directory, second_process=available_cores() > 1, **how)
+    _keep_drawn(directory, paths, how.get("look"))
+    return paths
+
+
+def _keep_drawn(
+    directory: Path, paths: Sequence[Path], look: Any = None, others: Sequence[Path] = (), **more: Any
+) -> None:
+    """Keep what the report was drawn with, for `report --check`; without `look` it is that of a text.
+
+    What an earlier report wrote and this one did not is removed, so that nobody quotes it.
+    """
+    from horovod_study.report.page.check import drawn_by
+
+    written = [Path(os.path.relpath(path, directory)).as_posix() for path in paths]
+    for name in set(records.earlier_report(directory)).difference(written):
+        with suppress(OSError):  # it is gone, or it stays and --check names it
+            (directory / name).unlink()
+    drawn = {**drawn_by(directory, paths, look, others), "files": written, **more}
+    records.write_source(directory, report=drawn, left=[])
+
+
+def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
+    """Make every number of an analysis again from the raw rows, and compare; `runs`: where these are now."""
+    from horovod_study.report.page.check import allowed, check, kept_runs, lines, runs_of
+
+    known, counted = allowed(allow), kept_runs(directory)
+    source = runs_of(directory, runs)
+    place, only = source["runs"], source.get("only")
+    reported = is_table(place)
+    there = {} if reported else dict(records.named_records(place, only=only))
+    recounts: dict[str, Any] = {}
+
+    def beside(run: Any) -> None:
+        recounts[run.name] = recount(run, records.run_side_files(run.directory))
+
+    table, evaluations, accounting, result = _analysed(
+        place,
+        **{name: source.get(name) for name in ("commands", "precision", "columns")},
+        targets=source.get("targets") or (),
+        only=only,
+        networks=source["networks"],
+        verb="checking",
+        counted=None if counted is None or not set(counted) & set(there) else counted,
+        beside=beside,
+    )
+    study = Study(
+        runs=with_series(table),
+        analysis=result,
+        accounting=accounting,
+        recounts=[] if reported else [recounts[name] for name in table["run"]],
+        records=there,
+        planned=source.get("planned") or (),
+        set_aside=dict(records.set_aside(place)),
+    )
+    line = Line()
+    found = check(
+        directory,
+        study,
+        evaluations,
+        source,
+        runs={name: record.state() for name, record in there.items()},
+        against=lambda analysis: _compared_again(directory, analysis, source),
+        allow=known,
+        on_progress=lambda text: line.show(f"check: {text}"),
+    )
+    line.close()
+    doubts = _left_out(result)
+    return {"document": found.to_dict(), "lines": lines(found), "doubts": doubts, "exit_code": found.exit_code}
+
+
+def _compared_again(directory: Path, analysis: Analysis, source: Mapping[str, Any]) -> Any:
+    """Return the comparison that the page of a study shows, or None where it shows none."""
+    told = (source.get("report") or {}).get("against")
+    return None if told is None else _compared(analysis, directory, directory / told["directory"], told.get("match"))[0]
+
+
+def _compared(after: Analysis, directory: Path, earlier: Path, match: str | None) -> tuple[Any, Analysis]:
+    """Return how a study differs from an earlier one, and the analysis of that."""
+    from horovod_study.analysis.against import compare_studies
+    from horovod_study.report.against import names_of
+
+    before = read_analysis(earlier)
+    return compare_studies(after, before, match=match, names=names_of(directory.resolve(), earlier.resolve())), before
+
+
+def _report_against(
+    directory: Path, earlier: Path, asked: Mapping[str, Any], look: Mapping[str, Any], doubts: Sequence[str]
+) -> Told:
+    """Write the page of a study that begins with the differences to an earlier one."""
+    from horovod_study.analysis.against import gate, read_limits
+    from horovod_study.report.against import document, gate_lines, lines, write_against
+    from horovod_study.report.page.html import write_report
+
+    limits, match = read_limits(asked.get("fail_on", ())), asked.get("match")
+    after = read_analysis(directory)
+    found, before = _compared(after, directory, earlier, match)
+    judged = gate(found, limits) if limits else None
+    paths = write_report(after, directory, against=found, second_process=available_cores() > 1, **look)
+    others = write_against(found, directory, judged)
+    against = {"directory": Path(os.path.relpath(earlier, directory)).as_posix(), "match": match}
+    _keep_drawn(directory, [*paths, *others], look["look"], others, against=against)
+    gated = [] if judged is None else ["", *gate_lines(found, judged)]
+    where = f"report: {paths[0]}  (against.json and tables/against.* beside it)"
+    return {
+        "document": document(found, judged),
+        "lines": [*lines(found), *gated, where],
+        "files": [*paths, *others],
+        "doubts": [*doubts, *_left_out(after), *_left_out(before)],
+        "exit_code": 0 if judged is None or judged["passed"] else 1,
+    }
+
+
+def export(
+    place: Path,
+    to: str,
+    *,
+    out: Path | None = None,
+    steps: tuple[int, int] | None = None,
+    study_file: Path | None = None,
+    data: bytes | None = None,
+) -> Told:
+    """Write recorded runs for another program, `to`, or a study as one file (`zip`); return what there is to say.
+
+    `steps`: those of a trace, from the first to before the last; `data`: the content of a points file.
+    """
+    if steps is not None and to != "trace":
+        raise ConfigError("--steps is for --export trace; leave it out")
+    if to == "zip":
+        return _archive(place, out, study_file)
+    if to == "extra-p":
+        return _extra_p(place, out, data)
+    from horovod_study.analysis.series.history import history
+    from horovod_study.report.export import Recorded, write_tracker
+
+    left_out: dict[str, str] = {}
+    directories = [directory for directory, _ in records.readable_runs(place, left_out=left_out)]
+    if not directories:
+        raise RecordError(f"{place}: holds no runs; name a run directory, or a folder of them")
+    if to == "trace":
+        if len(directories) > 1:
+            raise ConfigError(f"{place}: holds {len(directories)} runs, and a trace shows one; name its folder")
+        paths = [_trace(directories[0], out, steps or (0, sys.maxsize))]
+    else:
+        runs = [
+            Recorded(
+                name=records.run_name(directory, place),
+                record=records.read_run(directory),
+                history=history(records.rows_between(directory), records.epoch_rows(directory)),
+            )
+            for directory in directories
+        ]
+        paths = write_tracker(to, runs, out or Path("runs") / to)
+    doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
+    document = {"to": to, "runs": len(directories)}
+    return {"document": document, "lines": map(str, paths), "files": paths, "doubts": doubts}
+
+
+def _trace(directory: Path, out: Path | None, steps: tuple[int, int]) -> Path:
+    from horovod_study.analysis.steps.trace import events
+    from horovod_study.report.export import write_trace
+
+    record, rows = records.read_run(directory), records.rows_between(directory, steps)
+    marks, first = records.epoch_rows(directory), records.timed_from(record)[0]
+    found = events(rows, records.hosts_of(record, rows), evaluations=marks, warmup_steps=first)
+    about = {"run": str(directory), "study": record.study, "steps": f"{steps[0]}:{steps[1]}"}
+    about["clock"] = "time since the first step of the run; there the ranks of all hosts waited at a barrier"
+    return write_trace(found, out or directory / "trace.json", about=about)
+
+
+def _archive(place: Path, out: Path | None, study_file: Path | None) -> Told:
+    from horovod_study.report.archive import gather, summary, write_archive
+
+    if is_table(place):
+        raise ConfigError(f"--export zip: archives the runs of a study, and {place} is a table of points")
+    directory, written, _ = _analysis_of(place, {})
+    source = records.read_source(directory)
+    if is_table(directory / source["runs"]):
+        raise ConfigError(f"--export zip: archives the runs of a study; {directory} is of a table of points")
+    if written or not (directory / "report.html").is_file():
+        write_page(directory)
+        source = records.read_source(directory)
+    runs, analysis = (directory / source["runs"]).resolve(), read_analysis(directory)
+    archived = gather(directory / source["runs"], directory, source, study_file=study_file)
+    path = write_archive(archived, out or runs.with_name(f"{runs.name}.zip"), analysis, source)
+    total = analysis.provenance["runs"]["total"]
+    return {
+        "document": {"archive": str(path), "runs": total, "left_out": len(archived.left_out)},
+        "lines": [f"{path}", *summary(archived, analysis)],
+        "files": [path],
+        "doubts": _left_out(analysis),
+    }
+
+
+def _extra_p(place: Path, out: Path | None, data: bytes | None) -> Told:
+    from horovod_study.report.export import write_extra_p
+
+    if place.is_dir() and not is_table(place):
+        points = exchange.points_of(records.load_tables(place, ("runs",), ())[0]["runs"])
+    else:
+        points = read_points(place, data=data)
+    found = exchange.extra_p(points)
+    few = [counts for counts in map(exchange.counts_of, found) if len(counts) < exchange.MIN_COUNTS]
+    told = [f"{len(counts)} worker counts ({', '.join(map(str, counts))})" for counts in few]
+    paths = write_extra_p(found, out or (place if place.is_dir() else place.parent) / "extra-p")
+    return {
+        "document": {"to": "extra-p", "series": len({name for each in found for name in each["measurements"]})},
+        "lines": map(str, paths),
+        "files": paths,
+        "doubts": [f"{each}; Extra-P asks for at least {exchange.MIN_COUNTS}" for each in told],
+    }

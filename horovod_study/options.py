@@ -5,6 +5,7 @@ Options that are not given leave no trace in the parsed namespace, so that optio
 
 import argparse
 import re
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,15 +19,52 @@ _BUDGETS, OPTIONS = packaged().budgets, packaged().options
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ConfigErrors with the nearest known option."""
+    """An argument parser whose errors are ConfigErrors with the nearest known option, and whose help fits a screen.
+
+    Options declared with `more` are shown by --help-all alone. A verb named `verb --flag` is the form that `verb` has
+    where that flag is given.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, **kwargs})
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, "add_help": False, **kwargs})
+        self._more: list[argparse.Action] = []
+        self.add_argument("-h", "--help", action="help", help="show this")
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="... and the options that few need")
+
+    def add_argument(self, *names: Any, more: bool = False, within: Any = None, **how: Any) -> argparse.Action:
+        """Declare an option, of the group `within`; few need it where `more` is set."""
+        action = super().add_argument(*names, **how) if within is None else within.add_argument(*names, **how)
+        if more:
+            self._more.append(action)
+        return action
+
+    def format_help(self, *, whole: bool = False) -> str:
+        """Return the help: what most need, which fits a screen, or the whole of it."""
+        placed, options = self._get_positional_actions(), self._get_optional_actions()
+        groups = [(each.title, each._group_actions) for each in self._action_groups]
+        if not whole:
+            idle = [*self._more, *([] if self._more else [self._option_string_actions["--help-all"]])]
+            groups = [each for each in groups if {*each[1]} & {*placed}]
+            groups += [("options", [each for each in options if each not in idle])]
+        formatter = self._get_formatter()
+        command = [each for each in placed if each.nargs == argparse.REMAINDER]  # what follows it is the command's own
+        first = [_positional(each) for each in placed if each not in command]
+        usage = " ".join([self.prog, *first, "[options]", *map(_positional, command)])
+        formatter.add_usage(usage, self._actions, ())
+        formatter.add_text(self.description)
+        for title, actions in groups:
+            formatter.start_section(title)
+            for each in actions:
+                verbs: Any = getattr(each, "_get_subactions", None)
+                formatter.add_arguments([each] if verbs is None else verbs())
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice:
-            allowed = [word.strip(" '") for word in choice[2].split(",")]
+            allowed = [each for word in choice[2].split(",") if " " not in (each := word.strip(" '"))]
             message = f"{choice[1]!r} is not known{nearest(choice[1], allowed)}; allowed: {', '.join(allowed)}"
         raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help")
 
@@ -41,9 +79,12 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         # Before a verb an unknown option would leave its value behind, to be taken for the verb.
         verbs: Any = next((each for each in self._actions if isinstance(each, argparse._SubParsersAction)), None)
-        for word in args or () if verbs else ():
+        args = list(sys.argv[1:] if args is None else args)
+        for place, word in enumerate(args if verbs else ()):
             flag = word.split("=", 1)[0]
             if word in verbs.choices:
+                forms = (f"{word} {each.split('=', 1)[0]}" for each in args[place + 1 :])
+                args[place] = next((form for form in forms if form in verbs.choices), word)
                 break
             if flag.startswith("--") and flag != "--" and flag not in self._option_string_actions:
                 self.error(f"unknown argument {flag!r}{nearest(flag, self._option_string_actions)}")
@@ -57,14 +98,26 @@ class Parser(argparse.ArgumentParser):
             known = [option for action in parser._actions for option in action.option_strings]
             word = unknown[0].split("=", 1)[0]
             raise ConfigError(
-                f"{parser.prog}: unknown argument {word!r}{nearest(word, known)}; see {parser.prog} --help"
+                f"{parser.prog}: unknown argument {word!r}{nearest(word, known)}; see {parser.prog} --help-all"
             )
         return namespace
 
 
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, *_: Any) -> NoReturn:
+        parser._print_message(parser.format_help(whole=True), sys.stdout)
+        raise SystemExit(0)
+
+
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=110)
+        super().__init__(prog, max_help_position=26, width=80)
+
+
+def _positional(action: argparse.Action) -> str:
+    """Return how a usage line shows an argument that has no flag."""
+    name = f"{action.metavar or action.dest}{' ...' * (action.nargs in ('*', '+', argparse.PARSER))}"
+    return f"[{name}]" if action.nargs in ("?", "*") or not action.required else name
 
 
 SET_BY_TUNE = (
@@ -121,55 +174,47 @@ def require_workers(verb: str, workers: int, cores: int, *, least: int = 1, thre
 
 
 def add_run_options(
-    parser: argparse.ArgumentParser, *, hidden: Collection[str] = (), without: Collection[str] = ()
+    parser: Parser, *, hidden: Collection[str] = (), shown: Collection[str] = (), without: Collection[str] = ()
 ) -> None:
     """Declare each option of the package's own workload but those `without`, under its heading.
 
-    `hidden` ones are not in the help.
+    All but `shown` are for --help-all; `hidden` ones are taken, to be refused with a reason, and in no help.
     """
     for heading in HEADINGS:
         group = parser.add_argument_group(heading)
         for each in OPTIONS.values():
             if each.heading == heading and each.name not in without:
-                _add_option(group, each, hidden=each.name in hidden)
+                _add_option(parser, group, each, hidden=each.name in hidden, more=each.name not in shown)
 
 
-def add_train_options(parser: argparse.ArgumentParser) -> None:
+def add_train_options(parser: Parser) -> None:
     """Declare the options of `train`: those of a run, and where to write."""
-    add_run_options(parser)
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help="continue the run in this directory from its newest checkpoint, bit for bit, with as many workers; "
-        "options come from its run.json, and only the budget may be extended",
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="start over where --out holds a run that has ended; it is kept in .attempts beside DIR",
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+    add_run_options(parser, shown=(*named(OPTIONS, Role.DATA), *_BUDGETS, "batch", "lr"))
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
+    add("--out", type=Path, metavar="DIR", help="the run directory (default: below runs/)")
+    resume = "continue the run in this directory from its newest checkpoint, bit for bit, with as many workers; "
+    resume += "options come from its run.json, and only the budget may be extended"
+    add("--resume", type=Path, metavar="DIR", help=resume, more=True)
+    again = "start over where --out holds a run that has ended; it is kept in .attempts beside DIR"
+    add("--again", action="store_true", help=again, more=True)
+    add("--json", action="store_true", help="end with one line of JSON on standard output")
 
 
-def _add_option(group: Any, each: Option, *, hidden: bool) -> None:
+def _add_option(parser: Parser, group: Any, each: Option, *, hidden: bool, more: bool) -> None:
     default = each.default
     shown = "on" if default is True else f"{default:g}" if isinstance(default, float) else default
     text = each.help + ("" if shown is None or shown is False else f" (default {shown})")
-    text = argparse.SUPPRESS if hidden else text
+    text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
     flag = "--" + each.name.replace("_", "-")
+    how: dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS, "help": text}
     if each.kind is bool:
-        action = argparse.BooleanOptionalAction
-        group.add_argument(flag, dest=each.name, action=action, default=argparse.SUPPRESS, help=text)
-        return
-    # Values are checked by the configuration, which says what is allowed in one voice for options and YAML alike.
-    bare: dict[str, Any] = {} if each.bare is None else {"nargs": "?", "const": each.bare}
-    metavar = "|".join(each.choices) if each.choices else each.metavar or {int: "N", float: "X", str: "NAME"}[each.kind]
-    group.add_argument(
-        flag, dest=each.name, default=argparse.SUPPRESS, metavar=metavar, help=text.replace("%", "%%"), **bare
-    )
+        how["action"] = argparse.BooleanOptionalAction
+    else:
+        # Values are checked by the configuration, which says what is allowed in one voice for options and YAML alike.
+        how["metavar"] = "|".join(each.choices or ()) or each.metavar or {int: "N", float: "X", str: "NAME"}[each.kind]
+        how |= {} if each.bare is None else {"nargs": "?", "const": each.bare}
+    parser.add_argument(flag, within=group, more=more, **how)
 
 
 def run_values(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -197,14 +242,12 @@ _READ_OPTIONS: dict[str, dict[str, Any]] = {
 """Options of reading curve files, by the fields of workload.curves.ReadOptions, which also checks the values."""
 
 
-def add_read_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_read_options(parser: Parser) -> None:
     """Declare the options of reading curve files."""
     for name, each in _READ_OPTIONS.items():
-        flag, text = "--" + name.replace("_", "-"), each["help"].replace("%", "%%")
-        if each.get("flag"):
-            parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=text)
-        else:
-            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=each["metavar"], help=text)
+        how = {"action": "store_true"} if each.get("flag") else {"metavar": each["metavar"]}
+        how |= {"dest": name, "default": argparse.SUPPRESS, "help": each["help"].replace("%", "%%")}
+        parser.add_argument("--" + name.replace("_", "-"), more=True, **how)
 
 
 def read_values(namespace: argparse.Namespace) -> dict[str, Any]:

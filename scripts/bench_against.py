@@ -232,7 +232,9 @@ def ledger(sides: Sides, rounds: int, _: Path) -> list[Row]:
         status = (sys.executable, *VERB, "status", place / "many.yaml", "--runs", place / "runs")
         for kept in (place / "runs").glob("*/.ledger.json"):
             kept.unlink()
-        plan = side.seconds(sys.executable, *VERB, "plan", place / "many.yaml", "--runs", side.scratch / "empty")
+        plan = side.seconds(
+            sys.executable, *VERB, "run", "--plan", place / "many.yaml", "--runs", side.scratch / "empty"
+        )
         return [plan, side.seconds(*status), side.seconds(*status)]
 
     rounds_of(sides, rounds, measure, rows)

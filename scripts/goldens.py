@@ -175,7 +175,7 @@ def experiments(scratch: Path) -> dict[str, Any]:
             continue  # a search, which has trials in place of cells
         copy = scratch / path.name
         copy.write_text(re.sub(r"workers: cores.*", "workers: [1, 2, 4]", text), encoding="utf-8")
-        plan = asked("plan", copy, "--runs", scratch / "runs")
+        plan = asked("run", "--plan", copy, "--runs", scratch / "runs")
         cells = sorted(plan["cells"], key=lambda each: each["place"])
         kept = ("scaling", "counts", "to_do", "seconds", "gpu_hours", "core_hours", "guessed", "budget", "over_budget")
         found[path.name] = {

@@ -40,7 +40,7 @@ def study(copy: Path, sweep: dict[str, object]) -> Path:
 
 
 def cells(copy: Path, sweep: dict[str, object]) -> list[dict[str, object]]:
-    plan = json.loads(said(copy, "-m", "horovod_study.cli", "plan", str(study(copy, sweep)), "--json"))
+    plan = json.loads(said(copy, "-m", "horovod_study.cli", "run", str(study(copy, sweep)), "--plan", "--json"))
     return list(plan["cells"])
 
 
@@ -60,7 +60,7 @@ def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> Non
         )
     )
 
-    assert "--momentum X" in said(copy, "-m", "horovod_study.cli", "strain", "train", "--help")
+    assert "--momentum X" in said(copy, "-m", "horovod_study.cli", "strain", "train", "--help-all")
     names = [each["name"] for each in cells(copy, {"workers": [1], "runtime": "serial", "momentum": [0.5, 0.9]})]
     assert {"momentum 0.5" in name for name in map(str, names)} == {True, False}
     program = """
@@ -192,7 +192,7 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
     listed = copy / "cli" / "__init__.py"
     for old, new in (
         ("    benchmarks,\n", "    benchmarks,\n    greet,\n"),
-        ("    *export.VERBS,\n", "    *greet.VERBS,\n"),
+        ("    *strain.VERBS,\n", "    *greet.VERBS,\n"),
     ):
         assert before[listed].count(old) == 1
         listed.write_text(listed.read_text().replace(old, new + (old if old.startswith(" ") else "")))
@@ -263,6 +263,6 @@ def test_a_workload_takes_its_file(copy: Path) -> None:
     content = {**yaml.safe_load(path.read_text()), "workload": "invented.py", "run": {"steps": 3}}
     path.write_text(yaml.safe_dump(content))
 
-    plan = json.loads(said(copy, "-m", "horovod_study.cli", "plan", str(path), "--json"))
+    plan = json.loads(said(copy, "-m", "horovod_study.cli", "run", str(path), "--plan", "--json"))
     names = {each["name"].partition(", repeat")[0] for each in plan["cells"]}
     assert names == {"serial, 1 worker, neurons 3", "serial, 1 worker, neurons 5"}

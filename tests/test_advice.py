@@ -346,8 +346,8 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Go
     assert (
         main(
             [
-                "simulate",
-                "model-parallel",
+                "predict",
+                "--model-parallel",
                 "--workers",
                 "4",
                 "--alpha-us",
@@ -366,7 +366,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Go
     assert said["memory_bytes"] > 0, "that of this machine"
     path = tmp_path / "model.yaml"
     path.write_text("layers: [{name: x, parameters: 5, activations: 2, flop: 10}]")
-    assert main(["simulate", "model-parallel", "--model", str(path)]) == 0
+    assert main(["predict", "--model-parallel", "--model", str(path)]) == 0
     assert "the model: " + str(path) in capsys.readouterr().out
-    assert main(["simulate", "model-parallel", "--bench", str(tmp_path / "none.json")]) == 2
+    assert main(["predict", "--model-parallel", "--bench", str(tmp_path / "none.json")]) == 2
     golden(capsys.readouterr().err, "bench.json")

@@ -85,7 +85,7 @@ def test_real_rows_say_how_many_workers_there_were_and_osu_is_told(tmp_path: Pat
     assert {rank["host"] for rank in content["measured"][0]["conditions"]["ranks"]} == {"node0", "node1"}
     (tmp_path / "osu.txt").write_text(OSU)
     words = ["--compute-ms", "10", "--batch", "8", "--gradient-mb", "1", "--workers", "8", "--json"]
-    assert main(["simulate", "--bench", f"{tmp_path}/osu.txt@2x4", *words]) == 0
+    assert main(["predict", "--simulate", "--bench", f"{tmp_path}/osu.txt@2x4", *words]) == 0
     told = capsys.readouterr()
     golden(told.err, "osu_allreduce", "8 workers", "2 nodes", "3 sizes", "1,048,576")
     assert json.loads(told.out)
@@ -328,10 +328,10 @@ def test_all_who_take_a_benchmark_extrapolate_it_and_say_so(tmp_path: Path, caps
     (tmp_path / "points.csv").write_text("workers,samples_per_s,batch_size\n1,100,10\n2,190,10\n")
     bench = ["--bench", f"{tmp_path}/log"]
     network = ["--gradient-mb", "100", "--compute-ms", "100", "--batch", "64", "--workers", "2"]
-    assert main(["simulate", *bench, *network, "--algorithm", "ring", "--json"]) == 0
+    assert main(["predict", "--simulate", *bench, *network, "--algorithm", "ring", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["scenarios"]["baseline"]
     assert row["allreduce_s"] == pytest.approx(25.27e-3, rel=0.01) and row["allreduce_high_s"] > 2 * row["allreduce_s"]
-    assert main(["simulate", "model-parallel", *bench, "--model", f"{tmp_path}/big.yaml", "--batch", "1"]) == 0
+    assert main(["predict", "--model-parallel", *bench, "--model", f"{tmp_path}/big.yaml", "--batch", "1"]) == 0
     assert "3.96 GB/s" in (told := capsys.readouterr().out) and "largest size measured is 1,048,576 bytes" in told
     assert main(["predict", f"{tmp_path}/points.csv", *bench, "--gradient-mb", "100", "--workers", "4"]) == 0
     assert "largest size measured is 1,048,576 bytes" in str(capsys.readouterr())

@@ -18,10 +18,7 @@ from horovod_study.cli.verbs import Result, Verb
 from horovod_study.workload.options import STRAIN
 from horovod_study.workloads import HEADINGS
 
-VERBS = (
-    *("plan", "run", "status", "cancel", "doctor", "report", "explain", "fit", "predict", "simulate"),
-    *("tune", "verify", "bench", "export", "strain"),
-)
+VERBS = ("run", "status", "doctor", "report", "explain", "predict", "bench", "record", "strain")
 POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"
 
 
@@ -38,7 +35,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
 
     assert ended.value.code == 0
-    assert all(re.search(rf"^ +{verb}\s+\w", out, re.MULTILINE) for verb in VERBS)
+    assert all(re.search(rf"^ +{verb}( \(fit\))?\s+\w", out, re.MULTILINE) for verb in VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -50,15 +47,52 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
     assert f"usage: horovod-study {verb}" in capsys.readouterr().out
 
 
+def _verbs(verbs: tuple[Verb, ...], *above: str) -> Iterator[tuple[tuple[str, ...], Verb]]:
+    """Every verb, those below others and forms such as `predict --simulate`, with the words that are typed for it."""
+    for verb in verbs:
+        words = (*above, *verb.name.split())
+        yield words, verb
+        yield from _verbs(verb.verbs, *words)
+
+
+@pytest.mark.parametrize("words", [(), *(words for words, _ in _verbs(cli.VERBS))], ids=" ".join)
+def test_the_help_of_every_verb_fits_a_screen_and_the_rest_is_shown_on_request(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for how in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, how])
+        assert ended.value.code == 0
+        shown[how] = capsys.readouterr().out.splitlines()
+
+    assert len(shown["--help"]) <= 24
+    assert max(len(line) for lines in shown.values() for line in lines) <= 80
+    flags = {how: set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", "\n".join(lines), re.M)) for how, lines in shown.items()}
+    assert flags["--help"] <= flags["--help-all"] | {"--help"}
+    assert ("--help-all" in flags["--help"]) == bool(flags["--help-all"] - {*flags["--help"], "--help-all"})
+
+
+@pytest.mark.parametrize("verb", cli.OLD)
+def test_an_old_verb_says_in_one_line_what_to_type(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, verb, "x.yaml", "--json")
+
+    assert (code, out) == (2, "")
+    assert re.fullmatch(rf"error: {verb} is no verb any more; type horovod-study .*\n", err)
+    typed = cli.OLD[verb].split()
+    assert any(typed[: len(words)] == [*words] for words, _ in _verbs(cli.VERBS))
+    assert verb not in {each.name for each in cli.VERBS}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (
             ["fitt", "x.csv"],
-            r"'fitt' is not known \(did you mean 'fit'\?\); allowed: plan, run, status, cancel, doctor",
+            r"'fitt' is not known \(did you mean 'fit'\?\); allowed: run, status, doctor, report, explain",
         ),
         ([], "the following arguments are required: VERB; see horovod-study --help"),
-        (["fit", "x.csv", "--jsn"], r"horovod-study fit: unknown argument '--jsn' \(did you mean '--json'\?\)"),
+        (["fit", "x.csv", "--jsn"], r"horovod-study predict: unknown argument '--jsn' \(did you mean '--json'\?\)"),
         (["run"], "run: no study; name its file, or write `run -- COMMAND` with {workers} in it"),
         (["run", "/none.yaml"], "/none.yaml: no such file; name an existing YAML file"),
         (["fit", "/none.csv"], "/none.csv: no such file; name a CSV file with workers,samples_per_s"),
@@ -248,16 +282,12 @@ def test_every_option_of_a_run_stands_under_one_heading() -> None:
     assert {each.heading for each in STRAIN.options.values()} == set(HEADINGS)
 
 
-def _verbs(verbs: tuple[Verb, ...]) -> Iterator[Verb]:
-    for verb in verbs:
-        yield verb
-        yield from _verbs(verb.verbs)
-
-
 def test_a_verb_says_what_it_does_in_one_line() -> None:
     """The summary in the help is the function's docstring, or one of its own where there is no function."""
-    assert [] == [verb.name for verb in _verbs(cli.VERBS) if verb.run is None and verb.summary is None]
-    assert [] == [verb.name for verb in _verbs(cli.VERBS) if verb.run and not (verb.run.__doc__ or "").splitlines()[:1]]
+    assert [] == [verb.name for _, verb in _verbs(cli.VERBS) if verb.run is None and verb.summary is None]
+    assert [] == [
+        verb.name for _, verb in _verbs(cli.VERBS) if verb.run and not (verb.run.__doc__ or "").splitlines()[:1]
+    ]
 
 
 def test_help_imports_no_large_package() -> None:
@@ -272,7 +302,7 @@ def test_help_imports_no_large_package() -> None:
 
 def test_train_has_the_same_options_as_the_program_that_trains() -> None:
     def options(words: list[str]) -> set[str]:
-        ended = subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=True)
+        ended = subprocess.run([sys.executable, *words, "--help-all"], capture_output=True, text=True, check=True)
         return set(re.findall(r"(?<![\w-])--[a-z-]+", ended.stdout.partition("Exit codes")[0]))
 
     assert options(["-m", "horovod_study.cli", "strain", "train"]) == options(["-m", "horovod_study.train"])
@@ -341,7 +371,9 @@ def test_nobody_is_told_to_type_a_verb_that_is_not_there() -> None:
         if path.suffix in kinds:
             typed = re.findall(r"horovod-study ([a-z][a-z-]*)", path.read_text(encoding="utf-8"))
             found += [
-                f"{path.relative_to(root)}: {verb}" for verb in typed if verb not in {each.name for each in cli.VERBS}
+                f"{path.relative_to(root)}: {verb}"
+                for verb in typed
+                if verb not in {"fit", *(each.name for each in cli.VERBS)}
             ]
 
     assert found == []

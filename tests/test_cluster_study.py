@@ -32,7 +32,7 @@ def finished(two_hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> I
         baselines=["plain"],
         timeout_s=150,
     )
-    code, plan = study.run("plan")
+    code, plan = study.run("run", "--plan")
     assert code == 0, plan
     code, output = study.run("run")
     assert code == 0, output

@@ -62,26 +62,25 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study fit runs\.csv.*": Here(),
     r"horovod-study predict runs/laptop .*": Here(),
     r"horovod-study (fit|predict) (points|batches)\.csv.*": Here(),
-    r"horovod-study simulate (?!--help).*": Here(instead={"100000": "2000"}),
+    r"horovod-study predict --(simulate|model-parallel) (?!--help).*": Here(instead={"100000": "2000"}),
     r"horovod-study predict \S+/published\.csv --holdout 3": ByTest(by="test_holdout.py", mentions=("score(",)),
-    r"horovod-study( simulate)? --help": Here(),
+    r"horovod-study( predict --simulate)? --help": Here(),
     # recorded runs
     r"horovod-study fit (logs/|megatron\.log@8)": ByTest(by="test_training_logs.py", mentions=("@8", "fit")),
     r"horovod-study explain traces/": ByTest(by="test_rank_traces.py", mentions=('"explain"',)),
     r"horovod-study explain inspector/.*": ByTest(by="test_nccl_inspector.py", mentions=('"explain"',)),
     r"horovod-study explain (--part (account|steps) )?(?!--)\S+.*": Here(),
+    r"horovod-study report RUN_DIR --export trace.*": Here(instead={"1000:1200": "10:20"}),
+    r"horovod-study report \S+ --export extra-p.*": Here(),
+    r"horovod-study report \S+ --export (zip|(tensorboard|wandb|mlflow) .*)": ByTest(
+        by="test_export.py", mentions=('"zip"', "README.md", "tensorboard", "wandb", "mlflow")
+    ),
     r"horovod-study report .* --check.*": ByTest(by="test_audit.py", mentions=('"--check"', "--allow", '"--json"')),
     r"horovod-study report \S+/published\.csv --out \S+": ByTest(
         by="test_reported.py", mentions=('"report"', "--check")
     ),
     r"horovod-study report runs/scaling": Here(instead={"runs/scaling": "runs/laptop"}),
     r"horovod-study report .*": Here(),
-    r"horovod-study export \S+ --archive": ByTest(by="test_export.py", mentions=('"--archive"', "README.md")),
-    r"horovod-study export RUN_DIR --to trace.*": Here(instead={"1000:1200": "10:20"}),
-    r"horovod-study export \S+ --to extra-p.*": Here(),
-    r"horovod-study export \S+ --to (tensorboard|wandb|mlflow) .*": ByTest(
-        by="test_export.py", mentions=("tensorboard", "wandb", "mlflow")
-    ),
     r"horovod-study explain --part sync RUN_DIR .*": Here(instead={"[RUN_DIR": "", "...]": ""}),
     r"horovod-study explain --part timeline RUN_DIR": ByTest(by="test_timeline.py", mentions=('"timeline"',)),
     # data
@@ -89,9 +88,9 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study strain data check 1000000": Here(instead={"1000000": "1000"}),
     r"horovod-study strain data (import|check) .*": Here(),
     # studies, as far as nothing is run
-    r"horovod-study (plan|status) experiments/(?!tour)\S+": Here(),
+    r"horovod-study (run experiments/\S+ --plan|status experiments/(?!tour)\S+)": Here(),
     r"horovod-study run \S+ --until 2%": ByTest(by="test_aim.py", mentions=("until(", "test_a_study_ends")),
-    r"horovod-study plan \S+ --next": ByTest(by="test_next_runs.py", mentions=('"--next"',)),
+    r"horovod-study predict \S+ --next": ByTest(by="test_next_runs.py", mentions=('"--next"',)),
     r"horovod-study run experiments/\S+ --dry-run": Here(),
     r"horovod-study (status|retry) experiments/tour\.yaml": NotHere(reason=f"a terminal of a real study: {CLUSTER}"),
     r"horovod-study status \S+ --watch": ByTest(by="test_watch.py", mentions=("--watch",)),
@@ -103,7 +102,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study run \S+ --here": ByTest(by="test_jobs.py", mentions=("run_here",)),
     r"horovod-study run \S+ --hosts \S+": ByTest(by="test_cluster_study.py", mentions=("two_hosts", '"run"')),
     r"horovod-study run --retry .*": ByTest(by="test_runner.py", mentions=("retry_cells",)),
-    r"horovod-study cancel .*": ByTest(by="test_runner.py", mentions=("cancel_cells",)),
+    r"horovod-study status \S+ --cancel.*": ByTest(by="test_runner.py", mentions=("cancel_cells",)),
     r"horovod-study doctor( --(quick|json|runs \S+))?": ByTest(by="test_doctor.py", mentions=("--quick", "--runs")),
     r"horovod-study doctor --(hosts|partition) .*": ByTest(by="test_doctor.py", mentions=("--hosts", "--partition")),
     r"srun .* horovod-study doctor": NotHere(reason=CLUSTER),
@@ -161,7 +160,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study tune.*": ByTest(by="test_tune.py", mentions=('"tune"', "--knob")),
     r"horovod-study strain search .*": ByTest(by="test_search.py", mentions=('"search"', "--trials", "--jobs")),
     r"horovod-study strain lr-range .*": ByTest(by="test_lr_range.py", mentions=('"lr-range"', "--low", "--high")),
-    r"horovod-study verify.*": ByTest(by="test_verify.py", mentions=('"verify"', "--break", "--dtype")),
+    r"horovod-study bench equality.*": ByTest(by="test_verify.py", mentions=('"equality"', "--break", "--dtype")),
     # the project, and what is not the project's
     r"make (setup|study|test|bench)\b.*": NotHere(reason=MINUTES),
     r"make wheels .*": ByTest(by="test_setup.py", mentions=("wheels.fill", "wheels.main")),
@@ -356,19 +355,19 @@ def test_commands_are_found_in_every_kind_of_block() -> None:
     page = (
         "```sh\n.venv/bin/horovod-study fit a.csv   # why\n# no command\n"
         "horovod-study run \\\n    x.yaml && make check\n```\n"
-        "```\n$ horovod-study status x.yaml\nstate  cell\n```\n```\nmake study: done\nhorovod-study verify   all\n```\n"
-        "Prose `horovod-study plan x.yaml --json`:\n\n    horovod-study tune        all cores\n"
+        "```\n$ horovod-study status x.yaml\nstate  cell\n```\n```\nmake study: done\nhorovod-study doctor   all\n```\n"
+        "Prose `horovod-study status x.yaml --json`:\n\n    horovod-study tune        all cores\n"
         "    a table, not a command\n"
         "```bash\n#!/bin/bash\nmodule load gcc\n```\n```python\nmake = 1\n```\n"
     )
 
     assert commands(page) == [
         *("horovod-study fit a.csv", "horovod-study run x.yaml", "make check", "horovod-study status x.yaml"),
-        *("make study: done", "horovod-study verify", "horovod-study tune"),
+        *("make study: done", "horovod-study doctor", "horovod-study tune"),
     ]
-    assert inline(page) == [["horovod-study", "plan", "x.yaml", "--json"]]
+    assert inline(page) == [["horovod-study", "status", "x.yaml", "--json"]]
     assert words_of("mpirun -np 2 python -m horovod_study.train --backend ps") == ["strain", "train", "--backend", "ps"]
-    assert words_of("horovod-study export a --to extra-p > b.csv") == ["export", "a", "--to", "extra-p"]
+    assert words_of("horovod-study report a --export extra-p > b.csv") == ["report", "a", "--export", "extra-p"]
 
 
 # What docs/predict.md shows of its commands' output

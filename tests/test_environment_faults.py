@@ -456,7 +456,7 @@ def test_the_package_starts_no_python_without_the_safe_path() -> None:
 def test_what_libraries_read_while_they_are_imported_is_one_line_or_without_effect(
     name: str, code: int, tmp_path: Path
 ) -> None:
-    words = ["simulate", "--workers", "4", "--compute-ms", "1", "--batch", "75", "--gradient-mb", "1"]
+    words = ["predict", "--simulate", "--workers", "4", "--compute-ms", "1", "--batch", "75", "--gradient-mb", "1"]
     network = ["--alpha-us", "5", "--gb-per-s", "1", "--out", str(tmp_path / "out")]
     ended = subprocess.run(
         [sys.executable, "-m", "horovod_study.cli", *words, *network],

@@ -15,7 +15,7 @@ from make.rank_rows import noise, rows_of
 from make.wording import Golden
 from test_inspection import EFFECTIVE, recorded
 
-from horovod_study import cli, records
+from horovod_study import api, cli, records
 from horovod_study.analysis.steps.explanation import Explanation, Help, explain
 from horovod_study.records import analysis_folder
 from horovod_study.report.explanation import page
@@ -386,7 +386,7 @@ def test_runs_that_an_analysis_left_out_stay_out_and_newer_ones_come_in(study: P
     runs = tmp_path / "runs"
     shutil.copytree(study, runs)
     names = sorted(path.name for path in runs.iterdir())
-    cli.report.write_analysis(runs, runs / "analysis", only=names[:-2], targets=[1e-3])
+    api.write_analysis(runs, runs / "analysis", only=names[:-2], targets=[1e-3])
     made = (runs / "analysis" / "runs.csv").stat().st_mtime_ns
     for name, ns in ((names[-1], made + 10**9), (names[-2], 0)):
         for path in (runs / name).iterdir():

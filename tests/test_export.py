@@ -128,7 +128,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_trace_of_a_real_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.json"
 
-    assert main(["export", str(run), "--to", "trace", "--steps", "5:10", "--out", str(path)]) == 0
+    assert main(["report", str(run), "--export", "trace", "--steps", "5:10", "--out", str(path)]) == 0
 
     content = json.loads(path.read_text())
     assert capsys.readouterr().out == f"{path}\n"
@@ -139,7 +139,7 @@ def test_a_trace_of_a_real_run(run: Path, tmp_path: Path, capsys: pytest.Capture
 def test_tensorboard_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert main(["export", str(run), "--to", "tensorboard", "--out", str(tmp_path / "tb")]) == 0
+    assert main(["report", str(run), "--export", "tensorboard", "--out", str(tmp_path / "tb")]) == 0
 
     logged = EventAccumulator(str(tmp_path / "tb" / "one"))
     logged.Reload()
@@ -155,7 +155,7 @@ def test_tensorboard_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
 def test_mlflow_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    assert main(["export", str(run), "--to", "mlflow", "--out", str(tmp_path / "ml")]) == 0
+    assert main(["report", str(run), "--export", "mlflow", "--out", str(tmp_path / "ml")]) == 0
 
     with export._quiet_mlflow():
         client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'ml' / 'mlflow.db'}")
@@ -171,7 +171,7 @@ def test_mlflow_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wandb_keeps_an_offline_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(run), "--to", "wandb", "--out", str(tmp_path / "wb"), "--json"]) == 0
+    assert main(["report", str(run), "--export", "wandb", "--out", str(tmp_path / "wb"), "--json"]) == 0
 
     answer = json.loads(capsys.readouterr().out)
     (log,) = Path(answer["files"][0]).glob("*.wandb")
@@ -185,7 +185,7 @@ def test_a_second_export_into_the_same_folder_is_refused(
 ) -> None:
     (tmp_path / "note").write_text("mine")
 
-    assert main(["export", str(run), "--to", "tensorboard", "--out", str(tmp_path)]) == 2
+    assert main(["report", str(run), "--export", "tensorboard", "--out", str(tmp_path)]) == 2
 
     golden(capsys.readouterr().err, "--out")
 
@@ -193,18 +193,18 @@ def test_a_second_export_into_the_same_folder_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--to", "trace", "--steps", "900:901"], "900"),
-        (["--to", "mlflow", "--steps", "0:5"], "--steps"),
-        (["--to", "trace", "--steps", "7:7"], "FIRST:LAST"),
-        (["--to", "trace", "--steps", "7"], "FIRST:LAST"),
-        (["--to", "trace", "--out", "/dev/null/x"], "--out"),
+        (["--export", "trace", "--steps", "900:901"], "900"),
+        (["--export", "mlflow", "--steps", "0:5"], "--steps"),
+        (["--export", "trace", "--steps", "7:7"], "FIRST:LAST"),
+        (["--export", "trace", "--steps", "7"], "FIRST:LAST"),
+        (["--export", "trace", "--out", "/dev/null/x"], "--out"),
     ],
 )
 def test_wrong_use_is_one_line(
     words: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     try:
-        code = main(["export", str(run), *words])
+        code = main(["report", str(run), *words])
     except SystemExit as ended:
         code = int(str(ended.code))
 
@@ -220,7 +220,7 @@ def test_a_trace_is_of_one_run(run: Path, tmp_path: Path, capsys: pytest.Capture
     (folder.root / "again").mkdir(exist_ok=True)
     (folder.root / "again" / "run.json").write_text((run / "run.json").read_text())
 
-    assert main(["export", str(run.parent), "--to", "trace"]) == 2
+    assert main(["report", str(run.parent), "--export", "trace"]) == 2
 
     golden(capsys.readouterr().err, "2 runs")
 
@@ -230,7 +230,7 @@ def test_a_tracker_that_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
 
-    assert main(["export", str(run), "--to", "wandb", "--out", str(tmp_path / "new")]) == 2
+    assert main(["report", str(run), "--export", "wandb", "--out", str(tmp_path / "new")]) == 2
 
     golden(capsys.readouterr().err)
 
@@ -250,7 +250,7 @@ def tables(directory: Path, **how: object) -> Path:
 def test_extra_p_gets_the_finished_runs_of_an_analysis(tmp_path: Path) -> None:
     place = tables(tmp_path / "analysis")
 
-    assert main(["export", str(place), "--to", "extra-p"]) == 0
+    assert main(["report", str(place), "--export", "extra-p"]) == 0
 
     (document,) = (json.loads(path.read_text()) for path in (place / "extra-p").iterdir())
     counts = [len(each["values"]) for curve in document["measurements"].values() for each in curve["step_s"]]
@@ -283,7 +283,7 @@ def test_extra_p_gets_a_file_for_each_set_of_worker_counts(
         for n in counts
     )
     (tmp_path / "points.csv").write_text(text)
-    assert main(["export", str(tmp_path / "points.csv"), "--to", "extra-p", "--json"]) == 0
+    assert main(["report", str(tmp_path / "points.csv"), "--export", "extra-p", "--json"]) == 0
     printed = capsys.readouterr()
     said = json.loads(printed.out)
 
@@ -311,7 +311,7 @@ def test_extra_p_reads_the_file_and_finds_the_law_in_it(tmp_path: Path) -> None:
         f"{n},{75 * n / (2e-3 + 5e-4 * n):.17g},75\n" for n in (1, 2, 4, 8, 16, 32) for _ in range(2)
     )
     (tmp_path / "points.csv").write_text(text)
-    assert main(["export", str(tmp_path / "points.csv"), "--to", "extra-p", "--out", str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path / "points.csv"), "--export", "extra-p", "--out", str(tmp_path)]) == 0
     program = (
         "import sys\n"
         "from extrap.fileio.file_reader.json_file_reader import JsonFileReader\n"
@@ -335,18 +335,18 @@ def test_mistakes_in_what_is_to_be_exported_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     def error(*words: str) -> str:
-        assert main(["export", *words]) == 2
+        assert main(["report", *words]) == 2
         return capsys.readouterr().err
 
     file = tmp_path / "points.csv"
     file.write_text("workers,samples_per_s,series\n1,10,a\n1,11,a\n2,19,b\n")
     place = str(tmp_path)
-    golden(error(place, "--to", "extra-p"), "runs.csv", "RUNS --out")
-    golden(error(str(file), "--to", "extra-p"))
-    golden(error(str(file), "--to", "extra-p", "--steps", "1:2"), "--steps", "--to")
-    golden(error(str(tmp_path / "none.csv"), "--to", "extra-p"))
+    golden(error(place, "--export", "extra-p"), "runs.csv", "RUNS --out")
+    golden(error(str(file), "--export", "extra-p"))
+    golden(error(str(file), "--export", "extra-p", "--steps", "1:2"), "--steps", "--export")
+    golden(error(str(tmp_path / "none.csv"), "--export", "extra-p"))
     file.write_text("workers,samples_per_s\n1,-10\n")
-    golden(error(str(file), "--to", "extra-p"))
+    golden(error(str(file), "--export", "extra-p"))
     serial = run_table(workers=(1,), ways=(("serial", "none"),))
     with golden.raises(AnalysisError):
         points_of(with_series(serial))
@@ -366,7 +366,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     one = {"block": "b", "launch": 0, "round": 0, "position": 0, "steps": 4, "samples": 300, "other_load": None}
     records.append_turns(runs, [records.TurnSlice(run=first.name, begin_s=0.0, end_s=0.3, **one)])
     with figures_only("breakdown"):
-        assert main(["export", str(runs), "--archive"]) == 0
+        assert main(["report", str(runs), "--export", "zip"]) == 0
     return runs.with_name("s.zip")
 
 
@@ -398,7 +398,7 @@ def test_a_study_that_is_none_or_goes_on_is_refused_in_one_line(
 ) -> None:
     (tmp_path / "foreign").mkdir()
     for words in (["foreign"], ["nowhere"], ["foreign", "--steps", "1:2"]):
-        assert main(["export", str(tmp_path / words[0]), "--archive", *words[1:]]) == 2
+        assert main(["report", str(tmp_path / words[0]), "--export", "zip", *words[1:]]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
     directory = packed.with_suffix("") / "analysis"

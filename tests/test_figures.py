@@ -354,7 +354,7 @@ def test_folding_loses_no_letter():
         assert all(style.text_in(line.rstrip()) <= 1.0 or " " not in line.strip() for line in broken.split("\n"))
 
 
-@pytest.mark.parametrize("words", [["report", "x"], ["explain", "x"], ["simulate"]])
+@pytest.mark.parametrize("words", [["report", "x"], ["explain", "x"], ["predict", "--simulate"]])
 def test_the_verbs_that_draw_take_width_and_font(words):
     options = cli.command_line().parse_args([*words, "--width", "column", "--font", "serif"])
 

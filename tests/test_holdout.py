@@ -229,7 +229,7 @@ class TestCommandLine:
             (("--holdout", "5"), "6 distinct"),
             (("--holdout", "0"), "0 worker"),
             (("--holdout", "-1"), "-1 worker"),
-            ((), "--recommend"),
+            (("--batch", "50"), "--recommend"),
         ],
     )
     def test_wrong_use_is_one_line(self, capsys, file, words, message, golden):

@@ -300,7 +300,7 @@ def test_what_an_export_leaves_out_is_told(
 ) -> None:
     spoil(study, "dangling")
 
-    assert cli.main(["export", str(study), "--to", "tensorboard", "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["report", str(study), "--export", "tensorboard", "--out", str(tmp_path / "out")]) == 0
     golden(capsys.readouterr().err)
 
 

@@ -194,7 +194,8 @@ def test_a_run_under_a_limit_on_file_sizes_ends(launcher: str, tmp_path: Path) -
 TRAIN = ("horovod_study.train", "--dataset", "20000", "--steps", "5", "--warmup-steps", "1", "--out", "run")
 SIMULATE = (
     "horovod_study.cli",
-    "simulate",
+    "predict",
+    "--simulate",
     "--workers",
     "4",
     "--compute-ms",

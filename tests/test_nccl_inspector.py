@@ -202,7 +202,8 @@ def test_the_table_of_all_reduces_is_a_network_for_simulate(tmp_path: Path, caps
     }
     (tmp_path / "all_reduce.txt").write_text(all_reduces(read(files)["sizes"]))
     command = [
-        "simulate",
+        "predict",
+        "--simulate",
         "--bench",
         str(tmp_path / "all_reduce.txt"),
         "--gradient-mb",

@@ -1,4 +1,4 @@
-"""The next best measurement: what known points leave open, and what `plan --next` says of it."""
+"""The next best measurement: what known points leave open, and what `predict --next` says of it."""
 
 import io
 import json
@@ -111,12 +111,12 @@ def test_a_study_says_what_to_measure_next_for_its_question(tmp_path, capsys):
     how = {"launch": fake_launch({}), "cores": 4, "smoke": False, "pin": False, "watch_load_s": 0.0}
     run_study(load_study(path), tmp_path / "runs", RunOptions(command="", **how), console=Console(file=io.StringIO()))
 
-    code = main(["plan", str(path), "--runs", str(tmp_path / "runs"), "--next", "--json"])
+    code = main(["predict", str(path), "--runs", str(tmp_path / "runs"), "--next", "--json"])
     (step,) = json.loads(capsys.readouterr().out)["series"].values()
 
     assert code == 0 and step["target"] == 64 and step["low"] < step["samples_per_s"] < step["high"]
     assert {each["workers"] for each in step["choices"]} <= {1, 2, 4}
-    assert main(["plan", str(path), "--runs", str(tmp_path / "runs"), "--next", "16"]) == 0
+    assert main(["predict", str(path), "--runs", str(tmp_path / "runs"), "--next", "16"]) == 0
     assert "at 16 workers" in capsys.readouterr().out
 
 

@@ -219,5 +219,5 @@ def test_a_wheel_with_its_extra_fits_reports_checks_and_simulates(bare: Bare) ->
     horovod_study("report", "study", "--out", "out")
     assert (bare.folder / "out" / "report.html").is_file()
     horovod_study("report", "out", "--check", "--runs", "study")
-    simulated = json.loads(horovod_study("simulate", *NETWORK, "--workers", "2", "64", "--json"))
+    simulated = json.loads(horovod_study("predict", "--simulate", *NETWORK, "--workers", "2", "64", "--json"))
     assert simulated

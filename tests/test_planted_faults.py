@@ -29,7 +29,7 @@ from make.properties import examples
 from make.synthetic_study import write_study
 from test_audit import PAIR, SERIAL, edit, findings_of, retotal, rewrite
 
-from horovod_study import api, cli, records
+from horovod_study import api, records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, recount, same_text
 from horovod_study.analysis.series.points import with_series
@@ -62,7 +62,7 @@ def _made(runs: Path) -> Made:
         recounts[run.name] = recount(run, records.run_side_files(run.directory))
 
     how: dict[str, Any] = {"commands": None, "targets": (), "only": None, "threads": 1, "networks": []}
-    table, evaluations, accounting, analysis = cli.report._analysed(runs, beside=beside, **how)
+    table, evaluations, accounting, analysis = api._analysed(runs, beside=beside, **how)
     study = Study(
         runs=with_series(table),
         analysis=analysis,

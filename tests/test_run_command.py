@@ -128,7 +128,7 @@ def test_all_verbs_find_the_runs_beside_a_study_file_of_another_folder(
     path = command_study(TORCHRUN).rename(here / "a" / "train-study.yaml")
 
     def found() -> str:
-        assert main(["plan", str(path), "--json"]) == 0
+        assert main(["run", str(path), "--plan", "--json"]) == 0
         directory = json.loads(capsys.readouterr().out)["directory"]
         assert main(["status", str(path)]) == 0
         assert capsys.readouterr().out.endswith(f"runs: {directory}\n")
@@ -412,7 +412,7 @@ def test_one_command_from_a_script_to_its_answer_and_again(tmp_path: Path) -> No
     assert "report: runs/train/analysis/report.html" in again.stdout
     with (tmp_path / "train-study.yaml").open("a") as more:
         more.write("run: {threads: 1}\n")
-    planned = json.loads(typed("plan", "train-study.yaml", "--json", cwd=tmp_path).stdout)
+    planned = json.loads(typed("run", "train-study.yaml", "--plan", "--json", cwd=tmp_path).stdout)
     assert planned["to_do"] == len(study.cells()), "the command chose its threads before: other runs"
 
 

@@ -505,7 +505,7 @@ def test_a_study_of_somebody_elses_training_goes_the_whole_way(kind: str, folder
     assert {json.loads(each.read_text())["requested"]["options"]["hidden"] for each in runs} == {4}
     assert not list((folder / "runs" / "foreign").glob(".*.part")), "the places where ranks met are removed"
     assert not Path("/tmp/never").exists()
-    planned = json.loads(say("plan", str(path), "--json"))["cells"]
+    planned = json.loads(say("run", str(path), "--plan", "--json"))["cells"]
     assert [cell["state"] for cell in planned] == ["done"] * 4, "nothing is left to run"
 
 

@@ -375,7 +375,7 @@ def write_run(directory: Path, own_s: np.ndarray) -> Path:
 
 def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
     capsys.readouterr()
-    code = main(["simulate", *(str(word) for word in words)])
+    code = main(["predict", "--simulate", *(str(word) for word in words)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

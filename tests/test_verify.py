@@ -394,7 +394,7 @@ def test_files_hold_every_case_and_tensor(tmp_path: Path, golden: Golden) -> Non
 def test_bad_input_is_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    assert main(["verify", *words]) == 2
+    assert main(["bench", "equality", *words]) == 2
     printed = capsys.readouterr()
 
     golden(printed.err, message)
@@ -485,9 +485,8 @@ REASONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("how", BREAKS)
 def test_wrong_on_purpose_it_fails_and_says_why(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (
-        "verify --runtime mpi/mpi --dtype float32 --reduction flat --steps 2 --batch 23 --dataset 400 --json".split()
-    )
+    words = "bench equality --runtime mpi/mpi --dtype float32 --reduction flat --steps 2".split()
+    words += "--batch 23 --dataset 400 --json".split()
 
     assert main([*words, "--break", how]) == 1
     result = json.loads(capsys.readouterr().out)

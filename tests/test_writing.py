@@ -208,9 +208,9 @@ NO_ROOM = {
     **dict.fromkeys(["speedup.pdf", "speedup.svg", "speedup.csv", "points.tex", "report.html"], REPORT),
     "section.tex": [*REPORT, "--paper"],
     "against.json": [*REPORT, "--against", "runs"],
-    "runs.zip": ["export", "runs", "--archive"],
+    "runs.zip": ["report", "runs", "--export", "zip"],
     "explanation.json": ["explain", "runs", "--out", "out"],
-    "trace.json": ["export", "runs/RUN", "--to", "trace"],
+    "trace.json": ["report", "runs/RUN", "--export", "trace"],
 }
 """What a file system refuses to take -> the command that writes it."""
 
@@ -274,8 +274,8 @@ READERS = [
     ["explain", "runs"],
     ["explain", "runs", "--part", "account"],
     ["explain", "runs", "--part", "sync", "--out", "out"],
-    ["export", "runs", "--archive"],
-    ["export", "runs", "--to", "tensorboard", "--out", "out"],
+    ["report", "runs", "--export", "zip"],
+    ["report", "runs", "--export", "tensorboard", "--out", "out"],
 ]
 FOREIGN = {"other": '{"name": "of another program"}', "list": "[]", "text": "run", "empty": ""}
 
@@ -291,7 +291,7 @@ def test_a_record_of_another_program_among_runs_is_told(
     for name, text in FOREIGN.items():
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "run.json").write_text(text)
-    if words[0] in ("report", "export") and "--tables" not in words:
+    if words[0] == "report" and "--tables" not in words:
         assert cli.main(["report", "runs"]) == 0
         capsys.readouterr()
     cli.main(words)
@@ -524,7 +524,7 @@ def resume_rows(below: Path) -> None:
 OPTIONS = {"study": "s", "partition": "p", "repeat": 0, "warmup_steps": 1, "system_interval_s": 0}
 MAKERS: dict[str, Callable[[Path], object]] = {
     "report": lambda below: cli.main(["report", str(below / "runs")]),
-    "archive": lambda below: cli.main(["export", str(below / "runs"), "--archive"]),
+    "archive": lambda below: cli.main(["report", str(below / "runs"), "--export", "zip"]),
     "generate": lambda below: dataset.generate(below / "set", 400, seed=1),
     "import": import_curves,
     "claim": lambda below: lease.acquire(below, "run", what="the run").release(),

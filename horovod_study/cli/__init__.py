@@ -1,15 +1,13 @@
 """`horovod-study VERB`: parse, call, print. No logic lives here.
 
     verbs         what a verb is made from, and what several share
-    studies       plan, run, status, cancel, doctor
-    report        report
+    studies       run, status, doctor, predict --next
+    report        report, and what it exports
     explain       explain
-    forecasts     fit, predict
-    simulate      simulate, simulate model-parallel
-    experiments   tune, verify
-    benchmarks    bench, bench loading, bench timers
+    forecasts     predict (fit)
+    simulate      predict --simulate, predict --model-parallel
+    benchmarks    bench, bench loading, bench equality, bench timers
     record        record: the training of any script as it is
-    export        export
     strain        strain: data, train, search, lr-range, learning-curve
 
 A verb is a function with its options beside it and a line in `VERBS` of its file. What needs PyTorch, pandas or
@@ -28,9 +26,7 @@ from typing import Any
 from horovod_study import __version__, limits
 from horovod_study.cli import (
     benchmarks,
-    experiments,
     explain,
-    export,
     forecasts,
     record,
     report,
@@ -39,7 +35,7 @@ from horovod_study.cli import (
     studies,
 )
 from horovod_study.cli.verbs import Result
-from horovod_study.errors import StudyError
+from horovod_study.errors import ConfigError, StudyError
 from horovod_study.options import Parser
 from horovod_study.variables import SHELL, whole_number
 
@@ -49,12 +45,21 @@ VERBS = (
     *explain.VERBS,
     *forecasts.VERBS,
     *simulate.VERBS,
-    *experiments.VERBS,
     *benchmarks.VERBS,
     *record.VERBS,
-    *export.VERBS,
     *strain.VERBS,
 )
+OLD = {
+    "plan": "run STUDY.yaml --plan (which runs are next: predict STUDY.yaml --next)",
+    "cancel": "status STUDY.yaml --cancel [CELL ...]",
+    "export": "report RUNS --export NAME (an archive: --export zip)",
+    "compare": "run A B",
+    "simulate": "predict --simulate, or predict --model-parallel",
+    "tune": "run STUDY.yaml --tune [KNOB ...]",
+    "verify": "bench equality",
+}
+"""Verbs that are gone, and what to type now."""
+
 EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("torch", "psutil"), "search": ("optuna",)}
 """Which extra of setup.cfg brings a package that a verb may miss."""
 
@@ -74,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         whole_number("SOURCE_DATE_EPOCH", os.environ)  # libraries read it while they are imported
         parser = command_line()
-        if words[:2] == ["strain", "train"] and not {"-h", "--help"} & set(words):
+        if words[:1] and words[0] in OLD:
+            raise ConfigError(f"{words[0]} is no verb any more; type horovod-study {OLD[words[0]]}")
+        if words[:2] == ["strain", "train"] and not {"-h", "--help", "--help-all"} & set(words):
             from horovod_study import train
 
             return train.main(words[2:])

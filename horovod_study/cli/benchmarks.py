@@ -1,4 +1,4 @@
-"""`horovod-study bench`: the network, the processors, the loaders and the timers."""
+"""`horovod-study bench`: the network, the processors, the loaders, the timers, and equality of trainings."""
 
 import argparse
 import json
@@ -9,32 +9,28 @@ from horovod_study.cli.verbs import COUNT, CURVES, DIR, FLAG, NUMBER, Result, Ve
 from horovod_study.config import available_cores
 from horovod_study.options import Parser
 
+_LOADERS = ["memory", "prefetch", "device", "dataloader", "dataloader:2"]
+
 
 def _bench_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--workers", **COUNT, help="workers to start here (default: one for each core); not in a launch")
-    add("--transport", nargs="*", metavar="NAME", help="raw transports: mpi, gloo, nccl (default: all that are there)")
-    add(
-        "--runtime",
-        nargs="*",
-        metavar="NAME",
-        help="all-reduce as a runtime does it: horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ... "
-        "(default: horovod/mpi, horovod/gloo, ddp/gloo)",
-    )
-    add("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)")
-    add("--max-bytes", metavar="SIZE", help="largest message, as 64K or 1G (default 256M)")
-    add("--factor", **COUNT, default=4, help="from a size to the next (default 4)")
-    add("--sizes", nargs="+", metavar="SIZE", help="these sizes instead; the model's own are always measured")
-    add("--batch", **COUNT, default=75, help="curves per worker and step (default 75)")
-    add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
+    add("--workers", **COUNT, help="workers to start here (default: one for each core)")
+    add("--transport", nargs="*", metavar="NAME", help="raw: mpi, gloo, nccl (default: all there are)")
+    add("--runtime", nargs="*", metavar="NAME", help="as horovod/mpi horovod/gloo ddp/gloo (default: these)")
+    add("--sizes", nargs="+", metavar="SIZE", help="of messages, as 64K or 1G (default: 4 to 256M)")
     add("--seconds", **NUMBER, default=30.0, help="to spend on messages, about (default 30)")
     add("--rounds", **COUNT, default=5, help="how often all is measured (default 5)")
     add("--out", **DIR, default=Path("bench"), help="receives tables and figures (default bench)")
     add("--json", **FLAG, help="print one line of JSON instead of tables")
+    add("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)", more=True)
+    add("--max-bytes", metavar="SIZE", help="largest message (default 256M)", more=True)
+    add("--factor", **COUNT, default=4, help="from a size to the next (default 4)", more=True)
+    add("--batch", **COUNT, default=75, help="curves per worker and step (default 75)", more=True)
+    add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)", more=True)
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure the network between workers and what a worker can do: all-reduce, copies, matrix peak, roofline."""
+    """Measure the network between workers and what a worker can do."""
     from horovod_study.analysis.machine.network import analyze as analyze_network
     from horovod_study.report.figures.bench import content, text, write_bench
     from horovod_study.studies.bench import bench_document, finish
@@ -58,22 +54,22 @@ def bench(options: argparse.Namespace) -> int:
     return finish(found.show(as_json=options.json))
 
 
-def _loading_arguments(parser: Parser) -> None:
+def _data_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
-    add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)")
+    add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)", more=True)
     add("--batch", **COUNT, nargs="+", default=[75], help="curves per step (default 75)")
-    add(
-        "--loader",
-        nargs="+",
-        default=["memory", "prefetch", "device", "dataloader", "dataloader:2"],
-        metavar="NAME",
-        help="memory, prefetch, device, dataloader, or dataloader:N with N loader processes (default: all, N = 2)",
-    )
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
+    add("--threads", **COUNT, default=1, help="compute threads (default 1)")
+
+
+def _loading_arguments(parser: Parser) -> None:
+    _data_arguments(parser)
+    add = parser.add_argument
+    text = "memory, prefetch, device, dataloader, or dataloader:N with N loader processes (default: all, N = 2)"
+    add("--loader", nargs="+", default=_LOADERS, metavar="NAME", help=text)
     add("--rounds", **COUNT, default=5, help="how often all is measured (default 5)")
     add("--seconds", **NUMBER, default=1.0, help="of each measurement (default 1)")
-    add("--threads", **COUNT, default=1, help="compute threads (default 1)")
-    add("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
     add("--pin-memory", **FLAG, help="copy to the GPU from page-locked memory")
     add("--out", **DIR, help="receives loading.json")
     add("--json", **FLAG, help="print one line of JSON instead of tables")
@@ -88,7 +84,7 @@ def _dataset(options: argparse.Namespace) -> Path:
 
 
 def loading(options: argparse.Namespace) -> int:
-    """Compare the loaders: loading alone, training on one cached batch, both together, and what bounds a run."""
+    """Compare the loaders: loading alone, training alone, and both together."""
     from horovod_study.programs.loading import compare_loaders, save
     from horovod_study.workload.dataset import open_dataset
     from horovod_study.workload.options import StrainConfig
@@ -109,45 +105,29 @@ def loading(options: argparse.Namespace) -> int:
 
 
 def _timers_arguments(parser: Parser) -> None:
+    _data_arguments(parser)
     add = parser.add_argument
-    add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
-    add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)")
-    add("--batch", **COUNT, nargs="+", default=[75], help="curves per step (default 75)")
     add("--workers", **COUNT, nargs="+", default=[1], help="on this machine (default 1)")
-    add(
-        "--over",
-        default="horovod/mpi",
-        metavar="NAME",
-        help="how several communicate, as ddp/gloo (default horovod/mpi)",
-    )
-    add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
-    add("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
-    add("--threads", **COUNT, default=1, help="compute threads (default 1)")
-    add("--precision", default="fp32", metavar="NAME", help="as for train (default fp32)")
-    add("--loader", default="memory", metavar="NAME", help="as for train (default memory)")
-    add("--cuda-graphs", **FLAG, help="replay whole steps, as for train; needs a GPU")
-    add("--kernels", default="torch", metavar="NAME", help="as for train (default torch)")
+    add("--over", default="horovod/mpi", metavar="NAME", help="how several communicate (default horovod/mpi)")
     add("--seconds", **NUMBER, default=60.0, help="for each batch and number of workers (default 60)")
-    add("--rounds", **COUNT, help="so many rounds instead, however long they take")
-    add("--steps-per-block", **COUNT, help="of one mode in a row (default: about 12 ms of them)")
-    add(
-        "--beside",
-        **FLAG,
-        help="let torch.profiler, cProfile and hooks on all layers alternate too, and a loop that keeps nothing",
-    )
-    add("--seed", **COUNT, default=1, help="of the order in the rounds (default 1)")
-    add(
-        "--fail-above",
-        type=float,
-        metavar="PERCENT",
-        help="end with 1 if light certainly costs more: if its whole 95 %% interval is above",
-    )
-    add("--out", **DIR, default=Path("bench") / "timers", help="receives table, figure and logs (default bench/timers)")
+    above = "end with 1 if light certainly costs more: if its whole 95 %% interval is above"
+    add("--fail-above", type=float, metavar="PERCENT", help=above)
+    add("--out", **DIR, default=Path("bench") / "timers", help="receives table and logs (default bench/timers)")
     add("--json", **FLAG, help="print one line of JSON instead of the table")
+    add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)", more=True)
+    for name, usual in (("precision", "fp32"), ("loader", "memory"), ("kernels", "torch")):
+        add(f"--{name}", default=usual, metavar="NAME", help=f"as for train (default {usual})", more=True)
+    add("--cuda-graphs", **FLAG, help="replay whole steps, as for train; needs a GPU", more=True)
+    add("--rounds", **COUNT, help="so many rounds instead, however long they take", more=True)
+    block = "of one mode in a row (default: about 12 ms of them)"
+    add("--steps-per-block", **COUNT, help=block, more=True)
+    beside = "let torch.profiler, cProfile and hooks on all layers alternate too, and a loop that keeps nothing"
+    add("--beside", **FLAG, help=beside, more=True)
+    add("--seed", **COUNT, default=1, help="of the order in the rounds (default 1)", more=True)
 
 
 def timers(options: argparse.Namespace) -> Result:
-    """Measure what measuring costs: blocks of steps with the timers off, light and strict alternate."""
+    """Measure what measuring costs: timers off, light and strict alternate."""
     from horovod_study.analysis.steps.timers import timer_cost
     from horovod_study.report.figures.timers import content, text, write_timers
     from horovod_study.studies.timers import measure_timers
@@ -170,11 +150,63 @@ def timers(options: argparse.Namespace) -> Result:
     )
 
 
-VERBS = (
-    Verb(
-        "bench",
-        bench,
-        _bench_arguments,
-        verbs=(Verb("loading", loading, _loading_arguments), Verb("timers", timers, _timers_arguments)),
-    ),
+def _equality_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--workers", **COUNT, nargs="+", default=[2], help="worker counts (default 2)")
+    add("--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all there are)")
+    for name, usual, text in (
+        ("reduction", ["flat", "hooks"], "how gradients are averaged"),
+        ("dtype", ["float32", "float64"], "precision"),
+        ("optimizer", ["adam", "sgd"], "update rule"),
+    ):
+        add(f"--{name}", nargs="+", default=usual, metavar="NAME", help=f"{text} (default {' '.join(usual)})")
+    add("--steps", **COUNT, default=10, help="steps of each training run (default 10)")
+    add("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
+    broken = "do it wrong on purpose, and fail: sum of gradients, shard shifted by a curve, lr, start of one rank"
+    add("--break", dest="broken", metavar="HOW", help=broken)
+    add("--out", **DIR, help="receives verify.txt, verify.json, verify.csv and logs")
+    add("--json", **FLAG, help="print one line of JSON instead of the tables")
+    batch = "curves of a step, of all workers together (default 300)"
+    add("--batch", **COUNT, default=300, help=batch, more=True)
+    add("--seed", **COUNT, default=1, help="of parameters and data order (default 1)", more=True)
+    lr = "none, linear or sqrt, as for train (default none)"
+    add("--lr-scaling", default="none", metavar="NAME", help=lr, more=True)
+    scaling = "none, fixed or standard, as for train (default standard: rounding is amplified least)"
+    add("--input-scaling", default="standard", metavar="NAME", help=scaling, more=True)
+    kernels = "of the parallel runs: torch, or native with --dtype float32 --reduction flat (default torch)"
+    add("--kernels", default="torch", metavar="NAME", help=kernels, more=True)
+
+
+def equality(options: argparse.Namespace) -> int:
+    """Prove that parallel training equals sequential training, weight by weight."""
+    from horovod_study.progress import say
+    from horovod_study.records import finite
+    from horovod_study.report.equality import text, write
+    from horovod_study.studies.verify import Question
+    from horovod_study.studies.verify import verify as prove
+
+    question = Question(
+        runtimes=options.runtime and tuple(options.runtime),
+        workers=tuple(options.workers),
+        reductions=tuple(options.reduction),
+        dtypes=tuple(options.dtype),
+        optimizers=tuple(options.optimizer),
+        dataset=options.dataset,
+        lr_scaling=options.lr_scaling,
+        input_scaling=options.input_scaling,
+        **given(options, "kernels", "steps", "batch", "seed", "broken"),
+    )
+    result = finite(prove(question, options.out))
+    paths = write(result, options.out) if options.out else []
+    print(json.dumps(result, allow_nan=False) if options.json else text(result))
+    for path in paths:
+        say(f"wrote {path}")
+    return 0 if result["passed"] else 1
+
+
+_BELOW = (
+    Verb("loading", loading, _loading_arguments),
+    Verb("equality", equality, _equality_arguments),
+    Verb("timers", timers, _timers_arguments),
 )
+VERBS = (Verb("bench", bench, _bench_arguments, verbs=_BELOW),)

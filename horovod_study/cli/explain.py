@@ -1,7 +1,7 @@
 """`horovod-study explain`: where the time of recorded steps goes, on one page or, with --part, one view in detail."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from horovod_study.cli.verbs import (
     add_figure_arguments,
     figure_look,
     given,
-    readable_runs,
     runs_folder,
     say_left_out,
 )
@@ -25,130 +24,38 @@ from horovod_study.workloads import packaged
 
 def _explain_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add(
-        "places",
-        type=Path,
-        nargs="*",
-        metavar="RUN|STUDY",
-        help="run directories, folders of them, a study file; or traces of torch.profiler, one a rank; or what NCCL "
-        "Inspector wrote",
-    )
-    add("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
+    places = "run directories, folders of them, a study file; or traces of torch.profiler, or of NCCL Inspector"
+    add("places", type=Path, nargs="*", metavar="RUN|STUDY", help=places)
+    add("--part", choices=PARTS, help="one view in detail")
+    add("--measure", **FLAG, help="make short runs here that say what a synchronisation is")
     add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
-    add(
-        "--max-residual",
-        metavar="PERCENT",
-        help="of --part account: end with exit code 1 where more than so much is unexplained, such as 5%%: of a rank's "
-        "step, or of what more workers add to it",
-    )
-    add_figure_arguments(parser)
+    residual = "of --part account: end with 1 where more than so much is unexplained, such as 5%%: of a rank's step, "
+    residual += "or of what more workers add to it"
+    add("--max-residual", metavar="PERCENT", help=residual, more=True)
     add("--json", **FLAG, help="print one line of JSON")
-    measuring = parser.add_argument_group("measuring what no recorded run tells")
-    measuring.add_argument(
-        "--measure",
-        **FLAG,
-        help="make an experiment of short runs here, which says what a synchronisation consists of (--part sync)",
-    )
-    measuring.add_argument(
-        "--runtime", nargs="+", metavar="NAME", help="how workers communicate (default: those usual here)"
-    )
-    measuring.add_argument("--workers", **COUNT, help="workers (default: one per core)")
-    measuring.add_argument("--rounds", **COUNT, help="launches of all arms (default 5)")
-    measuring.add_argument(
-        "--no-turns",
-        **FLAG,
-        default=None,
-        help="run the arms one after the other, also where they could train in turns",
-    )
+    add_figure_arguments(parser)
+    runtime = "with --measure: how workers communicate (default: those usual here)"
+    add("--runtime", nargs="+", metavar="NAME", help=runtime, more=True)
+    add("--workers", **COUNT, help="with --measure: workers (default: one per core)", more=True)
+    add("--rounds", **COUNT, help="with --measure: launches of all arms (default 5)", more=True)
+    turns = "with --measure: run the arms one after the other, also where they could train in turns"
+    add("--no-turns", **FLAG, default=None, help=turns, more=True)
     add_run_options(parser, hidden=packaged().options)
     parser.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
 
 
 def explain(options: argparse.Namespace) -> Result:
-    """Explain a run or a study: where the time goes, who is slow, what more workers add, and what would help."""
-    from horovod_study.analysis.steps.traces import inspector_paths, trace_paths
+    """Explain a run or a study: where the time goes, who is slow."""
+    from horovod_study.report.explanation import explained
+    from horovod_study.report.traces import foreign
 
     _refuse_idle_options(options)
-    for find, answer in ((trace_paths, _traces), (inspector_paths, _inspector)) if options.part is None else ():
-        paths = {place: find(place) for place in options.places}
-        if any(paths.values()):
-            if other := [str(place) for place, own in paths.items() if not own]:
-                raise ConfigError(f"explain: {other[0]} is of another kind than the others; name one kind")
-            return answer(options, [path for own in paths.values() for path in own])
+    told = foreign(options.places, options.out) if options.part is None else None
+    if told is not None:
+        return Result(**told)
     options.places = [runs_folder(place) for place in options.places]
     part = "sync" if options.measure else options.part
-    return _page(options) if part is None else PARTS[part](options)
-
-
-def _traces(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
-    """Traces of torch.profiler, one of each rank: laps, communication that computing does not cover, who is late."""
-    from horovod_study.analysis.steps import traces
-    from horovod_study.report.traces import rank_lines
-
-    found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in paths])
-    return _foreign(options, "rank_traces", found, rank_lines(found))
-
-
-def _inspector(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
-    """Records of NCCL Inspector: collectives by size, and who comes last."""
-    from horovod_study.analysis.steps import traces
-    from horovod_study.report.traces import all_reduces, inspector_lines
-
-    found = traces.inspect({str(path.resolve()): traces.inspector_lines(path) for path in paths})
-    table = all_reduces(found["sizes"]) if found["timing"] == traces.KERNEL else ""
-    more = {"all_reduce.txt": table} if table else {}
-    return _foreign(options, "nccl_inspector", found, inspector_lines(found), more)
-
-
-def _foreign(
-    options: argparse.Namespace, name: str, found: Mapping[str, Any], lines: list[str], more: Mapping[str, str] = {}
-) -> Result:
-    """Return what files of others say, with --out also as NAME.txt and NAME.json, and `more` files."""
-    from horovod_study.records import finite
-    from horovod_study.report.kit.files import write_result
-
-    document = finite(found)
-    contents = {f"{name}.txt": lines, f"{name}.json": document, **more}
-    files = write_result(options.out, contents) if options.out else None
-    return Result(document=document, lines=lines, files=files, doubts=found["doubts"])
-
-
-def _page(options: argparse.Namespace) -> Result:
-    """All of it on one page, the most important first."""
-    import shutil
-
-    from horovod_study import records
-    from horovod_study.analysis.series.turns import study_turns
-    from horovod_study.analysis.steps.explanation import explain as explain_runs
-    from horovod_study.report.commands import command_lines, command_rows
-    from horovod_study.report.explanation import WIDE, page, write_explanation
-    from horovod_study.report.kit.files import write_result
-
-    turns = study_turns(options.places[0]) if len(options.places) == 1 else None
-    left_out: dict[str, str] = {}
-    beside = records.runs_beside(options.places[0]) if len(options.places) == 1 else {}
-    about, *others = beside or [""]
-    if others:
-        parent = options.places[0].resolve().parent
-        table, runs = records.recorded_runs([parent], [name for name, alike in beside.items() if alike])
-    else:
-        table, runs = records.recorded_runs(options.places, left_out=left_out)
-    say_left_out(left_out)
-    commands = table["backend"] == records.COMMAND
-    if commands.any():
-        lines, rows = command_lines(table), command_rows(table)
-        if commands.all():
-            files = write_result(options.out, {"explanation.txt": lines}) if options.out else []
-            return Result(document={"commands": rows}, lines=lines, files=files)
-        say_left_out(dict.fromkeys(table.loc[commands, "run"], "no step was seen"))
-    seen = table[~commands].reset_index(drop=True)
-    trained = (run for run in runs if not records.is_command(run.record))
-    found = explain_runs(seen, trained, turns, about=about if others else "", taken=list(beside))
-    return Result(
-        document=records.finite(found),
-        lines=page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns)),
-        files=write_explanation(found, options.out) if options.out else [],
-    )
+    return Result(**explained(options.places, options.out)) if part is None else PARTS[part](options)
 
 
 _TAKEN_BY: Mapping[str, tuple[str, ...]] = {  # options that only these parts take
@@ -231,7 +138,10 @@ def _sync(options: argparse.Namespace) -> Result:
             **given(options, "workers", "rounds"),
         )
     else:
-        directories = [directory for root in options.places for directory in readable_runs(root)]
+        left_out: dict[str, str] = {}
+        found_in = (records.readable_runs(root, left_out=left_out) for root in options.places)
+        directories = [directory for found in found_in for directory, _ in found]
+        say_left_out(left_out)
     folders = {directory.resolve().parent for directory in directories}
     slices = {folder: records.read_turns(folder) for folder in folders}
     seen = []

@@ -1,8 +1,7 @@
-"""`horovod-study fit` and `predict`: what measured points say of more workers."""
+"""`horovod-study predict`, also `fit`: what measured points say of more workers."""
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,119 +26,43 @@ from horovod_study.text.words import cut, printable
 if TYPE_CHECKING:
     import pandas as pd
 
-
-def _fit_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--baseline",
-        type=float,
-        metavar="SAMPLES_PER_S",
-        help="throughput that counts as speedup 1 (default: per worker at the smallest worker count)",
-    )
-    parser.epilog = "Laws, points files and what the doubts mean: docs/fit.md"
-    _points_arguments(parser)
-
-
-def fit(options: argparse.Namespace) -> Result:
-    """Fit scaling laws to anybody's points."""
-    from horovod_study.analysis.fit.fitting import fit_series
-
-    points = _points(options)
-    fits = fit_series(points, baseline_samples_per_s=options.baseline)
-    series = {name: one.to_dict() for name, one in fits.items()}
-    notes = (
-        "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; loo: median",
-        " error of a worker count that is left out of the fit; step times are relative to one worker; details: --json)",
-    )
-    lines = [*(_fit_text(name, one) for name, one in series.items()), *notes]
-    return Result(document={"series": series}, lines=lines)
-
-
-def _fit_text(name: str, one: dict[str, Any]) -> str:
-    """One series for the eye: the laws that fit, then the names of those that do not, then the doubts."""
-    lines = [f"{cut(printable(name), 60) or 'all points'}: speedup relative to {one['baseline']}"]
-    if one["assumed"]:
-        lines.append(f"  assumed: {one['assumed']}")
-    unknown, refused, told = [], [], set()
-    for law, fitted in one["laws"].items():
-        if not fitted["applies"]:
-            refused.append(law)
-            if law != one["selected"]:
-                continue
-        if not fitted["identifiable"] and law != one["selected"]:
-            unknown.append(law)
-            told |= {f"{law}: {doubt}" for doubt in fitted["doubts"]}
-        lines += _law_text(law, fitted, selected=law == one["selected"])
-    if unknown:
-        lines.append(f"  ? not identifiable from these points: {', '.join(unknown)}")
-    reasons: dict[str, list[str]] = {}
-    for law in refused:
-        reasons.setdefault(one["laws"][law]["why_not"], []).append(law)
-        told.add(f"{law} does not apply to {one['mode']} scaling: {one['laws'][law]['why_not']}")
-    lines += [f"  - {', '.join(laws)}: not for {one['mode']} scaling ({why})" for why, laws in reasons.items()]
-    lines += [f"  doubt: {doubt}" for doubt in one["doubts"] if doubt not in told]
-    return "\n".join(
-        part for line in lines for part in textwrap.wrap(line, 100, subsequent_indent="      ", break_long_words=False)
-    )
-
-
-def _law_text(law: str, fitted: dict[str, Any], *, selected: bool) -> list[str]:
-    parts = []
-    for parameter, value in fitted["params"].items():
-        low, high = fitted["ci95"].get(parameter) or (None, None)
-        interval = "" if low is None or high is None else f" [{low:.3g}, {high:.3g}]"
-        parts.append(f"{parameter} {value:.5g}{interval}")
-    mark = "*" if selected else " " if fitted["identifiable"] else "?"
-    quality = [f"rmse {fitted['rmse']:.3g}"]
-    quality += [] if fitted["aicc"] is None else [f"AICc {fitted['aicc']:.1f}"]
-    quality += [] if fitted["loo_error"] is None else [f"loo {100 * fitted['loo_error']:.1f} %"]
-    for what in ("knee", "peak") if selected else ():
-        if (fitted[what] or 0) > 1:
-            low, high = fitted[f"{what}_ci95"] or (None, None)
-            interval = "" if low is None else f" [{low:.3g}, {'no end' if high is None else format(high, '.3g')}]"
-            quality.append(f"{what} at {fitted[what]:.4g}{interval} workers")
-    quality += [] if fitted["limit"] is None or not selected else [f"never above {fitted['limit']:.4g}"]
-    return [f"{mark} {law:<10} {'  '.join(parts)}; {', '.join(quality)}"]
+_FORM = "see predict {} --help"
 
 
 def _predict_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--workers", **COUNT, nargs="+", help="worker counts to forecast")
-    add("--workers-per-node", **COUNT, help="workers that fill a node")
-    add("--batch", type=float, nargs="+", metavar="B", help="samples per worker and step there: one, or one per count")
-    add("--global-batch", type=float, metavar="B", help="... or of all workers together")
-    add("--bench", **FILE, help="a measured network: bench.json, or as in simulate")
-    add("--gradient-mb", **NUMBER, help="1e6 bytes of gradients, where FILE has no model")
-    add(
-        "--holdout",
-        type=int,
-        nargs="?",
-        const=True,
-        metavar="K",
-        help="score the forecasts: hide the K largest worker counts (default: the upper half) and forecast them",
-    )
-    add("--rolling", **FLAG, help="with --holdout: hide one count, two, ... up to K")
+    points = "a table with workers, samples_per_s (- is stdin); a log of a training (LOG@8: of 8 workers); runs"
+    add("points", type=Path, metavar="POINTS.csv", help=points)
+    add("--workers", **COUNT, nargs="+", help="worker counts to forecast (without: laws)")
+    add("--holdout", type=int, nargs="?", const=True, metavar="K", help="score forecasts of the K largest counts")
     add("--recommend", **FLAG, help="how many workers: knee, peak, cheapest")
-    add("--samples", **NUMBER, help="samples of the whole training, for ...")
-    add("--deadline", metavar="TIME", help="... the fewest workers that finish in time (90m, 1h30m)")
-    add("--gpu-hours", **NUMBER, help="... the fastest count within so many GPU hours")
-    add("--price-per-gpu-hour", **NUMBER, help="... and what it costs")
-    add(
-        "--target-samples",
-        nargs="+",
-        metavar="X|N:X",
-        help="the shortest time to a target that takes X samples, or X samples with N workers",
-    )
-    add(
-        "--marginal",
-        **NUMBER,
-        default=0.5,
-        help="the knee: least gain of one more worker, of the mean one's (default 0.5)",
-    )
-    _points_arguments(parser)
+    add("--samples", **NUMBER, help="samples of the whole training, for --deadline")
+    add("--deadline", metavar="TIME", help="the fewest workers that finish in time: 1h30m")
+    add("--next", **FLAG, help="which runs of a study to make next; " + _FORM.format("--next"))
+    add("--simulate", **FLAG, help="steps of many workers; " + _FORM.format("--simulate"))
+    add("--model-parallel", **FLAG, help="or split the model? " + _FORM.format("--model-parallel"))
+    add("--json", **FLAG, help="print one line of JSON")
+    add("--columns", **COLUMNS, more=True)
+    baseline = "of laws: throughput that counts as speedup 1 (default: per worker at the smallest worker count)"
+    add("--baseline", type=float, metavar="SAMPLES_PER_S", help=baseline, more=True)
+    add("--rolling", **FLAG, help="with --holdout: hide one count, two, ... up to K", more=True)
+    add("--workers-per-node", **COUNT, help="workers that fill a node", more=True)
+    batch = "samples per worker and step there: one, or one per count"
+    add("--batch", type=float, nargs="+", metavar="B", help=batch, more=True)
+    add("--global-batch", type=float, metavar="B", help="... or of all workers together", more=True)
+    add("--bench", **FILE, help="a measured network: bench.json, or as in --simulate", more=True)
+    add("--gradient-mb", **NUMBER, help="1e6 bytes of gradients, where FILE has no model", more=True)
+    add("--gpu-hours", **NUMBER, help="the fastest count within so many GPU hours", more=True)
+    add("--price-per-gpu-hour", **NUMBER, help="... and what it costs", more=True)
+    target = "the shortest time to a target that takes X samples, or X samples with N workers"
+    add("--target-samples", nargs="+", metavar="X|N:X", help=target, more=True)
+    marginal = "the knee: least gain of one more worker, of the mean one's (default 0.5)"
+    add("--marginal", **NUMBER, default=0.5, help=marginal, more=True)
+    parser.epilog = "Laws, points files and what the doubts mean: docs/fit.md"
 
 
 def predict(options: argparse.Namespace) -> Result:
-    """Forecast the throughput of larger worker counts from anybody's points, score that, recommend worker counts."""
+    """Fit laws to anybody's points; forecast, score, recommend worker counts."""
     from horovod_study.analysis.forecast import holdout, recommendation
     from horovod_study.analysis.forecast.prediction import predict as predict_points
 
@@ -147,13 +70,18 @@ def predict(options: argparse.Namespace) -> Result:
     size = None if options.gradient_mb is None else options.gradient_mb * 1e6
     bench = read_benches([options.bench], gradient_bytes=size)[-1][0] if options.bench else None
     known: dict[str, Any] = {"workers_per_node": options.workers_per_node, "bench": bench}
+    batch = {"batch": options.batch, "global_batch": options.global_batch}
     questions = _questions(options)
     recommended = options.recommend or questions != recommendation.Questions()
-    if not (options.workers or options.holdout is not None or recommended):
-        raise AnalysisError("nothing is asked for: give --workers to forecast, --holdout or --recommend")
     if options.rolling and options.holdout is None:
         raise AnalysisError("--rolling says how to hide worker counts: give --holdout, too, or leave it out")
-    batch = {"batch": options.batch, "global_batch": options.global_batch}
+    laws = not (options.workers or options.holdout is not None or recommended)
+    if laws and any(each is not None for each in (*known.values(), *batch.values())):
+        raise AnalysisError("nothing is asked for: give --workers to forecast, --holdout or --recommend")
+    if laws:
+        return _laws(points, options.baseline)
+    if options.baseline is not None:
+        raise AnalysisError("--baseline: is of the laws; leave it out, or --workers, --holdout and --recommend")
     forecasts = predict_points(points, workers=options.workers, **known, **batch) if options.workers else {}
     scores = {}
     if options.holdout is not None:
@@ -220,17 +148,17 @@ def _questions(options: argparse.Namespace) -> Any:
     )
 
 
-def _points_arguments(parser: Parser) -> None:
-    add = parser.add_argument
-    add(
-        "points",
-        type=Path,
-        metavar="POINTS.csv",
-        help="a table with columns workers, samples_per_s, or names that say as much; - is stdin; or a log of a "
-        "training (LOG@8: of 8 workers), a folder of them, or of runs",
+def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:
+    """The scaling laws of each series."""
+    from horovod_study.analysis.fit.fitting import fit_series
+    from horovod_study.report.laws import laws_text
+
+    series = {name: one.to_dict() for name, one in fit_series(points, baseline_samples_per_s=baseline).items()}
+    notes = (
+        "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; loo: median",
+        " error of a worker count that is left out of the fit; step times are relative to one worker; details: --json)",
     )
-    add("--columns", **COLUMNS)
-    add("--json", **FLAG, help="print one line of JSON")
+    return Result(document={"series": series}, lines=[*(laws_text(name, one) for name, one in series.items()), *notes])
 
 
 def _points(options: argparse.Namespace) -> "pd.DataFrame":
@@ -248,4 +176,4 @@ def _points(options: argparse.Namespace) -> "pd.DataFrame":
     return points
 
 
-VERBS = (Verb("fit", fit, _fit_arguments), Verb("predict", predict, _predict_arguments))
+VERBS = (Verb("predict", predict, _predict_arguments, aliases=("fit",)),)

@@ -15,26 +15,26 @@ from horovod_study.workloads import packaged
 
 def _record_arguments(parser: Parser) -> None:
     add = parser.add_argument
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
     add("--out", **DIR, help="the run directory (default: a new one below runs/STUDY)")
     add("--study", default="script", metavar="NAME", help="the study that the run belongs to")
-    add("--partition", default="local", metavar="NAME", help="the partition that it runs on")
-    add("--repeat", **COUNT, default=0, help="which repeat it is (default 0)")
-    add("--repeats", **COUNT, default=1, help="run it so often, into DIR, DIR-2, ..., until it fails (default 1)")
-    add("--rate", metavar="REGEX", help="where the output says a rate, for a command in which no step is seen")
+    add("--repeats", **COUNT, default=1, help="run it so often, into DIR, DIR-2, ... (default 1)")
+    add("--rate", metavar="REGEX", help="where the output says a rate, if no step is seen")
     add("--batch", **COUNT, help="samples of a step on one worker (default: counted)")
-    add("--model-name", metavar="NAME", help="what tables call the model (default: its class)")
-    warmup = f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found"
-    add("--warmup-steps", **COUNT, default=WARMUP_STEPS, help=warmup)
-    add("--steps", **COUNT, help="end the training after so many steps (default: when it ends by itself)")
-    add("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed")
-    add("--system-interval-s", type=float, default=1.0, metavar="S", help="how often the host is sampled; 0: never")
+    add("--warmup-steps", **COUNT, default=WARMUP_STEPS, help=f"first steps, not measured (default {WARMUP_STEPS})")
+    add("--steps", **COUNT, help="end the training after so many steps")
     option = "an option of the script in which runs differ; runs are repeats only where these are equal"
     add("--option", **SEVERAL, metavar="NAME=VALUE", help=option)
-    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
+    add("--partition", default="local", metavar="NAME", help="the partition that it runs on", more=True)
+    add("--repeat", **COUNT, default=0, help="which repeat it is (default 0)", more=True)
+    add("--model-name", metavar="NAME", help="what tables call the model (default: its class)", more=True)
+    add("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed", more=True)
+    interval = "how often the host is sampled; 0: never"
+    add("--system-interval-s", type=float, default=1.0, metavar="S", help=interval, more=True)
 
 
 def record(options: argparse.Namespace) -> int:
-    """Record the training of any PyTorch script as it is: record -- torchrun --nproc-per-node 2 train.py."""
+    """Record the training of any PyTorch script as it is."""
     from horovod_study import records
     from horovod_study.measure.clock import utc_stamp
     from horovod_study.recording import command as recorded

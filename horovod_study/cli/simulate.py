@@ -1,4 +1,4 @@
-"""`horovod-study simulate`: steps of many workers from measured or given constants, and data against model parallel."""
+"""`horovod-study predict --simulate`, `predict --model-parallel`: from constants, measured or given."""
 
 import argparse
 import math
@@ -18,54 +18,47 @@ from horovod_study.cli.verbs import (
 )
 from horovod_study.options import Parser
 
+_TYPICAL_COUNTS = [2**power for power in range(11)]
+
 
 def _simulate_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add_figure_arguments(parser)
-    add(
-        "--workers",
-        **COUNT,
-        nargs="+",
-        default=[2**power for power in range(11)],
-        help="up to 10 million each (default 1 2 4 8 ... 1024)",
-    )
+    add("--simulate", **FLAG, help=argparse.SUPPRESS)
+    add("--workers", **COUNT, nargs="+", default=_TYPICAL_COUNTS, help="(default 1 2 4 8 ... 1024)")
     add("--scaling", default="weak", metavar="weak|strong", help="batch per worker or per step fixed")
-    add("--global-batch", **COUNT, help="of strong scaling (default: of the smallest worker count)")
     add("--run", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="recorded runs: computing")
-    add(
-        "--beside", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs of one worker made at the same time"
-    )
-    add(
-        "--bench",
-        **FILE,
-        nargs="+",
-        default=[],
-        help="measured networks: bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed; OUT.txt@4x8 says "
-        "4 nodes with 8 workers each",
-    )
-    add("--way", metavar="NAME", help="which of their ways (default: of the run, else the quickest)")
-    add("--network", type=Path, metavar="FILE.yaml", help="or a described one, see experiments/networks")
+    bench = "measured networks: bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed; OUT.txt@4x8 says "
+    add("--bench", **FILE, nargs="+", default=[], help=bench + "4 nodes with 8 workers each")
     add("--alpha-us", **NUMBER, help="or directly: microseconds of an empty message, ...")
     add("--gb-per-s", **NUMBER, help="... and GB (1e9 bytes) per second")
-    add("--workers-per-node", **COUNT, help="workers that fill a node")
     add("--compute-ms", **NUMBER, help="instead of runs: computing of a step, and ...")
-    add("--compute-fixed-ms", **NUMBER, help="... the part of it that does not depend on the batch, ...")
-    add("--compute-cv", **NUMBER, help="... its standard deviation / mean (default 0)")
-    add("--batch", **COUNT, help="samples per worker and step (default: of the run)")
-    add("--gradient-mb", **NUMBER, help="1e6 bytes of gradients (default: of the run)")
-    add("--buckets", **COUNT, help="sent during backward (default 1: after backward)")
-    add("--algorithm", metavar="NAME", help="auto, ring, tree, doubling, halving, hierarchical or ps")
-    add("--overhead-us", **NUMBER, help="of the runtime, for each message")
-    add("--cycle-ms", **NUMBER, help="Horovod's cycle; 0: new gradients end it")
-    add("--fusion-mb", **NUMBER, help="MiB that go into one message at most")
-    add("--what-if", nargs="+", default=[], metavar="KEY=VALUE", help="as bandwidth=2x cycle=0,batch=8x algorithm=ps")
-    add("--seed", **COUNT, default=1, help="of the simulated steps (default 1)")
+    add("--gradient-mb", **NUMBER, help="... 1e6 bytes of gradients (default: of the run)")
+    what_if = "as bandwidth=2x cycle=0,batch=8x algorithm=ps"
+    add("--what-if", nargs="+", default=[], metavar="KEY=VALUE", help=what_if)
     add("--out", **DIR, help="receives figure, CSV, JSON and table")
     add("--json", **FLAG, help="print one line of JSON")
+    for name, kind, text in (
+        ("global-batch", COUNT, "of strong scaling (default: of the smallest worker count)"),
+        ("beside", {"type": Path, "nargs": "+", "default": [], "metavar": "RUN_DIR"}, "runs of one worker made then"),
+        ("way", {"metavar": "NAME"}, "which way of the networks (default: of the run, else the quickest)"),
+        ("network", {"type": Path, "metavar": "FILE.yaml"}, "or a described one, see experiments/networks"),
+        ("workers-per-node", COUNT, "workers that fill a node"),
+        ("compute-fixed-ms", NUMBER, "the part of --compute-ms that does not depend on the batch, ..."),
+        ("compute-cv", NUMBER, "... its standard deviation / mean (default 0)"),
+        ("batch", COUNT, "samples per worker and step (default: of the run)"),
+        ("buckets", COUNT, "sent during backward (default 1: after backward)"),
+        ("algorithm", {"metavar": "NAME"}, "auto, ring, tree, doubling, halving, hierarchical or ps"),
+        ("overhead-us", NUMBER, "of the runtime, for each message"),
+        ("cycle-ms", NUMBER, "Horovod's cycle; 0: new gradients end it"),
+        ("fusion-mb", NUMBER, "MiB that go into one message at most"),
+        ("seed", {**COUNT, "default": 1}, "of the simulated steps (default 1)"),
+    ):
+        add(f"--{name}", **kind, help=text, more=True)
+    add_figure_arguments(parser)
 
 
 def simulate(options: argparse.Namespace) -> Result:
-    """Simulate a data-parallel step on up to 100,000 workers, from measured or given constants, and what-ifs."""
+    """Simulate a data-parallel step on up to 10 million workers, and what-ifs."""
     from dataclasses import fields
 
     from horovod_study.analysis.simulate import scaling
@@ -107,26 +100,29 @@ def simulate(options: argparse.Namespace) -> Result:
 
 def _model_parallel_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--widths", metavar="C-C-H", help="the worked example with these widths (default 15-38-197)")
-    add("--model", type=Path, metavar="FILE.yaml", help="or any model in layers, see docs/model_parallel.md")
+    add("--model-parallel", **FLAG, help=argparse.SUPPRESS)
+    add("--model", type=Path, metavar="FILE.yaml", help="a model in layers, docs/model_parallel.md")
+    add("--widths", metavar="C-C-H", help="or the worked example (default 15-38-197)")
     add("--batch", **COUNT, help="samples per worker and step (default 75)")
     add("--workers", **COUNT, help="workers (default 2)")
     add("--workers-per-node", **COUNT, help="workers that fill a node (default: all)")
-    add("--memory-gb", **NUMBER, help="memory of a worker (default: as on this machine)")
-    add("--optimizer", metavar="adam|adamw|sgd", help="whose state is kept (default adam)")
-    add("--precision", metavar="fp32|tf32|bf16|fp16", help="of the activations (default fp32)")
-    add("--bench", **FILE, help="a measured network: bench.json, or as in simulate")
-    add("--way", metavar="NAME", help="which of its ways (default: the quickest for the gradients)")
-    add("--alpha-us", **NUMBER, help="or directly: microseconds of an empty message, ...")
-    add("--gb-per-s", **NUMBER, help="... and GB (1e9 bytes) per second")
+    add("--memory-gb", **NUMBER, help="memory of a worker (default: as here)")
     add("--run", type=Path, metavar="RUN_DIR", help="a run: batch, workers, model, computing per step")
     add("--step-ms", **NUMBER, help="or: a step of one worker alone at this batch")
     add("--flops-per-s", **NUMBER, help="or: training FLOP per second of a worker")
+    add("--bench", **FILE, help="a measured network: bench.json, or as in --simulate")
+    add("--alpha-us", **NUMBER, help="or directly: microseconds of an empty message, ...")
+    add("--gb-per-s", **NUMBER, help="... and GB (1e9 bytes) per second")
+    way = "which way of --bench (default: the quickest for the gradients)"
+    add("--way", metavar="NAME", help=way, more=True)
+    add("--optimizer", metavar="adam|adamw|sgd", help="whose state is kept (default adam)", more=True)
+    precision = "of the activations (default fp32)"
+    add("--precision", metavar="fp32|tf32|bf16|fp16", help=precision, more=True)
     add("--json", **FLAG, help="print one line of JSON")
 
 
 def model_parallel(options: argparse.Namespace) -> Result:
-    """Compute whether data or model parallelism fits a model, from memory, messages and time."""
+    """Compute whether data or model parallelism fits a model."""
     from dataclasses import asdict
 
     from horovod_study.analysis.machine.advice import advise as advise_on
@@ -145,10 +141,6 @@ def model_parallel(options: argparse.Namespace) -> Result:
 
 
 VERBS = (
-    Verb(
-        "simulate",
-        simulate,
-        _simulate_arguments,
-        verbs=(Verb("model-parallel", model_parallel, _model_parallel_arguments),),
-    ),
+    Verb("predict --simulate", simulate, _simulate_arguments),
+    Verb("predict --model-parallel", model_parallel, _model_parallel_arguments),
 )

@@ -1,7 +1,6 @@
 """`horovod-study strain`: the package's own training: its data, one run, and what was learned."""
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -19,7 +18,6 @@ from horovod_study.options import (
     read_values,
     run_values,
 )
-from horovod_study.text.tables import table_of, to_lines
 
 
 def _generate_arguments(parser: Parser) -> None:
@@ -74,44 +72,12 @@ def _check_arguments(parser: Parser) -> None:
 
 def check(options: argparse.Namespace) -> Result:
     """Read a whole data set, verify it against its side-car and print its statistical floor."""
-    from horovod_study.text.numbers import amount
     from horovod_study.workload import dataset
 
     path = dataset.path_of(options.dataset, seed=options.seed, noise_max_mpa=_noise_max_mpa(options))
     with progress(CURVES) as on_progress:
         facts = dataset.check(path, on_progress=on_progress)
-    (g0_low, g0_high), (a_low, a_high) = facts["target_bounds"]
-    if facts["kind"] == "generated":
-        made = f"{facts['spec']}, seed {facts['seed']}, noise up to {facts['noise_max_mpa']:g} MPa"
-        inside = "all inside"
-    else:
-        known = {name: value for name, value in facts["provenance"].items() if name not in ("ids", "files", "warnings")}
-        made, inside = f"import of {json.dumps(known)}", "all finite"
-    rows = [
-        ("made by", made),
-        (
-            "split",
-            f"{facts['size']:,} curves: {facts['train']:,} for training, {facts['test']:,} for testing (every fourth)",
-        ),
-        ("files", f"{amount(facts['bytes'])}; SHA-256 of all {facts['blocks']} blocks agree"),
-        ("layout", "flags, padding and increasing strain agree with the specification"),
-        ("targets", f"G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}; {inside}"),
-    ]
-    floor = facts["floor"]
-    if floor is None:
-        why = "nothing says how noisy the curves are" if facts["test"] else "there are no test curves"
-        rows.append(("floor", f"not known: {why}"))
-    else:
-        source = "from the test curves on disk" if facts["floor_recomputed"] else "estimated at the import"
-        agrees = ", as in the side-car" if facts["floor_recomputed"] and facts["floor_in_sidecar"] else ""
-        rows += [
-            ("floor", f"test MSE {floor['mse']:.3e} (Cramer-Rao bound {source}{agrees})"),
-            ("", f"  G0 {floor['g0_mse']:.3e}, root {floor['g0_rmse_mpa']:.2f} MPa"),
-            ("", f"  a  {floor['a_mse']:.3e}, root {floor['a_rmse']:.3f}"),
-        ]
-    rows.append(("digest", facts["digest"]))
-    lines = [f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
-    return Result(document=facts, lines=lines)
+    return Result(document=facts, lines=dataset.lines(facts))
 
 
 def _import_arguments(parser: Parser) -> None:
@@ -119,13 +85,9 @@ def _import_arguments(parser: Parser) -> None:
     add("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
     add("--out", **DIR, required=True, help="the data set's directory to make")
     add("--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them")
-    add(
-        "--target-bounds",
-        type=float,
-        nargs=4,
-        metavar=("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH"),
-        help="what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)",
-    )
+    bounds = "what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)"
+    low_high = ("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH")
+    add("--target-bounds", type=float, nargs=4, metavar=low_high, help=bounds, more=True)
     add_read_options(parser)
     add("--json", **FLAG, help="print one line of JSON")
 
@@ -262,7 +224,7 @@ def _learning_curve(options: argparse.Namespace) -> int:
 VERBS = (
     Verb(
         "strain",
-        summary="The package's own training: its data, one run, and what was learned",
+        summary="The package's own training: data, runs, search",
         verbs=(
             Verb(
                 "data",
@@ -276,7 +238,7 @@ VERBS = (
             Verb(
                 "train",
                 add_arguments=add_train_options,
-                summary="Train one run; the same as python -m horovod_study.train",
+                summary="Train one run: python -m horovod_study.train",
             ),
             Verb("search", search, _search_arguments),
             Verb("lr-range", lr_range, _lr_range_arguments),

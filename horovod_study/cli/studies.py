@@ -1,104 +1,91 @@
-"""`horovod-study plan`, `run`, `status`, `cancel` and `doctor`: a study file, and the machines it runs on."""
+"""`horovod-study run`, `status`, `doctor` and `predict --next`: a study file, and the machines it runs on."""
 
 import argparse
 import json
 import os
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.report import write_analysis, write_page
 from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, runs_of, until_share
 from horovod_study.errors import ConfigError
-from horovod_study.options import OPTIONS, SET_BY_COMPARE, Parser, add_run_options, run_values
+from horovod_study.options import SET_BY_COMPARE, Parser, add_run_options, run_values
 
 
-def _plan_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _next_arguments(parser: Parser) -> None:
     _study_arguments(parser)
-    add("--retry", **YES, help="try failed cells again (default: yes)")
-    narrow = "the runs that narrow the forecast at N workers most per GPU hour (default: of the question, else 4 times)"
-    add("--next", **COUNT, nargs="?", const=0, help=narrow)
-    add("--json", **FLAG, help="print one line of JSON")
+    narrow = "the worker count whose forecast is to be narrow (default: of the study's question, else 4 times the most)"
+    parser.add_argument("--next", **COUNT, nargs="?", const=0, help=narrow)
+    parser.add_argument("--json", **FLAG, help="print one line of JSON")
 
 
-def plan(options: argparse.Namespace) -> Result:
-    """Show what a study would run and what it would cost; nothing is run."""
-    from horovod_study.studies.ledger import past_durations
-    from horovod_study.studies.plan import plan_study
-
-    study = _study(options)
-    ledger = _ledger(options, study)
-    if getattr(options, "next", None) is not None:
-        if options.next < 0:
-            raise ConfigError(f"--next {options.next}: give a worker count above 0, or none")
-        return _next_runs(options, study, ledger)
-    planned = plan_study(ledger, past=past_durations(ledger.directory), retry=options.retry)
-    return Result(document=planned.to_dict(), lines=planned.lines())
-
-
-def _next_runs(options: argparse.Namespace, study: Any, ledger: Any) -> Result:
-    """Say which further runs narrow the study's forecast most per GPU hour."""
+def next_runs(options: argparse.Namespace) -> Result:
+    """Say which further runs of a study narrow its forecast most per GPU hour."""
     from horovod_study import records
-    from horovod_study.analysis.forecast import next_runs
+    from horovod_study.analysis.forecast import next_runs as forecast
     from horovod_study.analysis.series.exchange import points_of
     from horovod_study.analysis.series.points import with_series
     from horovod_study.studies.estimate import Estimate
     from horovod_study.studies.ledger import past_durations
 
+    study = _study(options)
+    ledger = _ledger(options, study)
+    if options.next < 0:
+        raise ConfigError(f"--next {options.next}: give a worker count above 0, or none")
     cells = [cell for cell in study.cells() if cell.runtime != "serial"] or study.cells()
     counts = {cell.placement.workers for cell in cells}
     doubled = {2**power for power in range(20) if min(counts) <= 2**power <= max(counts)}
     target = options.next or study.asked_workers or 4 * max(counts)
     # A new run takes what those like it took; of other counts the usual time is the best guess.
     times = [Estimate(past_durations(ledger.directory)).expected(cell, at_most_s=study.timeout_s)[0] for cell in cells]
-    table = records.run_table(ledger.directory, only=ledger.current_directories())
-    points = points_of(with_series(table))
-    found = next_runs.next_runs(points, target, candidates=counts | doubled, seconds=sorted(times)[len(times) // 2])
+    points = points_of(with_series(records.run_table(ledger.directory, only=ledger.current_directories())))
+    found = forecast.next_runs(points, target, candidates=counts | doubled, seconds=sorted(times)[len(times) // 2])
     text = [f"what narrows the forecast at {target:,} workers most, the most per GPU hour first:"]
-    for step in found.values():
-        text += ["", *next_runs.lines(step)]
+    text += [line for step in found.values() for line in ("", *forecast.lines(step))]
     return Result(document={"series": {name: step.to_dict() for name, step in found.items()}}, lines=text)
 
 
 def _run_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    cells = "B of a comparison; with --retry keys or names of cells (default: all)"
-    study = "the study file; or `-- COMMAND` with {workers} in it; or A of a comparison A B (docs/compare.md)"
-    _study_arguments(parser, study=study, cells=cells)
-    add("--rate", metavar="REGEX", help="of a command: where its output says a rate; the first group is the number")
-    retry = "only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)"
-    add("--retry", action=argparse.BooleanOptionalAction, help=retry)
-    add("--plan", **FLAG, help="only print the plan, as the verb plan does")
-    add("--dry-run", **FLAG, help="print job scripts and launch lines, and start nothing")
-    until = "cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)"
-    add("--until", metavar="2%", help=until)
-    add("--here", **FLAG, help="Slurm: run in the allocation this is typed in (salloc)")
+    study = "the study file; or `-- COMMAND`; or A of two sides A B"
+    _study_arguments(parser, study=study, cells="B; with --retry: which (default: all)")
+    add("--plan", **FLAG, help="only show what would run and what it would cost")
+    add("--retry", action=argparse.BooleanOptionalAction, help="only what failed (--no-retry: all but this)")
+    add("--until", metavar="2%", help="go on until each speedup's interval is so narrow")
+    add("--tune", nargs="*", metavar="KNOB", help="race settings of communication, or KNOB=V1,V2")
     add("--wait", **FLAG, help="Slurm: wait until all jobs have ended, then report")
+    add("--here", **FLAG, help="Slurm: run in this allocation (salloc)")
+    add("--dry-run", **FLAG, help="print job scripts and launch lines, start nothing")
     add("--yes", **FLAG, help="do not ask before a study that is large")
-    add("--oversubscribe", **FLAG, help="allow workers to share cores or GPUs; times then mean little")
-    add("--smoke", **YES, help="try each runtime with two workers for a few seconds first (default: yes)")
-    add("--pin", **YES, help="keep each cell on the same cores in every repeat (default: yes)")
-    group = parser.add_argument_group("two sides A B, each RUNTIME[,option=value...] or a YAML file of options")
-    add = group.add_argument
-    add("--workers", **COUNT, nargs="+", help="worker counts to compare at (default: one per core)")
-    add("--blocks", **COUNT, help="launches of both per worker count (default 5; with --until or not in turns 10)")
-    add("--no-turns", action="store_const", const=True, help="A and B of a block one after the other in any case")
-    add("--out", **DIR, help="receives runs and result (default compare, in --runs)")
-    add("--json", action="store_const", const=True, help="end with one line of JSON")
-    add("--workload", metavar="FILE.py", help="another training than the package's own (docs/studies.md)")
-    add_run_options(parser, hidden=OPTIONS, without=SET_BY_COMPARE)
+    rate = "of a command: where its output says a rate; the first group is the number"
+    add("--rate", metavar="REGEX", help=rate, more=True)
+    shared = "allow workers to share cores or GPUs; times then mean little"
+    add("--oversubscribe", **FLAG, help=shared, more=True)
+    smoke = "try each runtime with two workers for a few seconds first (default: yes)"
+    add("--smoke", **YES, help=smoke, more=True)
+    add("--pin", **YES, help="keep each cell on the same cores in every repeat (default: yes)", more=True)
+    add("--json", **FLAG, help="with --plan, and of A B: print one line of JSON", more=True)
+    add("--workers", **COUNT, nargs="+", help="of A B: worker counts (default: one per core)", more=True)
+    blocks = "of A B: launches of both per worker count (default 5; with --until or not in turns 10)"
+    add("--blocks", **COUNT, help=blocks, more=True)
+    apart = "of A B: one after the other in any case"
+    add("--no-turns", action="store_const", const=True, help=apart, more=True)
+    add("--out", **DIR, help="of A B: receives runs and result (default compare, in --runs)", more=True)
+    another = "of A B: another training than the package's own (docs/studies.md)"
+    add("--workload", metavar="FILE.py", help=another, more=True)
+    add_run_options(parser, without=SET_BY_COMPARE)
 
 
 _OF_PAIRS, _NOT_OF_PAIRS = (
-    ("workers", "blocks", "no_turns", "out", "json", "workload"),
-    ("hosts", "here", "wait", "rate"),
+    ("workers", "blocks", "no_turns", "out", "workload"),
+    ("hosts", "here", "wait", "rate", "tune"),
 )
 
 
 def run(options: argparse.Namespace) -> int | Result:
-    """Run what is missing of a study, or a command with 1, 2, 4, ... {workers}; then analyse and report it."""
+    """Run what is missing of a study, or a command; report it."""
     from horovod_study.studies.pairs import sides_of
 
     words = [str(options.study), *options.cells] if options.study and options.command is None else []
@@ -110,9 +97,16 @@ def run(options: argparse.Namespace) -> int | Result:
     if options.cells and not options.retry:
         raise ConfigError(f"run: behind a study file, {options.cells[0]!r} can only be a cell; give --retry too")
     options.retry, again = options.retry is not False, options.retry
-    if options.plan:
-        return plan(options)
+    if options.json and not options.plan:
+        raise ConfigError("run: --json is for --plan; what a study came to: horovod-study report RUNS --json")
     study, command = _study(options), _command(options)
+    if options.plan:
+        from horovod_study.studies.ledger import past_durations
+        from horovod_study.studies.plan import plan_study
+
+        ledger = _ledger(options, study)
+        planned = plan_study(ledger, past=past_durations(ledger.directory), retry=options.retry)
+        return Result(document=planned.to_dict(), lines=planned.lines())
     if options.until is not None:
         study = study.until(until_share(options.until))
     if options.here:
@@ -123,11 +117,21 @@ def run(options: argparse.Namespace) -> int | Result:
         inside = Inside(console=Console())
         result = run_here(study, options.runs, inside, command=command + " --here", retry=options.retry)
     else:
+        from rich.console import Console
+
         from horovod_study.studies.runner import RunOptions, retry_cells, run_study, show_plan
         from horovod_study.studies.study_file import sweep_of
 
         told = given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait")
         how = RunOptions(command=command, **told)
+        if options.tune is not None:
+            from horovod_study.studies.interruption import exit_code
+            from horovod_study.studies.tune import tune
+
+            again_ = shlex.join(["horovod-study", *options.words])
+            return (
+                0 if tune(study, options.runs, options.tune, replace(how, command=again_), Console()) else exit_code()
+            )
         if options.dry_run:
             result = show_plan(sweep_of(study, options.runs), how)
         elif again:
@@ -223,8 +227,8 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     # Launches that a study with an aim did not need are no gap.
     planned = sorted(each.key for each in result.ledger.entries if not study.precision or each.state != "missing")
     how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned, "precision": study.precision}
-    write_analysis(directory, directory / "analysis", commands=[command], doubts=False, **how)
-    write_page(directory / "analysis")
+    api.write_analysis(directory, directory / "analysis", commands=[command], **how)
+    api.write_page(directory / "analysis")
     print("", *answer_lines(api.read_analysis(directory / "analysis")), sep="\n")
     print(f"report: {directory / 'analysis' / 'report.html'}")
     if options.command is not None:
@@ -234,19 +238,27 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
 
 def _status_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    _study_arguments(parser, study="the study file, or the folder of a run: its steps/s, waits and slowest rank")
-    add("--watch", **FLAG, help="keep running and show the progress of the cells, or of the run")
+    _study_arguments(parser, study="the study file, or the folder of a run")
+    add("--watch", **FLAG, help="keep running and show the progress")
+    add("--cancel", nargs="*", metavar="CELL", help="end cells, all or these; running ones write a checkpoint")
     add("--json", **FLAG, help="print one line of JSON")
 
 
 def status(options: argparse.Namespace) -> int | Result:
-    """Show the state of a study, or of one run while it goes on."""
+    """Show the state of a study or of a run; end it."""
     from horovod_study.recording.command import before_the_first_step
     from horovod_study.studies.study_file import sweep_of
     from horovod_study.studies.watch import run_view, study_view, watch
 
     one = options.study.is_dir() or before_the_first_step(options.study)
     study: Any = None if one else _study(options)
+    if options.cancel is not None:
+        from horovod_study.studies.runner import cancel_cells
+
+        if one:
+            raise ConfigError(f"--cancel: ends cells of a study, and {options.study} is a run; name the study file")
+        cancel_cells(study, options.runs, which=options.cancel)  # the first says which runs
+        return 0
     if options.watch and not options.json:
         from rich.console import Console
 
@@ -259,14 +271,6 @@ def status(options: argparse.Namespace) -> int | Result:
     return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary(), f"runs: {ledger.directory}"])
 
 
-def cancel(options: argparse.Namespace) -> int:
-    """End cells that are running or queued; a running one writes a checkpoint first."""
-    from horovod_study.studies.runner import cancel_cells
-
-    cancel_cells(_study(options), options.runs, which=options.cells)  # the first says which runs
-    return 0
-
-
 def _doctor_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
@@ -276,7 +280,7 @@ def _doctor_arguments(parser: Parser) -> None:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Examine this machine, other hosts or a partition: what is installed, what fits, what to do about the rest."""
+    """Examine this machine, other hosts or a partition."""
     from rich.console import Console
 
     from horovod_study.cluster.doctor import examine, exit_code, to_dict
@@ -323,14 +327,15 @@ def _study_arguments(parser: Parser, *, study: str = "the study file", cells: st
 
 
 def _place_arguments(parser: Parser) -> None:
-    parser.add_argument("--runs", **DIR, help="where runs are kept (default runs, here or else beside the study file)")
-    parser.add_argument("--hosts", metavar="HOST:N,...", help="machines over ssh, and how many workers each takes")
+    runs = "where runs are kept (default runs, here or else beside the study file)"
+    parser.add_argument("--runs", **DIR, help=runs)
+    hosts = "machines over ssh, and how many workers each takes"
+    parser.add_argument("--hosts", metavar="HOST:N,...", help=hosts)
 
 
 VERBS = (
-    Verb("plan", plan, _plan_arguments),
     Verb("run", run, _run_arguments),
     Verb("status", status, _status_arguments),
-    Verb("cancel", cancel, partial(_study_arguments, cells="keys or names of cells (default: all there are)")),
     Verb("doctor", doctor, _doctor_arguments),
+    Verb("predict --next", next_runs, _next_arguments),
 )

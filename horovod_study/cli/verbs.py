@@ -13,7 +13,8 @@ from horovod_study.documents import read_bytes
 from horovod_study.errors import ConfigError, DataError
 from horovod_study.options import Parser
 
-BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
+PROGRAM = ("verb", "parser", "words", "command", "json", "export")
+"""What the program itself keeps among the options of a verb, or uses."""
 
 FLAG: Mapping[str, Any] = {"action": "store_true"}
 YES: Mapping[str, Any] = {"action": argparse.BooleanOptionalAction, "default": True}
@@ -22,12 +23,8 @@ COUNT: Mapping[str, Any] = {"type": int, "metavar": "N"}
 NUMBER: Mapping[str, Any] = {"type": float, "metavar": "X"}
 DIR: Mapping[str, Any] = {"type": Path, "metavar": "DIR"}
 FILE: Mapping[str, Any] = {"type": Path, "metavar": "FILE"}
-COLUMNS: Mapping[str, Any] = {
-    "nargs": "+",
-    "metavar": "WHAT=NAME",
-    "default": [],
-    "help": "of a table: what columns are, where names do not say it: workers=N samples_per_s=rate (docs/fit.md)",
-}
+COLUMNS: dict[str, Any] = {"nargs": "+", "metavar": "WHAT=NAME", "default": []}
+COLUMNS |= {"help": "what columns of a table are, where names do not say it: workers=N"}
 """Kinds of options, as `add_argument` takes them: a switch, one that is on, one that may be given again, values."""
 
 
@@ -68,11 +65,14 @@ class Verb:
     """Without one, the first line of `run`'s docstring is shown."""
     verbs: tuple["Verb", ...] = ()
 
+    aliases: tuple[str, ...] = ()
+
     def add_to(self, verbs: Any) -> None:
-        """Declare this verb and those below it."""
+        """Declare this verb and those below it; a form of another verb, `verb --flag`, is not in the list of verbs."""
         text = self.summary or (self.run and self.run.__doc__) or self.name  # no docstrings under python -OO
         summary = text.splitlines()[0].rstrip(".")
-        parser: Parser = verbs.add_parser(self.name, help=summary[:1].lower() + summary[1:], description=summary + ".")
+        listed = {} if " " in self.name else {"help": summary[:1].lower() + summary[1:], "aliases": self.aliases}
+        parser: Parser = verbs.add_parser(self.name, description=summary + ".", **listed)
         parser.set_defaults(verb=self.run, parser=parser)
         self.add_arguments(parser)
         if self.verbs:
@@ -83,13 +83,10 @@ class Verb:
 
 def add_figure_arguments(parser: Parser) -> None:
     """Declare how wide figures are on paper, and their letters."""
-    parser.add_argument(
-        "--width",
-        default="text",
-        metavar="text|column|MM",
-        help="width of the figures on paper: text is 150 mm, column 71 mm (default text)",
-    )
-    parser.add_argument("--font", default="sans", metavar="sans|serif", help="letters of the figures (default sans)")
+    width = "width of the figures on paper: text is 150 mm, column 71 mm (default text)"
+    parser.add_argument("--width", default="text", metavar="text|column|MM", help=width, more=True)
+    font = "letters of the figures (default sans)"
+    parser.add_argument("--font", default="sans", metavar="sans|serif", help=font, more=True)
 
 
 def figure_look(options: argparse.Namespace) -> Any:
@@ -147,16 +144,6 @@ def runs_of(file: Path, name: str) -> Path:
     """Return `runs` here, or that beside the study file where there alone the study has runs."""
     here, beside = Path("runs"), file.parent / "runs"
     return beside if (beside / name).is_dir() and not (here / name).is_dir() else here
-
-
-def readable_runs(root: Path) -> list[Path]:
-    """Return the run directories at or below `root`, and say on standard error what is left out and why."""
-    from horovod_study import records
-
-    left_out: dict[str, str] = {}
-    found = [directory for directory, _ in records.readable_runs(root, left_out=left_out)]
-    say_left_out(left_out)
-    return found
 
 
 def say_left_out(left_out: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Programs that ranks run and that are no training: each is started by `studies.ranks.run_ranks`, and rank 0 answers.
 
 answer       the answer of rank 0, and the end of all ranks at once
-equality     trains by several ranks and alone, and compares: what `verify` judges
+equality     trains by several ranks and alone, and compares: what `bench equality` judges
 timers       what the timers of a run cost
 collectives  all-reduces of all sizes over each runtime
 microbench   what the processor, its memory and the GPU can do

@@ -1,4 +1,4 @@
-"""The rank program of `horovod-study verify`: trains a few steps, alone or in parallel, and compares weight by weight.
+"""The rank program of `bench equality`: trains a few steps, alone or in parallel, and compares weight by weight.
 
     python -m horovod_study.programs.equality JOB.json
 

@@ -7,7 +7,8 @@
     explanation, commands  what `horovod-study explain` shows, of steps and of commands without any
     traces       what it shows of traces of torch.profiler and records of NCCL Inspector
     against    what `horovod-study report --against` shows
-    equality, tune   what `horovod-study verify` and `tune` show
+    laws       what `horovod-study predict` shows of fitted laws
+    equality, tune   what `horovod-study bench equality` and `tune` show
     archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files
 

@@ -1,6 +1,6 @@
 """The proof of equality as a text that pastes into a document, as a table of values and as JSON.
 
-What comes in is `horovod-study verify --json`: a mapping with `cases`, one for each parallel training run.
+What comes in is `horovod-study bench equality --json`: a mapping with `cases`, one for each parallel training run.
 """
 
 import json

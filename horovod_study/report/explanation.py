@@ -1,16 +1,20 @@
 """The page of `horovod-study explain` for a terminal, the most important first."""
 
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
+from horovod_study import records
+from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import PARTS
-from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow
+from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow, explain
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
 from horovod_study.records import finite
+from horovod_study.report.commands import command_lines, command_rows
 from horovod_study.report.figures.inspection import balance_words, late_words
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted, rounded, signed
@@ -24,6 +28,34 @@ MAX_ROWS, _MAX_SERIES, _MAX_HELP, _MAX_DOUBTS = 10, 4, 5, 4
 _NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
 Said: TypeAlias = str | list[str]
 """A text that is wrapped, or lines that stay as they are: of a table, or a command."""
+
+
+def explained(places: Sequence[Path], out: Path | None) -> dict[str, Any]:
+    """Explain recorded runs on one page, in `out` too; return document, lines, files and doubts."""
+    one = places[0] if len(places) == 1 else None
+    left_out: dict[str, str] = {}
+    beside = records.runs_beside(one) if one else {}
+    about, *others = beside or [""]
+    if one and others:
+        alike = [name for name, like in beside.items() if like]
+        table, runs = records.recorded_runs([one.resolve().parent], alike)
+    else:
+        table, runs = records.recorded_runs(places, left_out=left_out)
+    commands = table["backend"] == records.COMMAND
+    told: dict[str, Any]
+    if len(table) and commands.all():
+        lines = command_lines(table)
+        files = write_result(out, {"explanation.txt": lines}) if out else []
+        told = {"document": {"commands": command_rows(table)}, "lines": lines, "files": files}
+    else:
+        left_out |= dict.fromkeys(table.loc[commands, "run"], "no step was seen")
+        seen = table[~commands].reset_index(drop=True)
+        trained = (run for run in runs if not records.is_command(run.record))
+        turns = study_turns(one) if one else None
+        found = explain(seen, trained, turns, about=about if others else "", taken=list(beside))
+        lines = page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns))
+        told = {"document": finite(found), "lines": lines, "files": write_explanation(found, out) if out else []}
+    return {**told, "doubts": [f"left out: {name}: {why}" for name, why in left_out.items()]}
 
 
 def page(found: Explanation, *, width: int = WIDE) -> list[str]:

@@ -1,16 +1,49 @@
 """What traces of torch.profiler and records of NCCL Inspector say, for a terminal, and as a table for `--bench`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps import traces
 from horovod_study.analysis.steps.traces import COLUMNS, KERNEL
+from horovod_study.errors import ConfigError
+from horovod_study.records import finite
+from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, alone, known, milliseconds, percent, quoted
 from horovod_study.text.tables import NOTHING, table_of, to_lines
 
 _SHOWN = 20
 _RANKS = ("rank", "host", "steps", *("comm." if name == "communication" else name for name in COLUMNS), "last in")
 _SIZES = ("collective", "bytes", "ranks", "nodes", "groups", "calls", "time", "shortest", "busbw", "of all")
+
+
+def foreign(places: Sequence[Path], out: Path | None) -> dict[str, Any] | None:
+    """Return what files of other tools among `places` say: document, lines, files, doubts; None where there are none.
+
+    Traces of torch.profiler, one of each rank: laps, communication that computing does not cover, who is late. Records
+    of NCCL Inspector: collectives by size, and who comes last. ConfigError: places of several kinds.
+    """
+    for find in (traces.trace_paths, traces.inspector_paths):
+        paths = {place: find(place) for place in places}
+        if not any(paths.values()):
+            continue
+        if other := [str(place) for place, own in paths.items() if not own]:
+            raise ConfigError(f"explain: {other[0]} is of another kind than the others; name one kind")
+        every, more = [path for own in paths.values() for path in own], {}
+        if find is traces.trace_paths:
+            name = "rank_traces"
+            found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in every])
+            lines = rank_lines(found)
+        else:
+            name = "nccl_inspector"
+            found = traces.inspect({str(path.resolve()): traces.inspector_lines(path) for path in every})
+            lines, table = inspector_lines(found), all_reduces(found["sizes"]) if found["timing"] == KERNEL else ""
+            more = {"all_reduce.txt": table} if table else {}
+        document = finite(found)
+        files = write_result(out, {f"{name}.txt": lines, f"{name}.json": document, **more}) if out else None
+        return {"document": document, "lines": lines, "files": files, "doubts": found["doubts"]}
+    return None
 
 
 def rank_lines(found: Mapping[str, Any]) -> list[str]:

@@ -35,7 +35,7 @@ A study called NAME lives in RUNS/NAME:
     cells/<key>.yaml   what it was asked to do: `python -m horovod_study.train --config ... --out ...` repeats it
     attempts.csv       one line per attempt: when, how long, how it ended
     .claims/           who holds a cell, and how its attempts ended: <key>.1, <key>.2, ...
-    .requests/         who holds a claim of this name is asked to end: how `cancel` reaches a runner on any host
+    .requests/         who holds a claim of this name is asked to end: how a runner on any host is reached
     .smoke/            smoke tests, and which of them have passed
     .code/             the code that cells were run with: hashes of its files, and snapshots for jobs in a queue
     .environments/     what the identities in the keys of cells stand for

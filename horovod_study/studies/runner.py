@@ -388,13 +388,13 @@ class _Runner:
         if not told:
             return
         if not (sys.stdin.isatty() and console.is_terminal):
-            raise StudyError(f"{told}; give --yes to run it all the same, or shrink the study (`plan` shows it)")
+            raise StudyError(f"{told}; give --yes to run it all the same, or shrink the study (`run --plan` shows it)")
         console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
         answer = ""
         with suppress(EOFError):
             answer = console.input()
         if answer.strip().lower() not in ("y", "yes"):
-            raise StudyError("nothing was started; shrink the study (`plan` shows it), or raise its budget")
+            raise StudyError("nothing was started; shrink the study (`run --plan` shows it), or raise its budget")
 
     def _wait(self, stop: Interruption) -> None:
         """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs."""

@@ -76,7 +76,7 @@ class StudyConfig:
     budget: Mapping[str, float] = field(default_factory=dict)  # gpu_hours, core_hours, hours; more is asked about
     turns: bool = False  # the cells of a repeat alternate, where they fit together
     precision: float | None = None  # the half width of each speedup's interval that ends the study, relative
-    question: str = ""  # such as "speedup at 64"; what `plan --next` is about
+    question: str = ""  # such as "speedup at 64"; what `predict --next` is about
     partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
     identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
     left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist

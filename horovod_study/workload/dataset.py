@@ -17,7 +17,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ from horovod_study.documents import read_json
 from horovod_study.errors import DataError
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
+from horovod_study.text.tables import table_of, to_lines
 from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
 from horovod_study.workload.curves.numpy_files import open_npy, read_header
@@ -639,6 +640,41 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
         "floor_in_sidecar": dataset.floor is not None,
         "digest": dataset.digest(),
     }
+
+
+def lines(facts: Mapping[str, Any]) -> list[str]:
+    """Return what `check` found, as lines."""
+    (g0_low, g0_high), (a_low, a_high) = facts["target_bounds"]
+    if facts["kind"] == "generated":
+        made = f"{facts['spec']}, seed {facts['seed']}, noise up to {facts['noise_max_mpa']:g} MPa"
+        inside = "all inside"
+    else:
+        known = {name: value for name, value in facts["provenance"].items() if name not in ("ids", "files", "warnings")}
+        made, inside = f"import of {json.dumps(known)}", "all finite"
+    rows = [
+        ("made by", made),
+        (
+            "split",
+            f"{facts['size']:,} curves: {facts['train']:,} for training, {facts['test']:,} for testing (every fourth)",
+        ),
+        ("files", f"{amount(facts['bytes'])}; SHA-256 of all {facts['blocks']} blocks agree"),
+        ("layout", "flags, padding and increasing strain agree with the specification"),
+        ("targets", f"G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}; {inside}"),
+    ]
+    floor = facts["floor"]
+    if floor is None:
+        why = "nothing says how noisy the curves are" if facts["test"] else "there are no test curves"
+        rows.append(("floor", f"not known: {why}"))
+    else:
+        source = "from the test curves on disk" if facts["floor_recomputed"] else "estimated at the import"
+        agrees = ", as in the side-car" if facts["floor_recomputed"] and facts["floor_in_sidecar"] else ""
+        rows += [
+            ("floor", f"test MSE {floor['mse']:.3e} (Cramer-Rao bound {source}{agrees})"),
+            ("", f"  G0 {floor['g0_mse']:.3e}, root {floor['g0_rmse_mpa']:.2f} MPa"),
+            ("", f"  a  {floor['a_mse']:.3e}, root {floor['a_rmse']:.3f}"),
+        ]
+    rows.append(("digest", facts["digest"]))
+    return [f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
 
 
 def _check_block(dataset: Dataset, block: int, low: int, high: int, again: str) -> NDArray[np.float64]:
