@@ -62,7 +62,7 @@ def fake(acts: Mapping[str, str]) -> Any:
         order = {"act": act, "place": place, "out": str(out), "starts": str(out.parent / "starts.txt")}
         order |= {"made": str(out.parent / f".made-{out.name}"), "once": str(out.parent / f".failed-{place[0]}")}
         told = out.parent / f".order-{out.name}"
-        if out.parent.exists():  # else it is only asked whether there is a launcher
+        if out.name == cell.key:  # else it is only asked for its program
             finished_run(cell, Path(order["made"]), out.name, act)
             told.write_text(json.dumps(order))
         environment = cell_environment(os.environ, path=os.environ["PATH"], out=out)
@@ -320,16 +320,19 @@ sys.path.insert(0, {tests!r})
 from test_pairs import *
 
 turns.WARM_S, turns.SLICE_S = 0.05, (0.03, 0.03)
-run_sweep, runs = pairs.run_sweep, []
+moments = []
 
-def run(*words, **how):
-    runs.append(words)
-    if len(runs) == int(sys.argv[2]):
-        os.kill(os.getpid(), int(sys.argv[3]))
-    return run_sweep(*words, **how)
+def counted(what, function):
+    def call(*words, **how):
+        moments.append(what)
+        if f"{{what}} {{moments.count(what)}}" == sys.argv[2]:
+            os.kill(os.getpid(), int(sys.argv[3]))
+        return function(*words, **how)
+    return call
 
-pairs.run_sweep = run
-found, _ = in_turns(Path(sys.argv[1]), {{"*": "turns"}}, blocks=3, given={{"device": "cpu", "steps": "1000"}})
+pairs.run_sweep = counted("run", pairs.run_sweep)
+turns.Conductor.give_turns = counted("block", turns.Conductor.give_turns)
+found, _ = in_turns(Path(sys.argv[1]), {{"*": "turns"}}, blocks=3, given={{"device": "cpu", "steps": "500"}})
 print(len(found["blocks"]))
 """
 
@@ -340,30 +343,23 @@ def test_whenever_it_is_interrupted_the_same_command_goes_on(tmp_path: Path, num
     """Before the first block has ended, between two blocks, and in a block; each time it is begun again."""
     folder = tmp_path / "out"
 
-    def statuses() -> list[str]:
-        return [records.read_run(path.parent).status for path in folder.glob("*/run.json")]
-
-    def go(*, end_before: int = 0, when: Any = None) -> tuple[int, str]:
+    def go(moment: str = "") -> tuple[int, str]:
         program = PROGRAM.format(tests=str(Path(__file__).parent))
-        words = [sys.executable, "-c", program, str(folder), str(end_before), str(int(number))]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        if when is not None:
-            until(lambda: when() or process.poll() is not None, "the moment")
-            process.send_signal(number)
-        said = process.communicate(timeout=PATIENCE_S)[0]
+        words = [sys.executable, "-c", program, str(folder), moment, str(int(number))]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
         until(lambda: marked_processes(str(folder)) == [], "the end of all ranks")
-        return process.returncode, said.strip()
+        return ended.returncode, ended.stdout.strip()
 
     def done() -> dict[str, str]:
         paths = [path for path in folder.glob("*/run.json") if records.read_run(path.parent).status == "done"]
         return {path.parent.name: path.read_text() for path in paths}
 
-    go(when=lambda: "running" in statuses())
+    go("block 1")
     assert done() == {} and not records.read_turns(folder)
-    go(end_before=2)  # the first block is run, then all
+    go("run 2")  # the first block is run, then all
     first = done()
     assert len(first) == 2
-    go(when=lambda: len(statuses()) == 4 and "running" in statuses())
+    go("block 1")
     assert done() == first
     assert go() == (0, "3")
     assert first.items() <= done().items() and len(done()) == 6

@@ -128,10 +128,8 @@ def run(options: argparse.Namespace) -> int | Result:
             from horovod_study.studies.interruption import exit_code
             from horovod_study.studies.tune import tune
 
-            again_ = shlex.join(["horovod-study", *options.words])
-            return (
-                0 if tune(study, options.runs, options.tune, replace(how, command=again_), Console()) else exit_code()
-            )
+            how = replace(how, command=shlex.join(["horovod-study", *options.words]))
+            return 0 if tune(study, options.runs, options.tune, how, Console()) else exit_code()
         if options.dry_run:
             result = show_plan(sweep_of(study, options.runs), how)
         elif again:

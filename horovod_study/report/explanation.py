@@ -3,9 +3,9 @@
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from horovod_study import records
 from horovod_study.analysis.series.turns import study_turns

@@ -49,7 +49,8 @@ def caption(document: Mapping[str, Any]) -> str:
 def draw(document: Mapping[str, Any], width_in: float) -> Figure:
     """Return the figure; call it inside style()."""
     figure = Figure(figsize=(width_in, 0.5 * width_in), layout="constrained")
-    axes, labels, kept, named = figure.subplots(), [], [0.99, 1.01], []
+    axes, labels, kept = figure.subplots(), [], [0.99, 1.01]
+    named: list[tuple[float, float]] = []
     axes.axhline(1.0, color=QUIET, linewidth=1.0, zorder=1)
     for place, each in enumerate(document["workers"]):
         ratios, odd = np.array(each["ratios"]), "typical_" if each["odd_blocks"] else ""
