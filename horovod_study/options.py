@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import Option, Role, named
 from horovod_study.workloads import HEADINGS, packaged
@@ -119,14 +118,6 @@ def _positional(action: argparse.Action) -> str:
     name = f"{action.metavar or action.dest}{' ...' * (action.nargs in ('*', '+', argparse.PARSER))}"
     return f"[{name}]" if action.nargs in ("?", "*") or not action.required else name
 
-
-SET_BY_TUNE = (
-    *named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE),
-    *(name for name in _BUDGETS if name != "seconds"),
-    *(name for name in COMMUNICATION if name != "horovod_build"),
-    "require",
-)
-"""Options of a run that have no place where its communication is tuned."""
 
 SET_BY_RANGE_TEST = (
     *named(OPTIONS, Role.RUNTIME | Role.PROBE | Role.TARGET),

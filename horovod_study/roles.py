@@ -75,7 +75,7 @@ class Option:
     hooks: bool = False  # does something only where gradients are reduced from hooks
     several_hosts: bool = False  # means something on several hosts only
     attributed: bool = False  # the experiment of `attribute` varies it
-    tries: tuple[Any, ...] = ()  # values that `tune` tries; none: it is not tuned
+    tries: tuple[Any, ...] = ()  # values that `run --tune` tries; none: it is not tuned
     later: bool = False  # it came after cells had names: with its default it is in none, so that old studies go on
     quiet: Any = _KEEP  # its value in runs that are made only to be timed; default: as it is
     words: str | Callable[[Any], str] = ""  # names a value, where it distinguishes series: with {} in its place

@@ -278,7 +278,7 @@ class Workload:
 
     @cached_property
     def tuned(self) -> dict[str, tuple[Any, ...]]:
-        """What `tune` varies, and the values that it tries."""
+        """What `run --tune` varies, and the values that it tries."""
         return {name: each.tries for name, each in self.options.items() if each.tries}
 
     @cached_property

@@ -8,7 +8,7 @@
     traces       what it shows of traces of torch.profiler and records of NCCL Inspector
     against    what `horovod-study report --against` shows
     laws       what `horovod-study predict` shows of fitted laws
-    equality, tune   what `horovod-study bench equality` and `tune` show
+    equality         what `horovod-study bench equality` shows
     archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files
 

@@ -21,7 +21,7 @@
     submit      cells given to Slurm, and jobs taken back
     job         the program inside a job: a grid that stops with a checkpoint when Slurm says so
     pairs       `run A B`: two configurations in blocks, side by side
-    racing, tune    a race of settings of how workers communicate
+    halving, tune   a race of settings of how workers communicate
     search_file, search    a hyper-parameter search: its YAML file, and Optuna's study whose trials are cells
     attribute   arms of runtimes in rounds, with --measure-sync
     range_run   the training run of a learning-rate range test

@@ -416,7 +416,7 @@ communication | communicate less: a larger batch per worker, {less}
 hooks | send gradients while backward computes (hooks), not after it (flat); in a study file, reduction: [flat, hooks]
 hooks:here | send gradients while backward computes (hooks), not after it (flat)
     | horovod-study run {runtime},reduction=flat {runtime},reduction=hooks {work}
-tune | find the fastest communication settings | horovod-study tune --runtime {runtime} {work}
+tune | find the fastest communication settings | horovod-study run STUDY.yaml --tune
 ablation | measure communication by leaving it out in some blocks: a run with this option
     | ... python -m horovod_study.train --measure-ablation {options}
 synchronisation | find out what the communication consists of: transfer, or the library around it
