@@ -1,6 +1,7 @@
 """`horovod-study explain`: where the time of recorded steps goes, on one page or, with --part, one view in detail."""
 
 import argparse
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def _sync(options: argparse.Namespace) -> Result:
             out,
             runtimes=options.runtime or DEFAULT_RUNTIMES,
             turns=not options.no_turns,
+            command=shlex.join(["horovod-study", *options.words]),
             **given(options, "workers", "rounds"),
         )
     else:

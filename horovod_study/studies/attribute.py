@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from horovod_study.cluster.partitions import this_machine
 from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
 from horovod_study.errors import ConfigError, StudyError, require_known
@@ -97,7 +99,8 @@ def run_experiment(
         equal_steps=True,
         least_steps=_LEAST_STEPS,
     )
-    result = run_sweep(sweep, RunOptions(command=command, smoke=False, yes=True))
+    # What is printed on standard output is the answer.
+    result = run_sweep(sweep, RunOptions(command=command, smoke=False, yes=True), console=Console(stderr=True))
     if result.interrupted:
         raise KeyboardInterrupt
     for each in result.ledger.entries:
