@@ -165,7 +165,7 @@ LOOPS = {
 BLOCK_STEPS = 40
 ROUNDS = 20
 LAUNCHES = 6
-"""How often the processes are started anew: the layout of a process in memory changes a step by several microseconds."""
+"""Starts of the processes: the layout of one in memory changes a step by several microseconds."""
 
 
 class Loop:

@@ -157,7 +157,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study bench loading": ByTest(by="test_loading.py", mentions=('"loading"',)),
     r"mpirun -np 8 -H \S+ horovod-study bench .*": NotHere(reason="needs two machines"),
     r"horovod-study run \w+/\S+ \w+/\S+.*": ByTest(by="test_pairs.py", mentions=('"run"', "--workers")),
-    r"horovod-study tune.*": ByTest(by="test_tune.py", mentions=('"tune"', "--knob")),
+    r"horovod-study run \S+ --tune.*": ByTest(by="test_tune.py", mentions=('"run"', '"--tune"')),
     r"horovod-study strain search .*": ByTest(by="test_search.py", mentions=('"search"', "--trials", "--jobs")),
     r"horovod-study strain lr-range .*": ByTest(by="test_lr_range.py", mentions=('"lr-range"', "--low", "--high")),
     r"horovod-study bench equality.*": ByTest(by="test_verify.py", mentions=('"equality"', "--break", "--dtype")),
@@ -356,14 +356,14 @@ def test_commands_are_found_in_every_kind_of_block() -> None:
         "```sh\n.venv/bin/horovod-study fit a.csv   # why\n# no command\n"
         "horovod-study run \\\n    x.yaml && make check\n```\n"
         "```\n$ horovod-study status x.yaml\nstate  cell\n```\n```\nmake study: done\nhorovod-study doctor   all\n```\n"
-        "Prose `horovod-study status x.yaml --json`:\n\n    horovod-study tune        all cores\n"
+        "Prose `horovod-study status x.yaml --json`:\n\n    horovod-study run x.yaml --tune        all\n"
         "    a table, not a command\n"
         "```bash\n#!/bin/bash\nmodule load gcc\n```\n```python\nmake = 1\n```\n"
     )
 
     assert commands(page) == [
         *("horovod-study fit a.csv", "horovod-study run x.yaml", "make check", "horovod-study status x.yaml"),
-        *("make study: done", "horovod-study doctor", "horovod-study tune"),
+        *("make study: done", "horovod-study doctor", "horovod-study run x.yaml --tune"),
     ]
     assert inline(page) == [["horovod-study", "status", "x.yaml", "--json"]]
     assert words_of("mpirun -np 2 python -m horovod_study.train --backend ps") == ["strain", "train", "--backend", "ps"]

@@ -18,7 +18,7 @@ from horovod_study.studies.halving import (
     IN_TURNS,
     LIBRARY,
     SHIPPED,
-    Arm,
+    Candidate,
     Heat,
     Made,
     Race,
@@ -84,20 +84,20 @@ NONE: Effects = {"a": {"1": 1.0, "2": 1.0, "3": 1.0}, "b": {"1": 1.0, "2": 1.0},
 TWO: Effects = {"a": {"1": 1.06, "2": 0.97}, "b": {"1": 1.06, "2": 1.0}, "c": {"1": 0.95}, "d": {"1": 0.6}}
 
 
-def field(effects: Effects) -> list[Arm]:
+def field(effects: Effects) -> list[Candidate]:
     """Return baselines and one candidate per value."""
     return [
-        Arm(name=SHIPPED),
-        Arm(name=LIBRARY, values={"horovod_defaults": True}),
+        Candidate(name=SHIPPED),
+        Candidate(name=LIBRARY, values={"horovod_defaults": True}),
         *(
-            Arm(name=f"{knob}={value}", values={knob: value}, knob=knob)
+            Candidate(name=f"{knob}={value}", values={knob: value}, knob=knob)
             for knob, values in effects.items()
             for value in values
         ),
     ]
 
 
-def true_speed(effects: Effects, each: Arm) -> float:
+def true_speed(effects: Effects, each: Candidate) -> float:
     return 0.5 if each.name == LIBRARY else math.prod(effects[knob][value] for knob, value in each.values.items())
 
 
@@ -107,7 +107,7 @@ MACHINES = {
     "turns": (IN_TURNS, dict(zip(PARTS, (3.0, 3.5, 0.26, 0.06, 0.3, 30.0), strict=True))),
 }
 Done = list[tuple[Heat, list[Slice]]]
-Change = Callable[[Heat, Arm, float], float]
+Change = Callable[[Heat, Candidate, float], float]
 
 
 def simulate(
@@ -253,7 +253,7 @@ def test_a_leader_that_is_slow_when_it_is_launched_again_is_not_kept(
 ) -> None:
     """In some of these launches, or in all of them."""
 
-    def slow(heat: Heat, each: Arm, rate: float) -> float:
+    def slow(heat: Heat, each: Candidate, rate: float) -> float:
         return rate * (factor(heat) if each.name == "c=1" and heat.what == "confirm" else 1.0)
 
     race, _, _ = simulate({"c": {"1": speed}}, 4, change=slow)

@@ -24,7 +24,7 @@ import horovod_study
 from horovod_study import documents
 from horovod_study.cluster import jobs
 from horovod_study.errors import ConfigError, RecordError, StudyError
-from horovod_study.studies import compare, ledger, smoke
+from horovod_study.studies import ledger, smoke
 from horovod_study.workload import checkpoint, dataset
 from horovod_study.workload.curves.arrays import read_npz
 from horovod_study.workload.curves.values import ReadOptions
@@ -460,10 +460,3 @@ def test_an_archive_with_changed_bytes_is_read_or_named(tmp_path: Path, drawn: s
         read_npz(path, UNITS)
     except StudyError as error:
         assert "curves.npz" in str(error)
-
-
-# ------------------------------------------------------------------------------------------------ comparing
-
-
-def test_the_plan_of_a_comparison_has_a_form() -> None:
-    assert compare.PLAN.endswith(".json")

@@ -10,7 +10,7 @@ from make.wording import Golden
 import horovod_study
 from horovod_study import config, records
 from horovod_study.config import COMMUNICATION
-from horovod_study.options import SET_BY_ATTRIBUTION, SET_BY_COMPARE, SET_BY_RANGE_TEST, SET_BY_TUNE
+from horovod_study.options import SET_BY_ATTRIBUTION, SET_BY_COMPARE, SET_BY_RANGE_TEST
 from horovod_study.roles import Option, Role, named
 from horovod_study.runtimes import BACKENDS, RUNTIMES
 from horovod_study.workload.options import STRAIN, StrainConfig
@@ -207,7 +207,7 @@ def test_values_that_options_name_are_valid_ones() -> None:
 
 
 def test_the_library_and_its_transport_are_named_by_experiments_themselves() -> None:
-    for names in (SET_BY_TUNE, SET_BY_RANGE_TEST, SET_BY_COMPARE, SET_BY_ATTRIBUTION):
+    for names in (SET_BY_RANGE_TEST, SET_BY_COMPARE, SET_BY_ATTRIBUTION):
         assert set(named(STRAIN.options, Role.RUNTIME | Role.PROBE)) <= set(names) <= set(STRAIN.options)
         assert len(names) == len(set(names))
 

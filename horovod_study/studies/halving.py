@@ -39,7 +39,7 @@ SHIPPED, LIBRARY = "shipped settings", "library defaults"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
+class Candidate:
     """Settings to be tried: what is changed from the shipped ones; `knob` is that of a single setting."""
 
     name: str
@@ -64,7 +64,7 @@ class Heat:
 
     what: str  # stage | confirm
     number: int  # from 1
-    arms: tuple[Arm, ...]
+    arms: tuple[Candidate, ...]
     rounds: int
 
     @property
@@ -118,7 +118,7 @@ def _slower(slices: Sequence[Slice]) -> set[str]:
 class Race:
     """Where a race stands: who is left, all slices, and in the end who is chosen."""
 
-    def __init__(self, arms: Sequence[Arm]) -> None:
+    def __init__(self, arms: Sequence[Candidate]) -> None:
         """`arms`: the first is what is to be beaten."""
         self.arms, self.chosen = list(arms), arms[0]
         self.out: dict[str, str] = {}  # arm -> why it is not in the race any more
@@ -131,15 +131,15 @@ class Race:
         """Return the slices of the launches that confirm."""
         return [each for each in self.slices if each.launch.startswith("confirm")]
 
-    def gain(self, arm: Arm, slices: Sequence[Slice] | None = None) -> Interval:
+    def gain(self, arm: Candidate, slices: Sequence[Slice] | None = None) -> Interval:
         """Return the speed of an arm over that of the shipped settings, by all slices or by these."""
         return ratio_of(self.slices if slices is None else slices, arm.name, self.arms[0].name)
 
-    def left(self, *, baselines: bool = False) -> list[Arm]:
+    def left(self, *, baselines: bool = False) -> list[Candidate]:
         """Return who is in the race."""
         return [each for each in self.arms if each.name not in self.out and (baselines or not each.baseline)]
 
-    def leader(self) -> Arm:
+    def leader(self) -> Candidate:
         """Return who leads: of those that seem as fast the one with the fewest changes, the first where none gains."""
         gains = {each.name: self.gain(each).value for each in self.left(baselines=True)}
         best = max((value for value in gains.values() if not math.isnan(value)), default=1.0)
@@ -190,9 +190,9 @@ class Race:
             knobs, values = [*knobs, each.knob], {**values, **each.values}
             if len(knobs) > 1:
                 name = " ".join(f"{knob}={plain(value)}" for knob, value in values.items())
-                self.arms.append(Arm(name=name, values=values))
+                self.arms.append(Candidate(name=name, values=values))
 
-    def choose(self, leader: Arm) -> None:
+    def choose(self, leader: Candidate) -> None:
         """Choose the leader where the launches of its own resolve that it gains, else the shipped settings."""
         why, gain = "", self.gain(leader, self.confirming())
         if leader is not self.arms[0]:
@@ -219,7 +219,7 @@ def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Gener
     """Yield what is launched next until one arm of the `race` is left; `room`: so many fit into memory together."""
     numbers = iter(range(1, 1000))
 
-    def measure(what: str, effort: str, group: Sequence[Arm]) -> Generator[Heat, Made, bool]:
+    def measure(what: str, effort: str, group: Sequence[Candidate]) -> Generator[Heat, Made, bool]:
         """Launch a group with the first arm, in parts that fit; return False when time was up before."""
         first, (launches, rounds) = race.arms[0], way[effort]
         for _ in range(launches):

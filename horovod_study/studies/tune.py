@@ -32,7 +32,7 @@ from horovod_study.studies.halving import (
     LEAST_ROUNDS,
     LIBRARY,
     SHIPPED,
-    Arm,
+    Candidate,
     Heat,
     Made,
     Race,
@@ -88,16 +88,16 @@ def why_not(knob: Option, runtime: str) -> str:
 
 def arms_of(
     base: Cell, knobs: Mapping[str, Sequence[Any]], effective: Mapping[str, Any], cores: int
-) -> tuple[list[Arm], dict[str, str]]:
+) -> tuple[list[Candidate], dict[str, str]]:
     """Return the arms, baselines first, and why which knob is not varied.
 
     `effective` is that of a run with the shipped settings: a value that they have anyway is no arm.
     """
     workload, runtime, workers = base.config.workload, base.runtime, base.placement.workers
     shipped = shipped_values(effective, workload)
-    arms = [Arm(name=SHIPPED)]
+    arms = [Candidate(name=SHIPPED)]
     if library := library_values(runtime, base.config):
-        arms.append(Arm(name=LIBRARY, values=library))
+        arms.append(Candidate(name=LIBRARY, values=library))
     left_out: dict[str, str] = {}
     for knob, own in knobs.items():
         option, why = workload.options[knob], why_not(workload.options[knob], runtime)
@@ -114,7 +114,7 @@ def arms_of(
         hooks = option.hooks and shipped.get("reduction") != "hooks"
         for value in tries:
             values = {"reduction": "hooks", knob: value} if hooks else {knob: value}
-            arm = Arm(name=f"{knob}={plain(value)}{' with hooks' if hooks else ''}", values=values, knob=knob)
+            arm = Candidate(name=f"{knob}={plain(value)}{' with hooks' if hooks else ''}", values=values, knob=knob)
             try:
                 base.config.changed(**values)
             except ConfigError as error:
@@ -378,7 +378,7 @@ def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def run_lines(base: Cell, chosen: Arm) -> list[str]:
+def run_lines(base: Cell, chosen: Candidate) -> list[str]:
     """Return the chosen settings as lines of a study file whose sweep has the runtime."""
     own = {name: value for name, value in base.config.to_dict().items() if name == "horovod_build" and value}
     text = yaml.safe_dump({"run": {"threads": base.config.threads, **own, **chosen.values}}, sort_keys=False)
