@@ -23,7 +23,7 @@ from horovod_study.errors import StudyError
 from horovod_study.records import read_run
 from horovod_study.studies.job import EXIT_STOPPED
 from horovod_study.studies.ledger import Ledger, read_ledger
-from horovod_study.studies.runner import RunOptions, StudyResult, cancel_cells, run_study, show_plan
+from horovod_study.studies.runner import RunOptions, StudyResult, cancel_cells, run_sweep, show_plan
 from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
 from horovod_study.studies.submit import submit_cells
 
@@ -113,9 +113,9 @@ def test_a_study_with_a_failing_a_cancelled_and_a_pre_empted_job(cluster: SlurmC
 
     def run(**options: object) -> tuple[StudyResult, str]:
         to = console()
-        start = show_plan if options.pop("only_plan", False) else run_study
+        start = show_plan if options.pop("only_plan", False) else run_sweep
         how = RunOptions(command="horovod-study run study.yaml", yes=True, **options)
-        result = start(study, runs, how, console=to)
+        result = start(sweep_of(study, runs), how, console=to)
         return result, said(to)
 
     # plan: nothing is written, nothing is submitted

@@ -49,15 +49,14 @@ def test_a_table_in_a_terminal_is_aligned_by_what_is_seen():
 
 ALIGNED_BY_HAND = {
     "analysis/forecast/recommendation.py": "texts that are folded below each other",
-    "cli/forecasts.py": "laws with their parameters, folded below each other",
     "progress.py": "lines that are printed one at a time",
     "report/doctor.py": "texts that are folded below each other, in colours",
     "report/figures/bench.py": "the layout of nccl-tests, which other programs read",
     "report/figures/inspection.py": "pauses, each a line of words",
     "report/figures/simulation.py": "constants, each a line of words",
+    "report/laws.py": "laws with their parameters, folded below each other",
     "studies/progress.py": "lines that are printed one at a time",
     "studies/search.py": "lines that are printed one at a time",
-    "studies/tune.py": "lines that are printed one at a time",
     "text/tables.py": "the place where it is done",
 }
 """Modules that pad texts with blanks -> why they need no Table."""
