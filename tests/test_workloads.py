@@ -119,7 +119,7 @@ def test_roles_make_the_lists_of_a_workload(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_study_of_another_workload_goes_the_whole_way(folder: Path) -> None:
     """Nothing but the file was added: it is planned, run, judged, and reported by its own options."""
-    plan = json.loads(said("plan toy.yaml --json", folder))
+    plan = json.loads(said("run toy.yaml --plan --json", folder))
     assert (plan["to_do"], len(plan["cells"])) == (6, 6)
     said("run toy.yaml --yes", folder)
     status = json.loads(said("status toy.yaml --json", folder))
@@ -142,12 +142,9 @@ def test_two_settings_of_another_workload_are_compared(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_what_another_workload_lets_tune_is_tuned(folder: Path) -> None:
-    (folder / "base.yaml").write_text("warmup_steps: 10\nbatch: 8\n")
-    words = (
-        "tune --workload toy.py --runtime ddp/gloo --workers 2 --minutes 1 --rounds 1 --knobs parts --config base.yaml "
-        "--no-turns"
-    )
-    found = json.loads(said(f"{words} --json", folder).splitlines()[-1])
+    study = "study: tuned\nworkload: toy.py\nsweep: {runtime: ddp/gloo, workers: [2]}\nbudget: {hours: 0.02}\n"
+    (folder / "tuned.yaml").write_text(f"{study}run: {{seconds: 1, warmup_steps: 10, batch: 8}}\n")
+    found = said("run tuned.yaml --tune parts", folder).splitlines()
 
-    assert {row["knob"]: row["value"] for row in found["candidates"] if row["knob"]} == {"parts": "2"}
-    assert found["launches"] >= 2
+    assert any(line.split()[:1] == ["parts=2"] for line in found), found
+    assert any(line.startswith("# for a study file with runtime: ddp/gloo") for line in found), found
