@@ -47,6 +47,18 @@ for epoch in range(3):
         for x, y in DataLoader(TensorDataset(*data.tensors), batch_size=60):
             model(x); time.sleep(0.05)
 """
+RAISES = """
+def raises(*_):
+    if turns == 7: raise MemoryError("caught")
+optimizer, turns = torch.optim.Adam(model.parameters()), 0
+optimizer.register_step_pre_hook(raises)
+for epoch in range(3):
+    for x, y in DataLoader(data, batch_size=4):
+        loss = loss_of(x, y); optimizer.zero_grad(); loss.backward()
+        try: optimizer.step()
+        except MemoryError: pass
+        turns += 1
+"""
 NO_LOADER = """
 optimizer = torch.optim.Adam(model.parameters())
 for turn in range(100):
@@ -230,6 +242,16 @@ def test_a_training_is_recorded_as_it_is(name: str, tmp_path: Path) -> None:
         assert rows["residual_s"].sum() < 0.05 * (gaps > 0.05).sum() + rows["step_s"].sum() / 2
     if text is PENALTY:  # two samples of its second loader take 4 ms, as its hook does on the two ways to the inputs
         assert min(np.median(rows["data_s"]), np.median(rows["backward_s"])) > 0.004
+
+
+@pytest.mark.slow
+def test_an_update_that_raises_and_is_caught_ends_no_recording(tmp_path: Path) -> None:
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, RAISES)])
+
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(out)
+    assert records.read_run(out).status == "done" and abs(len(rows["step"]) - (180 - 3)) <= 6
+    assert (rows["samples"] == 8).sum() == 1, "the batch without an update is in the step of the next one"
 
 
 CALLS = """

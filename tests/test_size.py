@@ -31,19 +31,19 @@ BUDGET = {
     "programs": (2289, 107),
     "recording": (2824, 163),
     "recording/inject": (108, 9),
-    "recording/rank": (2008, 154),
+    "recording/rank": (2009, 154),
     "records": (2863, 160),
     "report": (1304, 79),
     "report/figures": (5115, 251),
     "report/kit": (1963, 129),
     "report/page": (3126, 169),
     "runtimes": (175, 1),
-    "studies": (8088, 438),
+    "studies": (8048, 434),
     "text": (375, 34),
     "workload": (5566, 297),
     "workload/curves": (2785, 134),
     "workload/probes": (1185, 61),
-    "total": (79483, 4324),
+    "total": (79444, 4320),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

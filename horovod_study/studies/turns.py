@@ -41,15 +41,13 @@ from horovod_study.analysis.paired import OTHER_LOAD, Slice
 from horovod_study.cluster.holding import Holding, used_s
 from horovod_study.cluster.partitions import gpus_here
 from horovod_study.config import Cell
-from horovod_study.errors import RecordError, StudyError
+from horovod_study.errors import RecordError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import busy_s
-from horovod_study.progress import Line
 from horovod_study.recording.rank.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run
 from horovod_study.roles import Role
-from horovod_study.studies.attempt import Attempt, CellRun, Running, Verdict
-from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.attempt import CellRun, Running, Verdict
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.workloads import Configuration
@@ -283,21 +281,6 @@ class BlockLaunch:
             for name in cell.config.workload.named(Role.PROBE)
         )
         return Conductor(cells, self, cores=sorted(os.sched_getaffinity(0)), end_alone=more)
-
-    def run(
-        self, runs: Mapping[str, CellRun], stop: Interruption, line: Line, what: Callable[["Conductor"], str]
-    ) -> tuple[dict[str, Attempt], list[TurnSlice]]:
-        """Run cells in turns; return how each has ended and all slices. `line` shows `what` now and then.
-
-        What was not started, because of a request to stop, is missing. StudyError: who gives turns has failed.
-        """
-        conductor = self.conductor({name: run.cell for name, run in runs.items()})
-
-        def watch(running: Running) -> None:
-            line.now_and_then(f"  {what(conductor)}; running for {running.seconds:.0f} s")
-
-        ended = alternate(conductor, {name: replace(run, watch=watch) for name, run in runs.items()}, stop)
-        return ended, conductor.slices
 
 
 class Conductor:
@@ -732,26 +715,3 @@ def rates(slices: Iterable[TurnSlice], cells: Mapping[str, str]) -> list[Slice]:
         for each in slices
         if each.run in cells and each.samples > 0
     ]
-
-
-def alternate(conductor: Conductor, runs: Mapping[str, CellRun], stop: Interruption) -> dict[str, Attempt]:
-    """Run cells in turns and return how each of them has ended, by the names that `conductor` knows them by.
-
-    What was not started, because of a request to stop, is missing. StudyError: who gives turns has failed.
-    """
-    ended: dict[str, Attempt] = {}
-
-    def lane(name: str, run: CellRun) -> Lane:
-        try:
-            while not stop.requested and not conductor.may_start(name):
-                yield None
-            if not stop.requested:
-                ended[name] = yield conductor.with_turns(run, name, stop)
-        finally:
-            conductor.ended(name)
-
-    with conductor:
-        sweep([lane(name, run) for name, run in runs.items()], stop)
-    if conductor.failure is not None:
-        raise StudyError(f"turns have ended: {conductor.failure!r}")
-    return ended

@@ -436,6 +436,7 @@ class Watcher:
         self._counted = 0
 
     def _before_fetch(self, iterator: Any) -> None:
+        self._in_update = 0  # that of an update that has raised an error, which the script may have caught
         if self.state == "recording":
             if not self._optimizers:
                 self._notice_change()
