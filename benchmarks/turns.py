@@ -19,7 +19,7 @@ import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.progress import say
 from horovod_study.records import TurnSlice
-from horovod_study.studies.attempt import CellRun
+from horovod_study.studies.attempt import Attempt, CellRun
+from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.turns import BlockLaunch, Conductor, alternate
+from horovod_study.studies.turns import BlockLaunch, Conductor
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
@@ -41,6 +42,26 @@ RUNTIMES = ("serial", "horovod/mpi", "horovod/gloo", "ddp/gloo", "mpi/mpi")
 LIMITS = {"rate": 0.01, "waiting": 0.01}
 """What turns may cost at most: part of the rate, and cores while waiting."""
 WATCHED_S = 4.0
+
+
+def alternate(conductor: Conductor, runs: Mapping[str, CellRun], stop: Interruption) -> dict[str, Attempt]:
+    """Run cells in turns and return how each has ended, by the names that `conductor` knows them by."""
+    ended: dict[str, Attempt] = {}
+
+    def lane(name: str, run: CellRun) -> Lane:
+        try:
+            while not stop.requested and not conductor.may_start(name):
+                yield None
+            if not stop.requested:
+                ended[name] = yield conductor.with_turns(run, name, stop)
+        finally:
+            conductor.ended(name)
+
+    with conductor:
+        sweep([lane(name, run) for name, run in runs.items()], stop)
+    if conductor.failure is not None:
+        raise RuntimeError(f"turns have ended: {conductor.failure!r}")
+    return ended
 
 
 class Halves(Conductor):
