@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +30,13 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from horovod_study.config import available_cores
-from horovod_study.documents import read_json
-from horovod_study.errors import DataError
+from horovod_study.documents import open_file, read_json
+from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
-from horovod_study.workload.curves.numpy_files import open_npy, read_header
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
@@ -389,7 +388,7 @@ class _Rows:
         self._streams = {name: open(directory / name, "r+b", buffering=0) for name in (CURVES, TARGETS)}
         for name, values in ((CURVES, material.CHANNELS * material.POINTS), (TARGETS, material.TARGETS)):
             stream = self._streams[name]
-            stream.seek(read_header(stream, name).length + 4 * values * first)
+            stream.seek(open_npy(directory / name).offset + 4 * values * first)
         self._hashes = _hashers()
 
     def __enter__(self) -> "_Rows":
@@ -551,9 +550,32 @@ def open_dataset(path: Path) -> Dataset:
     return Dataset(path=path, curves=curves, targets=targets, sidecar=sidecar)
 
 
+def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any]:
+    """Map the real numbers of a .npy file without unpickling; DataError unless they are all of the file.
+
+    Pages are read-only, or with mode "c" private to this process.
+    """
+    try:
+        with open_file(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+        array = np.lib.format.open_memmap(path, mode=mode)
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(
+            f"{path}: is not a whole .npy file of numbers ({first_line(error)[:100]}); copy it again, or save it again by "
+            "numpy.save(file, array, allow_pickle=False)"
+        ) from None
+    promised = array.offset + array.nbytes
+    if array.dtype.kind not in "fiu" or not array.size or size != promised:
+        raise DataError(
+            f"{path}: holds {array.dtype} {array.shape} in {size:,} bytes, {promised:,} are expected; real numbers that fill "
+            "the file are needed, save it again"
+        )
+    return array
+
+
 def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Map a .npy file after checking its head and its length; pages are private but never written."""
-    array = open_npy(path, mode="c", exact=True)
+    array = open_npy(path, mode="c")
     if array.shape != shape or array.dtype != np.dtype("<f4"):
         raise DataError(
             f"{path}: holds {array.dtype} {array.shape}, the side-car says float32 {shape}; generate it again"
