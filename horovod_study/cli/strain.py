@@ -83,7 +83,7 @@ def _import_arguments(parser: Parser) -> None:
     add("path", type=Path, metavar="PATH", help="a CSV, Parquet, .npz or .npy file, or the folder of X.npy and Y.npy")
     add("--out", **DIR, required=True, help="the data set's directory to make")
     add("--columns", metavar="strain=NAME,...", help="names of the columns strain, stress, specimen, G0 and a")
-    add("--units", metavar="strain=%%,stress=MPa", help="units, where the file does not say: 1, %%, mm/m, Pa, psi, ...")
+    add("--units", metavar="strain=UNIT,...", help="units, where the file does not say: 1, %%, mm/m, Pa, psi, ...")
     add("--targets", type=Path, metavar="FILE", help="a table with specimen, G0 (MPa), a; or a .npy file (N, 2)")
     add("--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them")
     bounds = "what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)"
@@ -99,17 +99,16 @@ def _import_(options: argparse.Namespace) -> Result:
 
     from horovod_study.measure.clock import now
     from horovod_study.progress import say
-    from horovod_study.workload.curves import NAMES, UNITS, assignments
+    from horovod_study.workload.curves import NAMES, UNITS, assignments, open_curves
     from horovod_study.workload.importing import import_curves, lines
 
     began = now()
+    columns, units = assignments("--columns", options.columns, NAMES), assignments("--units", options.units, UNITS)
+    curves = open_curves(options.path, columns=columns, units=units, targets=options.targets)
     with progress(lambda *told: f"{_part(*told)}  {now() - began:.0f} s") as on_progress:
         provenance = import_curves(
-            options.path,
+            curves,
             options.out,
-            columns=assignments("--columns", options.columns, NAMES),
-            units=assignments("--units", options.units, UNITS),
-            targets=options.targets,
             label=options.label,
             target_bounds=None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2),
             any_modulus=options.any_modulus,

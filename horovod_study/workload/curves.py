@@ -13,9 +13,8 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,11 +29,11 @@ from horovod_study.workload import material, room
 from horovod_study.workload.dataset import open_npy
 
 NAMES = {
-    "strain": "strain, shear strain, eps, epsilon, gamma, e true, e, ε, γ, dehnung, scherung, gleitung".split(", "),
-    "stress": "stress, shear stress, sigma, sig, tau, sigma true, σ, τ, spannung, schubspannung".split(", "),
-    "specimen": "specimen, specimen id, specimen name, test, test id, sample, sample id, id, probe".split(", "),
-    "G0": ["g0", "g 0"],
-    "a": ["a"],
+    "strain": "strain, shear strain, eps, epsilon, gamma, e true, e, \u03b5, \u03b3, dehnung, scherung, gleitung",
+    "stress": "stress, shear stress, sigma, sig, tau, sigma true, \u03c3, \u03c4, spannung, schubspannung",
+    "specimen": "specimen, specimen id, specimen name, test, test id, sample, sample id, id, probe",
+    "G0": "g0, g 0",
+    "a": "a",
 }
 """What a table may hold and the names by which it is found, in lower case, an underscore as a space."""
 
@@ -44,15 +43,14 @@ UNITS = {
 }
 """Units of each channel and what one of them is as a ratio of strain or in MPa."""
 
-_ALSO = {"-": "1", "mm/mm": "1", "mm_mm": "1", "in/in": "1", "percent": "%", "n/mm2": "MPa", "n/mm²": "MPa"}
-PAIRS = MappingProxyType({"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.npy": "targets.npy"})
-"""Names of curves and of the targets beside them."""
-
-BLOCK_CURVES = 2000
-"""Curves that are read, checked and written at a time."""
-
+_ALSO = {"-": "1", "mm/mm": "1", "in/in": "1", "percent": "%", "n/mm2": "MPa", "n/mm\u00b2": "MPa"}
+_WORDS = {unit.lower(): unit for known in UNITS.values() for unit in known} | _ALSO
+_PAIRS = {"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.npy": "targets.npy"}
+_BLOCK = 2000  # curves that are read, checked and written at a time
 _MAX_RATIO = 200  # so many times smaller no compression makes measured numbers; zeros become a thousand times smaller
-_REWRITE = "in pandas by read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('points.csv', index=False)"
+_BROKEN = (ValueError, OSError, EOFError, LookupError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+_Words = Mapping[str, str]
+_REWRITE = "write it anew, in pandas by read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False)"
 
 
 class Points(NamedTuple):
@@ -70,8 +68,7 @@ class Points(NamedTuple):
 
     def most(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the largest value of each curve, (B,)."""
-        found: NDArray[np.float64] = np.maximum.reduceat(values, self.starts[:-1])
-        return found
+        return np.asarray(np.maximum.reduceat(values, self.starts[:-1]))
 
     def span(self) -> NDArray[np.float64]:
         """Return the difference of the largest and the smallest strain of each curve, (B,)."""
@@ -82,7 +79,7 @@ class Points(NamedTuple):
         return self.most(values) < 0.05 * self.most(-values)
 
     def steps(self) -> NDArray[np.float32]:
-        """Return the rise of strain from the point before, (n,), in the precision of a data set; 1 where a curve begins."""
+        """Return the rise of strain from the point before in float32, as data sets hold it, (n,); 1 at a beginning."""
         steps = np.diff(self.strain.astype(np.float32), prepend=np.float32(0))
         steps[self.starts[:-1]] = 1
         return steps
@@ -94,8 +91,7 @@ class Points(NamedTuple):
         early = (x <= np.repeat(0.1 * self.span(), counts)) | (np.arange(len(x)) < np.repeat(first + 5, counts))
         x, y = x * early, self.stress * early
         n, sx, sy, xx, xy = (np.add.reduceat(each, first) for each in (early.astype(np.float64), x, y, x * x, x * y))
-        slopes: NDArray[np.float64] = (n * xy - sx * sy) / (n * xx - sx * sx)
-        return slopes
+        return np.asarray((n * xy - sx * sy) / (n * xx - sx * sx))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +103,10 @@ class Curves:
     size: int  # N
     names: tuple[str, ...] | None  # (N,), None where curves have numbers
     units: dict[str, str]  # as declared: strain, stress
-    files: tuple[Path, ...]
     targets: NDArray[np.float64] | None  # (N, P): G0 in MPa and a, or normalised
-    unused: tuple[str, ...]  # columns and arrays
+    targets_file: Path | None
+    columns: dict[str, str]  # what was found by which name
+    unused: tuple[str, ...]  # columns
     word: str  # what a row is called
     read: Callable[[int, int], Points]  # the curves low..high-1
 
@@ -122,53 +119,38 @@ class Curves:
 
         `any_modulus` accepts any initial slope. What was `checked` before is not checked again.
         """
-        for low in range(0, self.size, BLOCK_CURVES):
-            points = self.read(low, min(low + BLOCK_CURVES, self.size))
+        for low in range(0, self.size, _BLOCK):
+            points = self.read(low, min(low + _BLOCK, self.size))
             if not checked:
                 _check(self, low, points, _CHECKS[:-1] if any_modulus else _CHECKS)
             yield low, points
 
-    def channels(self, *, any_modulus: bool = False) -> NDArray[np.float32]:
-        """Return all curves, checked, as the network takes them: (N, 3, 201)."""
-        return np.concatenate([to_channels(points) for _, points in self.blocks(any_modulus=any_modulus)])
-
 
 def open_curves(
-    path: Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    units: Mapping[str, str] | None = None,
-    targets: Path | None = None,
+    path: Path, *, columns: _Words | None = None, units: _Words | None = None, targets: Path | None = None
 ) -> Curves:
     """Open the curves of a file, or of a folder with a pair of .npy files.
 
     `columns` names columns by what they hold (NAMES), `units` the units of strain and stress (UNITS) where the file
     does not; `targets` is a table with specimen, G0 and a, or a .npy file (N, 2). Raises DataError.
     """
-    given = {kind: _unit("--units", kind, text) for kind, text in (units or {}).items()}
     if path.is_dir():
-        found = next((path / name for name in PAIRS if (path / name).exists()), None)
-        if found is None:
-            raise DataError(
-                f"{path}: is a folder without {' or '.join(PAIRS)}; put files of one test each into one table, in pandas "
-                "by concat({file.stem: read_csv(file) for file in files}, names=['specimen']).to_csv('points.csv')"
-            )
-        path = found
-    if _begins(path, b"\x93NUMPY"):
-        beside = path.with_name(PAIRS.get(path.name, "")) if path.name in PAIRS else path
-        targets = targets or (beside if beside != path and beside.exists() else None)
-        return _of_pair(path, given, targets)
-    frame, word = _archive(path) if path.suffix.lower() == ".npz" else _table(path)
-    return _of_frame(path, frame, word, columns or {}, given, targets)
+        found = [path / name for name in _PAIRS if (path / name).exists()]
+        if not found:
+            table = "concat({each.stem: read_csv(each) for each in files}, names=['specimen']).to_csv('points.csv')"
+            raise DataError(f"{path}: is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}")
+        path = found[0]
+    if not _is_npy(path):
+        return _of_frame(path, columns or {}, units or {}, targets)
+    beside = path.with_name(_PAIRS[path.name]) if path.name in _PAIRS else None
+    return _of_pair(path, units or {}, targets or (beside if beside and beside.exists() else None))
 
 
 def assignments(option: str, text: str | None, allowed: Iterable[str]) -> dict[str, str]:
     """Return what an option's text says: 'strain=%,stress=MPa' gives {"strain": "%", "stress": "MPa"}."""
-    found = dict(part.strip().partition("=")[::2] for part in (text or "").split(",") if text)
-    for name, value in found.items():
+    found = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
+    for name in found:
         require_known(option, name, allowed, error=DataError)
-        if not value:
-            raise DataError(f"{option} {text}: says nothing of {name}; write {option} {name}=...")
     return found
 
 
@@ -181,11 +163,10 @@ def to_channels(points: Points) -> NDArray[np.float32]:
     kept = np.minimum(counts, most)
     curve = np.repeat(np.arange(len(kept)), kept)
     place = np.arange(len(curve)) - np.repeat(np.cumsum(kept) - kept, kept)
-    from_row = points.starts[curve] + (place * ((counts - 1) / np.maximum(kept - 1, 1))[curve]).round().astype(int)
+    at = points.starts[curve] + (place * ((counts - 1) / np.maximum(kept - 1, 1))[curve]).round().astype(np.int64)
     channels = np.zeros((len(kept), material.CHANNELS, most), np.float32)
-    channels[curve, :, most - kept[curve] + place] = np.stack(
-        [points.strain[from_row], points.stress[from_row], np.ones(len(curve))], axis=1
-    )
+    values = np.stack([points.strain[at], points.stress[at], np.ones(len(at))], axis=1)
+    channels[curve, :, most - kept[curve] + place] = values
     return channels
 
 
@@ -196,72 +177,59 @@ def _outside(values: NDArray[np.float64], low: float, high: float) -> NDArray[np
     return ~((values >= low) & (values <= high))
 
 
-_CHECKS: tuple[tuple[Callable[[Points], NDArray[np.bool_]], str], ...] = (
-    (lambda p: ~np.isfinite(p.strain), "strain is {strain:g}; complete or remove the row"),
-    (lambda p: ~np.isfinite(p.stress), "stress is {stress:g}; complete or remove the row"),
-    (lambda p: p.counts < 20, "has {count} points, at least 20 are needed; remove the specimen, or export more points"),
+_CHECKS: tuple[tuple[Callable[[Points], NDArray[np.bool_]], str, str], ...] = (
+    (lambda p: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
+    (lambda p: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
+    (lambda p: p.counts < 20, "has {count} points, at least 20 are needed", "remove it, or export more points"),
+    (lambda p: p.span() == 0, "strain is {strain:g} in all points", "name another column by --columns strain=NAME"),
+    (lambda p: p.negative(p.strain), "strain is negative throughout, to {least:g}", "multiply the column by -1"),
+    (lambda p: p.negative(p.stress), "stress is negative throughout, to {low:g} MPa", "multiply the column by -1"),
+    (lambda p: _outside(p.span(), 1e-5, 1), "strain covers {span:g}, plausible is 0.00001 to 1", "correct its unit"),
+    (lambda p: p.steps() < 0, "strain falls from {before:.7g} to {strain:.7g}", "keep one loading, sort jitter"),
+    (lambda p: p.steps() == 0, "strain is {strain:.7g} again (7 digits)", "keep one, in pandas by drop_duplicates"),
+    (lambda p: p.most(p.stress) == -p.most(-p.stress), "stress is {stress:g} MPa in all points", "remove the curve"),
     (
-        lambda p: p.span() == 0,
-        "strain is {strain:g} in all points, a dead channel; name another with --columns strain=",
-    ),
-    (lambda p: p.negative(p.strain), "strain is negative throughout, down to {least:g}; multiply the column by -1"),
-    (lambda p: p.negative(p.stress), "stress is negative throughout, to {low:g} MPa; multiply the column by -1"),
-    (
-        lambda p: _outside(p.span(), 1e-5, 1.0),
-        "strain covers {span:g} as a ratio, plausible is 0.00001 to 1; correct its unit in the file or by --units strain=",
-    ),
-    (
-        lambda p: p.steps() < 0,
-        "strain falls from {before:.7g} to {strain:.7g}; keep one loading a specimen, and sort or remove what jitters",
-    ),
-    (
-        lambda p: p.steps() == 0,
-        "strain is {strain:.7g} twice (to 7 digits); keep one, in pandas by drop_duplicates(['specimen', 'strain'])",
-    ),
-    (
-        lambda p: p.most(p.stress) == -p.most(-p.stress),
-        "stress is {stress:g} MPa in all points, a dead channel; name another with --columns stress=",
-    ),
-    (
-        lambda p: _outside(p.slopes(), 200.0, 15000.0),
-        "rises by {slope:.4g} MPa in the first tenth of the strain, plausible is 200 to 15000; {cause}, or accept any slope "
-        "with --any-modulus",
+        lambda p: _outside(p.slopes(), 200, 15000),
+        "rises by {slope:.4g} MPa in the first tenth of its strain, plausible is 200 to 15000",
+        "{cause}, or accept any slope with --any-modulus",
     ),
 )
-"""What is wrong with points (a mask (n,)) or curves (a mask (B,)), and what is said; the first one found is told."""
+"""What is wrong with points (a mask (n,)) or curves (a mask (B,)), in words, and what to do; the first is told."""
 
 
-def _check(curves: Curves, low: int, points: Points, checks: Sequence[tuple[Callable[..., Any], str]]) -> None:
-    for wrong_of, text in checks:
+def _check(curves: Curves, low: int, points: Points, checks: Sequence[tuple[Callable[..., Any], str, str]]) -> None:
+    for wrong_of, what, remedy in checks:
         with np.errstate(all="ignore"):
             wrong = wrong_of(points)
         if not wrong.any():
             continue
-        first, by_point = int(wrong.argmax()), len(wrong) == len(points.strain)
-        block = int(np.searchsorted(points.starts, first, "right")) - 1 if by_point else first
-        at, own = first if by_point else int(points.starts[block]), slice(*points.starts[block : block + 2])
-        alone = Points(points.strain[own], points.stress[own], points.rows[own], np.array([0, points.counts[block]]))
-        values: dict[str, Any] = {"count": points.counts[block]}
-        if values["count"]:
-            with np.errstate(all="ignore"):
-                values |= {"strain": points.strain[at], "before": points.strain[at - 1], "stress": points.stress[at]}
-                values |= {"least": alone.strain.min(), "low": alone.stress.min(), "span": alone.span()[0]}
-                values |= {"slope": alone.slopes()[0], "cause": _cause(alone.slopes()[0], curves.units)}
-        what, remedy = text.format_map(values).split("; ", 1)
+        at, by_point = int(wrong.argmax()), len(wrong) == len(points.strain)
+        block = int(np.searchsorted(points.starts, at, "right")) - 1 if by_point else at
         place = f", {curves.word} {points.rows[at]}" if by_point else ""
         more = f" ({wrong.sum():,} such {'points' if by_point else 'curves'})" if wrong.sum() > 1 else ""
-        raise DataError(f"{curves.path}, {curves.name(low + block)}{place}: {what}{more}; {remedy}")
+        said = _values(points, at if by_point else int(points.starts[block]), block, curves.units)
+        name = curves.name(low + block)
+        raise DataError(f"{curves.path}, {name}{place}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
 
 
-def _cause(slope: float, declared: Mapping[str, str]) -> str:
-    """Name the other units that would make a slope plausible."""
+def _values(points: Points, at: int, block: int, units: _Words) -> dict[str, Any]:
+    """Return what a message may tell of a point and its curve."""
+    own, count = slice(*points.starts[block : block + 2]), int(points.counts[block])
+    if not count:
+        return {"count": 0}
+    one = Points(points.strain[own], points.stress[own], points.rows[own], np.array([0, count]))
+    values = {"strain": points.strain[at], "before": points.strain[at - 1], "stress": points.stress[at], "count": count}
+    with np.errstate(all="ignore"):
+        slope = one.slopes()[0]
+        values |= {"least": one.strain.min(), "low": one.stress.min(), "span": one.span()[0], "slope": slope}
     likely = [
         f"{kind} in {unit}"
         for kind, known in UNITS.items()
         for unit, factor in known.items()
-        if 200 <= slope * (factor / known[declared[kind]]) ** (1 if kind == "stress" else -1) <= 15000
+        if 200 <= slope * (factor / known[units[kind]]) ** (1 if kind == "stress" else -1) <= 15000
     ]
-    return f"likely {' or '.join(likely)}: correct --units" if likely else "are columns exchanged, or a sign wrong?"
+    cause = f"likely {' or '.join(likely)}: correct --units" if likely else "are columns exchanged, or a sign wrong?"
+    return {**values, "cause": cause}
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -273,30 +241,25 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
             with open_file(path) as stream:
-                facts = pq.read_metadata(stream)
+                facts, word = pq.read_metadata(stream), "row"
                 room.need_memory(path, 24 * facts.num_rows * facts.num_columns, "reading it", again)
-                frame, word, first = pq.read_table(stream).to_pandas(ignore_metadata=True), "row", 1
+                frame = pq.read_table(stream).to_pandas(ignore_metadata=True)
         else:
+            word, separator = "line", _separator(path)
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
-            frame = pd.read_csv(
-                path, sep=_separator(path), encoding="utf-8-sig", skip_blank_lines=False, low_memory=False
-            )
-            word, first = "line", 2
-    except (ValueError, OSError, MemoryError, pa.ArrowException) as error:
+            frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
+    except (*_BROKEN, pa.ArrowException) as error:
         raise DataError(
-            f"{path}: is no table that can be read ({first_line(error)[:120]}); write one in UTF-8 with a line of names, "
-            f"{_REWRITE}"
+            f"{path}: is no table in UTF-8 below a line of names ({first_line(error)}); {_REWRITE}"
         ) from None
     if not isinstance(frame.index, pd.RangeIndex):
-        raise DataError(
-            f"{path}: rows have more cells than the first line has names; decimal commas? write it {_REWRITE}"
-        )
-    frame.index = pd.RangeIndex(first, first + len(frame))
+        raise DataError(f"{path}: rows have more cells than the first line has names; decimal commas? {_REWRITE}")
+    frame.index = pd.RangeIndex(2, 2 + len(frame)) if word == "line" else frame.index + 1
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
     twice = [name for name in frame if re.sub(r"\.\d+$", "", name) in frame.columns.drop(name)]
     if twice or frame.empty:
         raise DataError(
-            f"{path}: {f'two columns are named like {twice[0]!r}' if twice else 'has no rows'}; export it again"
+            f"{path}: {f'a name is there twice, {twice[0]!r}' if twice else 'has no rows'}; export it again"
         )
     return frame, word
 
@@ -306,7 +269,7 @@ def _separator(path: Path) -> str:
     with open_file(path) as stream:
         head = stream.read(1 << 16)
     if not head.strip() or b"\0" in head:
-        raise DataError(f"{path}: {'is no text file in UTF-8' if head else 'is empty'}; save the table as CSV")
+        raise DataError(f"{path}: {'is no text in UTF-8' if head.strip() else 'is empty'}; save the table as CSV")
     first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
     marks = [mark for mark in ";\t|," if mark in first]
     alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
@@ -319,124 +282,79 @@ def _archive(path: Path) -> tuple[pd.DataFrame, str]:
         with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             sizes = [(each.file_size, each.compress_size) for each in archive.infolist()]
         if any(size > max(10_000_000, _MAX_RATIO * packed) for size, packed in sizes):
-            raise DataError(
-                f"{path}: is packed more than {_MAX_RATIO} times; as only repetitions can be; save it again"
-            )
+            raise DataError(f"{path}: is packed more than {_MAX_RATIO} times, as repetitions can be; save it again")
         room.need_memory(path, 6 * sum(size for size, _ in sizes), "reading it", "import X.npy and Y.npy, in blocks")
         with open_file(path) as stream, np.load(stream, allow_pickle=False) as arrays:
-            strain, stress = arrays["strain"], arrays["stress"]
-            size, length = strain.shape
+            (size, length), strain, stress = arrays["strain"].shape, arrays["strain"], arrays["stress"]
             names = arrays["ids"] if "ids" in arrays else np.arange(size).astype(str)
             columns = {"specimen": np.repeat(names, length), "strain": strain.ravel(), "stress": stress.ravel()}
             if "targets" in arrays:
                 columns |= zip(("G0", "a"), np.repeat(arrays["targets"].T, length, axis=1), strict=True)
         frame = pd.DataFrame(columns, index=np.tile(np.arange(length), size))
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        KeyError,
-        RuntimeError,
-        MemoryError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise DataError(
-            f"{path}: cannot be read ({first_line(error)[:120]}); save strain and stress (N, L), shorter curves ended by "
-            "NaN, with numpy.savez and without pickled objects"
-        ) from None
+    except _BROKEN as error:
+        remedy = "save strain and stress (N, L), shorter curves ended by NaN, by numpy.savez without pickled objects"
+        raise DataError(f"{path}: cannot be read ({first_line(error)[:120]}); {remedy}") from None
     return frame.dropna(subset=["strain", "stress"], how="all"), "position"
 
 
-def _of_frame(
-    path: Path,
-    frame: pd.DataFrame,
-    word: str,
-    columns: Mapping[str, str],
-    given: Mapping[str, str],
-    targets: Path | None,
-) -> Curves:
-    found = _columns(path, list(frame), columns)
-    layout = "npz" if word == "position" else "long" if {"strain", "stress"} <= found.keys() else "wide"
-    pairs = {path.stem: found} if layout != "wide" else _pairs(path, list(frame), columns)
-    units = {kind: _settled(path, kind, (pair[kind] for pair in pairs.values()), given) for kind in UNITS}
-    used = {column for pair in pairs.values() for column in pair.values()}
-    parts = [
-        pd.DataFrame({"specimen": name, **{kind: frame[column] for kind, column in pair.items()}})
-        for name, pair in pairs.items()
-    ]
-    long = (
-        pd.concat(part.dropna(subset=["strain", "stress"], how="all") for part in parts)
-        if layout == "wide"
-        else parts[0]
-    )
-    names, starts = _specimens(path, long, word)
-    if "G0" in found and (unit := _split(found["G0"])[1]):
-        long["G0"] = _numbers(path, long, "G0", word) * UNITS["stress"][_unit(f"{path}", "stress", unit)]
-    files, labels = (path,), None
-    if targets is not None:
-        if "G0" in long:
-            raise DataError(f"{path}: has targets, and so has --targets {targets}; give them in one place")
-        files, table = (path, targets), _labels(targets, names)
-        long = long.assign(**{name: np.repeat(table[name].to_numpy(), np.diff(starts)) for name in ("G0", "a")})
-    if {"G0", "a"} <= set(long):
-        labels = np.stack([_constant(path, long, kind, names, starts, word) for kind in ("G0", "a")], axis=1)
-    strain, stress = (_numbers(path, long, kind, word) * UNITS[kind][unit] for kind, unit in units.items())
-    rows = long.index.to_numpy()
+def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> Curves:
+    frame, word = _archive(path) if path.suffix.lower() == ".npz" else _table(path)
+    layout, every = "npz" if word == "position" else "long", list(frame)
+    found = _columns(path, every, given)
+    used = set(found.values())
+    if not given and not {"strain", "stress"} & found.keys():
+        layout, (frame, used) = "wide", _melted(path, frame)
+    found = _columns(path, list(frame), given, needed=UNITS)
+    declared = {kind: _unit(path, kind, found[kind], units.get(kind)) for kind in UNITS}
+    frame = _numbered(path, frame, found, word, declared)
+    names, starts, labels = _specimens(path, frame, word)
+    if labels is not None and targets is not None:
+        raise DataError(f"{path}: has targets, and so has --targets {targets}; give them in one place")
+    strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index.to_numpy()
 
     def read(low: int, high: int) -> Points:
         part = slice(starts[low], starts[high])
         return Points(strain[part], stress[part], rows[part], starts[low : high + 1] - starts[low])
 
-    unused = tuple(column for column in frame if column not in used)
     return Curves(
-        path=path, layout=layout, size=len(names), names=names, units=units, files=files, targets=labels, unused=unused,
-        word=word, read=read,
+        path=path, layout=layout, size=len(names), names=names, units=declared, columns=found, word=word, read=read,
+        targets=_targets(targets, names, len(names)) if targets else labels, targets_file=targets,
+        unused=tuple(column for column in every if column not in used),
     )  # fmt: skip
 
 
-def _columns(path: Path, names: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+def _columns(path: Path, names: Sequence[str], given: _Words, needed: Iterable[str] = ()) -> dict[str, str]:
     """Return what is found in a table, by the names that columns have or were given: {"strain": "Eps (%)", ...}."""
     found = {}
     for kind, words in NAMES.items():
         wanted = given.get(kind)
-        alike = [name for name in names if name == wanted or (wanted is None and _split(name)[0].lower() in words)]
-        if len(alike) > 1 or (wanted and not alike):
-            what = (
-                f"{len(alike)} columns could be {kind}"
-                if alike
-                else f"no column {wanted!r}{nearest(f'{wanted}', names)}"
-            )
-            raise DataError(f"{path}: {what}; columns found: {_listed(names)}; say which with --columns {kind}=NAME")
-        if alike:
-            found[kind] = alike[0]
+        accepted = words.split(", ")
+        alike = [each for each in names if each == wanted or (not wanted and _split(each)[0].lower() in accepted)]
+        if len(alike) > 1 or (not alike and (wanted or kind in needed)):
+            what = f"{len(alike)} columns could be {kind}" if alike else f"no column {wanted or kind!r}"
+            close = f"{nearest(wanted or kind, names)}; columns found: {_listed(names)}; names accepted: {words}"
+            raise DataError(f"{path}: {what}{close}; say which with --columns {kind}=NAME")
+        found |= dict.fromkeys([kind] * len(alike), *alike)
     return found
 
 
-def _pairs(path: Path, names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the columns of each specimen of a wide table: {"S1": {"strain": ..., "stress": ...}, ...}."""
-    pairs: dict[str, dict[str, str]] = {}
-    for name, kind in ((name, kind) for name in names for kind in UNITS):
-        words = "|".join(sorted((word for word in NAMES[kind] if len(word) > 2), key=len, reverse=True))
-        match = re.fullmatch(rf"(?:(.+) )?(?:{words})(?: (.+))?", _split(name)[0], re.IGNORECASE)
-        specimen = match and (match[1] or match[2])
-        if specimen:
-            if kind in pairs.setdefault(specimen, {}):
-                raise DataError(
-                    f"{path}: specimen {specimen!r} has two columns of {kind}; rename or remove one of them"
-                )
-            pairs[specimen][kind] = name
-    alone = [specimen for specimen, pair in pairs.items() if len(pair) < 2]
-    if given or not pairs or len(alone) == len(pairs):
-        raise DataError(
-            f"{path}: no columns of strain and stress; columns found: {_listed(names)}; names accepted: "
-            f"{', '.join((*NAMES['strain'], *NAMES['stress']))}; say which they are with --columns strain=NAME,stress=NAME"
-        )
-    if alone:
-        raise DataError(
-            f"{path}: specimen {alone[0]!r} has a column of {next(iter(pairs[alone[0]]))} only; add the other"
-        )
-    return pairs
+def _melted(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, set[str]]:
+    """Return a wide table as a long one, and the columns that were used."""
+    tests: dict[str, dict[str, Any]] = {}
+    used = set()
+    for column, kind in ((column, kind) for column in frame for kind in UNITS):
+        words = "|".join(sorted((word for word in NAMES[kind].split(", ") if len(word) > 2), key=len, reverse=True))
+        name, unit = _split(column)
+        match = re.fullmatch(rf"(?:(.+) )?(?:{words})(?: (.+))?", name, re.IGNORECASE)
+        if match and (match[1] or match[2]):
+            tests.setdefault(match[1] or match[2], {})[f"{kind} ({unit or ''})"] = frame[column]
+            used.add(column)
+    wrong = [name for name, test in tests.items() if len({key.split()[0] for key in test}) != 2]
+    if wrong or len(used) != 2 * len(tests):
+        name = (wrong or [*tests])[0]
+        raise DataError(f"{path}: specimen {name!r} needs a column of strain and one of stress; complete it")
+    parts = [pd.DataFrame(test).dropna(how="all").assign(specimen=name) for name, test in tests.items()]
+    return pd.concat(parts) if parts else frame, used
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -447,100 +365,81 @@ def _split(column: str) -> tuple[str, str | None]:
     """Return name and unit of a column: 'Shear_Strain (%)' gives ('Shear Strain', '%'), 'stress_MPa' as well."""
     found = re.fullmatch(r"(.+?)[\s_]*[(\[]\s*(.*?)\s*[)\]]\s*", column)
     if not found:
-        tail = re.fullmatch(r"(.+?)(?:[\s_/,]+in)?[\s_/,]+(mm_mm|\S+?)", column.replace("mm_mm", "mm/mm"))
-        words = {unit.lower() for known in UNITS.values() for unit in known} | _ALSO.keys()
-        found = tail if tail and tail[2].lower() in words - {"1", "-"} else None  # strain_1 is of specimen 1
+        tail = re.fullmatch(r"(.+?)(?:[\s_/,]+in)?[\s_/,]+(\S+?)", column.replace("mm_mm", "mm/mm"))
+        found = tail if tail and tail[2].lower() in _WORDS.keys() - {"1", "-"} else None  # strain_1 is of specimen 1
     name, unit = found.groups() if found else (column, None)
     return re.sub(r"[\s_]+", " ", name).strip(), unit or None
 
 
-def _unit(where: str, kind: str, text: str) -> str:
-    known = {word.lower(): unit for word, unit in (*zip(UNITS[kind], UNITS[kind], strict=True), *_ALSO.items())}
-    unit = None if text == "mPa" else known.get(text.strip().lower().replace(" ", ""))
-    if unit not in UNITS[kind]:
-        raise DataError(f"{where}: {text!r} is no unit of {kind}; allowed: {', '.join(UNITS[kind])}")
-    return unit
-
-
-def _settled(path: Path, kind: str, columns: Iterable[str], given: Mapping[str, str]) -> str:
-    """Return the unit of a channel, which the file or --units must say, and not two of them."""
-    texts = {_split(column)[1] for column in columns} - {None}
-    said = {_unit(f"{path}", kind, text) for text in texts if text} | ({given[kind]} if kind in given else set())
-    if len(said) != 1:
-        found = " and ".join(sorted(said)) or "not declared"
-        raise DataError(
-            f"{path}: the unit of {kind} is {found}; give one, {kind} (UNIT) or --units {kind}=UNIT: "
-            + ", ".join(UNITS[kind])
-        )
+def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
+    """Return the unit of a channel, which the name of the column or --units must say, and not two of them."""
+    said = {text if text == "mPa" else _WORDS.get(text.lower(), text) for text in (_split(column)[1], given) if text}
+    if len(said) != 1 or not said <= UNITS[kind].keys():
+        found, allowed = " and ".join(sorted(said)) or "not declared", ", ".join(UNITS[kind])
+        raise DataError(f"{path}: the unit of {kind} is {found}; give --units {kind}=UNIT, one of {allowed}")
     return said.pop()
 
 
-def _numbers(path: Path, frame: pd.DataFrame, name: str, word: str) -> NDArray[np.float64]:
-    """Return a column (n,), NaN where it is blank."""
-    column = frame[name]
-    if column.dtype.kind not in "fiu":
-        numbers = pd.to_numeric(column.astype(str).where(column.notna()), errors="coerce")
-        wrong = (numbers.isna() & column.notna()).to_numpy()
-        if wrong.any():
-            cell, line = str(column.iloc[wrong.argmax()])[:40], frame.index[wrong.argmax()]
-            remedy = (
-                f"write decimal points, {_REWRITE}" if re.fullmatch(r"[-+\d.,]+", cell) else "correct or remove the row"
-            )
-            raise DataError(
-                f"{path}, {word} {line}: {name} is {cell!r}, not a number ({wrong.sum():,} such cells); {remedy}"
-            )
-        column = numbers
-    return column.to_numpy(np.float64, na_value=np.nan)
+def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: _Words) -> pd.DataFrame:
+    """Return the columns that were found under the names of what they hold, as numbers: ratio, MPa."""
+    numbers = pd.DataFrame({"specimen": path.stem}, index=frame.index)
+    for kind, column in found.items():
+        values = frame[column]
+        if kind != "specimen" and values.dtype.kind not in "fiu":
+            values = pd.to_numeric(values.astype(str).where(values.notna()), errors="coerce")
+            wrong = (values.isna() & frame[column].notna()).to_numpy()
+            if wrong.any():
+                cell, line = str(frame[column].iloc[wrong.argmax()])[:40], frame.index[wrong.argmax()]
+                remedy = _REWRITE if re.fullmatch(r"[-+\d.,]+", cell) else "correct or remove the row"
+                raise DataError(f"{path}, {word} {line}: {column} is {cell!r} ({wrong.sum():,} such cells); {remedy}")
+        if kind in UNITS or kind == "G0":
+            unit = units[kind] if kind in units else _unit(path, "stress", column, None if _split(column)[1] else "MPa")
+            values = values.astype(np.float64) * UNITS["stress" if kind == "G0" else kind][unit]
+        numbers[kind] = values
+    return numbers
 
 
-def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the names of specimens (N,) and where their rows begin and end (N + 1,)."""
-    named = frame["specimen"]
-    begins = np.flatnonzero((named != named.shift()).to_numpy())
-    names = named.iloc[begins]
+def _specimens(
+    path: Path, frame: pd.DataFrame, word: str
+) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64] | None]:
+    """Return the names of specimens (N,), where their rows begin and end (N + 1,), and their targets (N, P) if any."""
+    starts = np.flatnonzero(np.append(frame["specimen"] != frame["specimen"].shift(), True))
+    names = frame["specimen"].iloc[starts[:-1]]
     wrong = (names.isna() | names.duplicated()).to_numpy()
     if wrong.any():
-        k = int(wrong.argmax())
-        raise DataError(
-            f"{path}, {word} {names.index[k]}: specimen {names.iloc[k]!r} is blank or begins again behind others; name every "
-            "test in all its rows and keep these together, in pandas by sort_values('specimen', kind='stable')"
-        )
-    return tuple(names.astype(str)), np.append(begins, len(frame))
+        where = f"{path}, {word} {names.index[wrong.argmax()]}: specimen {names.iloc[wrong.argmax()]!r}"
+        raise DataError(f"{where} is blank or there before; name it in all its rows, in pandas sort_values('specimen')")
+    if not {"G0", "a"} <= set(frame):
+        return tuple(names.astype(str)), starts, None
+    values = frame[["G0", "a"]].to_numpy(np.float64)
+    unlike = values != np.repeat(values[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
+    if unlike.any():
+        row, column = np.argwhere(unlike)[0]
+        where = f"{path}, specimen {frame['specimen'].iloc[row]!r}, {word} {frame.index[row]}"
+        raise DataError(f"{where}: {('G0', 'a')[column]} is {values[row, column]:g}; write the same in all its rows")
+    return tuple(names.astype(str)), starts, values[starts[:-1]]
 
 
-def _constant(
-    path: Path, frame: pd.DataFrame, kind: str, names: Sequence[str], starts: NDArray[np.int64], word: str
-) -> NDArray[np.float64]:
-    """Return a target of each specimen (N,), which is the same in all its rows."""
-    values = _numbers(path, frame, kind, word)
-    wrong = values != np.repeat(values[starts[:-1]], np.diff(starts))  # and where it is NaN
-    if wrong.any():
-        k = int(wrong.argmax())
-        who = f"specimen {names[int(np.searchsorted(starts, k, 'right')) - 1]!r}, {word} {frame.index[k]}"
-        raise DataError(f"{path}, {who}: {kind} is {values[k]:g}; write the same number in all rows of a specimen")
-    return values[starts[:-1]]
+# ------------------------------------------------------------------------------------------------------- .npy, targets
 
 
-# ------------------------------------------------------------------------------------------------------- arrays, labels
-
-
-def _begins(path: Path, magic: bytes) -> bool:
+def _is_npy(path: Path) -> bool:
     try:
         with open_file(path) as stream:
-            return stream.read(len(magic)) == magic
+            return stream.read(6) == b"\x93NUMPY"
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); name a CSV, Parquet, .npy or .npz file") from None
 
 
-def _of_pair(path: Path, given: Mapping[str, str], targets: Path | None) -> Curves:
+def _of_pair(path: Path, units: _Words, targets: Path | None) -> Curves:
     array = open_npy(path)
     if array.ndim != 3 or array.shape[1] != material.CHANNELS:
+        needed = "needed is (N, 3, L): strain, stress, flag"
         raise DataError(
-            f"{path}: has shape {array.shape}, needed is (N, 3, L): strain, stress, flag; arrange it so, for instance by "
-            "transpose(0, 2, 1), and save it again"
+            f"{path}: has shape {array.shape}, {needed}; transpose it, perhaps (0, 2, 1), and save it again"
         )
-    units = {kind: _settled(path, kind, (), given) for kind in UNITS}
-    factors = [UNITS[kind][unit] for kind, unit in units.items()]
+    declared = {kind: _unit(path, kind, kind, units.get(kind)) for kind in UNITS}
+    factors = [UNITS[kind][unit] for kind, unit in declared.items()]
 
     def read(low: int, high: int) -> Points:
         strain, stress, flag = np.moveaxis(array[low:high].astype(np.float64), 1, 0)
@@ -549,42 +448,33 @@ def _of_pair(path: Path, given: Mapping[str, str], targets: Path | None) -> Curv
         wrong[:, 1:] |= data[:, :-1] & ~data[:, 1:]
         if wrong.any():
             row, at = np.argwhere(wrong)[0]
+            here = f"{path}, curve {low + row}, position {at}: flag {flag[row, at]:g} at strain {strain[row, at]:g}"
             raise DataError(
-                f"{path}, curve {low + row}, position {at}: flag {flag[row, at]:g} with strain {strain[row, at]:g} and "
-                f"stress {stress[row, at]:g}; the flag is 1 on data, 0 on padding, which is zero and at the left; correct it"
+                f"{here}; the flag is 1 on data, and 0 on padding, which is zero and at the left; correct it"
             )
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
         return Points(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
 
     return Curves(
-        path=path, layout="npy", size=len(array), names=None, units=units, files=(path, *([targets] if targets else [])),
-        targets=None if targets is None else _pair_targets(targets, len(array)), unused=(), word="position", read=read,
+        path=path, layout="npy", size=len(array), names=None, units=declared, columns={}, word="position", read=read,
+        targets=_targets(targets, None, len(array)) if targets else None, targets_file=targets, unused=(),
     )  # fmt: skip
 
 
-def _pair_targets(path: Path, size: int) -> NDArray[np.float64]:
-    array = open_npy(path)
-    if array.shape != (size, material.TARGETS):
-        raise DataError(
-            f"{path}: has shape {array.shape}, needed is ({size}, 2): G0 in MPa and a of every curve, in order"
-        )
-    return array.astype(np.float64)
-
-
-def _labels(path: Path, names: Sequence[str]) -> pd.DataFrame:
-    """Return G0 in MPa and a of specimens, in the order of `names`, by a table or a .npy file."""
-    if _begins(path, b"\x93NUMPY"):
-        return pd.DataFrame(_pair_targets(path, len(names)), columns=["G0", "a"])
+def _targets(path: Path, names: Sequence[str] | None, size: int) -> NDArray[np.float64]:
+    """Return the targets (N, P) of curves in their order, by a .npy file or a table with the `names` of specimens."""
+    if names is None or _is_npy(path):
+        array = open_npy(path)
+        if array.shape != (size, material.TARGETS):
+            raise DataError(f"{path}: has shape {array.shape}, needed is ({size}, 2): G0 in MPa and a of every curve")
+        return array.astype(np.float64)
     frame, word = _table(path)
-    found = _columns(path, list(frame), {})
-    if missing := sorted({"specimen", "G0", "a"} - found.keys()):
-        raise DataError(f"{path}: no column {', '.join(missing)}; columns found: {_listed(list(frame))}; add it")
-    table = pd.DataFrame({kind: frame[found[kind]] for kind in ("specimen", "G0", "a")})
-    ids, _ = _specimens(path, table, word)
-    if apart := sorted(set(ids) ^ set(names)):
+    found = _columns(path, list(frame), {}, needed=("specimen", "G0", "a"))
+    table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
+    table = table.set_index(table["specimen"].astype(str))
+    if sorted(table.index) != sorted(names):
+        apart = sorted(set(table.index) ^ set(names)) or sorted(table.index[table.index.duplicated()])
         raise DataError(
-            f"{path}: {len(apart)} specimens have curves or targets only: {_listed(apart)}; add what is missing"
+            f"{path}: needs one row for each specimen of the curves; unlike are {_listed(apart)}; correct it"
         )
-    factor = UNITS["stress"][_unit(f"{path}", "stress", _split(found["G0"])[1] or "MPa")]
-    values = {"G0": factor * _numbers(path, table, "G0", word), "a": _numbers(path, table, "a", word)}
-    return pd.DataFrame(values, index=pd.Index(ids)).loc[list(names)]
+    return table.loc[list(names), ["G0", "a"]].to_numpy(np.float64)

@@ -560,16 +560,12 @@ def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any
             size = os.fstat(stream.fileno()).st_size
         array = np.lib.format.open_memmap(path, mode=mode)
     except (ValueError, EOFError, OSError) as error:
-        raise DataError(
-            f"{path}: is not a whole .npy file of numbers ({first_line(error)[:100]}); copy it again, or save it again by "
-            "numpy.save(file, array, allow_pickle=False)"
-        ) from None
+        remedy = "copy it again, or save it anew by numpy.save(file, array, allow_pickle=False)"
+        raise DataError(f"{path}: is no whole .npy file of numbers ({first_line(error)[:100]}); {remedy}") from None
     promised = array.offset + array.nbytes
     if array.dtype.kind not in "fiu" or not array.size or size != promised:
-        raise DataError(
-            f"{path}: holds {array.dtype} {array.shape} in {size:,} bytes, {promised:,} are expected; real numbers that fill "
-            "the file are needed, save it again"
-        )
+        found = f"holds {array.dtype} {array.shape} in {size:,} bytes, {promised:,} are expected"
+        raise DataError(f"{path}: {found}; real numbers that fill the file are needed, save it again")
     return array
 
 

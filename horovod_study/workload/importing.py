@@ -5,7 +5,7 @@ squares, which shows wrong units, wrong columns and curves the law does not desc
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +16,11 @@ import horovod_study
 from horovod_study.documents import open_file
 from horovod_study.errors import DataError, require_known
 from horovod_study.workload import dataset, floor, material, room
-from horovod_study.workload.curves import Curves, open_curves, to_channels
+from horovod_study.workload.curves import Curves, to_channels
 from horovod_study.workload.least_squares import MISFIT_OF_PEAK, fit_law
 
 _FITTED = 20_000  # curves at most; of more curves an even sample
-_NAMES = ("G0", "a")
-
-OnProgress = Callable[[str, int, int], None]
-"""Called with (what is done, done, in all) while a long operation goes on."""
+_OnProgress = Callable[[str, int, int], None] | None  # called with what is done, done, in all
 
 
 class _Fits(NamedTuple):
@@ -37,114 +34,90 @@ class _Fits(NamedTuple):
 
 
 def import_curves(
-    path: Path,
+    curves: Curves,
     out: Path,
     *,
-    columns: Mapping[str, str] | None = None,
-    units: Mapping[str, str] | None = None,
-    targets: Path | None = None,
     label: str | None = None,
     target_bounds: NDArray[np.float64] | None = None,
     any_modulus: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: _OnProgress = None,
 ) -> dict[str, Any]:
-    """Import the curves of `path` as the data set directory `out`; return its provenance, which its side-car keeps.
+    """Import `curves` as the data set directory `out`; return its provenance, which its side-car keeps.
 
-    `columns`, `units` and `targets` are those of `open_curves`. `label` "lsq" takes G0 and a from the least-squares fit
-    where the files give none. `target_bounds` (P, 2) are the physical values of the targets' 0 and 1, else the training
-    set's minimum and maximum. `any_modulus` accepts any initial slope. Raises DataError for whatever is wrong with the
-    files; nothing is written then.
+    `label` "lsq" takes G0 and a from the least-squares fit where the files give none. `target_bounds` (P, 2) are the
+    physical values of the targets' 0 and 1, else the training set's minimum and maximum. `any_modulus` accepts any
+    initial slope. Raises DataError for whatever is wrong with the files; nothing is written then.
     """
-    if label is not None:
-        require_known("--label", label, ("lsq",), error=DataError)
     if out.exists():
         raise DataError(f"{out}: exists already; choose another --out, or remove it first")
-    curves = open_curves(path, columns=columns, units=units, targets=targets)
     _require_labels(curves, label)
     room.need_disk(out, curves.size * dataset.BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
     given = None if curves.targets is None else _labels(curves, curves.targets, target_bounds)
     fits, counts = _checked(curves, label, any_modulus, on_progress)
-    physical, bounds, bounds_from = given or _labels(curves, fits.found, target_bounds)
-    unused = [f"not used: {', '.join(curves.unused)}"] if curves.unused else []
+    targets, bounds, bounds_from = given or _labels(curves, fits.found, target_bounds)
+    unused = [f"columns not used: {', '.join(curves.unused)}"] if curves.unused else []
+    origin = "given" if given else "least squares"
+    g0_mpa, a = np.median(fits.found, axis=0).tolist()
     provenance = {
         "made_by": f"horovod_study {horovod_study.__version__}",
-        "source": str(path),
+        "source": str(curves.path),
         "layout": curves.layout,
-        "files": [_hashed(file) for file in curves.files],
+        "files": [_hashed(file) for file in (curves.path, curves.targets_file) if file],
+        "columns": curves.columns,
         "units": curves.units,
-        "options": {
-            **({"columns": dict(columns)} if columns else {}),
-            **({"label": label} if label else {}),
-            **({"any_modulus": True} if any_modulus else {}),
-        },
-        "targets": {
-            "from": "given" if given else "least squares",
-            "bounds": bounds.tolist(),
-            "bounds_from": bounds_from,
-        },
+        "options": {"label": label, "any_modulus": any_modulus},
+        "targets": {"from": origin, "bounds": bounds.tolist(), "bounds_from": bounds_from},
         "counts": counts,
-        "warnings": [*unused, *_doubts(curves, fits, physical if given else None)],
-        "self_check": {
-            "curves": len(fits.rows),
-            "of": curves.size,
-            "median_g0_mpa": float(np.median(fits.found[:, 0])),
-            "median_a": float(np.median(fits.found[:, 1])),
-            "median_rms_mpa": float(np.median(fits.rms_mpa)),
-        },
+        "warnings": [*unused, *_doubts(curves, fits, targets if given else None)],
+        "self_check": {"curves": len(fits.rows), "of": curves.size, "median_g0_mpa": g0_mpa, "median_a": a}
+        | {"median_rms_mpa": float(np.median(fits.rms_mpa))},
         "ids": list(curves.names) if curves.names and curves.size <= 10_000 else None,
     }
     dataset.write_imported(
         out,
         (to_channels(points) for _, points in curves.blocks(checked=True)),
-        ((physical - bounds[:, 0]) / (bounds[:, 1] - bounds[:, 0])).astype(np.float32),
+        ((targets - bounds[:, 0]) / (bounds[:, 1] - bounds[:, 0])).astype(np.float32),
         size=curves.size,
         target_bounds=bounds,
         provenance=provenance,
         floor=_floor(fits, bounds) if label is None else None,
-        on_progress=None if on_progress is None else lambda done, total: on_progress("writing", done, total),
+        on_progress=on_progress and (lambda done, total: on_progress("writing", done, total)),
     )
     return provenance
 
 
 def lines(provenance: dict[str, Any]) -> list[str]:
     """Return what an import did, for people."""
-    counts, check, targets = provenance["counts"], provenance["self_check"], provenance["targets"]
+    counts, units, targets = provenance["counts"], provenance["units"], provenance["targets"]
     (g0_low, g0_high), (a_low, a_high) = targets["bounds"]
     test = counts["curves"] // 4
     return [
-        f"read     {provenance['source']} ({provenance['layout']}): {counts['curves']:,} curves, {counts['points']:,} points, "
-        f"strain in {provenance['units']['strain']}, stress in {provenance['units']['stress']}",
-        *(
-            [f"thinned  {counts['thinned']:,} curves, to {material.POINTS} of their points"]
-            if counts["thinned"]
-            else []
-        ),
+        f"read     {provenance['source']} ({provenance['layout']}): {counts['curves']:,} curves, {counts['points']:,} "
+        f"points, strain in {units['strain']}, stress in {units['stress']}",
+        *([f"thinned  {counts['thinned']:,} curves to {material.POINTS} of their points"] if counts["thinned"] else []),
         f"targets  {targets['from']}; 0 to 1 is G0 {g0_low:.6g} to {g0_high:.6g} MPa, a {a_low:.6g} to {a_high:.6g} "
         f"({targets['bounds_from']})",
-        f"fit      median G0 {check['median_g0_mpa']:.4g} MPa, a {check['median_a']:.3g}, rms "
-        f"{check['median_rms_mpa']:.3g} MPa (least squares on {check['curves']:,} of {check['of']:,} curves)",
+        "fit      median G0 {median_g0_mpa:.4g} MPa, a {median_a:.3g}, rms {median_rms_mpa:.3g} MPa (least squares on "
+        "{curves:,} of {of:,} curves)".format_map(provenance["self_check"]),
         f"split    {counts['curves'] - test:,} curves for training, {test:,} for testing (every fourth)",
     ]
 
 
 def _require_labels(curves: Curves, label: str | None) -> None:
     """Refuse too few curves for a test set, and curves without targets or with two kinds of them."""
+    require_known("--label", label or "lsq", ("lsq",), error=DataError)
     if curves.size < 4:
+        found = f"holds {curves.size} curves ({', '.join(curves.names or ())})"
         raise DataError(
-            f"{curves.path}: holds {curves.size} curve{'s' * (curves.size > 1)} ({', '.join(curves.names or ())}); every "
-            "fourth specimen is a test curve, so 4 are needed at least; add specimens"
+            f"{curves.path}: {found}; every fourth is a test curve, so 4 are needed at least; add specimens"
         )
-    if curves.targets is None and label is None:
-        raise DataError(
-            f"{curves.path}: has no targets G0 and a, which training needs; add columns G0 and a, name a file of them by "
-            "--targets, or take them from least squares with --label lsq"
-        )
-    if curves.targets is not None and label is not None:
-        raise DataError(f"{curves.path}: has targets, and --label {label} asks for others; leave the option out")
+    if (curves.targets is None) == (label is None):
+        found = f"has {'no' if label is None else 'other'} targets G0 and a"
+        raise DataError(f"{curves.path}: {found}; give them once, as columns G0 and a, by --targets, or by --label lsq")
 
 
 def _checked(
-    curves: Curves, label: str | None, any_modulus: bool, on_progress: OnProgress | None
+    curves: Curves, label: str | None, any_modulus: bool, on_progress: _OnProgress
 ) -> tuple[_Fits, dict[str, int]]:
     """Check all curves; fit the law to a sample of them, or to all where it labels them; count what was read."""
     # every k-th with k odd, so that test curves are among them
@@ -176,51 +149,42 @@ def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> _Fits:
 
 def _hashed(path: Path) -> dict[str, Any]:
     with open_file(path) as stream:
-        return {
-            "name": path.name,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(stream, "sha256").hexdigest(),
-        }
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 
 def _labels(
     curves: Curves, targets: NDArray[np.float64], bounds: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
     """Return physical targets (N, P), their bounds (P, 2) and where these are from."""
-    if bounds is not None and not ((bounds[:, 0] < bounds[:, 1]).all() and np.isfinite(bounds).all()):
-        given = " ".join(f"{value:g}" for value in bounds.ravel())
-        raise DataError(f"--target-bounds {given}: must be low and high of G0 in MPa, low and high of a, low < high")
     slack, said = 1e-9, "--target-bounds"
-    if np.isfinite(targets).all() and np.abs(targets[:, 0]).max() < 2.0:  # no material has such a G0
+    if np.abs(targets[:, 0]).max() < 2.0:  # no material has such a G0
         if bounds is None:
+            remedy = "give the physical values of 0 and 1, for instance --target-bounds 1000 3000 25 45"
             raise DataError(
-                f"{curves.path}: targets are normalised already (G0 from {targets[:, 0].min():g} to {targets[:, 0].max():g}); "
-                "give the physical values of 0 and 1, for instance --target-bounds 1000 3000 25 45"
+                f"{curves.path}: targets are normalised already (G0 up to {targets[:, 0].max():g}); {remedy}"
             )
         targets = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * targets
         slack = 0.01  # test targets normalised with the training set's bounds stick out by so much at most
     if bounds is None:
         training = targets[np.arange(len(targets)) % 4 != 3]
         bounds, said = np.stack([training.min(axis=0), training.max(axis=0)], axis=1), "training minimum and maximum"
-        wrong = ~np.isfinite(targets) | (targets[:, :1] <= 0) * [True, False]
+        wrong = ~np.isfinite(targets) | ((targets <= 0) & [True, False])
     else:
         margin = slack * (bounds[:, 1] - bounds[:, 0])
         wrong = ~((targets >= bounds[:, 0] - margin) & (targets <= bounds[:, 1] + margin))
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
+        what = f"{curves.path}: target {('G0', 'a')[column]} of {curves.name(row)} is {targets[row, column]:g}"
         allowed = (
-            f"{bounds[column, 0]:g} to {bounds[column, 1]:g}" if said == "--target-bounds" else "finite and positive"
+            f"{bounds[column, 0]:g} to {bounds[column, 1]:g}" if said == "--target-bounds" else "a positive number"
         )
         raise DataError(
-            f"{curves.path}: target {_NAMES[column]} of {curves.name(row)} is {targets[row, column]:g}, allowed is {allowed} "
-            f"({wrong.sum():,} such targets); correct it, give wider --target-bounds, or remove the curve"
+            f"{what}, allowed is {allowed} ({wrong.sum():,} such); correct it, or give wider --target-bounds"
         )
-    same = bounds[:, 0] == bounds[:, 1]
-    if same.any():
-        raise DataError(
-            f"{curves.path}: target {_NAMES[same.argmax()]} is {bounds[same.argmax(), 0]:g} for every training curve, so that "
-            "nothing can be learned from it; give its range with --target-bounds"
-        )
+    if not (bounds[:, 0] < bounds[:, 1]).all():
+        found = "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in zip(("G0", "a"), bounds, strict=True))
+        raise DataError(f"{curves.path}: bounds of targets are {found}; give low and high of both with --target-bounds")
     return targets, bounds, said
 
 
@@ -235,13 +199,9 @@ def _doubts(curves: Curves, fits: _Fits, given: NDArray[np.float64] | None) -> l
     for wrong, text in (
         (
             outside,
-            f"have a fitted G0 or a outside {low[0]:g} to {high[0]:g} MPa and {low[1]:g} to {high[1]:g}, where a network "
-            "trained on generated curves extrapolates",
+            "G0 or a outside 1000 to 3000 MPa and 25 to 45, where a network trained on generated curves extrapolates",
         ),
-        (
-            relative > MISFIT_OF_PEAK,
-            f"have a fit with rms above {100 * MISFIT_OF_PEAK:.0f} % of the peak, the saturating law does not describe them",
-        ),
+        (relative > MISFIT_OF_PEAK, "rms above 5 % of the peak: the saturating law does not describe them"),
     ):
         shown = [
             f"{curves.name(fits.rows[k])} (G0 {fits.found[k, 0]:.4g} MPa, a {fits.found[k, 1]:.3g}, rms "
@@ -249,14 +209,11 @@ def _doubts(curves: Curves, fits: _Fits, given: NDArray[np.float64] | None) -> l
             for k in np.flatnonzero(wrong)[:3]
         ]
         if shown:
-            more = f", and {wrong.sum() - 3:,} more" if wrong.sum() > 3 else ""
-            doubts.append(f"{wrong.sum():,} of {len(wrong):,} fitted curves {text}: {'; '.join(shown)}{more}")
+            doubts.append(f"{wrong.sum():,} of {len(wrong):,} fits have {text}; the first are {'; '.join(shown)}")
     ratio = 1.0 if given is None else float(np.median(fits.found[:, 0] / given[fits.rows, 0]))
     if not 2 / 3 <= ratio <= 1.5:
-        doubts.append(
-            f"the fitted G0 is {ratio:.3g} times the given one (median): targets of other curves, another order, another "
-            "unit, or shear strain given as eps12 instead of gamma = 2 eps12"
-        )
+        cause = "other targets, order or unit, or shear strain given as eps12 instead of gamma = 2 eps12"
+        doubts.append(f"the fitted G0 is {ratio:.3g} times the given one (median): {cause}")
     return doubts
 
 
