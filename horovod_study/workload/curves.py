@@ -48,9 +48,21 @@ _WORDS = {unit.lower(): unit for known in UNITS.values() for unit in known} | _A
 _PAIRS = {"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.npy": "targets.npy"}
 _BLOCK = 2000  # curves that are read, checked and written at a time
 _MAX_RATIO = 200  # so many times smaller no compression makes measured numbers; zeros become a thousand times smaller
-_BROKEN = (ValueError, OSError, EOFError, LookupError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+_BROKEN = (
+    ArithmeticError,
+    ValueError,
+    OSError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _Words = Mapping[str, str]
-_REWRITE = "write it anew, in pandas by read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False)"
+_REWRITE = (
+    "write it again, in pandas by read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False)"
+)
 
 
 class Points(NamedTuple):
@@ -95,7 +107,7 @@ class Points(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Curves:
+class CurveSet:
     """The curves of a source, in memory or mapped, in blocks that are checked."""
 
     path: Path
@@ -128,7 +140,7 @@ class Curves:
 
 def open_curves(
     path: Path, *, columns: _Words | None = None, units: _Words | None = None, targets: Path | None = None
-) -> Curves:
+) -> CurveSet:
     """Open the curves of a file, or of a folder with a pair of .npy files.
 
     `columns` names columns by what they hold (NAMES), `units` the units of strain and stress (UNITS) where the file
@@ -197,7 +209,7 @@ _CHECKS: tuple[tuple[Callable[[Points], NDArray[np.bool_]], str, str], ...] = (
 """What is wrong with points (a mask (n,)) or curves (a mask (B,)), in words, and what to do; the first is told."""
 
 
-def _check(curves: Curves, low: int, points: Points, checks: Sequence[tuple[Callable[..., Any], str, str]]) -> None:
+def _check(curves: CurveSet, low: int, points: Points, checks: Sequence[tuple[Callable[..., Any], str, str]]) -> None:
     for wrong_of, what, remedy in checks:
         with np.errstate(all="ignore"):
             wrong = wrong_of(points)
@@ -297,7 +309,7 @@ def _archive(path: Path) -> tuple[pd.DataFrame, str]:
     return frame.dropna(subset=["strain", "stress"], how="all"), "position"
 
 
-def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> Curves:
+def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> CurveSet:
     frame, word = _archive(path) if path.suffix.lower() == ".npz" else _table(path)
     layout, every = "npz" if word == "position" else "long", list(frame)
     found = _columns(path, every, given)
@@ -316,7 +328,7 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
         part = slice(starts[low], starts[high])
         return Points(strain[part], stress[part], rows[part], starts[low : high + 1] - starts[low])
 
-    return Curves(
+    return CurveSet(
         path=path, layout=layout, size=len(names), names=names, units=declared, columns=found, word=word, read=read,
         targets=_targets(targets, names, len(names)) if targets else labels, targets_file=targets,
         unused=tuple(column for column in every if column not in used),
@@ -431,7 +443,7 @@ def _is_npy(path: Path) -> bool:
         raise DataError(f"{path}: cannot be read ({error.strerror}); name a CSV, Parquet, .npy or .npz file") from None
 
 
-def _of_pair(path: Path, units: _Words, targets: Path | None) -> Curves:
+def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
     array = open_npy(path)
     if array.ndim != 3 or array.shape[1] != material.CHANNELS:
         needed = "needed is (N, 3, L): strain, stress, flag"
@@ -455,7 +467,7 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> Curves:
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
         return Points(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
 
-    return Curves(
+    return CurveSet(
         path=path, layout="npy", size=len(array), names=None, units=declared, columns={}, word="position", read=read,
         targets=_targets(targets, None, len(array)) if targets else None, targets_file=targets, unused=(),
     )  # fmt: skip

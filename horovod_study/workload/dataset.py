@@ -14,6 +14,7 @@ never leak into each other. Letters: N curves, B curves in a batch, C = 3 channe
 import fcntl
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -555,18 +556,19 @@ def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any
 
     Pages are read-only, or with mode "c" private to this process.
     """
+    remedy = "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
     try:
         with open_file(path) as stream:
-            size = os.fstat(stream.fileno()).st_size
-        array = np.lib.format.open_memmap(path, mode=mode)
+            old = np.lib.format.read_magic(stream) == (1, 0)
+            read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+            (shape, fortran, dtype), begin = read(stream), stream.tell()
+            size, promised = os.fstat(stream.fileno()).st_size, begin + math.prod(shape) * dtype.itemsize
     except (ValueError, EOFError, OSError) as error:
-        remedy = "copy it again, or save it anew by numpy.save(file, array, allow_pickle=False)"
-        raise DataError(f"{path}: is no whole .npy file of numbers ({first_line(error)[:100]}); {remedy}") from None
-    promised = array.offset + array.nbytes
-    if array.dtype.kind not in "fiu" or not array.size or size != promised:
-        found = f"holds {array.dtype} {array.shape} in {size:,} bytes, {promised:,} are expected"
-        raise DataError(f"{path}: {found}; real numbers that fill the file are needed, save it again")
-    return array
+        raise DataError(f"{path}: is no .npy file ({first_line(error)[:100]}); {remedy}") from None
+    if dtype.kind not in "fiu" or not begin < size == promised:
+        found = f"holds {dtype} {shape} and is {size:,} bytes long, real numbers in {promised:,} bytes were expected"
+        raise DataError(f"{path}: {found}; {remedy}")
+    return np.memmap(path, dtype, mode, begin, shape, "F" if fortran else "C")
 
 
 def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:

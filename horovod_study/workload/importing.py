@@ -16,7 +16,7 @@ import horovod_study
 from horovod_study.documents import open_file
 from horovod_study.errors import DataError, require_known
 from horovod_study.workload import dataset, floor, material, room
-from horovod_study.workload.curves import Curves, to_channels
+from horovod_study.workload.curves import CurveSet, to_channels
 from horovod_study.workload.least_squares import MISFIT_OF_PEAK, fit_law
 
 _FITTED = 20_000  # curves at most; of more curves an even sample
@@ -34,7 +34,7 @@ class _Fits(NamedTuple):
 
 
 def import_curves(
-    curves: Curves,
+    curves: CurveSet,
     out: Path,
     *,
     label: str | None = None,
@@ -103,7 +103,7 @@ def lines(provenance: dict[str, Any]) -> list[str]:
     ]
 
 
-def _require_labels(curves: Curves, label: str | None) -> None:
+def _require_labels(curves: CurveSet, label: str | None) -> None:
     """Refuse too few curves for a test set, and curves without targets or with two kinds of them."""
     require_known("--label", label or "lsq", ("lsq",), error=DataError)
     if curves.size < 4:
@@ -117,7 +117,7 @@ def _require_labels(curves: Curves, label: str | None) -> None:
 
 
 def _checked(
-    curves: Curves, label: str | None, any_modulus: bool, on_progress: _OnProgress
+    curves: CurveSet, label: str | None, any_modulus: bool, on_progress: _OnProgress
 ) -> tuple[_Fits, dict[str, int]]:
     """Check all curves; fit the law to a sample of them, or to all where it labels them; count what was read."""
     # every k-th with k odd, so that test curves are among them
@@ -154,7 +154,7 @@ def _hashed(path: Path) -> dict[str, Any]:
 
 
 def _labels(
-    curves: Curves, targets: NDArray[np.float64], bounds: NDArray[np.float64] | None
+    curves: CurveSet, targets: NDArray[np.float64], bounds: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
     """Return physical targets (N, P), their bounds (P, 2) and where these are from."""
     slack, said = 1e-9, "--target-bounds"
@@ -188,7 +188,7 @@ def _labels(
     return targets, bounds, said
 
 
-def _doubts(curves: Curves, fits: _Fits, given: NDArray[np.float64] | None) -> list[str]:
+def _doubts(curves: CurveSet, fits: _Fits, given: NDArray[np.float64] | None) -> list[str]:
     """Return warnings from the fits: outside the generated box, not described by the law, far from the targets."""
     low, high = material.TARGET_BOUNDS.T
     # An estimate scatters: what is outside by less than three standard errors may be inside.
