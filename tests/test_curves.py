@@ -160,13 +160,13 @@ def test_longer_curves_are_thinned(tmp_path: Path) -> None:
         ("strain,stress\n", ["has no rows"]),
         (b"PK\x03\x04" + bytes(30), ["is no text in UTF-8; save the table as CSV"]),
         ("strain,stress\n0,1\n".encode("utf-16"), ["is no text in UTF-8"]),
-        ("Pr\u00fcfung,strain\n1,1\n".encode("cp1252"), ["is no table in UTF-8 below a line of names", "in pandas by"]),
+        ("Pr\u00fcfung,strain\n1,1\n".encode("cp1252"), ["is no table in UTF-8 below its names", "in pandas read_csv"]),
         ("hello world\nand more\n", ["no column 'strain'", "gleitung"]),
-        ("strain,stress\n1,2\n1,2,3\n", ["Expected 2 fields in line 3, saw 3", "in pandas by read_csv"]),
+        ("strain,stress\n1,2\n1,2,3\n", ["Expected 2 fields in line 3, saw 3", "in pandas read_csv"]),
         ("strain,stress\n0,1,1,2\n0,2,1,5\n", ["rows have more cells", "decimal commas", "decimal=','"]),
         ('strain,stress\n0,"1,5"\n', ["line 2: stress is '1,5'", "decimal=','"]),
         ("strain,stress\n0,1\n\n1,x\n", ["line 4: stress is 'x'", "correct or remove the row"]),
-        ("strain,stress,stress\n0,1,1\n", ["twice", "export it again"]),
+        ("strain,stress,stress\n0,1,1\n", ["two columns are 'stress.1'; export it again"]),
         ("strain,eps,stress\n0,1,1\n", ["2 columns could be strain", "--columns strain=NAME"]),
         ("specimen,strain,stress\nA,0,1\n,1,1\n", ["line 3: specimen nan is blank", "name it in all its rows"]),
         ("specimen,strain,stress\nA,0,1\nB,1,1\nA,1,1\n", ["line 4: specimen 'A' is .*there before", "sort_values"]),
@@ -181,7 +181,7 @@ def test_tables_that_are_none(tmp_path: Path, content: str | bytes, parts: list[
 def test_files_that_are_none(tmp_path: Path) -> None:
     refused(tmp_path / "none.csv", r"none\.csv: cannot be read \(No such file or directory\); name a CSV")
     refused(tmp_path, "is a folder without prepared_data.train or X.npy", "in pandas by concat")
-    refused(text(tmp_path, b"PAR1 and more", "c.parquet"), r"c\.parquet: is no table", "in pandas by")
+    refused(text(tmp_path, b"PAR1 and more", "c.parquet"), r"c\.parquet: is no table", "in pandas")
     refused(text(tmp_path, b"PK\x03\x04", "c.npz"), r"c\.npz: cannot be read .*numpy\.savez without pickled objects")
     np.savez(tmp_path / "d.npz", eps=np.zeros((4, 30)))
     refused(tmp_path / "d.npz", r"d\.npz: cannot be read .*strain.*; save strain and stress \(N, L\)")

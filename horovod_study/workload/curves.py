@@ -49,20 +49,11 @@ _PAIRS = {"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.np
 _BLOCK = 2000  # curves that are read, checked and written at a time
 _MAX_RATIO = 200  # so many times smaller no compression makes measured numbers; zeros become a thousand times smaller
 _BROKEN = (
-    ArithmeticError,
-    ValueError,
-    OSError,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    MemoryError,
+    ArithmeticError, EOFError, LookupError, MemoryError, OSError, RuntimeError, ValueError, zlib.error,
     zipfile.BadZipFile,
-    zlib.error,
-)
+)  # fmt: skip
 _Words = Mapping[str, str]
-_REWRITE = (
-    "write it again, in pandas by read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False)"
-)
+_REWRITE = "in pandas read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False) writes it again"
 
 
 class Points(NamedTuple):
@@ -262,7 +253,7 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
             frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
     except (*_BROKEN, pa.ArrowException) as error:
         raise DataError(
-            f"{path}: is no table in UTF-8 below a line of names ({first_line(error)}); {_REWRITE}"
+            f"{path}: is no table in UTF-8 below its names ({first_line(error)[:120]}); {_REWRITE}"
         ) from None
     if not isinstance(frame.index, pd.RangeIndex):
         raise DataError(f"{path}: rows have more cells than the first line has names; decimal commas? {_REWRITE}")
@@ -270,9 +261,7 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
     twice = [name for name in frame if re.sub(r"\.\d+$", "", name) in frame.columns.drop(name)]
     if twice or frame.empty:
-        raise DataError(
-            f"{path}: {f'a name is there twice, {twice[0]!r}' if twice else 'has no rows'}; export it again"
-        )
+        raise DataError(f"{path}: {f'two columns are {twice[0]!r}' if twice else 'has no rows'}; export it again")
     return frame, word
 
 
@@ -298,6 +287,8 @@ def _archive(path: Path) -> tuple[pd.DataFrame, str]:
         room.need_memory(path, 6 * sum(size for size, _ in sizes), "reading it", "import X.npy and Y.npy, in blocks")
         with open_file(path) as stream, np.load(stream, allow_pickle=False) as arrays:
             (size, length), strain, stress = arrays["strain"].shape, arrays["strain"], arrays["stress"]
+            if np.isnan(strain).all(axis=1).any():
+                raise ValueError("a curve is NaN throughout")
             names = arrays["ids"] if "ids" in arrays else np.arange(size).astype(str)
             columns = {"specimen": np.repeat(names, length), "strain": strain.ravel(), "stress": stress.ravel()}
             if "targets" in arrays:
@@ -311,12 +302,12 @@ def _archive(path: Path) -> tuple[pd.DataFrame, str]:
 
 def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> CurveSet:
     frame, word = _archive(path) if path.suffix.lower() == ".npz" else _table(path)
-    layout, every = "npz" if word == "position" else "long", list(frame)
+    layout, every = "npz" if word == "position" else "long", list(map(str, frame))
     found = _columns(path, every, given)
     used = set(found.values())
     if not given and not {"strain", "stress"} & found.keys():
         layout, (frame, used) = "wide", _melted(path, frame)
-    found = _columns(path, list(frame), given, needed=UNITS)
+    found = _columns(path, list(map(str, frame)), given, needed=UNITS)
     declared = {kind: _unit(path, kind, found[kind], units.get(kind)) for kind in UNITS}
     frame = _numbered(path, frame, found, word, declared)
     names, starts, labels = _specimens(path, frame, word)
@@ -337,10 +328,9 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
 
 def _columns(path: Path, names: Sequence[str], given: _Words, needed: Iterable[str] = ()) -> dict[str, str]:
     """Return what is found in a table, by the names that columns have or were given: {"strain": "Eps (%)", ...}."""
-    found = {}
+    found: dict[str, str] = {}
     for kind, words in NAMES.items():
-        wanted = given.get(kind)
-        accepted = words.split(", ")
+        wanted, accepted = given.get(kind), words.split(", ")
         alike = [each for each in names if each == wanted or (not wanted and _split(each)[0].lower() in accepted)]
         if len(alike) > 1 or (not alike and (wanted or kind in needed)):
             what = f"{len(alike)} columns could be {kind}" if alike else f"no column {wanted or kind!r}"
@@ -354,7 +344,7 @@ def _melted(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, set[str]]:
     """Return a wide table as a long one, and the columns that were used."""
     tests: dict[str, dict[str, Any]] = {}
     used = set()
-    for column, kind in ((column, kind) for column in frame for kind in UNITS):
+    for column, kind in ((column, kind) for column in map(str, frame) for kind in UNITS):
         words = "|".join(sorted((word for word in NAMES[kind].split(", ") if len(word) > 2), key=len, reverse=True))
         name, unit = _split(column)
         match = re.fullmatch(rf"(?:(.+) )?(?:{words})(?: (.+))?", name, re.IGNORECASE)
@@ -362,6 +352,7 @@ def _melted(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, set[str]]:
             tests.setdefault(match[1] or match[2], {})[f"{kind} ({unit or ''})"] = frame[column]
             used.add(column)
     wrong = [name for name, test in tests.items() if len({key.split()[0] for key in test}) != 2]
+    wrong += [name for name, test in tests.items() if pd.DataFrame(test).isna().all(axis=None)]
     if wrong or len(used) != 2 * len(tests):
         name = (wrong or [*tests])[0]
         raise DataError(f"{path}: specimen {name!r} needs a column of strain and one of stress; complete it")
@@ -401,7 +392,7 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
             values = pd.to_numeric(values.astype(str).where(values.notna()), errors="coerce")
             wrong = (values.isna() & frame[column].notna()).to_numpy()
             if wrong.any():
-                cell, line = str(frame[column].iloc[wrong.argmax()])[:40], frame.index[wrong.argmax()]
+                cell, line = str(frame[column].iloc[wrong.argmax()])[:40], frame.index[int(wrong.argmax())]
                 remedy = _REWRITE if re.fullmatch(r"[-+\d.,]+", cell) else "correct or remove the row"
                 raise DataError(f"{path}, {word} {line}: {column} is {cell!r} ({wrong.sum():,} such cells); {remedy}")
         if kind in UNITS or kind == "G0":
@@ -419,14 +410,15 @@ def _specimens(
     names = frame["specimen"].iloc[starts[:-1]]
     wrong = (names.isna() | names.duplicated()).to_numpy()
     if wrong.any():
-        where = f"{path}, {word} {names.index[wrong.argmax()]}: specimen {names.iloc[wrong.argmax()]!r}"
+        first = names[wrong]
+        where = f"{path}, {word} {first.index[0]}: specimen {first.iloc[0]!r}"
         raise DataError(f"{where} is blank or there before; name it in all its rows, in pandas sort_values('specimen')")
     if not {"G0", "a"} <= set(frame):
         return tuple(names.astype(str)), starts, None
     values = frame[["G0", "a"]].to_numpy(np.float64)
     unlike = values != np.repeat(values[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
     if unlike.any():
-        row, column = np.argwhere(unlike)[0]
+        row, column = (int(each) for each in np.argwhere(unlike)[0])
         where = f"{path}, specimen {frame['specimen'].iloc[row]!r}, {word} {frame.index[row]}"
         raise DataError(f"{where}: {('G0', 'a')[column]} is {values[row, column]:g}; write the same in all its rows")
     return tuple(names.astype(str)), starts, values[starts[:-1]]
@@ -447,23 +439,19 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
     array = open_npy(path)
     if array.ndim != 3 or array.shape[1] != material.CHANNELS:
         needed = "needed is (N, 3, L): strain, stress, flag"
-        raise DataError(
-            f"{path}: has shape {array.shape}, {needed}; transpose it, perhaps (0, 2, 1), and save it again"
-        )
+        raise DataError(f"{path}: has shape {array.shape}, {needed}; arrange it so, maybe by transpose(0, 2, 1)")
     declared = {kind: _unit(path, kind, kind, units.get(kind)) for kind in UNITS}
     factors = [UNITS[kind][unit] for kind, unit in declared.items()]
 
     def read(low: int, high: int) -> Points:
-        strain, stress, flag = np.moveaxis(array[low:high].astype(np.float64), 1, 0)
+        strain, stress, flag = (array[low:high, channel].astype(np.float64) for channel in range(material.CHANNELS))
         data = flag == 1
         wrong = ~data & ((flag != 0) | (strain != 0) | (stress != 0))
         wrong[:, 1:] |= data[:, :-1] & ~data[:, 1:]
         if wrong.any():
             row, at = np.argwhere(wrong)[0]
             here = f"{path}, curve {low + row}, position {at}: flag {flag[row, at]:g} at strain {strain[row, at]:g}"
-            raise DataError(
-                f"{here}; the flag is 1 on data, and 0 on padding, which is zero and at the left; correct it"
-            )
+            raise DataError(f"{here}; the flag is 1 on data, 0 on padding, which is zero and at the left; correct it")
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
         return Points(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
 
@@ -481,12 +469,10 @@ def _targets(path: Path, names: Sequence[str] | None, size: int) -> NDArray[np.f
             raise DataError(f"{path}: has shape {array.shape}, needed is ({size}, 2): G0 in MPa and a of every curve")
         return array.astype(np.float64)
     frame, word = _table(path)
-    found = _columns(path, list(frame), {}, needed=("specimen", "G0", "a"))
+    found = _columns(path, list(map(str, frame)), {}, needed=("specimen", "G0", "a"))
     table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
     table = table.set_index(table["specimen"].astype(str))
     if sorted(table.index) != sorted(names):
         apart = sorted(set(table.index) ^ set(names)) or sorted(table.index[table.index.duplicated()])
-        raise DataError(
-            f"{path}: needs one row for each specimen of the curves; unlike are {_listed(apart)}; correct it"
-        )
+        raise DataError(f"{path}: needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it")
     return table.loc[list(names), ["G0", "a"]].to_numpy(np.float64)

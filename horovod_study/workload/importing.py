@@ -1,6 +1,6 @@
 """A data set for training from somebody's own curves, with everything that was done to them written down.
 
-Curves go through in blocks, once to be checked and once to be written. Every import fits the law to its curves by least
+Curves go through in blocks, to be checked and then to be written. Every import fits the law to its curves by least
 squares, which shows wrong units, wrong columns and curves the law does not describe. Letters: N curves, P = 2 targets.
 """
 
@@ -149,8 +149,10 @@ def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> _Fits:
 
 def _hashed(path: Path) -> dict[str, Any]:
     with open_file(path) as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+        digest = hashlib.sha256()
+        while piece := stream.read(1 << 22):
+            digest.update(piece)
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def _labels(

@@ -87,4 +87,4 @@ def _step(z: _Array, x: _Array, y: _Array) -> _Array:
     slope -= (np.einsum("nl,nl->n", phi, slope) / np.where(norm > 0, norm, 1.0))[:, None] * phi  # what G0 cannot follow
     slope *= g0[:, None]
     size = np.einsum("nl,nl->n", slope, slope)
-    return np.einsum("nl,nl->n", slope, y - g0[:, None] * phi) / np.where(size > 0, size, np.inf)
+    return np.asarray(np.einsum("nl,nl->n", slope, y - g0[:, None] * phi) / np.where(size > 0, size, np.inf))
