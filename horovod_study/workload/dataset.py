@@ -213,10 +213,9 @@ def generate(
 
 def write_imported(
     path: Path,
-    curves: NDArray[np.float32] | Iterable[NDArray[np.float32]],
+    blocks: Iterable[NDArray[np.float32]],
     targets: NDArray[np.float32],
     *,
-    size: int,
     target_bounds: NDArray[np.float64],
     provenance: dict[str, Any],
     floor: dict[str, Any] | None = None,
@@ -224,46 +223,31 @@ def write_imported(
 ) -> None:
     """Write somebody's own curves as the data set directory `path`, which appears complete or not at all.
 
-    `curves` is one array (N, 3, 201) or its blocks of rows in order, `targets` (N, 2) normalised with
-    `target_bounds` (2, 2), N = `size`. `provenance` (JSON values) says where they come from; `floor` is what
-    floor.summary returns if the noise is known or estimated. Raises DataError for rows that break the layout, naming
-    the first of them, and as `generate` does.
+    `blocks` are the curves in order, (B, 3, 201) each, `targets` (N, 2) normalised with `target_bounds` (2, 2).
+    `provenance` (JSON values) says where they come from; `floor` is what floor.summary returns if the noise is known or
+    estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
     """
-    if size < 4:
-        raise DataError(
-            f"{path}: {size} curves: every fourth one is a test curve, so at least 4 are needed; import more specimens"
-        )
-    bounds = _valid_bounds(path, target_bounds)
-    if targets.shape != (size, material.TARGETS):
-        raise DataError(f"{path}: targets of shape {targets.shape} for {size} curves; expected ({size}, 2)")
-    blocks: Iterable[NDArray[np.float32]] = [curves] if isinstance(curves, np.ndarray) else curves
+    size, done = len(targets), 0
     targets = np.ascontiguousarray(targets, dtype="<f4")
     with _made_whole(path, size) as making:
         hashes: list[dict[str, str]] = []
-        done = 0
         with _Rows(making) as rows:
             for piece in _pieces(blocks):
-                if piece.shape[1:] != (material.CHANNELS, material.POINTS):
-                    raise DataError(f"{path}: curves of shape {piece.shape}; expected (N, 3, 201)")
-                high = min(done + len(piece), size)
-                if done + len(piece) > size:
-                    raise DataError(f"{path}: more curves than the {size} announced; import again")
-                _check_rows(path, done, piece, targets[done:high], bounded=False, remedy="correct it and import again")
-                rows.add(piece, targets[done:high])
-                done = high
+                labels = targets[done : done + len(piece)]
+                _check_rows(path, done, piece, labels, bounded=False, remedy="correct it and import again")
+                rows.add(piece, labels)
+                done += len(piece)
                 if done % BLOCK_ROWS == 0 or done == size:
                     hashes.append(rows.end_block())
                     if on_progress:
                         on_progress(done, size)
-        if done != size:
-            raise DataError(f"{path}: {done} curves instead of the {size} announced; import again")
         _write_sidecar(
             making,
             hashes,
             kind=_IMPORTED,
             spec=_IMPORTED_SPEC,
             size=size,
-            target_bounds=bounds,
+            target_bounds=_valid_bounds(path, target_bounds),
             floor=floor,
             provenance=provenance,
         )
@@ -522,17 +506,11 @@ class _SideCar(TypedDict, total=False):
 
 def open_dataset(path: Path) -> Dataset:
     """Open a data set without reading its rows; sizes, types and version are checked against the side-car."""
+    made = "`horovod-study strain data generate`"
     if not path.exists():
-        raise DataError(
-            f"{path}: no such data set; make it with `horovod-study strain data generate`, or give a size"
-            " instead of a path"
-        )
-    if not path.is_dir():
-        raise DataError(f"{path}: is a file; name the directory that horovod-study strain data generate made")
+        raise DataError(f"{path}: no such data set; make it with {made}, or give a size instead of a path")
     if not (path / SIDECAR).exists():
-        raise DataError(
-            f"{path}: is not a data set (no {SIDECAR}); name one made by horovod-study strain data generate"
-        )
+        raise DataError(f"{path}: is not a data set (no {SIDECAR}); name a directory made by {made}")
     sidecar = read_json(path / SIDECAR, _SideCar, error=DataError, again="generate the data set again")
     known = {_GENERATED: material.SPEC, _IMPORTED: _IMPORTED_SPEC}.get(_kind(sidecar))
     if sidecar.get("spec") != known:
@@ -671,12 +649,10 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     else:
         known = {name: value for name, value in facts["provenance"].items() if name not in ("ids", "files", "warnings")}
         made, inside = f"import of {json.dumps(known)}", "all finite"
+    train, test = facts["train"], facts["test"]
     rows = [
         ("made by", made),
-        (
-            "split",
-            f"{facts['size']:,} curves: {facts['train']:,} for training, {facts['test']:,} for testing (every fourth)",
-        ),
+        ("split", f"{facts['size']:,} curves: {train:,} for training, {test:,} for testing (every fourth)"),
         ("files", f"{amount(facts['bytes'])}; SHA-256 of all {facts['blocks']} blocks agree"),
         ("layout", "flags, padding and increasing strain agree with the specification"),
         ("targets", f"G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}; {inside}"),

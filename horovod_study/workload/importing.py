@@ -77,7 +77,6 @@ def import_curves(
         out,
         (to_channels(points) for _, points in curves.blocks(checked=True)),
         ((targets - bounds[:, 0]) / (bounds[:, 1] - bounds[:, 0])).astype(np.float32),
-        size=curves.size,
         target_bounds=bounds,
         provenance=provenance,
         floor=_floor(fits, bounds) if label is None else None,
