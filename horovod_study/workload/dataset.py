@@ -541,7 +541,7 @@ def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any
             read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
             (shape, fortran, dtype), begin = read(stream), stream.tell()
             size, promised = os.fstat(stream.fileno()).st_size, begin + math.prod(shape) * dtype.itemsize
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
         raise DataError(f"{path}: is no .npy file ({first_line(error)[:100]}); {remedy}") from None
     if dtype.kind not in "fiu" or not begin < size == promised:
         found = f"holds {dtype} {shape} and is {size:,} bytes long, real numbers in {promised:,} bytes were expected"
