@@ -147,8 +147,10 @@ def open_curves(
 def assignments(option: str, text: str | None, allowed: Iterable[str]) -> dict[str, str]:
     """Return what an option's text says: 'strain=%,stress=MPa' gives {"strain": "%", "stress": "MPa"}."""
     found = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
-    for name in found:
+    for name, value in found.items():
         require_known(option, name, allowed, error=DataError)
+        if not value:
+            raise DataError(f"{option} {text}: says nothing of {name}; write {name}=...")
     return found
 
 
@@ -332,9 +334,9 @@ def _columns(path: Path, names: Sequence[str], given: _Words, needed: Iterable[s
         wanted, accepted = given.get(kind), words.split(", ")
         alike = [each for each in names if each == wanted or (not wanted and _split(each)[0].lower() in accepted)]
         if len(alike) > 1 or (not alike and (wanted or kind in needed)):
-            what = f"{len(alike)} columns could be {kind}" if alike else f"no column {wanted or kind!r}"
-            close = f"{nearest(wanted or kind, names)}; columns found: {_listed(names)}; names accepted: {words}"
-            raise DataError(f"{path}: {what}{close}; say which with --columns {kind}=NAME")
+            close = f"no column {wanted or kind!r}{nearest(wanted or kind, names)}"
+            what = f"{len(alike)} columns could be {kind}" if alike else f"{close}; names accepted: {words}"
+            raise DataError(f"{path}: {what}; columns found: {_listed(names)}; say which by --columns {kind}=NAME")
         found |= dict.fromkeys([kind] * len(alike), *alike)
     return found
 
@@ -378,7 +380,7 @@ def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     said = {text if text == "mPa" else _WORDS.get(text.lower(), text) for text in (_split(column)[1], given) if text}
     if len(said) != 1 or not said <= UNITS[kind].keys():
         found, allowed = " and ".join(sorted(said)) or "not declared", ", ".join(UNITS[kind])
-        raise DataError(f"{path}: the unit of {kind} is {found}; give --units {kind}=UNIT, one of {allowed}")
+        raise DataError(f"{path}: the unit of {kind} is {found}; declare one by --units {kind}=UNIT: {allowed}")
     return said.pop()
 
 
