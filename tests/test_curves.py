@@ -375,7 +375,7 @@ def test_targets_by_specimen(tmp_path: Path) -> None:
 
 def test_too_few_curves_and_too_small_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = files.write_long(tmp_path / "c.csv", files.generated(3))
-    not_imported(tmp_path, few, r"holds 3 curves \(P01, P02, P03\); every fourth", "4 are needed", units=None)
+    not_imported(tmp_path, few, r"holds 3 curves \(P01, P02, P03\); every fourth", "4 are needed at least", units=None)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
     pair = files.write_pair(tmp_path / "p", TESTS)
     not_imported(tmp_path, pair, "a data set of 8 curves needs 19,360 bytes on disk, 1,000 are free")

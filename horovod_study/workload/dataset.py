@@ -42,6 +42,7 @@ from horovod_study.workload import floor, material, room
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
 """Rows per hashed block, also the unit of work of the generating processes."""
+_ROWS = {CURVES: (material.CHANNELS, material.POINTS), TARGETS: (material.TARGETS,)}  # shape of one row of each file
 _GENERATED, _IMPORTED = "generated", "imported"
 _IMPORTED_SPEC = "imported v1"
 _PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
@@ -54,7 +55,7 @@ OnProgress = Callable[[int, int], None]
 """Called with (curves done, curves in all) while a long operation goes on."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Dataset:
     """An opened data set: arrays that live in the page cache, shared by all workers of a node."""
 
@@ -131,10 +132,9 @@ class Batches:
         self._train_size, self._batch, self._rank, self._workers, self._seed = train_size, batch, rank, workers, seed
         self.steps_per_epoch = train_size // (batch * workers)
         if self.steps_per_epoch == 0:
-            raise DataError(
-                f"batch {batch} x {workers} workers = {batch * workers} curves per step, but the training set has "
-                f"{train_size}; use a smaller --batch, fewer workers or a larger --dataset"
-            )
+            wanted = f"batch {batch} x {workers} workers = {batch * workers} curves per step"
+            remedy = "use a smaller --batch, fewer workers or a larger --dataset"
+            raise DataError(f"{wanted}, but the training set has {train_size}; {remedy}")
 
     def epoch(self, epoch: int) -> NDArray[np.int64]:
         """Return the curve numbers of this worker's batches in order, shape (steps_per_epoch, B)."""
@@ -274,7 +274,7 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(path, folder=True) as making:
             room.need_disk(path.parent, int(size * BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
-            for name, row in ((CURVES, (material.CHANNELS, material.POINTS)), (TARGETS, (material.TARGETS,))):
+            for name, row in _ROWS.items():
                 np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
             yield making
             for name in (CURVES, TARGETS, SIDECAR):
@@ -523,10 +523,14 @@ def open_dataset(path: Path) -> Dataset:
     if missing:
         raise DataError(f"{path / SIDECAR}: has no {', '.join(missing)}; {_again(sidecar)}")
     _valid_bounds(path / SIDECAR, sidecar.get("target_bounds", material.TARGET_BOUNDS))
-    size = sidecar["size"]
-    curves = _open_array(path / CURVES, (size, material.CHANNELS, material.POINTS))
-    targets = _open_array(path / TARGETS, (size, material.TARGETS))
-    return Dataset(path=path, curves=curves, targets=targets, sidecar=sidecar)
+    arrays = []
+    for name, row in _ROWS.items():
+        array, shape = open_npy(path / name, mode="c"), (sidecar["size"], *row)  # pages are private, but never written
+        if array.shape != shape or array.dtype != np.dtype("<f4"):
+            found = f"holds {array.dtype} {array.shape}, the side-car says float32 {shape}"
+            raise DataError(f"{path / name}: {found}; generate it again")
+        arrays.append(array)
+    return Dataset(path, *arrays, sidecar)
 
 
 def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any]:
@@ -549,16 +553,6 @@ def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any
     return np.memmap(path, dtype, mode, begin, shape, "F" if fortran else "C")
 
 
-def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Map a .npy file after checking its head and its length; pages are private but never written."""
-    array = open_npy(path, mode="c")
-    if array.shape != shape or array.dtype != np.dtype("<f4"):
-        raise DataError(
-            f"{path}: holds {array.dtype} {array.shape}, the side-car says float32 {shape}; generate it again"
-        )
-    return array
-
-
 def _kind(sidecar: dict[str, Any]) -> str:
     return str(sidecar.get("kind", _GENERATED))  # the first side-cars had no such key
 
@@ -574,9 +568,8 @@ def _valid_bounds(path: Path, bounds: Any) -> list[list[float]]:
     except (TypeError, ValueError):
         found = np.empty(0)
     if found.shape != (material.TARGETS, 2) or not np.isfinite(found).all() or not (found[:, 0] < found[:, 1]).all():
-        raise DataError(
-            f"{path}: target_bounds {bounds!r}: must be [[low, high] of G0 in MPa, [low, high] of a] with low < high"
-        )
+        needed = "[[low, high] of G0 in MPa, [low, high] of a] with low < high"
+        raise DataError(f"{path}: target_bounds {bounds!r}: must be {needed}")
     return [[float(low), float(high)] for low, high in found]
 
 
@@ -614,19 +607,13 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         for name, value in computed.items():
-            stored = dataset.floor.get(name, np.nan)
-            if not np.isclose(stored, value, rtol=1e-6, atol=0):  # which allows for another machine's exp
-                raise DataError(
-                    f"{path / SIDECAR}: floor {name} is {dataset.floor.get(name)}, the test curves on disk have "
-                    f"{value:.6g}; the side-car was changed, generate it again"
-                )
+            if not np.isclose(dataset.floor.get(name, np.nan), value, rtol=1e-6, atol=0):  # another machine's exp
+                found = f"floor {name} is {dataset.floor.get(name)}, the test curves on disk have {value:.6g}"
+                raise DataError(f"{path / SIDECAR}: {found}; the side-car was changed, generate it again")
     return {
         "path": str(path),
         "kind": dataset.kind,
-        "spec": sidecar["spec"],
-        "seed": sidecar.get("seed"),
-        "noise_max_mpa": sidecar.get("noise_max_mpa"),
-        "provenance": sidecar.get("provenance"),
+        **{name: sidecar.get(name) for name in ("spec", "seed", "noise_max_mpa", "provenance")},
         "size": dataset.size,
         "train": dataset.train_size,
         "test": dataset.test_size,

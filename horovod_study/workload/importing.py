@@ -107,9 +107,7 @@ def _require_labels(curves: CurveSet, label: str | None) -> None:
     require_known("--label", label or "lsq", ("lsq",), error=DataError)
     if curves.size < 4:
         found = f"holds {curves.size} curves ({', '.join(curves.names or ())})"
-        raise DataError(
-            f"{curves.path}: {found}; every fourth is a test curve, so 4 are needed at least; add specimens"
-        )
+        raise DataError(f"{curves.path}: {found}; every fourth is a test curve, 4 are needed at least; add some")
     if (curves.targets is None) == (label is None):
         found = f"has {'no' if label is None else 'other'} targets G0 and a"
         raise DataError(f"{curves.path}: {found}; give them once, as columns G0 and a, by --targets, or by --label lsq")
@@ -162,9 +160,7 @@ def _labels(
     if np.abs(targets[:, 0]).max() < 2.0:  # no material has such a G0
         if bounds is None:
             remedy = "give the physical values of 0 and 1, for instance --target-bounds 1000 3000 25 45"
-            raise DataError(
-                f"{curves.path}: targets are normalised already (G0 up to {targets[:, 0].max():g}); {remedy}"
-            )
+            raise DataError(f"{curves.path}: targets are normalised already (G0 to {targets[:, 0].max():g}); {remedy}")
         targets = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * targets
         slack = 0.01  # test targets normalised with the training set's bounds stick out by so much at most
     if bounds is None:
@@ -177,12 +173,8 @@ def _labels(
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         what = f"{curves.path}: target {('G0', 'a')[column]} of {curves.name(row)} is {targets[row, column]:g}"
-        allowed = (
-            f"{bounds[column, 0]:g} to {bounds[column, 1]:g}" if said == "--target-bounds" else "a positive number"
-        )
-        raise DataError(
-            f"{what}, allowed is {allowed} ({wrong.sum():,} such); correct it, or give wider --target-bounds"
-        )
+        allowed = "{:g} to {:g}".format(*bounds[column]) if said == "--target-bounds" else "a positive number"
+        raise DataError(f"{what}, allowed is {allowed} ({wrong.sum():,} such); correct it, or widen --target-bounds")
     if not (bounds[:, 0] < bounds[:, 1]).all():
         found = "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in zip(("G0", "a"), bounds, strict=True))
         raise DataError(f"{curves.path}: bounds of targets are {found}; give low and high of both with --target-bounds")
@@ -198,16 +190,12 @@ def _doubts(curves: CurveSet, fits: _Fits, given: NDArray[np.float64] | None) ->
     relative = fits.rms_mpa / np.maximum(fits.peak_mpa, 1e-12)
     doubts = []
     for wrong, text in (
-        (
-            outside,
-            "G0 or a outside 1000 to 3000 MPa and 25 to 45, where a network trained on generated curves extrapolates",
-        ),
+        (outside, "G0 or a outside 1000 to 3000 MPa and 25 to 45: networks trained on generated curves extrapolate"),
         (relative > MISFIT_OF_PEAK, "rms above 5 % of the peak: the saturating law does not describe them"),
     ):
         shown = [
-            f"{curves.name(fits.rows[k])} (G0 {fits.found[k, 0]:.4g} MPa, a {fits.found[k, 1]:.3g}, rms "
-            f"{100 * relative[k]:.1f} % of the peak)"
-            for k in np.flatnonzero(wrong)[:3]
+            f"{curves.name(fits.rows[k])} (G0 {g0_mpa:.4g} MPa, a {a:.3g}, rms {100 * relative[k]:.1f} % of the peak)"
+            for k, (g0_mpa, a) in ((k, fits.found[k]) for k in np.flatnonzero(wrong)[:3])
         ]
         if shown:
             doubts.append(f"{wrong.sum():,} of {len(wrong):,} fits have {text}; the first are {'; '.join(shown)}")
