@@ -29,7 +29,7 @@ def one(points: int = 50, *, end: float = 0.15, g0: float = 2000.0, a: float = 3
     return strain, g0 / a * -np.expm1(-a * strain)
 
 
-def table(*pairs: tuple[np.ndarray, np.ndarray], **more: object) -> pd.DataFrame:
+def table(*pairs: tuple[np.ndarray, np.ndarray], **more: Any) -> pd.DataFrame:
     parts = [pd.DataFrame({"specimen": f"S{k}", "strain": x, "stress": y}) for k, (x, y) in enumerate(pairs)]
     return pd.concat(parts, ignore_index=True).assign(**more)
 
@@ -239,8 +239,8 @@ def test_what_is_wrong_with_a_curve(tmp_path: Path, name: str, form: str) -> Non
         refused(path, r"c\.csv, specimen 'S1'", *parts)
     elif form == "parquet":
         table(one(), curve, one()).to_parquet(tmp_path / "c.parquet")
-        rows = [re.sub(r"line (\d+)", lambda found: f"row {int(found[1]) - 1}", part) for part in parts]
-        refused(tmp_path / "c.parquet", r"c\.parquet, specimen 'S1'", *rows)
+        places = [re.sub(r"line (\d+)", lambda found: f"row {int(found[1]) - 1}", part) for part in parts]
+        refused(tmp_path / "c.parquet", r"c\.parquet, specimen 'S1'", *places)
     else:
         rows = [np.stack([*each, np.ones(len(each[0]))]) for each in (one(), curve, one())]
         array = np.stack([np.pad(each, ((0, 0), (50 - each.shape[1], 0))) for each in rows])
@@ -469,7 +469,10 @@ def test_import_check_and_train(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = tmp_path / "out"
     words = ["strain", "data", "import", str(tmp_path / "c.csv"), "--out", str(out)]
     words += ["--columns", "strain=x", "--units", "strain=1, stress=MPa"]
+    bounds = ["--target-bounds", "1000", "3000", "25", "45"]
 
+    assert main([*words[:5], str(tmp_path / "json"), "--json", *words[6:], *bounds]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["curves"] == 40
     assert main(words) == 0
     said = capsys.readouterr().out
     golden.line(said, "30 curves", "10")
@@ -498,12 +501,3 @@ def test_import_check_and_train(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert main([*words, *more]) == 2
         err = capsys.readouterr().err
         assert part in err and err.count("\n") == 1
-
-
-def test_import_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = files.write_long(tmp_path / "c.csv", TESTS)
-    words = ["strain", "data", "import", str(source), "--out", str(tmp_path / "out"), "--json"]
-
-    assert main([*words, "--target-bounds", "1000", "3000", "25", "45"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["path"] == str(tmp_path / "out") and said["counts"]["curves"] == 8

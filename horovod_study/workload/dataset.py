@@ -55,7 +55,7 @@ OnProgress = Callable[[int, int], None]
 """Called with (curves done, curves in all) while a long operation goes on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     """An opened data set: arrays that live in the page cache, shared by all workers of a node."""
 
@@ -523,14 +523,14 @@ def open_dataset(path: Path) -> Dataset:
     if missing:
         raise DataError(f"{path / SIDECAR}: has no {', '.join(missing)}; {_again(sidecar)}")
     _valid_bounds(path / SIDECAR, sidecar.get("target_bounds", material.TARGET_BOUNDS))
-    arrays = []
+    arrays = {}
     for name, row in _ROWS.items():
         array, shape = open_npy(path / name, mode="c"), (sidecar["size"], *row)  # pages are private, but never written
         if array.shape != shape or array.dtype != np.dtype("<f4"):
             found = f"holds {array.dtype} {array.shape}, the side-car says float32 {shape}"
             raise DataError(f"{path / name}: {found}; generate it again")
-        arrays.append(array)
-    return Dataset(path, *arrays, sidecar)
+        arrays[name] = array
+    return Dataset(path=path, curves=arrays[CURVES], targets=arrays[TARGETS], sidecar=sidecar)
 
 
 def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -55,7 +56,7 @@ def write_long(path: Path, tests: Tests, *, labels: bool = True) -> Path:
 
 
 def write_wide(path: Path, tests: Tests) -> Path:
-    columns = {}
+    columns: dict[str, pd.Series] = {}
     for name, strain, stress in zip(tests.names, tests.strain, tests.stress, strict=True):
         columns |= {f"{name}_strain [1]": pd.Series(strain), f"{name}_stress [MPa]": pd.Series(stress)}
     pd.DataFrame(columns).to_csv(path, index=False)
@@ -77,7 +78,9 @@ def write_npz(path: Path, tests: Tests) -> Path:
     return path
 
 
-def write_pair(folder: Path, tests: Tests, *, dtype: str = "f8", order: str = "C", channels: object = None) -> Path:
+def write_pair(
+    folder: Path, tests: Tests, *, dtype: str = "f8", order: Literal["C", "F"] = "C", channels: object = None
+) -> Path:
     """The pair of files of the original data, without a suffix."""
     folder.mkdir()
     arrays = {
