@@ -54,6 +54,8 @@ def _fit(x: _Array, y: _Array) -> tuple[_Array, _Array, _Array]:
         step, moved = _step(z[going], x[going], y[going]), np.zeros(len(going), bool)
         for halving in range(6):
             rest = going[~moved]
+            if not len(rest):
+                break
             new = np.clip(z[rest] + step[~moved] * 0.5**halving, -_LARGEST, _LARGEST)
             _, new_g0, new_squares = _project(new, x[rest], y[rest])
             better = new_squares <= squares[rest]
