@@ -11,14 +11,13 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, StudyError, nearest, require_known
+from horovod_study.errors import ConfigError, StudyError, require_known, require_within
 from horovod_study.options import require_workers
 from horovod_study.programs.answer import leave, leaving_together
 from horovod_study.progress import Line
@@ -33,24 +32,17 @@ RANK_PROGRAM = "horovod_study.programs.collectives"
 _RAW = ("mpi", "gloo", "nccl")
 _MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horovod", "ddp", "mpi"))
 """Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
-MAX_BYTES = 256 * 1024 * 1024
 _MPI_JOBS = ("horovod/mpi", "mpi/mpi", "ddp/mpi")  # whose ranks MPI knows
 _LAUNCHED_BY = {"horovodrun --gloo": ("horovod/gloo",), "torchrun": ("ddp/gloo", "ddp/nccl", "ddp/mpi")}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchJob:
+class BenchJob(NamedTuple):
     """One launch: the runtime that starts it, the raw transports measured in it, and whether the runtime itself is."""
 
     runtime: str
     transports: tuple[str, ...] = ()
     itself: bool = True
     asked: bool = True  # by the user: it must not fail
-
-    @property
-    def ways(self) -> int:
-        """How many runtimes alternate in it."""
-        return len(self.transports) + self.itself
 
 
 def byte_count(option: str, text: str) -> int:
@@ -76,20 +68,21 @@ def message_sizes(
     ends at 256 MB, or before where `workers` on this machine have no room for that.
     """
     own = {*model["gradients"].values(), model["flat_bytes"]}
-    if sizes is not None:
-        return tuple(sorted({*(byte_count("--sizes", text) for text in sizes), *own}))
-    if factor < 2:
-        raise ConfigError(f"bench: --factor is {factor}; sizes grow by a whole factor of at least 2")
-    low = byte_count("--min-bytes", min_bytes)
-    high = MAX_BYTES if max_bytes is None else byte_count("--max-bytes", max_bytes)
-    while max_bytes is None and high > 2**20 and 8 * high * workers > psutil.virtual_memory().available:
-        high //= 4
-    if not 0 < low <= high:
-        raise ConfigError(f"bench: --min-bytes is {low} and --max-bytes {high}; it must be 0 < min-bytes <= max-bytes")
-    row, size = [], low
-    while size <= high:
-        row.append(size)
-        size *= factor
+    row = [byte_count("--sizes", text) for text in sizes or ()]
+    if sizes is None:
+        require_within("bench: --factor", factor, 2)
+        low = byte_count("--min-bytes", min_bytes)
+        high = 2**28 if max_bytes is None else byte_count("--max-bytes", max_bytes)
+        while max_bytes is None and high > 2**20 and 8 * high * workers > psutil.virtual_memory().available:
+            high //= 4
+        if not 0 < low <= high:
+            raise ConfigError(f"bench: --min-bytes is {low} and --max-bytes {high}; min-bytes must be the smaller one")
+        while low <= high:
+            row.append(low)
+            low *= factor
+    for size in row:
+        if size < 4 or size % 4:
+            raise ConfigError(f"bench: size {size} bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4")
     return tuple(sorted({*row, *own}))
 
 
@@ -101,17 +94,13 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
     for name in transports or ():
         require_known("bench: --transport", name, _RAW)
     for name in runtimes or ():
-        if name not in _MEASURABLE:
-            known = (
-                " has no all-reduce of its own" if name in RUNTIMES else f" is not known{nearest(name, _MEASURABLE)}"
-            )
-            raise ConfigError(f"bench: --runtime {name!r}{known}; allowed: {', '.join(_MEASURABLE)}")
+        require_known("bench: --runtime", name, _MEASURABLE, also=", which have an all-reduce of their own")
     raw = list(dict.fromkeys(_RAW if transports is None else transports))
     gpu = _has_gpu()
     usual = ["horovod/mpi", "horovod/gloo", *(["horovod/nccl"] if gpu else [])]
     usual = [*(usual if importlib.util.find_spec("horovod") else []), "ddp/gloo", *(["ddp/nccl"] if gpu else [])]
     wanted = list(dict.fromkeys(usual if runtimes is None else runtimes))
-    jobs = [BenchJob(runtime=name, asked=runtimes is not None) for name in wanted]
+    jobs = [BenchJob(name, asked=runtimes is not None) for name in wanted]
     if not raw and not jobs:
         raise ConfigError("bench: neither a transport nor a runtime is left to measure; name one")
     if not raw:
@@ -119,11 +108,10 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
     host = next((job for job in jobs if job.runtime in _MPI_JOBS), None)
     if host is None and ("mpi" in raw or not jobs):
         # Raw Gloo and NCCL need no MPI; where it is not wanted, torchrun will do.
-        runtime = "mpi/mpi" if "mpi" in raw else "ddp/gloo"
-        host = BenchJob(runtime=runtime, itself=False, asked=transports is not None)
+        host = BenchJob("mpi/mpi" if "mpi" in raw else "ddp/gloo", itself=False, asked=transports is not None)
         jobs.insert(0, host)
     host = host or jobs[0]
-    return [replace(job, transports=tuple(raw)) if job is host else job for job in jobs]
+    return [job._replace(transports=tuple(raw)) if job is host else job for job in jobs]
 
 
 def _has_gpu() -> bool:
@@ -163,20 +151,17 @@ def run_bench(
     asked for by name may fail and is left out with its reason. `on_progress` gets what is being done, `keep` what
     remains to be read. Everything the ranks print is kept below `out`.
     """
-    total = sum(job.ways for job in jobs)
+    ways = [[*job.transports, *([job.runtime] if job.itself else [])] for job in jobs]
     document: dict[str, Any] = {"workers": workers, "model": dict(model), "jobs": [], "unavailable": {}}
-    first = True
-    for number, job in enumerate(jobs, 1):
-        folder = out / "jobs" / job.runtime.replace("/", "-")
-        share = {**plan, "seconds": plan["seconds"] * job.ways / total, "machine": first}
-        names = [*job.transports, *([job.runtime] if job.itself else [])]
+    for number, (job, names) in enumerate(zip(jobs, ways, strict=True), 1):
+        seconds = plan["seconds"] * len(names) / sum(map(len, ways))
+        share = {**plan, "seconds": seconds, "transports": job.transports, "runtime": job.itself}
+        share["machine"] = not document["jobs"]  # the first that works measures it
         keep(f"job {number} of {len(jobs)}, {workers} workers over {job.runtime}: {', '.join(names)}")
-        backend, _, transport = job.runtime.partition("/")
-        values = {"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]}
-        share |= {"transports": job.transports, "runtime": job.itself}
-        content = {"plan": share, "config": strain_config(values).to_dict()}
+        content = {"plan": share, "config": _config(plan, job.runtime).to_dict()}
+        folder = out / "jobs" / job.runtime.replace("/", "-")
+        how: dict[str, Any] = {"timeout_s": 600.0 + 10 * seconds, "on_progress": on_progress}
         try:
-            how: dict[str, Any] = {"timeout_s": 600.0 + 10 * share["seconds"], "on_progress": on_progress}
             found = run_ranks(RANK_PROGRAM, job.runtime, workers, folder, content, **how)
         except StudyError as error:
             if job.asked:
@@ -184,13 +169,18 @@ def run_bench(
             document["unavailable"][job.runtime] = str(error)
             keep(f"{job.runtime} was not measured: {error}")
             continue
-        first = False
         document["jobs"].append(found)
         document["unavailable"].update(found["missing"])
     if not document["jobs"]:
         reasons = "; ".join(f"{name}: {why}" for name, why in document["unavailable"].items())
         raise StudyError(f"bench: nothing could be measured ({reasons}); run `make setup`")
     return document
+
+
+def _config(plan: Mapping[str, Any], runtime: str) -> StrainConfig:
+    backend, _, transport = runtime.partition("/")
+    values = {"backend": backend, "transport": transport or "auto", "batch": plan["batch"], "widths": plan["widths"]}
+    return strain_config(values, source="bench")
 
 
 def bench_document(
@@ -209,7 +199,7 @@ def bench_document(
     StudyError, having printed it.
     """
     from horovod_study.comm import detect
-    from horovod_study.programs.collectives import model_facts, plan_from
+    from horovod_study.programs.collectives import model_facts
 
     launch = detect(os.environ)
     launched = launch.workers > 1
@@ -221,16 +211,14 @@ def bench_document(
         count = launch.workers if launched else worker_count(workers, available_cores())
         if launched and workers not in (None, count):
             raise ConfigError(f"bench: --workers is {workers}, but {launch.named} started {count}; leave --workers out")
-        StrainConfig(batch=plan["batch"], widths=plan["widths"])  # for its complaints
+        require_within("bench: --rounds", plan["rounds"], 1)
+        require_within("bench: --seconds", plan["seconds"], 1e-3, 1e6)
+        _config(plan, "serial")  # for its complaints
         model = model_facts(plan["widths"], plan["batch"])
-        plan = {"sizes": message_sizes(**sizes, workers=count, model=model), **plan}
-        plan_from({**plan, "transports": (), "runtime": False})  # for its complaints, before anything is started
+        plan = {"sizes": message_sizes(**sizes, workers=count, model=model), "insist": transports is not None, **plan}
         if launched:
-            document = _measure_here(plan, model, launch, transports, runtimes, **how)
-        else:
-            fields = {**plan, "insist": transports is not None}
-            document = run_bench(jobs, fields, model, out, workers=count, keep=line.keep, **how)
-    return document
+            return _measure_here(plan, model, launch, transports, runtimes, **how)
+        return run_bench(jobs, plan, model, out, workers=count, keep=line.keep, **how)
 
 
 def finish(code: int) -> int:
@@ -253,21 +241,17 @@ def _measure_here(
 ) -> dict[str, Any]:
     """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
     from horovod_study.comm import open_backend
-    from horovod_study.programs.collectives import measure, plan_from
+    from horovod_study.programs.collectives import measure
 
-    config = StrainConfig(batch=plan["batch"], widths=plan["widths"])
-    if runtimes:
-        fitting = _LAUNCHED_BY.get(launch.launcher, ("horovod/mpi", "horovod/nccl", "mpi/mpi"))
-        if len(runtimes) > 1 or runtimes[0] not in fitting:
-            raise ConfigError(
-                f"bench: --runtime {' '.join(runtimes)}, but {launch.named} started these ranks, and they can "
-                f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
-            )
-        name, _, transport = runtimes[0].partition("/")
-        config = strain_config({**config.to_dict(), "backend": name, "transport": transport})
-    backend = open_backend(config, launch)
-    fields = {"transports": _RAW if transports is None else tuple(transports), "runtime": True}
-    found = measure(plan_from({**plan, **fields, "insist": transports is not None}), backend, on_progress=on_progress)
+    fitting = _LAUNCHED_BY.get(launch.launcher, ("horovod/mpi", "horovod/nccl", "mpi/mpi"))
+    if runtimes and (len(runtimes) > 1 or runtimes[0] not in fitting):
+        raise ConfigError(
+            f"bench: --runtime {' '.join(runtimes)}, but {launch.named} started these ranks, and they can "
+            f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
+        )
+    backend = open_backend(_config(plan, runtimes[0] if runtimes else "auto"), launch)
+    plan = {**plan, "transports": _RAW if transports is None else transports, "runtime": True, "machine": True}
+    found = measure(plan, backend, on_progress=on_progress)
     rank, count = backend.rank, backend.workers
     backend.close()
     if rank:
