@@ -3,7 +3,6 @@
 What comes in is `horovod-study bench equality --json`: a mapping with `cases`, one for each parallel training run.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.files import write_file, writing
-from horovod_study.records import finite
+from horovod_study.report.kit.files import write_result
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -68,16 +66,8 @@ def summary(result: Mapping[str, Any]) -> str:
 
 def write(result: Mapping[str, Any], out: Path) -> list[Path]:
     """Write verify.txt, verify.json and verify.csv (a row for each case and tensor) to `out`; return the paths."""
-    files = {
-        "verify.txt": text(result) + "\n",
-        "verify.json": json.dumps(finite(dict(result)), allow_nan=False) + "\n",
-        "verify.csv": _frame(result["cases"])[[*_KEYS, "tensor", *_ERRORS, "passed"]].to_csv(index=False),
-    }
-    with writing(out, "choose a writable --out"):
-        out.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_file(out / name, content)
-    return [out / name for name in files]
+    rows = _frame(result["cases"])[[*_KEYS, "tensor", *_ERRORS, "passed"]]
+    return write_result(out, {"verify.txt": text(result), "verify.json": result, "verify.csv": rows})
 
 
 def _tables(rows: pd.DataFrame, bounds: Mapping[str, float]) -> Iterator[str]:
