@@ -33,7 +33,7 @@ from horovod_study.measure.steady import find_steady
 from horovod_study.progress import Line, say
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.timers import text
-from horovod_study.studies.timers import measure_timers
+from horovod_study.studies.bench import measure_timers
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent

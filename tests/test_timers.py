@@ -23,7 +23,7 @@ from horovod_study.programs import timers
 from horovod_study.programs.timers import BESIDE, measure
 from horovod_study.records import read_step_column
 from horovod_study.report.timers import text
-from horovod_study.studies.timers import measure_timers
+from horovod_study.studies.bench import measure_timers
 from horovod_study.workload import dataset as data
 from horovod_study.workload.graphs import RING, CapturedStep
 from horovod_study.workload.options import StrainConfig
@@ -368,7 +368,7 @@ def test_the_verb_measures_one_worker_and_two(
 def test_the_verb_fails_above_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("horovod_study.studies.timers.measure_timers", lambda *_, **__: [case(light_percent=3.0)])
+    monkeypatch.setattr("horovod_study.studies.bench.measure_timers", lambda *_, **__: [case(light_percent=3.0)])
     line = ["bench", "timers", "--dataset", "400", "--out", str(tmp_path)]
 
     assert cli.main([*line, "--fail-above", "2"]) == 1

@@ -241,9 +241,7 @@ def test_the_sequential_run_has_the_rate_that_the_workers_should_have() -> None:
 
     assert {trial["lr"] for trial in question.trials(4)} == {StrainConfig().lr}
     assert {trial["lr"] for trial in question.trials(4, alone=True)} == {4 * StrainConfig().lr}
-    assert [one["reference"] for one in question.trials(4)] == [
-        one["reference"] for one in question.trials(4, alone=True)
-    ]
+    assert [one["reference"] for one in question.trials(4, alone=True)] == names
     assert len({one["reference"] for count in (1, 2, 4) for one in question.trials(count)}) == 3 * 8 - 4
 
 

@@ -133,7 +133,7 @@ def timers(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.steps.timers import exceeds, timer_cost
     from horovod_study.report.kit.files import write_result
     from horovod_study.report.timers import text
-    from horovod_study.studies.timers import measure_timers
+    from horovod_study.studies.bench import measure_timers
 
     plan = given(options, "seconds", "rounds", "steps_per_block", "beside", "seed")
     plan = {"dataset": str(_dataset(options).absolute()), **plan}

@@ -1,15 +1,19 @@
-"""`horovod-study bench`: which launches of ranks measure the runtimes, and the one document they fill.
+"""`horovod-study bench` and `bench timers`: programs of several ranks, and which launches of them measure what.
 
-A raw transport can be measured in a launch of another: MPI and Gloo alternate with Horovod over MPI in one job, so
-that a slow moment of the machine hits all of them. What needs a launcher of its own, as Horovod over Gloo does, is a
-job of its own. Started under mpirun, srun, horovodrun or torchrun, the verb measures in that launch and starts none.
+What trains is a cell of a study (`runner.py`); `run_ranks` is for everything else that needs ranks, the proof of
+equality (`verify.py`) included. A raw transport can be measured in a launch of another: MPI and Gloo alternate with
+Horovod over MPI in one job, so that a slow moment of the machine hits all of them. What needs a launcher of its own, as
+Horovod over Gloo does, is a job of its own. Started under mpirun, srun, horovodrun or torchrun, `bench` measures in
+that launch and starts none.
 """
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,12 +21,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from horovod_study.config import available_cores
+from horovod_study.documents import read_json
 from horovod_study.errors import ConfigError, StudyError, require_known, require_within
+from horovod_study.files import write_file, writing
 from horovod_study.options import require_workers
-from horovod_study.programs.answer import leave, leaving_together
+from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
 from horovod_study.progress import Line
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.ranks import run_ranks
+from horovod_study.studies.attempt import TIMED_OUT, ProgramRun
+from horovod_study.studies.engine import attempt
+from horovod_study.studies.interruption import Interruption
+from horovod_study.text.words import plural
 from horovod_study.workload.options import StrainConfig, strain_config
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
@@ -34,6 +43,55 @@ _MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("hor
 """Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
 _MPI_JOBS = ("horovod/mpi", "mpi/mpi", "ddp/mpi")  # whose ranks MPI knows
 _LAUNCHED_BY = {"horovodrun --gloo": ("horovod/gloo",), "torchrun": ("ddp/gloo", "ddp/nccl", "ddp/mpi")}
+
+
+def run_ranks(
+    module: str,
+    runtime: str,
+    workers: int,
+    folder: Path,
+    content: Any,
+    *,
+    timeout_s: float,
+    on_progress: Told = lambda text: None,
+    **variables: str,
+) -> dict[str, Any]:
+    """Run a program on its ranks and return what rank 0 answered; `content` is written into `folder`, and they read it.
+
+    `variables`: of their environment; each rank has one thread where nothing says otherwise. `on_progress` hears the
+    last line that was printed, about four times a second. Raises StudyError with the reason in one line when it fails
+    or takes too long, and KeyboardInterrupt after Ctrl-C; no process is left either way.
+    """
+    plan, log = folder / "plan.json", folder / "output.log"
+    run = ProgramRun(
+        runtime=runtime,
+        workers=workers,
+        module=module,
+        arguments=(str(plan.absolute()),),
+        out=folder,
+        log=log,
+        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
+        timeout_s=timeout_s,
+        watch=lambda running: on_progress(running.last_line() or "starting"),
+    )
+    with writing(folder, "choose a writable folder", error=StudyError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(plan, json.dumps(content, indent=1))
+        (folder / ANSWER).unlink(missing_ok=True)
+        with Interruption() as stop:
+            ended = attempt(run, stop)
+    who, again = f"{runtime} with {plural(workers, 'worker')}", f"see {log}"
+    if ended.state == TIMED_OUT:
+        raise StudyError(f"{who} gave no answer within {timeout_s:g} s; {again}")
+    if not ended.done or not (folder / ANSWER).exists():
+        raise StudyError(f"{who} failed: {ended.reason or ended.said}; {again}")
+    answered: dict[str, Any] = read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError)
+    return answered
+
+
+def _config(runtime: str, source: str = "bench", **options: Any) -> StrainConfig:
+    backend, _, transport = runtime.partition("/")
+    return strain_config({**options, "backend": backend, "transport": transport or "auto"}, source=source)
 
 
 class BenchJob(NamedTuple):
@@ -142,8 +200,8 @@ def run_bench(
     out: Path,
     *,
     workers: int,
-    on_progress: Callable[[str], None],
-    keep: Callable[[str], None],
+    on_progress: Told,
+    keep: Told,
 ) -> dict[str, Any]:
     """Start every job, one after the other, and return the document: workers, model, jobs, and what was not measured.
 
@@ -158,7 +216,8 @@ def run_bench(
         share = {**plan, "seconds": seconds, "transports": job.transports, "runtime": job.itself}
         share["machine"] = not document["jobs"]  # the first that works measures it
         keep(f"job {number} of {len(jobs)}, {workers} workers over {job.runtime}: {', '.join(names)}")
-        content = {"plan": share, "config": _config(plan, job.runtime).to_dict()}
+        config = _config(job.runtime, batch=plan["batch"], widths=plan["widths"])
+        content = {"plan": share, "config": config.to_dict()}
         folder = out / "jobs" / job.runtime.replace("/", "-")
         how: dict[str, Any] = {"timeout_s": 600.0 + 10 * seconds, "on_progress": on_progress}
         try:
@@ -175,12 +234,6 @@ def run_bench(
         reasons = "; ".join(f"{name}: {why}" for name, why in document["unavailable"].items())
         raise StudyError(f"bench: nothing could be measured ({reasons}); run `make setup`")
     return document
-
-
-def _config(plan: Mapping[str, Any], runtime: str) -> StrainConfig:
-    backend, _, transport = runtime.partition("/")
-    values = {"backend": backend, "transport": transport or "auto", "batch": plan["batch"], "widths": plan["widths"]}
-    return strain_config(values, source="bench")
 
 
 def bench_document(
@@ -213,7 +266,7 @@ def bench_document(
             raise ConfigError(f"bench: --workers is {workers}, but {launch.named} started {count}; leave --workers out")
         require_within("bench: --rounds", plan["rounds"], 1)
         require_within("bench: --seconds", plan["seconds"], 1e-3, 1e6)
-        _config(plan, "serial")  # for its complaints
+        _config("serial", batch=plan["batch"], widths=plan["widths"])  # for its complaints
         model = model_facts(plan["widths"], plan["batch"])
         plan = {"sizes": message_sizes(**sizes, workers=count, model=model), "insist": transports is not None, **plan}
         if launched:
@@ -237,7 +290,7 @@ def _measure_here(
     launch: "Launch",
     transports: Sequence[str] | None,
     runtimes: Sequence[str] | None,
-    on_progress: Callable[[str], None],
+    on_progress: Told,
 ) -> dict[str, Any]:
     """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
     from horovod_study.comm import open_backend
@@ -249,7 +302,8 @@ def _measure_here(
             f"bench: --runtime {' '.join(runtimes)}, but {launch.named} started these ranks, and they can "
             f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
         )
-    backend = open_backend(_config(plan, runtimes[0] if runtimes else "auto"), launch)
+    asked = runtimes[0] if runtimes else "auto"
+    backend = open_backend(_config(asked, batch=plan["batch"], widths=plan["widths"]), launch)
     plan = {**plan, "transports": _RAW if transports is None else transports, "runtime": True, "machine": True}
     found = measure(plan, backend, on_progress=on_progress)
     rank, count = backend.rank, backend.workers
@@ -257,3 +311,60 @@ def _measure_here(
     if rank:
         leave(0)
     return {"workers": count, "model": dict(model), "jobs": [found], "unavailable": found["missing"]}
+
+
+def measure_timers(
+    out: Path,
+    plan: Mapping[str, Any],
+    *,
+    batches: Sequence[int],
+    workers: Sequence[int],
+    over: str,
+    options: Mapping[str, Any],
+    on_progress: Told,
+) -> list[dict[str, Any]]:
+    """Return what `programs.timers.measure` found in each launch, with its `runtime`.
+
+    There is one for each number of workers and each batch size; one worker trains without a library, several over the
+    runtime `over`. `plan`: see there; `options`: of the runs, such as widths and device. What the ranks print is kept
+    below `out`. Raises ConfigError for what cannot be measured here, before anything is started.
+    """
+    from horovod_study.comm import detect  # loads PyTorch
+
+    launch = detect(os.environ)
+    if launch.workers > 1:
+        raise ConfigError(
+            f"bench timers: {launch.named} started {launch.workers} ranks of it, but it starts its own; start it "
+            "alone, with --workers"
+        )
+    for name, low, high in (("rounds", 3, 20_000), ("steps_per_block", 1, 20_000), ("seconds", 1e-3, 1e6)):
+        if plan.get(name) is not None:
+            require_within(f"bench timers: --{name.replace('_', '-')}", plan[name], low, high)
+    require_known("bench timers: --over", over, [name for name in RUNTIMES if name != "serial"])
+    for count in workers:
+        require_workers("bench timers", count, available_cores())
+    launches = [
+        (runtime, count, _config(runtime, "bench timers", **options, batch=batch))
+        for count in workers
+        for runtime in [over if count > 1 else "serial"]
+        for batch in batches
+    ]
+    found = []
+    for runtime, count, config in launches:
+        folder = out / "jobs" / f"{count}w-b{config.batch}"
+        shutil.rmtree(folder / ROWS, ignore_errors=True)
+        told = f"batch {config.batch}, {plural(count, 'worker')}: {{}}".format
+        answered = run_ranks(
+            "horovod_study.programs.timers",
+            runtime,
+            count,
+            folder,
+            {"plan": plan, "config": config.to_dict()},
+            timeout_s=600.0 + 10 * plan["seconds"],
+            on_progress=lambda last, told=told: on_progress(told(last)),  # type: ignore[misc]
+            OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", str(config.threads)),
+            KINETO_LOG_LEVEL="99",  # else torch.profiler says that it starts and stops
+        )
+        shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes
+        found.append({"runtime": runtime, **answered})
+    return found

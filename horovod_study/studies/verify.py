@@ -25,7 +25,7 @@ from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError, require_within
 from horovod_study.progress import say
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.ranks import run_ranks
+from horovod_study.studies.bench import run_ranks
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
 from horovod_study.workload.options import StrainConfig, strain_config
@@ -221,7 +221,7 @@ def _launched(runtime: str, workers: int, job: Mapping[str, Any], logs: Path) ->
         logs / "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]]),
         job,
         timeout_s=120.0 + 2.0 * runs,  # slow machines and many ranks per core included
-        variables={"OMP_NUM_THREADS": "1"},
+        OMP_NUM_THREADS="1",
     )
 
 
