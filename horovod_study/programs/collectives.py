@@ -11,10 +11,10 @@ Everything is measured in rounds. Within a round all sizes, operations and runti
 moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -84,23 +84,6 @@ def model_facts(widths: str, batch: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- collectives
 
 
-class _Buffers:
-    """Two buffers of the largest size for each device, whose pages exist before anything is timed."""
-
-    def __init__(self, largest_bytes: int) -> None:
-        self._count = largest_bytes // ELEMENT_BYTES
-        self._made: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def of(self, device: torch.device, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of `size` bytes, each (size / 4,)."""
-        if device not in self._made:
-            # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
-            first, second = (torch.empty(self._count, device=device).fill_(0.0) for _ in range(2))
-            self._made[device] = (first, second)
-        first, second = self._made[device]
-        return first[: size // ELEMENT_BYTES], second[: size // ELEMENT_BYTES]
-
-
 def _row(rank: int) -> torch.Tensor:
     """Return one period of a rank's test values, (PERIOD,): whole numbers whose sums are exact in float32."""
     return ((torch.arange(PERIOD) * (rank + 1)) % PERIOD).float()
@@ -120,7 +103,7 @@ def _differing(tensor: torch.Tensor, row: torch.Tensor) -> int:
     return int(body) + int((tensor[whole:] != row[: tensor.numel() - whole]).sum())
 
 
-def _call(raw: Raw, operation: str, place: str, buffers: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], None]:
+def _call(raw: Raw, operation: str, place: str, buffers: Sequence[torch.Tensor]) -> Callable[[], None]:
     source, output = buffers
     if operation == "broadcast":
         return lambda: raw.broadcast_(source)
@@ -130,7 +113,7 @@ def _call(raw: Raw, operation: str, place: str, buffers: tuple[torch.Tensor, tor
 
 
 def count_wrong(
-    raw: Raw, operation: str, place: str, buffers: tuple[torch.Tensor, torch.Tensor], *, rank: int, workers: int
+    raw: Raw, operation: str, place: str, buffers: Sequence[torch.Tensor], *, rank: int, workers: int
 ) -> int:
     """Do one operation on known values and return how many elements of this rank are wrong afterwards.
 
@@ -183,11 +166,16 @@ def measure_collectives(
     """
     operations = (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
     keys = [(size, way, *each) for size in sizes for way in range(len(raws)) for each in operations]
-    buffers = _Buffers(max(sizes))
 
-    def prepared(key: _Key, doing: str) -> tuple[Raw, tuple[torch.Tensor, torch.Tensor], Callable[[], None]]:
+    @functools.cache
+    def buffers(device: torch.device) -> list[torch.Tensor]:
+        # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
+        return [torch.empty(max(sizes) // ELEMENT_BYTES, device=device).fill_(0.0) for _ in range(2)]
+
+    def prepared(key: _Key, doing: str) -> tuple[Raw, list[torch.Tensor], Callable[[], None]]:
         size, way, operation, place = key
-        raw, views = raws[way], buffers.of(raws[way].device, size)
+        raw = raws[way]
+        views = [each[: size // ELEMENT_BYTES] for each in buffers(raw.device)]
         on_progress(f"{doing}{operation} of {in_words(size)} over {raw.name}")
         return raw, views, _call(raw, operation, place, views)
 
@@ -274,36 +262,21 @@ def _measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[di
     ranks copy at the same time, except in "alone", where rank 0 copies and the others wait.
     """
     on_gpu = torch.cuda.is_available()
-    source, target = copy_kinds(torch.device("cpu"), _COPY_BYTES)["host memory"]
-    kinds: dict[str, Any] = {
-        "host memory, all workers": (source, target, True),
-        "host memory, one worker": (source, target, False),
-    }
-    if on_gpu:
-        kinds |= {name: (*pair, True) for name, pair in copy_kinds(torch.device("cuda"), _COPY_BYTES).items()}
+    pair, alone = copy_kinds(torch.device("cpu"), _COPY_BYTES)["host memory"], "host memory, one worker"
+    kinds = {"host memory, all workers": pair, alone: pair}
+    kinds |= copy_kinds(torch.device("cuda"), _COPY_BYTES) if on_gpu else {}
     mine: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
-        for name, (given, taken, together) in kinds.items():
+        for name, (source, target) in kinds.items():
             backend.barrier()
-            if together or backend.rank == 0:
-                mine[name].append(copy_seconds(given, taken, seconds))
+            if backend.rank == 0 or name != alone:
+                mine[name].append(copy_seconds(source, target, seconds))
     everybody = backend.gather(mine)
-    found: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "bytes": _COPY_BYTES,
-            "seconds": [max(each[n] for each in (t[name] for t in everybody) if each) for n in range(rounds)],
-            "reason": None,
-        }
-        for name in kinds
-    ]
-    if not on_gpu:
-        found += [
-            {"name": f"{direction}, {memory}", "bytes": None, "seconds": None, "reason": "no GPU is visible"}
-            for memory in ("pinned", "pageable")
-            for direction in ("host to device", "device to host")
-        ]
-    return found
+    slowest = {name: np.max([each[name] for each in everybody if each[name]], axis=0).tolist() for name in kinds}
+    found = [{"name": name, "bytes": _COPY_BYTES, "seconds": slowest[name], "reason": None} for name in kinds]
+    missing = [f"{way}, {memory}" for memory in ("pinned", "pageable") for way in ("host to device", "device to host")]
+    no = {"bytes": None, "seconds": None, "reason": "no GPU is visible"}
+    return found if on_gpu else [*found, *({"name": name, **no} for name in missing)]
 
 
 def measure_step(widths: str, batch: int, backend: Backend, *, rounds: int, seconds: float) -> dict[str, Any]:
@@ -353,7 +326,7 @@ def _measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[
         seconds=seconds,
         device="cuda" if on_gpu else "cpu",
     )
-    everybody = backend.gather([asdict(rate) for rate in rates])
+    everybody = backend.gather([rate._asdict() for rate in rates])
     return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
 
 
