@@ -8,10 +8,11 @@ Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
 import itertools
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -228,68 +229,50 @@ class _Bench:
         self._step, self._steps_per_epoch, self._batch, self._seconds = step, steps_per_epoch, batch, seconds
 
     def measure(self, opener: Callable[[], Loader], shuffle: random.Random) -> tuple[dict[str, float], str]:
-        """Return the numbers of one round under the names of `Loading`, and the loader's note."""
+        """Return the numbers of one round under the names that `judged` takes, and the loader's note."""
         began = now()
-        loader = opener()
-        try:
+        with closing(opener()) as loader:
             first = next(loader.epoch(0))
             self._step.wait()
-            opened = now()
+            values = {"start_s": now() - began}
             cached = first[0].clone(), first[1].clone()
             self._train(iter([cached] * WARMUP_STEPS), WARMUP_STEPS)
-            values = {"start_s": opened - began}
             epochs = map(loader.epoch, itertools.count(1))
-            kinds: list[tuple[str, Callable[[], dict[str, float]]]] = [
-                ("loading", lambda: self._loading(epochs)),
-                ("cached", lambda: {"cached": self._training(itertools.repeat(itertools.repeat(cached)))["together"]}),
-                ("together", lambda: self._training(epochs)),
-            ]
-            for _, kind in shuffle.sample(kinds, len(kinds)):
-                values |= kind()
+            kinds = {"loading": epochs, "cached": itertools.repeat(itertools.repeat(cached)), "together": epochs}
+            for kind in shuffle.sample(list(kinds), len(kinds)):
+                rate, waiting = self._visit(kinds[kind], train=kind != "loading")
+                values |= {kind: rate} | ({"waiting": waiting} if kind == "together" else {})
             values["of_cached"] = values["together"] / values["cached"]
             asked = now()
             next(next(epochs))
             self._step.wait()
-            values["restart_s"] = now() - asked
-            return values, loader.note
-        finally:
-            loader.close()
+            return {**values, "restart_s": now() - asked}, loader.note
 
-    def _loading(self, epochs: Iterator[Iterator[Batch]]) -> dict[str, float]:
-        """Return the samples/s of taking batches and doing nothing with them."""
-        count, spent_s = 0, 0.0
+    def _visit(self, epochs: Iterator[Iterator[Batch]], *, train: bool) -> tuple[float, float]:
+        """Return the samples/s of training, or of taking batches and doing nothing, and the part that data takes."""
+        count, spent_s, data_s, step_s = 0, 0.0, 0.0, 0.0
         while spent_s < self._seconds:
             parts = next(epochs)  # drawing the order is outside, as in the trainer
             self._step.wait()
             opened = now()
-            for _ in parts:
-                count += 1
-                if now() - opened + spent_s >= self._seconds:
-                    break
-            self._step.wait()
-            spent_s += now() - opened
-        return {"loading": count * self._batch / spent_s}
-
-    def _training(self, epochs: Iterator[Iterator[Batch]]) -> dict[str, float]:
-        """Return the samples/s of training and the part of a step that getting the batch takes."""
-        count, spent_s, data_s, step_s = 0, 0.0, 0.0, 0.0
-        while spent_s < self._seconds:
-            parts = next(epochs)
-            self._step.wait()
-            opened = now()
-            done, columns = self._train(parts, self._steps_per_epoch, opened + self._seconds - spent_s)
+            until = opened + self._seconds - spent_s
+            if train:
+                done, columns = self._train(parts, self._steps_per_epoch, until)
+                data_s += float(columns["data_s"].sum())
+                step_s += float(columns["step_s"].sum())
+            else:
+                done = 1 + next((at for at, _ in enumerate(parts) if now() >= until), self._steps_per_epoch - 1)
+                self._step.wait()
             spent_s += now() - opened
             count += done
-            data_s += float(columns["data_s"].sum())
-            step_s += float(columns["step_s"].sum())
-        return {"together": count * self._batch / spent_s, "waiting": data_s / step_s}
+        return count * self._batch / spent_s, data_s / step_s if train else 1.0
 
-    def _train(self, parts: Iterator[Batch], most: int, until: float | None = None) -> tuple[int, Mapping[str, Any]]:
+    def _train(self, parts: Iterator[Batch], most: int, until: float = math.inf) -> tuple[int, Mapping[str, Any]]:
         """Train on at most `most` batches, or to the moment `until`; return the steps made and their laps."""
         clock, step = self._step.clock, self._step
         clock.start()
         done = 0
-        while done < most and (until is None or now() < until):
+        while done < most and now() < until:
             clock.begin()
             curves, targets = next(parts)
             clock.lap("data")
