@@ -47,7 +47,7 @@ from horovod_study.programs.loading import LoneStep
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.graphs import RING, CapturedStep
-from horovod_study.workload.loaders import Loader, feed, open_loader, resident
+from horovod_study.workload.loaders import feed, open_loader, resident
 from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.trainer import train_step
 
@@ -67,6 +67,7 @@ class _Variant:
     clock: LapClock
     laps: tuple[str, ...]  # of each step
     phases: bool = False  # graphs of their own for forward and backward
+    every: int = 1  # in so many rounds once, from the first on: profilers cost so much that few blocks will do
     steps: int = 0  # of a block that are timed
     recorder: Recorder | None = None
     around: Callable[[], AbstractContextManager[Any]] | None = None  # of a block, its untimed steps included
@@ -108,25 +109,18 @@ def measure(
     places = backend.gather((os.uname().nodename, environment.affinity()))
     here = places[backend.rank][0]
     load = evidence.OtherLoad(sorted({core for host, cores in places if host == here for core in cores}))
-    with fail_together(backend), ExitStack() as stack:
-        dataset = data.open_dataset(Path(plan["dataset"]))
-        parts = {"batch": config.batch, "rank": backend.rank, "workers": backend.workers, "seed": config.seed}
-        batches = data.Batches(dataset.train_size, **parts)
-        loader = open_loader(config, dataset, batches, device)
-        stack.callback(loader.close)
-        steps = _ModelSteps(config, backend, device, loader, batches.steps_per_epoch)
-        stack.callback(steps.close)
-        ways = [*TIMER_MODES, "control", *(BESIDE if plan["beside"] else ())]
-        # None are called in a CUDA graph.
-        ways = [name for name in ways if not (config.cuda_graphs and name == "module hooks")]
-        every = {name: 5 if name in BESIDE else 1 for name in ways}  # profilers cost so much that few blocks will do
-        variants = _open_variants(ways, config, backend, device, steps, folder, stack)
-        opened = stack.pop_all()
-    with opened:
-        rows_per_drain = _calibrate(plan, backend, steps, variants)
+    ways = [*TIMER_MODES, "control", *(BESIDE if plan["beside"] else ())]
+    # None are called in a CUDA graph.
+    ways = [name for name in ways if not (config.cuda_graphs and name == "module hooks")]
+    with ExitStack() as stack:
+        with fail_together(backend):
+            steps = _ModelSteps(config, backend, device, Path(plan["dataset"]), stack)
+            steps.open_variants(ways, folder, stack)
+        rows_per_drain = steps.calibrate(plan["steps_per_block"])
         began = now()
-        _alternate(plan, backend, steps, variants, every, rows_per_drain, on_progress)
-        calls_s = {mode: _calls(variants[mode], steps.loss, rows_per_drain) for mode in TIMER_MODES}
+        steps.alternate(plan, rows_per_drain, on_progress)
+        calls_s = {mode: steps.calls(mode, rows_per_drain) for mode in TIMER_MODES}
+    variants = steps.variants
     everybody = backend.gather(
         {
             "block_s": {name: each.block_s for name, each in variants.items()},
@@ -149,7 +143,7 @@ def measure(
         "config": config.to_dict(),
         "ways": ways,
         "steps": {name: variant.steps for name, variant in variants.items()},
-        "every": every,
+        "every": {name: variant.every for name, variant in variants.items()},
         "lead_steps": _LEAD_STEPS,
         "rows_per_drain": rows_per_drain,
         "seconds": now() - began,
@@ -163,33 +157,6 @@ def measure(
         "cores": psutil.cpu_count(),
         "environment": environment.describe(),
     }
-
-
-def _alternate(
-    plan: Mapping[str, Any],
-    backend: Backend,
-    steps: "_ModelSteps",
-    variants: Mapping[str, _Variant],
-    every: Mapping[str, int],
-    rows_per_drain: int,
-    on_progress: Told,
-) -> None:
-    """Make round after round, of every way a block, until there are enough."""
-    shuffle, began, rounds, off = random.Random(plan["seed"]), now(), plan["rounds"], variants["off"]
-    for done in itertools.count(1):
-        due = [each for name, each in variants.items() if (done - 1) % every[name] == 0]
-        for variant in shuffle.sample(due, len(due)):
-            steps.block(variant)
-            if variant.recorder is not None and len(variant.recorder) >= rows_per_drain:
-                variant.drain()
-        spent_s = backend.maximum(now() - began)
-        whole = spent_s / plan["seconds"] if rounds is None else done / rounds
-        on_progress(f"round {done}, {off.block_s[-1] / off.steps * 1e3:.2f} ms a step, {100 * min(1.0, whole):.0f} %")
-        if done >= (rounds or _MOST_ROUNDS) or (rounds is None and done >= 3 and spent_s >= plan["seconds"]):
-            break
-    for variant in variants.values():  # too short for a full one
-        if variant.recorder is not None and len(variant.recorder) and not variant.drains:
-            variant.drain()
 
 
 class _Stream:
@@ -211,18 +178,24 @@ class _Stream:
 
 
 class _ModelSteps:
-    """The trainer's step on one model, in blocks."""
+    """The trainer's step on one model, in blocks of each way."""
 
     def __init__(
-        self, config: StrainConfig, backend: Backend, device: torch.device, loader: Loader, steps_per_epoch: int
+        self, config: StrainConfig, backend: Backend, device: torch.device, dataset: Path, stack: ExitStack
     ) -> None:
+        """All is open until `stack` is left."""
+        self._config, self._backend, self._device = config, backend, device
+        who: dict[str, Any] = {"rank": backend.rank, "workers": backend.workers, "seed": config.seed}
+        opened = data.open_dataset(dataset)
+        batches = data.Batches(opened.train_size, batch=config.batch, **who)
+        loader = open_loader(config, opened, batches, device)
+        stack.callback(loader.close)
         self._lone = lone = LoneStep(config, device, backend)
-        self.bare_model = lone.bare_model
-        shared = _Stream(loader.epoch, steps_per_epoch)
+        shared = _Stream(loader.epoch, batches.steps_per_epoch)
         self._streams = {False: shared, True: shared}
-        self.captured: dict[bool, CapturedStep] = {}  # with graphs of the phases or without -> the step
+        self._captured: dict[bool, CapturedStep] = {}  # with graphs of the phases or without -> the step
         for phases in (False, True) if config.cuda_graphs else ():
-            self.captured[phases] = captured = CapturedStep(
+            self._captured[phases] = captured = CapturedStep(
                 config,
                 model=lone.model,
                 bare_model=lone.bare_model,
@@ -233,15 +206,103 @@ class _ModelSteps:
                 resident=resident(loader),
                 phases=phases,
             )
+            stack.callback(captured.close)
             if resident(loader) is not None:  # each gathers its own batches, and knows which come next
-                self._streams[phases] = _Stream(partial(feed, loader, captured), steps_per_epoch)
+                self._streams[phases] = _Stream(partial(feed, loader, captured), batches.steps_per_epoch)
         self._step = 0
-        self.loss = torch.zeros((), device=device)
+        self._loss = torch.zeros((), device=device)
+
+    def open_variants(self, names: Sequence[str], folder: Path, stack: ExitStack) -> None:
+        """Open the ways; those with a recorder write into folders of their own, until `stack` is left."""
+        self.variants: dict[str, _Variant] = {}
+        around: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+            "torch.profiler": torch.profiler.profile,
+            "cProfile": cProfile.Profile,
+            "module hooks": lambda: _module_hooks(self._lone.bare_model),
+        }
+        for name in names:
+            captured = self._captured.get(phases := self._config.cuda_graphs and name == "strict")
+            mode, stamps = name if name in TIMER_MODES else "off", None if captured is None else captured.stamps
+            self.variants[name] = variant = _Variant(
+                clock=open_clock(mode, self._device, stamps=stamps),
+                laps=ORDINARY_LAPS if captured is None else captured.laps,
+                phases=phases,
+                every=5 if name in BESIDE else 1,
+                around=around.get(name),
+            )
+            variant.clock.start()  # an endless stretch
+            if name != "nothing":
+                own = folder / name.replace(" ", "-")
+                own.mkdir(parents=True, exist_ok=True)
+                writer = records.StepWriter(own, self._backend.rank)
+                stack.callback(writer.close)
+                variant.recorder = Recorder(writer, self._config.batch, rank=self._backend.rank)
+
+    def calibrate(self, steps_per_block: int | None) -> int:
+        """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""
+        off = self.variants["off"]
+        off.steps = 20
+        for _ in range(2):  # the first one is slow
+            self.block(off)
+        step_s = self._backend.maximum(min(off.block_s) / off.steps)
+        # Short, so that the blocks of a round are neighbours. Steps of 2.8 ms recorded for 25 s on a busy machine and
+        # cut into blocks of 1, 5, 15 and 50 steps give intervals of +-0.13, 0.15, 0.28 and 0.51 % where there is
+        # nothing to be found.
+        count = steps_per_block or max(2, round(0.012 / step_s))
+        for name, variant in self.variants.items():
+            variant.steps = max(count, 20) if name in BESIDE else count
+            self.block(variant)
+            if variant.recorder is not None:
+                variant.drain()
+            variant.block_s, variant.around_s, variant.drains = [], [], []
+        rows = max(1, min(DRAIN_STEPS, round(DRAIN_S / step_s)))
+        # The losses of captured steps are in rings that ways share: they are read before one has gone round.
+        return max(1, min(rows, RING // (2 * len(self.variants)))) if self._captured else rows
+
+    def alternate(self, plan: Mapping[str, Any], rows_per_drain: int, on_progress: Told) -> None:
+        """Make round after round, of every way a block, until there are enough."""
+        shuffle, began, rounds, off = random.Random(plan["seed"]), now(), plan["rounds"], self.variants["off"]
+        for done in itertools.count(1):
+            due = [variant for variant in self.variants.values() if (done - 1) % variant.every == 0]
+            for variant in shuffle.sample(due, len(due)):
+                self.block(variant)
+                if variant.recorder is not None and len(variant.recorder) >= rows_per_drain:
+                    variant.drain()
+            spent_s = self._backend.maximum(now() - began)
+            whole = min(1.0, spent_s / plan["seconds"] if rounds is None else done / rounds)
+            on_progress(f"round {done}, {off.block_s[-1] / off.steps * 1e3:.2f} ms a step, {100 * whole:.0f} %")
+            if done >= (rounds or _MOST_ROUNDS) or (rounds is None and done >= 3 and spent_s >= plan["seconds"]):
+                break
+        for variant in self.variants.values():  # too short for a full one
+            if variant.recorder is not None and len(variant.recorder) and not variant.drains:
+                variant.drain()
+
+    def calls(self, mode: str, rows_per_drain: int) -> float:
+        """Return the seconds that recording a step takes where there is none: the calls in a row, and writing.
+
+        Everything they need is in the processor's cache then, which it need not be in training.
+        """
+        clock, recorder, count = self.variants[mode].clock, self.variants[mode].recorder, 2000
+        assert recorder is not None
+        recorder.drain(clock)
+        if isinstance(clock.device, KernelStamps):  # without steps no kernel writes a time: a stamp would be a launch
+            clock = LapClock()
+            clock.start()
+        began = now()
+        for step in range(count):
+            clock.begin()
+            for lap in self.variants[mode].laps:
+                clock.lap(lap)
+            recorder.add(step, 0, self._loss, None)
+            if len(recorder) >= rows_per_drain:
+                recorder.drain(clock)
+        recorder.drain(clock)
+        return (now() - began) / count
 
     def block(self, variant: _Variant) -> None:
         """Make a block of steps `variant`, untimed ones first, and note the seconds of the others on this rank."""
         self._streams[variant.phases].ready(_LEAD_STEPS + variant.steps)
-        self._lone.backend.barrier()
+        self._backend.barrier()
         with ExitStack() as stack:
             entered = now()
             if variant.around is not None:
@@ -260,7 +321,7 @@ class _ModelSteps:
 
     def _make(self, variant: _Variant, count: int) -> None:
         clock, recorder, stream, step = variant.clock, variant.recorder, self._streams[variant.phases], self._step
-        captured, lone = self.captured.get(variant.phases), self._lone
+        captured, lone = self._captured.get(variant.phases), self._lone
         model, optimizer, backend, arithmetic = lone.model, lone.optimizer, lone.backend, lone.arithmetic
         # The lines of the training loop: the batch, the step, and what is kept of it.
         for _ in range(count):
@@ -277,47 +338,7 @@ class _ModelSteps:
             if recorder is not None:
                 recorder.add(step, 0, loss, None if arithmetic.scaler else norm2)
             step += 1
-        self._step, self.loss = step, loss
-
-    def close(self) -> None:
-        """Free the graphs."""
-        for captured in self.captured.values():
-            captured.close()
-
-
-def _open_variants(
-    names: Sequence[str],
-    config: StrainConfig,
-    backend: Backend,
-    device: torch.device,
-    steps: _ModelSteps,
-    folder: Path,
-    stack: ExitStack,
-) -> dict[str, _Variant]:
-    """Return the ways by name; those with a recorder write into folders of their own, until `stack` is left."""
-    around: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "torch.profiler": torch.profiler.profile,
-        "cProfile": cProfile.Profile,
-        "module hooks": lambda: _module_hooks(steps.bare_model),
-    }
-    variants = {}
-    for name in names:
-        captured = steps.captured.get(config.cuda_graphs and name == "strict")
-        mode, stamps = name if name in TIMER_MODES else "off", None if captured is None else captured.stamps
-        variants[name] = variant = _Variant(
-            clock=open_clock(mode, device, stamps=stamps),
-            laps=ORDINARY_LAPS if captured is None else captured.laps,
-            phases=config.cuda_graphs and name == "strict",
-            around=around.get(name),
-        )
-        variant.clock.start()  # an endless stretch
-        if name != "nothing":
-            own = folder / name.replace(" ", "-")
-            own.mkdir(parents=True, exist_ok=True)
-            writer = records.StepWriter(own, backend.rank)
-            stack.callback(writer.close)
-            variant.recorder = Recorder(writer, config.batch, rank=backend.rank)
-    return variants
+        self._step, self._loss = step, loss
 
 
 @contextmanager
@@ -339,51 +360,6 @@ def _module_hooks(model: nn.Module) -> Iterator[None]:
             for each in register:
                 stack.callback(each(stamp).remove)
         yield
-
-
-def _calibrate(plan: Mapping[str, Any], backend: Backend, steps: _ModelSteps, variants: Mapping[str, _Variant]) -> int:
-    """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""
-    off = variants["off"]
-    off.steps = 20
-    for _ in range(2):  # the first one is slow
-        steps.block(off)
-    step_s = backend.maximum(min(off.block_s) / off.steps)
-    # Short, so that the blocks of a round are neighbours. Steps of 2.8 ms recorded for 25 s on a busy machine and cut
-    # into blocks of 1, 5, 15 and 50 steps give intervals of +-0.13, 0.15, 0.28 and 0.51 % where there is nothing to be
-    # found.
-    count = plan["steps_per_block"] or max(2, round(0.012 / step_s))
-    for name, variant in variants.items():
-        variant.steps = max(count, 20) if name in BESIDE else count
-        steps.block(variant)
-        if variant.recorder is not None:
-            variant.drain()
-        variant.block_s, variant.around_s, variant.drains = [], [], []
-    rows = max(1, min(DRAIN_STEPS, round(DRAIN_S / step_s)))
-    # The losses of captured steps are in rings that ways share: they are read before one has gone round.
-    return max(1, min(rows, RING // (2 * len(variants)))) if steps.captured else rows
-
-
-def _calls(variant: _Variant, loss: torch.Tensor, rows_per_drain: int) -> float:
-    """Return the seconds that recording a step takes where there is none: the calls one after the other, and writing.
-
-    Everything they need is in the processor's cache then, which it need not be in training.
-    """
-    clock, recorder, calls = variant.clock, variant.recorder, 2000
-    assert recorder is not None
-    recorder.drain(clock)
-    if isinstance(clock.device, KernelStamps):  # without steps no kernel writes a time, and a stamp would be a launch
-        clock = LapClock()
-        clock.start()
-    began = now()
-    for step in range(calls):
-        clock.begin()
-        for lap in variant.laps:
-            clock.lap(lap)
-        recorder.add(step, 0, loss, None)
-        if len(recorder) >= rows_per_drain:
-            recorder.drain(clock)
-    recorder.drain(clock)
-    return (now() - began) / calls
 
 
 if __name__ == "__main__":
