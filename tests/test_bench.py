@@ -12,6 +12,7 @@ from horovod_study import cli
 from horovod_study.analysis.machine.network import analyze, restored
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.programs.microbench import step_roofline
+from horovod_study.records import finite
 from horovod_study.report.figures.bench import allreduce_table, text, write_bench
 from horovod_study.studies import bench
 from horovod_study.studies.bench import BenchJob, byte_count, message_sizes, plan_jobs, run_bench, worker_count
@@ -100,15 +101,15 @@ def test_what_a_gpu_tells_is_shown(tmp_path: Path, golden: Golden) -> None:
     network = analyze(told)
     said = text(network, told)
 
-    assert network.roofline is not None
-    assert network.roofline.memory_bytes_per_s == pytest.approx(2.5e12), "that of the GPU, read and written"
-    assert (network.roofline.network_flop_per_byte, network.roofline.networks) == (None, ())
+    assert network["roofline"] is not None
+    assert network["roofline"]["memory_bytes_per_s"] == pytest.approx(2.5e12), "that of the GPU, read and written"
+    assert (network["roofline"]["network_flop_per_byte"], network["roofline"]["networks"]) == (None, [])
     assert "# 1 worker: 1 on node1" in said
     assert ["4.00", "us one by one (3.50 us of the host), 1.25 us in a CUDA graph, 6.00 us to replay a graph"] in [
         line.split("  ")[-2:] for line in said.split("\n")
     ]
     golden.line(said, "80 launches 320.0 us", "13.7 MB", "5.48 us", "159 MFLOP 3.18 us", "80 %")
-    assert restored(json.loads(json.dumps(network.to_dict())), source="x").launch == latency
+    assert restored(json.loads(json.dumps(finite(network))), source="x")["launch"] == latency
     paths = write_bench(network, told, tmp_path)
     assert {path.name for path in paths} >= {"roofline.pdf", "network.pdf", "bench.json"}
 

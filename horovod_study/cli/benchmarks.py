@@ -52,8 +52,8 @@ def bench(options: argparse.Namespace) -> int:
         document=content(network, document),
         lines=[text(network, document), *_written(paths)],
         files=paths,
-        doubts=network.doubts,
-        exit_code=1 if network.wrong else 0,
+        doubts=network["doubts"],
+        exit_code=1 if network["wrong"] else 0,
     )
     return finish(found.show(as_json=options.json))
 
