@@ -381,7 +381,7 @@ def test_files_hold_every_case_and_tensor(tmp_path: Path, golden: Golden) -> Non
         (["--workers", "0"], "--workers"),
         (["--runtime", "dpp/gloo"], "ddp/gloo"),
         (["--runtime", "serial"], "horovod/mpi"),
-        (["--dtype", "float46"], "float64.*float32"),
+        (["--dtype", "float46"], "float64"),
         (["--break", "sums"], "sum"),
         (["--dataset", "400", "--batch", "301"], "--batch"),
         (["--dataset", "nowhere"], ""),
