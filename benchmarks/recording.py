@@ -146,11 +146,11 @@ def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[d
             cases += measure_timers(
                 folder,
                 {"dataset": str(path.absolute()), "seconds": share * seconds, "beside": beside},
-                batches=[batch],
+                batch=[batch],
                 workers=[count],
                 over="horovod/mpi",
                 options={"widths": "15-38-197", "device": "auto", "threads": 1},
-                on_progress=lambda told: line.now_and_then(f"  {told}"),
+                told=lambda text: line.now_and_then(f"  {text}"),
             )
     line.close()
     return [timer_cost(case) for case in cases], cases

@@ -299,9 +299,7 @@ def measured_in(
 ) -> list[dict[str, Any]]:
     plan = {"dataset": str(folder), "seconds": 1.0, **values}
     options = {"device": "cpu"}
-    return measure_timers(
-        folder, plan, batches=[75], workers=workers, over=over, options=options, on_progress=lambda text: None
-    )
+    return measure_timers(folder, plan, batch=[75], workers=workers, over=over, options=options, told=lambda text: None)
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,9 @@ def bench(options: argparse.Namespace) -> int:
     from horovod_study.studies.bench import bench_document, finish
 
     document = bench_document(
-        transports=options.transport,
-        runtimes=options.runtime,
         sizes=given(options, "sizes", "min_bytes", "max_bytes", "factor"),
         plan=given(options, "seconds", "rounds", "batch", "widths"),
-        **given(options, "workers", "out"),
+        **given(options, "workers", "transport", "runtime", "out"),
     )
     network = analyze_network(document)
     paths = write_bench(network, document, options.out)
@@ -138,9 +136,9 @@ def timers(options: argparse.Namespace) -> Result:
     plan = given(options, "seconds", "rounds", "steps_per_block", "beside", "seed")
     plan = {"dataset": str(_dataset(options).absolute()), **plan}
     of_runs = given(options, "widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels")
-    where = given(options, "workers", "over")
+    where = given(options, "batch", "workers", "over")
     with progress("  {}".format) as told:
-        cases = measure_timers(options.out, plan, batches=options.batch, **where, options=of_runs, on_progress=told)
+        cases = measure_timers(options.out, plan, **where, options=of_runs, told=told)
     limit = 0.5 if options.fail_above is None else options.fail_above
     costs = [timer_cost(case, limit_percent=limit) for case in cases]
     document = {"cases": costs, "measured": cases}

@@ -37,6 +37,11 @@ from horovod_study.workload.options import StrainConfig, strain_config
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
 
+Plain = Mapping[str, Any]
+"""Plain values by name, as JSON has them."""
+Names = Sequence[str] | None
+"""Asked for by name; None: whatever is there."""
+
 RANK_PROGRAM = "horovod_study.programs.collectives"
 _RAW = ("mpi", "gloo", "nccl")
 _MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horovod", "ddp", "mpi"))
@@ -112,13 +117,7 @@ def byte_count(option: str, text: str) -> int:
 
 
 def message_sizes(
-    sizes: Sequence[str] | None,
-    *,
-    min_bytes: str,
-    max_bytes: str | None,
-    factor: int,
-    workers: int,
-    model: Mapping[str, Any],
+    sizes: Names, *, min_bytes: str, max_bytes: str | None, factor: int, workers: int, model: Plain
 ) -> tuple[int, ...]:
     """Return the sizes to measure in bytes, ascending: the user's list, or a geometric row, and always the model's own.
 
@@ -144,7 +143,7 @@ def message_sizes(
     return tuple(sorted({*row, *own}))
 
 
-def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) -> list[BenchJob]:
+def plan_jobs(transports: Names, runtimes: Names) -> list[BenchJob]:
     """Return the launches that measure the raw `transports` and the `runtimes`; None is whatever is there.
 
     Raises ConfigError for a name that is not known, with the nearest one that is.
@@ -194,20 +193,13 @@ def worker_count(asked: int | None, cores: int) -> int:
 
 
 def run_bench(
-    jobs: Sequence[BenchJob],
-    plan: Mapping[str, Any],
-    model: Mapping[str, Any],
-    out: Path,
-    *,
-    workers: int,
-    on_progress: Told,
-    keep: Told,
+    jobs: Sequence[BenchJob], plan: Plain, model: Plain, out: Path, *, workers: int, on_progress: Told, keep: Told
 ) -> dict[str, Any]:
     """Start every job, one after the other, and return the document: workers, model, jobs, and what was not measured.
 
-    `plan`: fields of CollectivePlan (programs/collectives.py); its seconds are shared by the jobs. A job that nobody
-    asked for by name may fail and is left out with its reason. `on_progress` gets what is being done, `keep` what
-    remains to be read. Everything the ranks print is kept below `out`.
+    `plan`: of programs/collectives.py; its seconds are shared by the jobs. A job that nobody asked for by name may fail
+    and is left out with its reason. `on_progress` gets what is being done, `keep` what remains to be read. Everything
+    the ranks print is kept below `out`.
     """
     ways = [[*job.transports, *([job.runtime] if job.itself else [])] for job in jobs]
     document: dict[str, Any] = {"workers": workers, "model": dict(model), "jobs": [], "unavailable": {}}
@@ -237,13 +229,7 @@ def run_bench(
 
 
 def bench_document(
-    *,
-    workers: int | None,
-    transports: Sequence[str] | None,
-    runtimes: Sequence[str] | None,
-    sizes: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    out: Path,
+    *, workers: int | None, transport: Names, runtime: Names, sizes: Plain, plan: Plain, out: Path
 ) -> dict[str, Any]:
     """Measure as the options of `horovod-study bench` say, in jobs of its own or in the launch that is under way.
 
@@ -256,11 +242,12 @@ def bench_document(
 
     launch = detect(os.environ)
     launched = launch.workers > 1
-    together = leaving_together(launch.rank) if launched else nullcontext()
-    line = Line(enabled=launch.rank == 0)
-    how: dict[str, Any] = {"on_progress": lambda text: line.now_and_then(f"  {text}")}
-    with together, closing(line):
-        jobs = plan_jobs(transports, runtimes)
+
+    def on_progress(text: str) -> None:
+        line.now_and_then(f"  {text}")
+
+    with leaving_together(launch.rank) if launched else nullcontext(), closing(Line(enabled=launch.rank == 0)) as line:
+        jobs = plan_jobs(transport, runtime)
         count = launch.workers if launched else worker_count(workers, available_cores())
         if launched and workers not in (None, count):
             raise ConfigError(f"bench: --workers is {workers}, but {launch.named} started {count}; leave --workers out")
@@ -268,10 +255,11 @@ def bench_document(
         require_within("bench: --seconds", plan["seconds"], 1e-3, 1e6)
         _config("serial", batch=plan["batch"], widths=plan["widths"])  # for its complaints
         model = model_facts(plan["widths"], plan["batch"])
-        plan = {"sizes": message_sizes(**sizes, workers=count, model=model), "insist": transports is not None, **plan}
-        if launched:
-            return _measure_here(plan, model, launch, transports, runtimes, **how)
-        return run_bench(jobs, plan, model, out, workers=count, keep=line.keep, **how)
+        plan = {"sizes": message_sizes(**sizes, workers=count, model=model), "insist": transport is not None, **plan}
+        if not launched:
+            return run_bench(jobs, plan, model, out, workers=count, keep=line.keep, on_progress=on_progress)
+        found = _measure_here(plan, launch, transport, runtime, on_progress)
+        return {"workers": count, "model": model, "jobs": [found], "unavailable": found["missing"]}
 
 
 def finish(code: int) -> int:
@@ -284,14 +272,7 @@ def finish(code: int) -> int:
     return code
 
 
-def _measure_here(
-    plan: Mapping[str, Any],
-    model: Mapping[str, Any],
-    launch: "Launch",
-    transports: Sequence[str] | None,
-    runtimes: Sequence[str] | None,
-    on_progress: Told,
-) -> dict[str, Any]:
+def _measure_here(plan: Plain, launch: "Launch", transports: Names, runtimes: Names, told: Told) -> dict[str, Any]:
     """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
     from horovod_study.comm import open_backend
     from horovod_study.programs.collectives import measure
@@ -305,23 +286,15 @@ def _measure_here(
     asked = runtimes[0] if runtimes else "auto"
     backend = open_backend(_config(asked, batch=plan["batch"], widths=plan["widths"]), launch)
     plan = {**plan, "transports": _RAW if transports is None else transports, "runtime": True, "machine": True}
-    found = measure(plan, backend, on_progress=on_progress)
-    rank, count = backend.rank, backend.workers
+    found = measure(plan, backend, on_progress=told)
     backend.close()
-    if rank:
+    if launch.rank:
         leave(0)
-    return {"workers": count, "model": dict(model), "jobs": [found], "unavailable": found["missing"]}
+    return found
 
 
 def measure_timers(
-    out: Path,
-    plan: Mapping[str, Any],
-    *,
-    batches: Sequence[int],
-    workers: Sequence[int],
-    over: str,
-    options: Mapping[str, Any],
-    on_progress: Told,
+    out: Path, plan: Plain, *, batch: Sequence[int], workers: Sequence[int], over: str, options: Plain, told: Told
 ) -> list[dict[str, Any]]:
     """Return what `programs.timers.measure` found in each launch, with its `runtime`.
 
@@ -344,16 +317,16 @@ def measure_timers(
     for count in workers:
         require_workers("bench timers", count, available_cores())
     launches = [
-        (runtime, count, _config(runtime, "bench timers", **options, batch=batch))
+        (runtime, count, _config(runtime, "bench timers", **options, batch=each))
         for count in workers
         for runtime in [over if count > 1 else "serial"]
-        for batch in batches
+        for each in batch
     ]
     found = []
     for runtime, count, config in launches:
         folder = out / "jobs" / f"{count}w-b{config.batch}"
         shutil.rmtree(folder / ROWS, ignore_errors=True)
-        told = f"batch {config.batch}, {plural(count, 'worker')}: {{}}".format
+        what = f"batch {config.batch}, {plural(count, 'worker')}"
         answered = run_ranks(
             "horovod_study.programs.timers",
             runtime,
@@ -361,7 +334,7 @@ def measure_timers(
             folder,
             {"plan": plan, "config": config.to_dict()},
             timeout_s=600.0 + 10 * plan["seconds"],
-            on_progress=lambda last, told=told: on_progress(told(last)),  # type: ignore[misc]
+            on_progress=lambda last, what=what: told(f"{what}: {last}"),  # type: ignore[misc]
             OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", str(config.threads)),
             KINETO_LOG_LEVEL="99",  # else torch.profiler says that it starts and stops
         )
