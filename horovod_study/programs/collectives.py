@@ -272,8 +272,10 @@ def _measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[di
             if backend.rank == 0 or name != alone:
                 mine[name].append(copy_seconds(source, target, seconds))
     everybody = backend.gather(mine)
-    slowest = {name: np.max([each[name] for each in everybody if each[name]], axis=0).tolist() for name in kinds}
-    found = [{"name": name, "bytes": _COPY_BYTES, "seconds": slowest[name], "reason": None} for name in kinds]
+    found: list[dict[str, Any]] = []
+    for name in kinds:
+        slowest = np.max([each[name] for each in everybody if each[name]], axis=0).tolist()
+        found.append({"name": name, "bytes": _COPY_BYTES, "seconds": slowest, "reason": None})
     missing = [f"{way}, {memory}" for memory in ("pinned", "pageable") for way in ("host to device", "device to host")]
     no = {"bytes": None, "seconds": None, "reason": "no GPU is visible"}
     return found if on_gpu else [*found, *({"name": name, **no} for name in missing)]
@@ -318,14 +320,9 @@ def measure_step(widths: str, batch: int, backend: Backend, *, rounds: int, seco
 
 def _measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measure matrix products on all ranks at the same time; of each type and size the slowest rank's rates."""
-    on_gpu = torch.cuda.is_available()
+    device, sizes = ("cuda", (2048, 8192)) if torch.cuda.is_available() else ("cpu", (256, 512, 1024))
     backend.barrier()
-    rates = matrix_rates(
-        sizes=(2048, 8192) if on_gpu else (256, 512, 1024),
-        rounds=rounds,
-        seconds=seconds,
-        device="cuda" if on_gpu else "cpu",
-    )
+    rates = matrix_rates(sizes=sizes, rounds=rounds, seconds=seconds, device=device)
     everybody = backend.gather([rate._asdict() for rate in rates])
     return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
 

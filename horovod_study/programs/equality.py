@@ -197,12 +197,13 @@ def _missing() -> dict[str, str | None]:
         built, unloaded = [], f"Horovod cannot be loaded ({error})"
     else:
         built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
-    on_gpu = torch.cuda.is_available()
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     reasons: dict[str, str | None] = {}
     for runtime in RUNTIMES:
         library, _, transport = runtime.partition("/")
+        launcher = {"horovod": "horovodrun", "mpi": "mpirun", "ps": "mpirun"}.get(library)
         reason = None
-        if transport == "nccl" and not on_gpu:
+        if transport == "nccl" and not torch.cuda.is_available():
             reason = "PyTorch sees no GPU"
         elif library == "horovod" and transport not in (*named, *built):
             reason = unloaded or f"Horovod was built without {transport} (it has {', '.join(built)})"
@@ -210,9 +211,7 @@ def _missing() -> dict[str, str | None]:
             reason = f"this PyTorch was built without {transport}"
         elif library in ("mpi", "ps") and importlib.util.find_spec("mpi4py") is None:
             reason = "mpi4py is not installed"
-        launcher = {"horovod": "horovodrun", "mpi": "mpirun", "ps": "mpirun"}.get(library)
-        search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        if reason is None and launcher and shutil.which(launcher, path=search) is None:
+        elif launcher and shutil.which(launcher, path=search) is None:
             reason = f"the program {launcher} is neither beside {sys.executable} nor on PATH"
         reasons[runtime] = reason
     return reasons

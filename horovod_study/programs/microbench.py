@@ -153,25 +153,20 @@ def launch_latency(*, seconds: float) -> dict[str, float]:
             number.add_(1.0)
 
     single, many = _captured(lambda: work(1)), _captured(lambda: work(kernels))
-    hosts, eager, graph, replay = [], [], [], []
+    found: dict[str, list[float]] = {"host": [], "eager": [], "graph": [], "replay": []}
     for _ in range(rounds):
         torch.cuda.synchronize(where)
         began = now()
         work(kernels)  # few enough for the queue of the device, so that nothing waits
-        hosts.append((now() - began) / kernels)
+        found["host"].append((now() - began) / kernels)
         torch.cuda.synchronize(where)
-        eager.append(_seconds_per_call(lambda: work(100), seconds, where) / 100)
-        replay.append(_seconds_per_call(single.replay, seconds, where))
-        graph.append((_seconds_per_call(many.replay, seconds, where) - replay[-1]) / (kernels - 1))
-    ends: dict[str, Callable[[list[float]], float]] = {"": statistics.median, "_min": min, "_max": max}
-    return {
-        "host_s": statistics.median(hosts),
-        **{f"eager{end}_s": each(eager) for end, each in ends.items()},
-        **{f"graph{end}_s": each(graph) for end, each in ends.items()},
-        "replay_s": statistics.median(replay),
-        "kernels": kernels,
-        "rounds": rounds,
-    }
+        found["eager"].append(_seconds_per_call(lambda: work(100), seconds, where) / 100)
+        found["replay"].append(_seconds_per_call(single.replay, seconds, where))
+        whole = _seconds_per_call(many.replay, seconds, where)
+        found["graph"].append((whole - found["replay"][-1]) / (kernels - 1))
+    medians = {f"{name}_s": statistics.median(each) for name, each in found.items()}
+    ends = {f"{name}_{end.__name__}_s": end(found[name]) for name in ("eager", "graph") for end in (min, max)}
+    return {**medians, **ends, "kernels": kernels, "rounds": rounds}
 
 
 def _captured(work: Callable[[], None]) -> "torch.cuda.CUDAGraph":

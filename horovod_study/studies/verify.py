@@ -67,9 +67,8 @@ class Question(NamedTuple):
 
     def check(self, cores: int) -> None:
         """Raise ConfigError for what cannot be proven on so many cores."""
-        require_within("bench equality: --workers", min(self.workers), 1)
-        require_within("bench equality: --steps", self.steps, 1)
-        require_within("bench equality: --seed", self.seed, 0)
+        for name, value, low in (("workers", min(self.workers), 1), ("steps", self.steps, 1), ("seed", self.seed, 0)):
+            require_within(f"bench equality: --{name}", value, low)
         if self.kernels == "native" and (list(self.reduction), list(self.dtype)) != (["flat"], ["float32"]):
             raise ConfigError(
                 "bench equality: --kernels native computes in float32 and averages one flat buffer; add --dtype "
@@ -233,21 +232,19 @@ def usable(
     Raises ConfigError for what is missing although it was asked for.
     """
     chosen, reasons = [], {}
+    few = f"NCCL needs a GPU for each worker, and there {'is' if gpus == 1 else 'are'} {gpus}"
     for runtime in PARALLEL if wanted is None else dict.fromkeys(wanted):
         for count in counts:
-            few = f"NCCL needs a GPU for each worker, and there {'is' if gpus == 1 else 'are'} {gpus}"
-            lacking = few if _device(runtime) == "cuda" and count > gpus else None
-            name = f"{runtime} with {count} workers" if lacking and not missing[runtime] else runtime
-            if reason := missing[runtime] or lacking:
-                reasons[name] = reason
+            if reason := missing[runtime]:
+                reasons[runtime] = reason
+            elif _device(runtime) == "cuda" and count > gpus:
+                reasons[f"{runtime} with {count} workers"] = few
             else:
                 chosen.append((runtime, count))
     if reasons and wanted is not None:
         name, reason = next(iter(reasons.items()))
-        have = [runtime for runtime in PARALLEL if not missing[runtime]]
-        raise ConfigError(
-            f"bench equality: --runtime {name} is not available here: {reason}; available: {', '.join(have) or 'none'}"
-        )
+        have = ", ".join(runtime for runtime in PARALLEL if not missing[runtime]) or "none"
+        raise ConfigError(f"bench equality: --runtime {name} is not available here: {reason}; available: {have}")
     return chosen, reasons
 
 
