@@ -174,13 +174,13 @@ def _equality_arguments(parser: Parser) -> None:
     batch = "curves of a step, of all workers together (default 300)"
     add("--batch", **COUNT, default=300, help=batch, more=True)
     add("--seed", **COUNT, default=1, help="of parameters and data order (default 1)", more=True)
-    for name, allowed, usual, text in (
+    for name, allowed, default, text in (
         ("lr-scaling", ("none", "linear", "sqrt"), "none", "as for train"),
         ("input-scaling", ("none", "fixed", "standard"), "standard", "with standard rounding is amplified least"),
         ("kernels", ("torch", "native"), "torch", "of parallel runs; native: --dtype float32 --reduction flat"),
     ):
-        text = f"{', '.join(allowed)}: {text} (default {usual})"
-        add(f"--{name}", choices=allowed, default=usual, metavar="NAME", help=text, more=True)
+        text = f"{', '.join(allowed)}: {text} (default {default})"
+        add(f"--{name}", choices=allowed, default=default, metavar="NAME", help=text, more=True)
 
 
 def equality(options: argparse.Namespace) -> Result:

@@ -201,7 +201,7 @@ def measure_collectives(
     mine: list[list[tuple[float, float | None]]] = [[] for _ in keys]
     barriers: list[list[float]] = [[] for _ in raws]
     for number in range(rounds):
-        for at in np.flatnonzero(number < enough):
+        for at in np.flatnonzero(number < enough).tolist():
             raw, _, call = prepared(keys[at], f"round {number + 1} of {rounds}: ")
             for _ in range(min(20, 1 + counts[at] // 10) if counts[at] > 1 else 0):  # a tenth as many to get warm
                 call()
@@ -216,7 +216,7 @@ def measure_collectives(
             raw.settle()
             found.append((now() - began) / _BARRIERS)
     # Once more at the end: what has been called ten thousand times must still be right.
-    for at in np.flatnonzero(slowest <= _SLOW_S):
+    for at in np.flatnonzero(slowest <= _SLOW_S).tolist():
         wrong[at] = max(wrong[at], wrong_now(keys[at]))
     everybody = backend.gather({"times": mine, "wrong": wrong, "barriers": barriers})
     points = []

@@ -172,8 +172,8 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
         truth = run = _train(config, trial, backend, dataset)
         if trial["dtype"] != "float64":
             truth = _train(replace(config, steps=1), {**trial, "dtype": "float64"}, backend, dataset)
-        kept = {"start": run.start, "end": run.end, "gradients": run.gradients, "rows": run.rows}
-        np.savez(Path(job["folder"]) / trial["reference"], **kept)
+        file = Path(job["folder"]) / trial["reference"]
+        np.savez(file, start=run.start, end=run.end, gradients=run.gradients, rows=run.rows)
         rounding = max(each for each, _ in _apart(run, run.gradients[0], truth.gradients[0]))
         moved = [each for each, _ in _apart(run, run.end, run.start)]
         references.append(

@@ -59,8 +59,8 @@ def matrix_rates(
                 work[name, size] = 2 * size**3
         instructions, _ = native.usable() if device == "cpu" else ([], "")
         for name in instructions[:1]:
-            calls["float32", IN_REGISTERS] = call = partial(native.multiply_add, name, 200_000)  # about a millisecond
-            work["float32", IN_REGISTERS] = call()
+            work["float32", IN_REGISTERS] = native.multiply_add(name, 200_000)  # about a millisecond
+            calls["float32", IN_REGISTERS] = partial(native.multiply_add, name, 200_000)
         found: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
         for _ in range(rounds):
             for key, call in calls.items():

@@ -199,8 +199,8 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
     asked = ("steps", "batch", "dataset", "seed", "lr_scaling", "input_scaling", "kernels", "broken")
     moved: dict[str, dict[str, float]] = {}  # how far sequential runs moved each tensor, the least of all runs
     for one in references.values():
-        known = moved.setdefault(f"{one['dtype']} {one['optimizer']}", {})
-        known.update({name: min(share, known.get(name, share)) for name, share in one["moved"].items()})
+        least = moved.setdefault(f"{one['dtype']} {one['optimizer']}", {})
+        least.update({name: min(share, least.get(name, share)) for name, share in one["moved"].items()})
     return {
         "passed": bool(cases) and all(case["passed"] for case in cases),
         "bounds": {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtype},
