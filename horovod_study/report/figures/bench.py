@@ -123,23 +123,24 @@ def _broadcast_table(network: Network) -> str:
     return "\n".join([above, *to_lines(table_of(("# size (B)", *names), rows, texts=()))])
 
 
+def _fit_texts(fit: Fit) -> tuple[str, str]:
+    """Return alpha in us and beta in GB/s, each with its interval."""
+    low, high = map(_us, fit["alpha_ci95_s"])
+    b_low, b_high = (_gb(value / 1e9) for value in fit["beta_ci95_bytes_per_s"])
+    beta = _gb(fit["beta_bytes_per_s"] / 1e9)
+    return f"{_us(fit['alpha_s'])} [{low}, {high}]", f"{beta} [{b_low}, {b_high}]"
+
+
 def _fit_table(network: Network) -> str:
     rows = []
     size = network["model"]["flat_bytes"]
+    whole = network["points"].query("operation == 'allreduce' and place == 'in' and bytes == @size")
+    measured = whole.set_index("way")["seconds_median"].to_dict()
     for name, fit in network["fits"].items():
-        low, high = (_us(value) for value in fit["alpha_ci95_s"])
-        b_low, b_high = (_gb(value / 1e9) for value in fit["beta_ci95_bytes_per_s"])
-        alpha = f"{_us(fit['alpha_s'])} [{low}, {high}]"
-        beta = f"{_gb(fit['beta_bytes_per_s'] / 1e9)} [{b_low}, {b_high}]"
-        measured = network["points"][
-            (network["points"]["way"] == name)
-            & (network["points"]["operation"] == "allreduce")
-            & (network["points"]["place"] == "in")
-            & (network["points"]["bytes"] == size)
-        ]
-        seen = f", {_us(measured['seconds_median'].iloc[0])} us" if len(measured) else ""
+        seen = f", {_us(measured[name])} us" if name in measured else ""
         gradients = f"{_us(fit['alpha_s'] + size / fit['beta_bytes_per_s'])} us{seen}"
-        rows.append((name, alpha, beta, amount(fit["half_bytes"]), f"{100 * fit['rms_relative']:.0f} %", gradients))
+        scatter = f"{100 * fit['rms_relative']:.0f} %"
+        rows.append((name, *_fit_texts(fit), amount(fit["half_bytes"]), scatter, gradients))
     heads = ("# way", "alpha (us)", "beta (GB/s)", "half at", "scatter", "all gradients: line, measured")
     above = "# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals"
     return "\n".join([above, *to_lines(table_of(heads, rows, texts=(0, 5)))])
@@ -240,7 +241,8 @@ def draw_network(network: Network, width_in: float) -> Figure:
         )
     names = list(dict.fromkeys(points["way"]))
     styles = _styles(names)
-    looks = {name: replace(styles[name], label=_legend(name, network["fits"].get(name))) for name in names}
+    lines = {name: ": alpha {} µs, beta {} GB/s".format(*_fit_texts(fit)) for name, fit in network["fits"].items()}
+    looks = {name: replace(styles[name], label=f"{_label(name)}{lines.get(name, '')}") for name in names}
     narrow = width_in < style.NARROW_IN
     tall_in = (1.5 if narrow else 0.5) * width_in
     figure = Figure(figsize=(width_in, tall_in + 0.5), layout="constrained")
@@ -267,17 +269,6 @@ def draw_network(network: Network, width_in: float) -> Figure:
     kit.note_at(left, text, (flat, 1.0), (-4, -2), xycoords=where, ha="right", va="top", color=_MODEL)
     kit.legend(figure, [kit.entry(look, linewidth=1.0) for look in looks.values()], width_in)
     return figure
-
-
-def _legend(name: str, fit: Fit | None) -> str:
-    if fit is None:
-        return _label(name)
-    low, high = fit["alpha_ci95_s"]
-    b_low, b_high = fit["beta_ci95_bytes_per_s"]
-    return (
-        f"{_label(name)}: alpha {_us(fit['alpha_s'])} µs [{_us(low)}, {_us(high)}], "
-        f"beta {_gb(fit['beta_bytes_per_s'] / 1e9)} GB/s [{_gb(b_low / 1e9)}, {_gb(b_high / 1e9)}]"
-    )
 
 
 def network_caption(network: Network) -> str:
