@@ -90,7 +90,7 @@ def analysed(
     """
     again = "measure again with horovod-study bench"
     measured = [
-        restored(parse_json(text, source=named, error=DataError, again=again), source=named).to_dict()
+        records.finite(restored(parse_json(text, source=named, error=DataError, again=again), source=named))
         for text, named in networks
     ]
     known: dict[str, Any] = {"targets": targets, "networks": measured, "precision": precision}

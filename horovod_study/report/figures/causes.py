@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from horovod_study.analysis.machine.network import BenchedNetwork, restored
+from horovod_study.analysis.machine.network import Network, restored
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import NOTES
@@ -238,7 +238,7 @@ def machines(analysis: Analysis) -> list[Drawing]:
     for place, document in enumerate(machines):
         network = restored(document, source="network.json")
         end = f"-{place + 1}" if len(machines) > 1 else ""
-        if network.roofline is not None:
+        if network["roofline"] is not None:
             found.append(
                 Drawing(
                     name=f"{NAMES[3]}{end}",
@@ -249,30 +249,34 @@ def machines(analysis: Analysis) -> list[Drawing]:
                     draw=partial(draw_roofline, network),
                 )
             )
-        if len(network.points):
+        if len(network["points"]):
             found.append(
                 Drawing(
                     name=f"{NAMES[4]}{end}",
                     title="All-reduce of the machine",
                     alt="Time and bus bandwidth of an all-reduce against message size.",
                     caption=network_caption(network),
-                    data=network.points,
+                    data=network["points"],
                     draw=partial(draw_network, network),
                 )
             )
     return found
 
 
-def _roofs(network: BenchedNetwork) -> pd.DataFrame:
+def _roofs(network: Network) -> pd.DataFrame:
     """Return the rows of a roofline: peaks, roofs with their ridge and what is attainable, and the step."""
-    roofline = network.roofline
+    roofline = network["roofline"]
     assert roofline is not None
-    done, peaks = roofline.flop_per_s, roofline.peaks_flop_per_s.items()
-    memory = (roofline.memory_bytes_per_s, roofline.memory_flop_per_byte, roofline.memory_attainable_flop_per_s)
+    done, peaks = roofline["flop_per_s"], roofline["peaks_flop_per_s"].items()
+    memory = (
+        roofline["memory_bytes_per_s"],
+        roofline["memory_flop_per_byte"],
+        roofline["memory_attainable_flop_per_s"],
+    )
     rows = [("peak", name, peak, math.nan, math.nan, math.nan) for name, peak in peaks]
     rows.append(("roof", "memory", done, *memory))
-    for each in roofline.networks:
-        per_byte = math.nan if roofline.network_flop_per_byte is None else roofline.network_flop_per_byte
-        rows.append(("roof", each.way, done, each.bytes_per_s, per_byte, each.attainable_flop_per_s))
+    for each in roofline["networks"]:
+        per_byte = math.nan if roofline["network_flop_per_byte"] is None else roofline["network_flop_per_byte"]
+        rows.append(("roof", each["way"], done, each["bytes_per_s"], per_byte, each["attainable_flop_per_s"]))
     columns = ["kind", "name", "flop_per_s", "bytes_per_s", "flop_per_byte", "attainable_flop_per_s"]
     return pd.DataFrame(rows, columns=columns)
