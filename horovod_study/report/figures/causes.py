@@ -19,9 +19,9 @@ from horovod_study.analysis.steps.losses import IDEAL, MEASURED
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures import attribution
 from horovod_study.report.figures.bench import draw_network, draw_roofline, network_caption, roofline_caption
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.text.numbers import MINUS, THIN, milliseconds, percent, signed
 from horovod_study.text.words import plural, span
@@ -112,7 +112,7 @@ def losses(analysis: Analysis) -> Drawing | None:
         "its CSV file.",
         caption=caption,
         data=table,
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -176,7 +176,7 @@ def stragglers(analysis: Analysis) -> Drawing | None:
         alt="Waiting for the last worker and load balance against workers; the values are in the table of points.",
         caption=caption,
         data=known[["series", "setting", "partition", "workers", "nodes", "repeats", *names]],
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -227,7 +227,7 @@ def parts(analysis: Analysis) -> Drawing | None:
         alt="Stacked bars of transfer, skew, runtime and what is unexplained; the values are in its CSV file.",
         caption=caption,
         data=table,
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -246,7 +246,7 @@ def machines(analysis: Analysis) -> list[Drawing]:
                     alt="Attainable operations per second against operations per byte, with the training step on it.",
                     caption=roofline_caption(network),
                     data=_roofs(network),
-                    draw=partial(draw_roofline, network),
+                    paint=partial(draw_roofline, network),
                 )
             )
         if len(network.points):
@@ -257,7 +257,7 @@ def machines(analysis: Analysis) -> list[Drawing]:
                     alt="Time and bus bandwidth of an all-reduce against message size.",
                     caption=network_caption(network),
                     data=network.points,
-                    draw=partial(draw_network, network),
+                    paint=partial(draw_network, network),
                 )
             )
     return found

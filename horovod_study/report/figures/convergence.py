@@ -18,9 +18,9 @@ from matplotlib.transforms import ScaledTranslation
 from horovod_study.analysis.series.points import CHOICES, baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.roles import Role
 from horovod_study.text.numbers import MINUS, THIN, prefixed, rounded, scientific, short_rate
@@ -167,7 +167,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
         alt="Test MSE against training samples and training time; the values are in the table of what was learned.",
         caption=caption,
         data=shown,
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -353,7 +353,7 @@ def targets(analysis: Analysis) -> Drawing | None:
         alt="Stacked bars of the seconds to reach each target error by number of workers; the values are in the table.",
         caption=caption,
         data=shown,
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -475,7 +475,7 @@ def sensitivity(analysis: Analysis) -> Drawing | None:
             )
         ),
         data=table,
-        draw=draw,
+        paint=draw,
     )
 
 

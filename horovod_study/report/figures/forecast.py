@@ -16,8 +16,8 @@ from matplotlib.ticker import FixedLocator, LogLocator
 
 from horovod_study.analysis.forecast.study_forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import panels as kit
-from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, SeriesStyle, folded, series_styles, text_in
 
@@ -56,7 +56,7 @@ def forecast(analysis: Analysis) -> Drawing | None:
             + kit.left_out(placed, settings)
         ),
         data=shown,
-        draw=draw,
+        paint=draw,
     )
 
 

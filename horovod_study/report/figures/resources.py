@@ -15,9 +15,9 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.text.numbers import number, scientific, with_interval
 from horovod_study.text.words import plural
@@ -59,7 +59,7 @@ def resources(analysis: Analysis) -> Drawing | None:
         alt="Energy per sample and worker hours against the number of workers; the values are in the table.",
         caption=_caption(analysis, panels, curves, styles),
         data=pd.concat([each for each in frames if len(each)], ignore_index=True),
-        draw=draw,
+        paint=draw,
     )
 
 

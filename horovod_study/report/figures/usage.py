@@ -7,8 +7,8 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import panels as kit
-from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.style import series_styles
 from horovod_study.text.numbers import rounded
 from horovod_study.text.words import plural, span
@@ -69,7 +69,7 @@ def usage(analysis: Analysis) -> Drawing | None:
         alt=f"{'; '.join(panel.label for panel in panels)}: against workers; the values are in its CSV file.",
         caption=caption,
         data=known[["series", "setting", "partition", "device", "workers", "nodes", "repeats", *kept]],
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -140,5 +140,5 @@ def load(analysis: Analysis) -> Drawing | None:
         alt=f"{'; '.join(panel.label for panel in panels)}: over the timed window; the values are in its CSV file.",
         caption=caption,
         data=known,
-        draw=draw,
+        paint=draw,
     )
