@@ -15,7 +15,8 @@ from make.synthetic_runs import run_table
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.study import analyze
-from horovod_study.report.figures import catalogue, convergence, scaling
+from horovod_study.report import grammar
+from horovod_study.report.figures import catalogue, convergence
 from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import interactive, style
 from horovod_study.report.kit.panels import side_by_side
@@ -239,7 +240,7 @@ def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
             return style.to_bytes(style.settled(speedup.draw(5.9)), form)
 
     marked = as_file("svg")
-    monkeypatch.setattr(workers, "mark", lambda *_, **__: None)
+    monkeypatch.setattr(grammar, "mark", lambda *_, **__: None)
 
     assert as_file("svg") == marked and b"3 repeats" not in marked
 

@@ -11,7 +11,7 @@ Rows are those of a frame; columns are named. What pointing at a mark says, lege
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from horovod_study.report.kit.style import (
     style,
     to_bytes,
 )
+from horovod_study.text.numbers import rounded
 from horovod_study.text.words import plural
 
 Looks = Mapping[str, SeriesStyle]
@@ -61,6 +62,8 @@ class Points:
     at: str = ""  # column: where on the axis of x they stand instead
     resolved: str = ""  # column: hollow marks where it is False
     note: str = ""  # column: what pointing at a mark says last
+    hollow: bool = False  # what nobody measured; the legend has the filled ones
+    marker: str = ""  # in place of that of the series
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the marks of every series on `axes`, whose x ends at `last` and which is `panel_in` inches wide."""
@@ -68,7 +71,7 @@ class Points:
         at = kit.side_by_side(rows, self.y, last, panel_in) if self.apart else rows[self.at or self.x]
         low, high = self.ends if self.ends is not None else (self.low, self.high)
         for name, own in rows.assign(_at=at).sort_values(self.x, kind="stable").groupby(self.by, sort=False):
-            look = looks[f"{name}"]
+            look = replace(looks[f"{name}"], filled=False) if self.hollow else looks[f"{name}"]
             values = [own[column or self.y] * self.scale for column in (self.y, self.low, self.high)]
             texts = tips(own, self.y, low=low, high=high, unit=self.unit, scale=self.scale)
             if self.x != "workers":
@@ -78,7 +81,11 @@ class Points:
             if self.line and not look.ring:
                 for _, part in own.groupby(self.within, sort=True, dropna=False) if self.within else [("", own)]:
                     kit.line_of(axes, part["_at"], part[self.y] * self.scale, look)
-            if self.resolved:
+            if self.hollow:
+                how = {**kit.marker(look), "linestyle": "none", "zorder": 4}
+                how["marker"] = self.marker or how["marker"]
+                mark(axes.plot(own["_at"], values[0], **how), series=look.label, tips=texts)
+            elif self.resolved:
                 kit.judged_points(axes, own["_at"], values, look, own[self.resolved], texts)
             else:
                 kit.point_bars(axes, own["_at"], values, look, tips=texts)
@@ -103,6 +110,8 @@ class Curve:
     scale: float = 1.0
     how: Mapping[str, Any] = field(default_factory=dict)  # as Axes.plot takes it
     band: float = 0.16  # its opacity
+    unit: str = ""
+    marked: bool = False  # pointing at a place of the line says its value, and it has an entry in the legend
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the line of every series."""
@@ -120,7 +129,12 @@ class Curve:
                         "alpha": 0.65,
                         "linestyle": EXTRAPOLATED_DASH,
                     }
-                kit.line_of(axes, piece[self.x], piece[self.y] * self.scale, look, **how)
+                values = piece[self.y] * self.scale
+                texts = [
+                    f"{at:.3g}: {rounded(value, 3)} {self.unit}"
+                    for at, value in zip(piece[self.x], values, strict=True)
+                ]
+                kit.line_of(axes, piece[self.x], values, look, tips=texts if self.marked else (), **how)
 
     @property
     def span(self) -> tuple[float, float]:
@@ -128,8 +142,8 @@ class Curve:
         rows = self.rows
         if "extrapolated" in rows:
             rows = rows[~rows["extrapolated"].astype(bool)]
-        values = rows[self.y] * self.scale
-        return float(values.min()), float(values.max())
+        values = rows[[self.y, self.high] if self.marked and self.high else [self.y]] * self.scale
+        return float(values.min().min()), float(values.max().max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +165,13 @@ class Guide:
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the line."""
         if self.level is not None:
-            made: Any = axes.axhline(self.level, zorder=1, **self.look)
+            axes.axhline(self.level, zorder=1, **self.look)
         elif self.slope is not None and axes.get_yscale() == "log":
-            made = axes.axline((1, self.slope), (2, 2 * self.slope), zorder=1, **self.look)
+            axes.axline((1, self.slope), (2, 2 * self.slope), zorder=1, **self.look)
         elif self.slope is not None:
-            made = axes.plot([0, 2 * last], [0, 2 * last * self.slope], zorder=1, **self.look)
+            axes.plot([0, 2 * last], [0, 2 * last * self.slope], zorder=1, **self.look)
         else:
-            made = axes.plot(self.x, self.y, zorder=1, **self.look)
-        mark(made, series=self.label or "guide")
+            axes.plot(self.x, self.y, zorder=1, **self.look)
 
     span = (np.nan, np.nan)
 
@@ -172,9 +185,11 @@ class Panel:
     x: str = "Workers"
     title: str = ""
     log: str = ""  # "x", "y" or "xy"
+    names: Sequence[str] = ()  # of the places 0, 1, ... of x
     limits: tuple[float | None, float | None] = (0.0, None)  # of y; None: as the data is
     share: bool = False  # per cent of a whole: the axis ends there, and need not begin at zero
     nodes: pd.DataFrame | None = None  # rows whose node boundaries are marked
+    first: bool = False  # that of the second node alone
     lost: pd.DataFrame | None = None  # cells without a result: a cross at the foot
     beyond: str = ""  # what stands on the grey behind the last measured count
     room: float = 0.0  # share of the width that is left free at the right, for words
@@ -183,9 +198,10 @@ class Panel:
         """Draw the panel, `size_in` inches wide and tall."""
         wide_in, tall_in = size_in
         marks = [layer for layer in self.layers if isinstance(layer, Points)]
+        seen = [layer for layer in marks if not layer.hollow]
         lines = [layer for layer in self.layers if isinstance(layer, Curve)]
-        counts = pd.concat([layer.rows[layer.x] for layer in marks]).dropna()
-        measured = float(counts.max())
+        counts = pd.concat([layer.rows[layer.x] for layer in marks or lines]).dropna()
+        measured = max(float(layer.rows[layer.x].max()) for layer in seen or lines)
         ends = [each.rows[each.at or each.x] for each in marks] + [each.rows[each.x] for each in lines]
         last = max(float(each.max()) for each in ends if len(each))
         spans = np.array([layer.span for layer in (*marks, *lines)], dtype=float)
@@ -196,21 +212,26 @@ class Panel:
             layer.draw(axes, looks, last, wide_in)
         self._crosses(axes, looks)
         if last > measured and self.beyond:
-            kit.beyond(axes, measured, last + 1, self.beyond)
+            kit.beyond(axes, measured, 1.3 * last, self.beyond)
         self._axis_of_x(axes, counts, last, wide_in)
         if "y" not in self.log:
             self._axis_of_y(axes, low, high, tall_in)
         if self.nodes is not None:
-            kit.node_boundaries(axes, self.nodes, wide_in)
-        axes.set_ylabel(folded(self.y, 0.62 * tall_in))
+            kit.node_boundaries(axes, self.nodes, wide_in, first=self.first)
+        axes.set_ylabel(folded(self.y, 0.7 * tall_in))
         if self.title:
             kit.heading(axes, self.title, wide_in)
 
     def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float) -> None:
-        if "x" in self.log:
+        if self.names:
+            axes.set_xticks(range(len(self.names)), list(self.names))
+            axes.set_xlim(-0.3, len(self.names) - 0.7)
+        elif "x" in self.log:
             kit.log_counts(axes, [float(each) for each in counts], wide_in)
         elif self.x == "Workers":
             kit.worker_axis(axes, counts, last, wide_in)
+        else:
+            axes.set_xlim(0, 1.02 * last)
         left, right = axes.get_xlim()
         axes.set_xlim(left, right + self.room / (1 - self.room) * (right - left))
         axes.set_xlabel(self.x)
@@ -263,7 +284,10 @@ class Figure:
         for axes, panel in zip(made, self.panels, strict=True):
             panel.draw(axes, self.looks, size_in)
         layers = [layer for panel in self.panels for layer in panel.layers]
-        series = [f"{name}" for layer in layers if isinstance(layer, Points) for name in layer.rows[layer.by].unique()]
+        named = [
+            each for each in layers if (isinstance(each, Points) and not each.hollow) or getattr(each, "marked", False)
+        ]
+        series = [f"{name}" for layer in named for name in layer.rows[layer.by].unique()]
         guides = {layer.label: layer.look for layer in layers if isinstance(layer, Guide) and layer.label}
         entries = [*kit.handles(self.looks, dict.fromkeys(series)), *self.legend]
         entries += [Line2D([], [], label=label, **how) for label, how in guides.items()]

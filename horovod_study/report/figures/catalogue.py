@@ -14,7 +14,6 @@ from horovod_study.report.figures import (
     causes,
     choices,
     convergence,
-    forecast,
     resources,
     scaling,
     usage,
@@ -24,10 +23,10 @@ from horovod_study.report.grammar import Figure, write_files
 
 FIGURES: tuple[Callable[[Analysis], Figure | Sequence[Figure] | None], ...] = (
     *(scaling.speedup, scaling.efficiency, breakdown.breakdown, scaling.throughput),
-    *(waiting.boundary, waiting.synchronisation, forecast.forecast),
+    *(waiting.boundary, waiting.synchronisation, scaling.forecast),
     *(convergence.learning, convergence.targets, convergence.sensitivity, resources.resources),
     *(scaling.epoch_time, scaling.weak_scaling, scaling.regression, choices.transport_ratio),
-    *(choices.batch_size, choices.overhead, causes.losses, causes.stragglers, causes.parts, causes.machines),
+    *(choices.batch_size, choices.overhead, causes.losses, causes.parts, causes.machines),
     *(usage.usage, usage.load),
 )
 """Each returns its figure, or None where the analysis has no data for it, in the order in which a report shows them."""

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from horovod_study.analysis.forecast.study_forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.series.turns import alternated, ratios_are
@@ -15,7 +17,7 @@ from horovod_study.analysis.steps.losses import IDEAL
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points
 from horovod_study.report.kit import panels as kit
-from horovod_study.report.kit.style import QUIET, THIN_LAWS, series_styles
+from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, THIN_LAWS, series_styles
 from horovod_study.text.numbers import with_interval
 
 _CELL = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing"]
@@ -267,6 +269,52 @@ def regression(analysis: Analysis) -> Figure | None:
     )
 
 
+def forecast(analysis: Analysis) -> Figure | None:
+    """Return the throughput beyond the measured counts; None where no series could be forecast."""
+    table = analysis.forecast
+    if table.empty:
+        return None
+    partitions = analysis.points.drop_duplicates("series").set_index("series")["partition"]
+    placed = table.assign(partition=table["series"].map(partitions), missing=False)
+    settings = list(placed["setting"].drop_duplicates())[: kit.MAX_PANELS]
+    rate, unit = "samples_per_s", analysis.rate_unit
+
+    def layers(own: pd.DataFrame) -> Iterator[Any]:
+        for _, ideal in own.drop_duplicates(["workers", "ideal_samples_per_s"]).groupby("series", sort=False):
+            yield Guide(label="ideal", x=ideal["workers"], y=ideal["ideal_samples_per_s"] / 1000)
+        measured = own[own["kind"] == MEASURED]
+        last = measured.sort_values("workers").drop_duplicates("series", keep="last")
+        # The band opens at the last measurement, whose own spread is drawn as a bar.
+        start = last.assign(low=last[rate], high=last[rate])
+        ahead = pd.concat([start, own[own["kind"].isin([FORECAST, CURVE])]])
+        band = {"y": rate, "low": "low", "high": "high", "scale": 1 / 1000, "band": 0.13}
+        yield Curve(rows=ahead, how={"linestyle": EXTRAPOLATED_DASH}, **band)
+        points = {"y": rate, "scale": 1 / 1000, "unit": unit}
+        ends = {"low": f"{rate}_min", "high": f"{rate}_max", "ends": ("", "")}
+        yield Points(rows=measured.assign(said="measured"), note="said", line=True, **points, **ends)
+        asked = own[own["kind"] == FORECAST].assign(said="forecast")
+        yield Points(rows=asked, low="low", high="high", note="said", hollow=True, **points)
+
+    panels, rest = _by_setting(placed, settings, layers, f"Throughput / 1000 {unit}", log="xy", beyond="forecast")
+    hollow = {"marker": "o", "markerfacecolor": PAPER, "markersize": 5, "linestyle": EXTRAPOLATED_DASH}
+    return Figure(
+        name="forecast",
+        title="Forecast",
+        alt="Throughput against workers on logarithmic axes, measured and forecast; the values are in the table.",
+        caption="Throughput of all workers against workers, both axes logarithmic. Filled marks: medians over repeats, "
+        "bars: slowest to fastest repeat. On grey: forecast, with hollow marks at two, four and eight times the "
+        "largest measured count and at full nodes, dashed lines between them; bands: 95 % interval of a single run "
+        "there. Thin grey: ideal, the throughput of the baseline times N, or of the smallest measured count where "
+        "there is no baseline. Forecasts are a weighted combination of laws; what the same method did with the "
+        f"largest measured counts hidden is in the table.{kit.boundary_words(placed)}{rest}",
+        data=table,
+        panels=panels,
+        looks=series_styles(analysis.points),
+        legend=[_entry("forecast", 1.2, **hollow), Patch(facecolor=QUIET, alpha=0.2, label="95 % interval")],
+        shape=(2, 0.92, 0.6),
+    )
+
+
 def _by_setting(
     known: pd.DataFrame,
     settings: list[str],
@@ -275,6 +323,7 @@ def _by_setting(
     limits: tuple[float | None, float | None] = (0, None),
     *,
     log: str = "",
+    beyond: str = "extrapolated",
     rows: pd.DataFrame | None = None,
 ) -> tuple[list[Panel], str]:
     """Return a panel for each setting, and the sentence that names the settings of `known` without one."""
@@ -289,7 +338,8 @@ def _by_setting(
             limits=limits,
             nodes=each,
             lost=each[each["missing"]],
-            beyond="extrapolated",
+            first=beyond == "forecast",
+            beyond=beyond,
         )
         for setting, each in own.items()
     ]

@@ -29,7 +29,7 @@ from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
 from horovod_study.records import COMMAND
-from horovod_study.report.figures import convergence, forecast, resources
+from horovod_study.report.figures import convergence, resources
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
@@ -66,7 +66,7 @@ LEARNING = ("learning", "targets", "sensitivity")
 
 _CLAIMED = (
     *(*PAIRED, "breakdown", "throughput"),
-    *("boundary", forecast.NAME, resources.NAME, *SYNCHRONISATION, *LEARNING),
+    *("boundary", "forecast", resources.NAME, *SYNCHRONISATION, *LEARNING),
 )
 """Figures that a section shows; all others are in a section of their own."""
 
@@ -176,7 +176,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         waiting=waiting(analysis),
         waiting_tables=[(title, made[name]) for name, title in _WAITING.items() if name in made],
         waiting_figures=[figures[name] for name in SYNCHRONISATION if name in figures],
-        ahead=figures.get(forecast.NAME),
+        ahead=figures.get("forecast"),
         without_forecast=_without_forecast(analysis, labels),
         learning=[figures[name] for name in LEARNING if name in figures],
         more=[figure for name, figure in figures.items() if name not in (_SHORT_CLAIMED if short else _CLAIMED)],
