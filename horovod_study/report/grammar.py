@@ -204,8 +204,10 @@ class Panel:
         measured = max(float(layer.rows[layer.x].max()) for layer in seen or lines)
         ends = [each.rows[each.at or each.x] for each in marks] + [each.rows[each.x] for each in lines]
         last = max(float(each.max()) for each in ends if len(each))
-        spans = np.array([layer.span for layer in (*marks, *lines)], dtype=float)
-        low, high = float(np.nanmin(spans[:, 0])), float(np.nanmax(spans[:, 1]))
+        spans = [each.span for each in marks] + [each.span for each in lines]
+        low, high = (
+            float(pick(ends)) for pick, ends in zip((np.nanmin, np.nanmax), zip(*spans, strict=True), strict=True)
+        )
         if "y" in self.log:
             kit.log_values(axes, low, high)
         for layer in self.layers:

@@ -117,23 +117,21 @@ def batch_size(analysis: Analysis) -> Figure | None:
     """Return throughput, time per epoch and waiting against the batch of a worker; None without three batches."""
     table = analysis.batches
     shown, looks, rest = _lines(analysis, table)
-    curves, knees = (
-        _named(part)[lambda own: own["line"].isin(looks)] for part in (analysis.batch_curves, analysis.knees)
-    )
-    panels = []
+    curves, knees = (_named(part) for part in (analysis.batch_curves, analysis.knees))
+    curves, knees = (part[part["line"].isin(list(looks))] for part in (curves, knees))
+    made = []
     for quantity, label, unit, scale, log in (
         ("samples_per_s", f"Throughput / 1000 {analysis.rate_unit}", f"thousand {analysis.rate_unit}", 1 / 1000, "x"),
         ("epoch_s", "Time per epoch / s", "s per epoch", 1.0, "xy"),
     ):
-        fitted = {"y": quantity, "scale": scale}
+        fitted: dict[str, Any] = {"y": quantity, "scale": scale}
         layers = [
             Curve(rows=curves[curves[quantity].notna()], x="batch", by="line", **fitted),
             _Knees(lines=curves, knees=knees, **fitted),
             *_points(shown, quantity, unit, scale, fitted=set(curves["line"])),
         ]
-        panels.append(_panel(layers, label, log))
-    panels.append(_waiting(shown))
-    panels = [panel for panel in panels if panel is not None]
+        made.append(_panel(layers, label, log))
+    panels = [panel for panel in (*made, _waiting(shown)) if panel is not None]
     if shown.empty or not panels:
         return None
     known = table[table["epoch_s_median"].notna()]
@@ -225,7 +223,7 @@ def _points(
     shown: pd.DataFrame, name: str, unit: str, scale: float, ends: Any = ("_median", "_low", "_high"), fitted: Any = ()
 ) -> Iterator[Points]:
     """Yield the points of one quantity; those of lines without a fitted one are joined."""
-    columns = dict(zip(("y", "low", "high"), (f"{name}{end}" for end in ends), strict=True))
+    columns: dict[str, Any] = dict(zip(("y", "low", "high"), (f"{name}{end}" for end in ends), strict=True))
     with_line = shown["line"].isin(fitted)
     for rows, line in ((shown[with_line], False), (shown[~with_line], True)):
         if rows[columns["y"]].notna().any():

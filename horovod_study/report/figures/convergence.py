@@ -268,7 +268,12 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: style.SeriesStyle, *, p
     own = rows[rows[x] > 0] if positive else rows
     if (own["evaluations"] > 1).any():
         kit.band_of(axes, own[x], (own["test_mse_min"], own["test_mse_max"]), look, alpha=0.16)
-    how = {**kit.marker(look), "markersize": 4.2, "markevery": max(1, len(own) // 12), "dash_capstyle": "butt"}
+    how: dict[str, Any] = {
+        **kit.marker(look),
+        "markersize": 4.2,
+        "markevery": max(1, len(own) // 12),
+        "dash_capstyle": "butt",
+    }
     texts = [
         f"{prefixed(float(f'{samples:.3g}'))} samples, {rounded(seconds, 3)}{THIN}s: test MSE {scientific(mse, 3)}"
         for samples, seconds, mse in zip(own["samples"], own["train_s_median"], own["test_mse_median"], strict=True)
@@ -423,7 +428,7 @@ def _seconds(row: Mapping[Any, Any]) -> str:
 
 def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     """Draw the parts of one bar; return its height."""
-    values = {name: row[name] for name in PARTS}
+    values: dict[str, Any] = {name: row[name] for name in PARTS}
     # Fewer samples than one worker: the bar is shorter, and nothing is added.
     if not math.isfinite(values["same_samples_s"]) or values["more_samples_s"] < 0:
         values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
@@ -451,7 +456,7 @@ def sensitivity(analysis: Analysis) -> Figure | None:
         looks |= {rows["line"].iloc[0]: look for (look, _), rows in zip(lines, named, strict=True)}
         rows = pd.concat(named)
         rows = rows.assign(value=rows[name].map(float if numeric else values.index))
-        points = {"y": "best_mse_median", "low": "best_mse_min", "high": "best_mse_max"}
+        points: dict[str, Any] = {"y": "best_mse_median", "low": "best_mse_min", "high": "best_mse_max"}
         made = Points(rows=rows, x="value", by="line", line=True, **points)
         names = () if numeric else [f"{value}" for value in values]
         panels.append(Panel(layers=[*floors, made], y="Best test MSE", x=CHOICE_TITLES[name], log="xy", names=names))

@@ -43,7 +43,12 @@ def resources(analysis: Analysis) -> Figure | None:
         law = _of(curves[curves["series"].isin(own["series"])], panel)
         yield Curve(rows=law, y="value", low="low", high="high", scale=scale, how={"linewidth": 1.5})
         if math.isnan(panel["target_mse"]):
-            columns = {"y": f"{name}_median", "low": f"{name}_min", "high": f"{name}_max", "ends": ("", "")}
+            columns: dict[str, Any] = {
+                "y": f"{name}_median",
+                "low": f"{name}_min",
+                "high": f"{name}_max",
+                "ends": ("", ""),
+            }
             yield Points(rows=own, scale=scale, unit=unit, **columns)
             return
         runs = met[met["series"].isin(own["series"]) & (met["target_mse"] == panel["target_mse"])]
@@ -61,7 +66,7 @@ def resources(analysis: Analysis) -> Figure | None:
                 words.append(f"test MSE {scientific(panel['target_mse'])}")
             title, made = ", ".join(words), list(layers(own, panel))
             panels.append(Panel(layers=made, y=panel["label"], title=title, nodes=own, beyond="extrapolated"))
-    missed = {"linestyle": "none", "marker": "^", "markersize": 5, "markerfacecolor": style.PAPER}
+    missed: dict[str, Any] = {"linestyle": "none", "marker": "^", "markersize": 5, "markerfacecolor": style.PAPER}
     lower = [Line2D([], [], **missed, markeredgecolor=style.QUIET, label="target not met: at least")]
     frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]
     return Figure(

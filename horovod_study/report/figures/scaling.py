@@ -65,10 +65,10 @@ def _ratio(analysis: Analysis, name: str, fitted: tuple[str, str, str], formula:
             yield Curve(rows=rows, y=fitted[0], scale=scale, how={"linewidth": 0.8, "linestyle": THIN_LAWS[f"{law}"]})
         rows = curves[curves["series"].isin(own["series"])]
         yield Curve(rows=rows, y=fitted[0], low=fitted[1], high=fitted[2], scale=scale, how={"linewidth": 1.7})
-        ends = {"low": low, "high": high, "ends": interval}
+        ends: dict[str, Any] = {"low": low, "high": high, "ends": interval}
         yield Points(rows=own[~own["missing"]], y=column, **ends, scale=scale, unit=unit, apart=True)
 
-    laws = dict(curves[["series", "law"]].drop_duplicates().itertuples(index=False))
+    laws: dict[str, str] = dict(curves[["series", "law"]].drop_duplicates().itertuples(index=False))
     panels, rest = _by_setting(
         points, _parallel(points), layers, label, (0, top if ratio else 100 * max(1.12, 1.05 * most))
     )
@@ -113,7 +113,7 @@ def throughput(analysis: Analysis) -> Figure | None:
     def layers(own: pd.DataFrame) -> Iterator[Any]:
         for each in own[base].dropna().unique():
             yield Guide(label="N times the plain worker", slope=each / 1000)
-        values = {"y": f"{rate}_median", "low": low, "high": high, "ends": interval, "scale": 1 / 1000}
+        values: dict[str, Any] = {"y": f"{rate}_median", "low": low, "high": high, "ends": interval, "scale": 1 / 1000}
         yield Points(rows=own[~own["missing"]], unit=analysis.rate_unit, apart=True, line=True, **values)
 
     looks = series_styles(analysis.points)
@@ -148,8 +148,13 @@ def epoch_time(analysis: Analysis) -> Figure | None:
     def layers(own: pd.DataFrame) -> Iterator[Any]:
         for _, of in own[own[ideal].notna()].groupby(["partition", "ref_train_samples"], sort=False, dropna=False):
             line = of.drop_duplicates("workers").sort_values("workers", kind="stable")
-            yield Guide(label="ideal: base / N", x=line["workers"], y=line[ideal])
-        values = {"y": columns[0], "low": columns[1], "high": columns[2], "ends": ("epoch_s_low", "epoch_s_high")}
+            yield Guide(label="ideal: base / N", x=list(line["workers"]), y=list(line[ideal]))
+        values: dict[str, Any] = {
+            "y": columns[0],
+            "low": columns[1],
+            "high": columns[2],
+            "ends": ("epoch_s_low", "epoch_s_high"),
+        }
         yield Points(rows=own, unit="s per epoch", line=True, **values)
 
     shown = rows[rows["setting"].isin(settings)]
@@ -188,7 +193,7 @@ def weak_scaling(analysis: Analysis) -> Figure | None:
     def layers(own: pd.DataFrame) -> Iterator[Any]:
         for each in own[base].dropna().unique():
             yield Guide(label="ideal", slope=each / 1000)
-        values = {"y": f"{rate}_median", "low": f"{rate}_min", "high": f"{rate}_max", "scale": 1 / 1000}
+        values: dict[str, Any] = {"y": f"{rate}_median", "low": f"{rate}_min", "high": f"{rate}_max", "scale": 1 / 1000}
         yield Points(
             rows=own[own[f"{rate}_median"].notna()], unit=f"thousand {analysis.rate_unit}", line=True, **values
         )
@@ -246,7 +251,11 @@ def regression(analysis: Analysis) -> Figure | None:
         yield Guide(label="ideal", slope=1.0)
         rows = lines[lines["series"].isin(own["series"])].drop(columns="extrapolated")
         yield Curve(rows=rows, y="speedup", low="low", high="high", how={"linewidth": 1.4}, band=0.14)
-        ends = {"low": f"{column}_min", "high": f"{column}_max", "ends": (f"{column}_low", f"{column}_high")}
+        ends: dict[str, Any] = {
+            "low": f"{column}_min",
+            "high": f"{column}_max",
+            "ends": (f"{column}_low", f"{column}_high"),
+        }
         yield Points(rows=own, y=column, **ends, unit="\u00d7")
 
     panels, rest = _by_setting(points, settings, layers, "Speedup")
@@ -281,22 +290,22 @@ def forecast(analysis: Analysis) -> Figure | None:
 
     def layers(own: pd.DataFrame) -> Iterator[Any]:
         for _, ideal in own.drop_duplicates(["workers", "ideal_samples_per_s"]).groupby("series", sort=False):
-            yield Guide(label="ideal", x=ideal["workers"], y=ideal["ideal_samples_per_s"] / 1000)
+            yield Guide(label="ideal", x=list(ideal["workers"]), y=list(ideal["ideal_samples_per_s"] / 1000))
         measured = own[own["kind"] == MEASURED]
         last = measured.sort_values("workers").drop_duplicates("series", keep="last")
         # The band opens at the last measurement, whose own spread is drawn as a bar.
         start = last.assign(low=last[rate], high=last[rate])
         ahead = pd.concat([start, own[own["kind"].isin([FORECAST, CURVE])]])
-        band = {"y": rate, "low": "low", "high": "high", "scale": 1 / 1000, "band": 0.13}
+        band: dict[str, Any] = {"y": rate, "low": "low", "high": "high", "scale": 1 / 1000, "band": 0.13}
         yield Curve(rows=ahead, how={"linestyle": EXTRAPOLATED_DASH}, **band)
-        points = {"y": rate, "scale": 1 / 1000, "unit": unit}
-        ends = {"low": f"{rate}_min", "high": f"{rate}_max", "ends": ("", "")}
+        points: dict[str, Any] = {"y": rate, "scale": 1 / 1000, "unit": unit}
+        ends: dict[str, Any] = {"low": f"{rate}_min", "high": f"{rate}_max", "ends": ("", "")}
         yield Points(rows=measured.assign(said="measured"), note="said", line=True, **points, **ends)
         asked = own[own["kind"] == FORECAST].assign(said="forecast")
         yield Points(rows=asked, low="low", high="high", note="said", hollow=True, **points)
 
     panels, rest = _by_setting(placed, settings, layers, f"Throughput / 1000 {unit}", log="xy", beyond="forecast")
-    hollow = {"marker": "o", "markerfacecolor": PAPER, "markersize": 5, "linestyle": EXTRAPOLATED_DASH}
+    hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": PAPER, "markersize": 5, "linestyle": EXTRAPOLATED_DASH}
     return Figure(
         name="forecast",
         title="Forecast",

@@ -62,7 +62,11 @@ def usage(analysis: Analysis) -> Figure | None:
     def drawn() -> Iterator[Panel]:
         for each in panels:
             rows = shown.assign(repeats=shown[f"{each.name}_repeats"])
-            columns = {"y": f"{each.name}_median", "low": f"{each.name}_min", "high": f"{each.name}_max"}
+            columns: dict[str, Any] = {
+                "y": f"{each.name}_median",
+                "low": f"{each.name}_min",
+                "high": f"{each.name}_max",
+            }
             points = Points(rows=rows, **columns, ends=("", ""), scale=each.scale, unit=each.unit, line=True)
             yield Panel(layers=[points], y=each.label, nodes=shown)
 

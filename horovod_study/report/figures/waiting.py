@@ -39,9 +39,14 @@ def synchronisation(analysis: Analysis) -> Figure | None:
 
     def layers(own: pd.DataFrame, column: str, scale: float, unit: str) -> Iterator[Any]:
         ends = (f"{column.removesuffix('_s')}_{end}_s" for end in ("low", "high"))
-        law = dict(zip(("y", "low", "high"), (column, *ends), strict=True))
+        law: dict[str, Any] = dict(zip(("y", "low", "high"), (column, *ends), strict=True))
         yield Curve(rows=lines[lines["series"].isin(own["series"])], **law, scale=scale, how={"linewidth": 1.2})
-        points = {"y": f"{column}_median", "low": f"{column}_low", "high": f"{column}_high", "unit": unit}
+        points: dict[str, Any] = {
+            "y": f"{column}_median",
+            "low": f"{column}_low",
+            "high": f"{column}_high",
+            "unit": unit,
+        }
         for rows, line in ((own[own["series"].isin(fitted)], False), (own[~own["series"].isin(fitted)], True)):
             yield Points(rows=rows, **points, scale=scale, line=line, within="nodes")
 
@@ -132,7 +137,7 @@ def boundary(analysis: Analysis) -> Figure | None:
     panels = []
     for setting in settings:
         own = _placed(shown[shown["setting"] == setting])
-        values = {"y": "sync_s_median", "low": "sync_s_min", "high": "sync_s_max", "ends": ("", "")}
+        values: dict[str, Any] = {"y": "sync_s_median", "low": "sync_s_min", "high": "sync_s_max", "ends": ("", "")}
         points = Points(rows=own, **values, at="at", scale=1000, unit="ms", line=True, within="nodes")
         top = 1000 * float(own["sync_s_max"].max()) * 1.22
         arrows = _Jumps(cells=own, rows=jumps[jumps["series"].isin(own["series"])], top=top)
