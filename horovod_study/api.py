@@ -50,7 +50,7 @@ from horovod_study.text.words import plural
 if TYPE_CHECKING:
     import pandas as pd
 
-    from horovod_study.report.kit.drawing import Drawing
+    from horovod_study.report.grammar import Figure
 
 __all__ = ["analyze", "figures", "fit", "points_of", "predict", "read_analysis", "read_points", "simulate"]
 
@@ -152,7 +152,7 @@ def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
     return Analysis(**{**tables, **documents})
 
 
-def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
+def figures(analysis: Analysis) -> "Mapping[str, Figure]":
     """Return the figures that an analysis has data for, by name; a notebook shows one that is a cell's last value."""
     from horovod_study.report.figures.catalogue import drawings
 
