@@ -202,12 +202,11 @@ class Panel:
         lines = [layer for layer in self.layers if isinstance(layer, Curve)]
         counts = pd.concat([layer.rows[layer.x] for layer in marks or lines]).dropna()
         measured = max(float(layer.rows[layer.x].max()) for layer in seen or lines)
-        ends = [each.rows[each.at or each.x] for each in marks] + [each.rows[each.x] for each in lines]
-        last = max(float(each.max()) for each in ends if len(each))
-        spans = [each.span for each in marks] + [each.span for each in lines]
-        low, high = (
-            float(pick(ends)) for pick, ends in zip((np.nanmin, np.nanmax), zip(*spans, strict=True), strict=True)
-        )
+        places = [each.rows[each.at or each.x] for each in marks] + [each.rows[each.x] for each in lines]
+        last = max(float(each.max()) for each in places if len(each))
+        layers: list[Any] = [*marks, *lines]
+        ends = [end for each in layers for end in each.span if np.isfinite(end)]
+        low, high = (min(ends), max(ends)) if ends else (1.0, 1.0)  # nothing is known: an empty panel
         if "y" in self.log:
             kit.log_values(axes, low, high)
         for layer in self.layers:
