@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,17 @@ from typing import Any
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
 from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine
-from horovod_study.cluster.yaml_keys import limits, listed, mapping, number, one_of
+from horovod_study.cluster.yaml_keys import listed, mapping, one_of
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, require_keys
-from horovod_study.roles import Role, check_field, plain
+from horovod_study.roles import Option, Role, check_field, plain
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
 from horovod_study.scripted import scripted
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.sweep import Asked, StudyCells
 from horovod_study.text.words import plural
 from horovod_study.workloads import Configuration, Workload, find_workload
 
-STUDY_KEYS = (
-    *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
-    *("scaling", "hosts", "budget", "workload", "script", "command", "rate", "turns", "precision", "question"),
-)
 _PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")
 _BASELINES = ("plain", "wrapped")
@@ -37,6 +33,31 @@ _MAX_CELLS = 200_000
 """More than anybody runs, and few enough to be listed: a study that asks for more has a typing error in it."""
 MAX_WORKERS = 100_000
 _MAX_NAME_BYTES = 200  # file systems take 255
+_AS_THEY_ARE = {  # keys of the file
+    each.name: each
+    for each in (
+        Option(name="account"),
+        Option(name="repeats", kind=int, default=3, low=1),
+        Option(name="seed", kind=int, default=1, low=0),
+        Option(name="timeout_s", kind=float, default=900.0, low=1),
+        Option(name="turns", kind=bool, default=False),
+        Option(name="workload"),
+    )
+}
+_SWEPT = {  # keys of the sweep, beside options of the run
+    **{name: Option(name=name, kind=int, default=1, low=1) for name in _PLACING[:3]},
+    "placement": Option(name="placement", default="fill", choices=PLACEMENTS),
+    "runtime": Option(name="runtime", default="", choices=tuple(RUNTIMES)),
+    "backend": Option(name="backend", default="", choices=BACKENDS),
+    "transport": Option(name="transport", default="", choices=TRANSPORTS[1:]),
+    "global_batch": Option(name="global_batch", kind=int, default=1, low=1),
+}
+_BUDGET = {name: Option(name=name, kind=float, default=1.0, above=0) for name in ("gpu_hours", "core_hours", "hours")}
+_TARGET = Option(name="targets", kind=float, default=1.0, above=0)
+STUDY_KEYS = (
+    *("study", "partition", "hosts", "run", "sweep", "baselines", "scaling", "precision", "question", "targets"),
+    *("budget", "script", "command", "rate", *_AS_THEY_ARE),
+)
 
 
 @cache
@@ -54,34 +75,23 @@ def _alone(workload: Workload) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyConfig:
+class StudyConfig(Asked):
     """A study: what is kept fixed (`run`), what is varied (`sweep`), against which baselines, how often, and where."""
 
-    name: str
     run: Configuration
     workers: tuple[int, ...] = ()
     runtimes: tuple[str, ...] = ("horovod/mpi",)
-    varied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # options of a run, crossed
+    varied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # options of a run or global_batch, crossed
     zipped: tuple[tuple[Mapping[str, Any], ...], ...] = ()  # each: values that go together, crossed with the rest
-    global_batches: tuple[int, ...] = ()  # of all workers together, instead of the batch of each
     nodes: tuple[int, ...] = ()  # full ones, instead of workers; or those that workers are spread over
     workers_per_node: tuple[int, ...] = ()  # none: as many as a node takes
     placements: tuple[str, ...] = ("fill",)
     hosts: tuple[str, ...] = ()  # for placement list
     baselines: tuple[str, ...] = _BASELINES
     repeats: int = 3
-    seed: int = 1
-    timeout_s: float = 900.0
     targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
-    budget: Mapping[str, float] = field(default_factory=dict)  # gpu_hours, core_hours, hours; more is asked about
-    turns: bool = False  # the cells of a repeat alternate, where they fit together
-    precision: float | None = None  # the half width of each speedup's interval that ends the study, relative
     question: str = ""  # such as "speedup at 64"; what `predict --next` is about
-    partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
     identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
-    left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
-    source: Path | None = None  # the file it was read from
-    text: str = ""  # that file as it was read
     _cells: list[Cell] = field(default_factory=list, init=False, repr=False, compare=False)  # once they were asked for
 
     def __post_init__(self) -> None:
@@ -102,15 +112,13 @@ class StudyConfig:
     @property
     def scaling(self) -> str:
         """`strong` where the batch of all workers together is given, else `weak`."""
-        return "strong" if self.global_batches or any("global_batch" in axis[0] for axis in self.zipped) else "weak"
+        return "strong" if any("global_batch" in axis[0] for axis in self._axes()) else "weak"
 
     def cells(self) -> list[Cell]:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
         if not self._cells:
-            first: dict[tuple[Configuration, str, Placement], None] = {}
             self._refuse_too_many(math.prod(map(len, self._axes())) * len(self.partitions), "combinations of values")
-            for partition in self.partitions.values():
-                first.update(dict.fromkeys(self._wanted(partition)))
+            first = dict.fromkeys(run for partition in self.partitions.values() for run in self._wanted(partition))
             self._refuse_too_many(len(first) * self.repeats, "cells")
             told, layouts = self.told(), self._layouts()
             cells = [
@@ -131,29 +139,22 @@ class StudyConfig:
 
         The plain one, else the wrapped one; of several, the one that has most of the study's options in common.
         """
-        first = [cell for cell in self.cells() if cell.config.repeat == 0]
         told = self.told()
-        found = []
+
+        def like(cell: Cell, other: Cell) -> tuple[bool, int]:
+            same = [getattr(other.config, name, None) == getattr(cell.config, name, None) for name in told]
+            return other.runtime == "serial", sum(same)
+
+        first = [cell for cell in self.cells() if cell.config.repeat == 0]
+        alone = [cell for cell in first if cell.placement.workers == 1]
+        found = {}
         for cell in first:
-            ones = [
-                other
-                for other in first
-                if other.placement.workers == 1
-                and other.placement.partition == cell.placement.partition
-                and other.runtime in ("serial", cell.runtime)
-                and other is not cell
-            ]
-            if cell.runtime == "serial" or not ones:
-                continue
-            base = max(
-                ones,
-                key=lambda other: (
-                    other.runtime == "serial",
-                    sum(getattr(other.config, name, None) == getattr(cell.config, name, None) for name in told),
-                ),
-            )
-            found.append((cell.label, base.label))
-        return tuple(dict.fromkeys(pair for pair in found if pair[0] != pair[1]))
+            where, runtimes = cell.placement.partition, ("serial", cell.runtime)
+            ones = [each for each in alone if each.placement.partition == where and each.runtime in runtimes]
+            ones = [each for each in ones if each is not cell]
+            if cell.runtime != "serial" and ones:
+                found[cell.label, max(ones, key=lambda other: like(cell, other)).label] = None
+        return tuple(pair for pair in found if pair[0] != pair[1])
 
     def _label(
         self, config: Configuration, runtime: str, placement: Placement, told: Iterable[str], layouts: Collection[str]
@@ -177,9 +178,9 @@ class StudyConfig:
 
     def told(self) -> tuple[str, ...]:
         """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
-        zipped = [name for axis in self.zipped for name in axis[0] if name in self.workload.sweepable]
         strong = ["batch"] if self.scaling == "strong" else []
-        return tuple(dict.fromkeys([*strong, *self.varied, *zipped]))
+        names = [name for axis in self._axes() for name in axis[0] if name not in _SWEPT]
+        return tuple(dict.fromkeys([*strong, *names]))
 
     def until(self, precision: float) -> "StudyConfig":
         """Return this study with an aim: its cells alternate, in as many launches as the aim may take."""
@@ -216,17 +217,12 @@ class StudyConfig:
 
     def _axes(self) -> list[Sequence[Mapping[str, Any]]]:
         """Return what is crossed but placements and runtimes: each axis is a list of values that go together."""
-        axes: list[Sequence[Mapping[str, Any]]] = [
-            [{name: value} for value in values] for name, values in self.varied.items()
-        ]
-        if self.global_batches:
-            axes.append([{"global_batch": value} for value in self.global_batches])
-        return [*axes, *self.zipped]
+        return [*([{name: value} for value in values] for name, values in self.varied.items()), *self.zipped]
 
     def _refuse_too_many(self, count: int, what: str) -> None:
         if count > _MAX_CELLS:
             raise ConfigError(
-                f"{self._here}: these are {count} {what}; a study may have {_MAX_CELLS}: lower repeats, or vary less "
+                f"{self.here}: these are {count} {what}; a study may have {_MAX_CELLS}: lower repeats, or vary less "
                 "under sweep"
             )
 
@@ -244,7 +240,7 @@ class StudyConfig:
         if together is not None:
             if together % placement.workers:
                 raise ConfigError(
-                    f"{self._here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
+                    f"{self.here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
                     "worker counts that divide it, or another global_batch"
                 )
             batch["batch"] = together // placement.workers
@@ -263,21 +259,18 @@ class StudyConfig:
 
     def _shapes(self, partition: Partition, given: Mapping[str, Any]) -> list[tuple[Placement, dict[str, Any]]]:
         """Return the placements on a partition with the options that tell the trainer of them, few workers first."""
-        fixed = {name: None if value is None else (value,) for name, value in given.items()}
-        shapes = []
-        layouts = fixed["placement"] or self.placements
-        for layout, per_node in itertools.product(
-            layouts, fixed["workers_per_node"] or self.workers_per_node or (None,)
-        ):
-            nodes, workers = fixed["nodes"] or self.nodes, fixed["workers"] or self.workers
-            if workers:
-                over: Sequence[int | None] = nodes if nodes and layout == "spread" else (None,)
-                counts = {(count, each) for each in over for count in workers}
-            else:
-                counts = {(count * (per_node or partition.slots_per_node), count) for count in nodes}
+        own: dict[str, Sequence[Any]] = {"workers": self.workers, "nodes": self.nodes, "placement": self.placements}
+        own["workers_per_node"] = self.workers_per_node or (None,)
+        own |= {name: (value,) for name, value in given.items() if value is not None}
+        nodes, shapes = own["nodes"], []
+        for layout, per_node in itertools.product(own["placement"], own["workers_per_node"]):
+            counts = {(count * (per_node or partition.slots_per_node), count) for count in nodes}
+            if own["workers"]:
+                over = nodes if nodes and layout == "spread" else (None,)
+                counts = {(count, each) for each in over for count in own["workers"]}
             if "wrapped" in self.baselines:
                 counts.add((1, None))
-            options: dict[str, Any] = {"placement": layout, "workers_per_node": per_node}
+            options = {"placement": layout, "workers_per_node": per_node}
             # Few nodes first; a set has no order of its own.
             for count, each in sorted(counts, key=lambda pair: (pair[0], pair[1] or 0)):
                 shapes.append((self._placed(partition, count, each, per_node, layout), options))
@@ -287,7 +280,7 @@ class StudyConfig:
         self, partition: Partition, workers: int, over: int | None, per_node: int | None, layout: str
     ) -> Placement:
         """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
-        here, name = f"{self._here}: sweep", partition.name
+        here, name = f"{self.here}: sweep", partition.name
         slots = partition.slots_per_node
         if workers > MAX_WORKERS:
             raise ConfigError(f"{here}: {workers} workers are asked for; at most {MAX_WORKERS} can be planned")
@@ -336,35 +329,18 @@ class StudyConfig:
             return Placement(partition=partition.name, layout="list", hosts=self.hosts[:1])
         return Placement(partition=partition.name)
 
-    @property
-    def _here(self) -> str:
-        return str(self.source) if self.source else f"study {self.name}"
-
 
 def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
     """Return the cells of a study, to be run below `runs_dir`, and what is asked of them."""
-    return StudyCells(
-        name=study.name,
-        directory=runs_dir / study.name,
-        cells=tuple(study.cells()),
-        partitions=study.partitions,
-        seed=study.seed,
-        timeout_s=study.timeout_s,
-        turns=study.turns,
-        precision=study.precision,
-        wanted=() if study.precision is None else study.wanted(),
-        budget=study.budget,
-        varied=study.told(),
-        scaling=study.scaling,
-        left_out=study.left_out,
-        source=study.source,
-        text=study.text,
-    )
+    asked = {each.name: getattr(study, each.name) for each in fields(Asked)}
+    more = {"varied": study.told(), "wanted": () if study.precision is None else study.wanted()}
+    cells, directory = tuple(study.cells()), runs_dir / study.name
+    return StudyCells(**asked, **more, directory=directory, cells=cells, scaling=study.scaling)
 
 
 def sweep_keys(workload: Workload) -> tuple[str, ...]:
     """Return what a study may vary."""
-    return (*_PLACING, "runtime", "backend", "transport", "global_batch", *workload.sweepable, "zip")
+    return (*_SWEPT, *workload.sweepable, "zip")
 
 
 # ---------------------------------------------------------------------------------------------------- the file
@@ -377,64 +353,54 @@ def load_study(path: Path) -> StudyConfig:
     for key in ("study", "sweep"):
         if key not in content:
             raise ConfigError(f"{source}: key {key!r} is missing; a study needs study and sweep")
-    run_values = dict(mapping(source, "run", content.get("run")))
-    sweep = dict(mapping(source, "sweep", content["sweep"]))
-    workload = _workload(source, content, path)
+    precision = _precision(source, content.get("precision"))
+    usual = {} if precision is None else {"turns": True, "repeats": MOST_LAUNCHES}
+    given = {
+        name: each.check(source, content.get(name, usual.get(name, each.default)))
+        for name, each in _AS_THEY_ARE.items()
+    }
+    if precision is not None and not given["turns"]:
+        raise ConfigError(f"{source}: precision is reached in turns; leave turns out, or set it to yes")
+    fixed, sweep = (dict(mapping(source, key, content.get(key))) for key in ("run", "sweep"))
+    account, named = given.pop("account"), given.pop("workload")
+    workload = scripted(path, content) or find_workload(named, beside=path.parent)
     require_keys(f"{source}: sweep", sweep, sweep_keys(workload))
-    partitions = _partitions(source, content, path)
-    fixed = set(run_values)
-    together_batch = run_values.pop("global_batch", None)
-    if "global_batch" in fixed:
-        where = f"{source}: run"
-        together_batch = check_field(where, "global_batch", together_batch, limits(int, low=1), optional=False)
+    partitions = _partitions(source, content, path, account)
     zipped = _zipped(source, workload, sweep.pop("zip", None))
     together = [name for axis in zipped for name in axis[0]]
     _refuse_misplaced(source, workload, fixed, sweep, together)
-    run = workload.configure(
-        {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
-    )
-    if len(run.study.encode()) > _MAX_NAME_BYTES:
-        raise ConfigError(
-            f"{source}: study is a name of {len(run.study.encode())} bytes; it names a folder: at most "
-            f"{_MAX_NAME_BYTES}, better a few words"
-        )
     if "global_batch" in fixed:
-        sweep["global_batch"] = together_batch
-    usual = workload.usual_runtime
-    if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions.values()):
-        usual = "ddp/nccl"
-    runtimes, left_out = _runtimes(source, workload, sweep, together, usual)
+        sweep["global_batch"] = _SWEPT["global_batch"].check(f"{source}: run", fixed.pop("global_batch"))
+    run = workload.configure(
+        {**fixed, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
+    )
+    if (size := len(run.study.encode())) > _MAX_NAME_BYTES:
+        raise ConfigError(
+            f"{source}: study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few "
+            "words"
+        )
+    runtimes, left_out = _runtimes(source, workload, sweep, together, partitions.values())
     values = {
         name: _values(source, workload, name, listed(source, sweep, name, []))
         for name in sweep
-        if name not in ("workers", "runtime", "backend", "transport", "zip")  # these are read by themselves
+        if name not in ("workers", "runtime", "backend", "transport")  # these are read by themselves
     }
-    placements = values.pop("placement", ("fill",))
-    hosts = tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", []))
-    targets = {
-        check_field(source, "targets", value, limits(float, above=0), optional=False)
-        for value in listed(source, content, "targets", [])
-    }
-    precision = _precision(source, content.get("precision"))
+    budget = mapping(source, "budget", content.get("budget"))
+    require_keys(f"{source}: budget", budget, _BUDGET)
     study = StudyConfig(
         name=run.study,
         run=run,
         workers=_worker_counts(source, workload, sweep, together, partitions.values()),
-        nodes=values.pop("nodes", ()),
-        workers_per_node=values.pop("workers_per_node", ()),
-        global_batches=values.pop("global_batch", ()),
-        placements=placements,
-        hosts=hosts,
+        nodes=values.get("nodes", ()),
+        workers_per_node=values.get("workers_per_node", ()),
+        placements=values.get("placement", ("fill",)),
+        hosts=tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", [])),
         runtimes=runtimes,
-        varied={name: values[name] for name in workload.sweepable if name in values},
+        varied={name: values[name] for name in (*workload.sweepable, "global_batch") if name in values},
         zipped=zipped,
         baselines=_baselines(source, workload, content),
-        targets=tuple(sorted(targets, reverse=True)),
-        repeats=number(source, content, "repeats", 3 if precision is None else MOST_LAUNCHES, int, 1),
-        seed=number(source, content, "seed", 1, int, 0),
-        timeout_s=number(source, content, "timeout_s", 900.0, float, 1),
-        budget=_budget(source, content.get("budget")),
-        turns=check_field(source, "turns", content.get("turns", precision is not None), limits(bool), optional=False),
+        targets=tuple(sorted({_TARGET.check(source, each) for each in listed(source, content, "targets", [])}))[::-1],
+        budget={name: _BUDGET[name].check(f"{source}: budget", each) for name, each in budget.items()},
         precision=precision,
         question=_question(source, content.get("question")),
         partitions=partitions,
@@ -442,11 +408,10 @@ def load_study(path: Path) -> StudyConfig:
         left_out=left_out,
         source=path,
         text=path.read_text(encoding="utf-8"),
+        **given,
     )
-    if precision is not None and not study.turns:
-        raise ConfigError(f"{source}: precision is reached in turns; leave turns out, or set it to yes")
-    _check_scaling(source, content.get("scaling"), study, run_values)
-    _check_placing(source, sweep, study, together)
+    _check_scaling(source, content.get("scaling"), study, fixed)
+    _check_placing(source, {*sweep, *together}, study)
     try:
         study.cells()  # for its complaints
     except ConfigError as error:
@@ -482,20 +447,11 @@ def _baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> t
     return tuple(one_of(source, "baselines", each, _BASELINES) for each in listed(source, content, "baselines", usual))
 
 
-def _workload(source: str, content: Mapping[str, Any], path: Path) -> Workload:
-    """Return the workload that the file names or describes: a Python file beside it, a script, or the package's own."""
-    if (found := scripted(path, content)) is not None:
-        return found
-    name = check_field(source, "workload", content.get("workload"), limits(str), optional=True)
-    return find_workload(name, beside=path.parent)
-
-
-def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str, Partition]:
+def _partitions(source: str, content: Mapping[str, Any], path: Path, account: str | None) -> dict[str, Partition]:
     """Return the partitions of the study by name, with its account."""
-    account = check_field(source, "account", content.get("account"), limits(str), optional=True)
     partitions: dict[str, Partition] = {}
     for each in listed(source, content, "partition", ["local"]):
-        name = check_field(source, "partition", each, limits(str), optional=False)
+        name = check_field(source, "partition", each, Option(), optional=False)
         try:
             partition = find_partition(name, beside=path)
             partition = partition if account is None else replace(partition, account=account)
@@ -509,53 +465,46 @@ def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str
 
 def _values(source: str, workload: Workload, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the values of one key of the sweep as what they must be."""
-    where = f"{source}: sweep"
-    if name in ("workers", "nodes", "workers_per_node", "global_batch"):
-        return tuple(check_field(where, name, value, limits(int, low=1), optional=False) for value in values)
-    if name == "placement":
-        return tuple(one_of(where, name, value, PLACEMENTS) for value in values)
-    if name == "runtime":
-        return tuple(one_of(where, name, value, RUNTIMES) for value in values)
-    return tuple(workload.options[name].check(where, value) for value in values)
+    form = _SWEPT[name] if name in _SWEPT else workload.options[name]
+    return tuple(form.check(f"{source}: sweep", value) for value in values)
 
 
 def _runtimes(
-    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], usual: str
+    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], partitions: Iterable[Partition]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the runtimes of the sweep or the `usual` one, and pairs of backend and transport that do not exist."""
+    """Return the runtimes of the sweep or the usual one, and pairs of backend and transport that do not exist."""
     where = f"{source}: sweep"
     apart = [name for name in ("backend", "transport") if name in sweep]
     if not apart:
+        usual = workload.usual_runtime
+        if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions):
+            usual = "ddp/nccl"
         return _values(source, workload, "runtime", listed(source, sweep, "runtime", [usual])), ()
     if "runtime" in sweep or "runtime" in together:
         raise ConfigError(f"{where}: runtime and {apart[0]} are both given; a runtime is a backend with its transport")
     if "backend" not in sweep:
         raise ConfigError(f"{where}: transport is given without backend; give both, or runtime")
-    backends = [one_of(where, "backend", each, BACKENDS) for each in listed(source, sweep, "backend", [])]
-    transports = [one_of(where, "transport", each, TRANSPORTS[1:]) for each in listed(source, sweep, "transport", [])]
+    backends, transports = (
+        _values(source, workload, each, listed(source, sweep, each, [])) for each in ("backend", "transport")
+    )
     runtimes, left_out = [], []
     for backend in backends:
         own = [runtime for runtime in RUNTIMES if runtime.partition("/")[0] == backend]
         found = [runtime for runtime in own if runtime.partition("/")[2] in transports]
         if len(own) == 1 and (backend == "serial" or not transports):
             found = own
-        elif not transports:
-            raise ConfigError(
-                f"{where}: backend {backend} has several transports; give transport too: {', '.join(own)}"
-            )
-        elif not found:
-            raise ConfigError(
-                f"{where}: backend {backend} does not work over {' or '.join(transports)}; there are {', '.join(own)}"
-            )
+        if not found:
+            wrong = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
+            raise ConfigError(f"{where}: backend {backend} {wrong}; give transport too: {', '.join(own)}")
         runtimes += found
         if backend != "serial":
             left_out += [f"{backend}/{each}" for each in transports if f"{backend}/{each}" not in own]
     for transport in transports:
         if not any(runtime.endswith(f"/{transport}") for runtime in runtimes):
-            others = [runtime for runtime in RUNTIMES if runtime.endswith(f"/{transport}")]
+            others = ", ".join(runtime for runtime in RUNTIMES if runtime.endswith(f"/{transport}"))
             raise ConfigError(
                 f"{where}: transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
-                + (f", or add a backend that has it: {', '.join(others)}" if others else "")
+                + (f", or add a backend that has it: {others}" if others else "")
             )
     return tuple(dict.fromkeys(runtimes)), tuple(left_out)
 
@@ -616,56 +565,40 @@ def _question(source: str, value: Any) -> str:
     return words
 
 
-def _budget(source: str, value: Any) -> dict[str, float]:
-    given = mapping(source, "budget", value)
-    require_keys(f"{source}: budget", given, ("gpu_hours", "core_hours", "hours"))
-    return {
-        name: check_field(f"{source}: budget", name, each, limits(float, above=0), optional=False)
-        for name, each in given.items()
-    }
-
-
-def _check_scaling(source: str, value: Any, study: StudyConfig, run_values: Mapping[str, Any]) -> None:
+def _check_scaling(source: str, value: Any, study: StudyConfig, fixed: Collection[str]) -> None:
     """Refuse two batches, and a batch that does not fit the way of scaling that the file says."""
-    zipped = {name for axis in study.zipped for name in axis[0]}
-    if study.scaling == "strong" and ("batch" in run_values or "batch" in study.varied or "batch" in zipped):
+    if study.scaling == "strong" and ("batch" in fixed or any("batch" in axis[0] for axis in study._axes())):
         raise ConfigError(
             f"{source}: batch and global_batch are both given; batch is of each worker, global_batch of all together"
         )
-    if value is None or one_of(source, "scaling", value, ("strong", "weak")) == study.scaling:
-        return
-    if value == "strong":
-        raise ConfigError(
-            f"{source}: scaling is strong, but each worker has its batch; give global_batch instead of batch: it is "
-            "divided among the workers"
-        )
-    raise ConfigError(f"{source}: scaling is weak, but global_batch is given; give batch, that of each worker")
+    if value is not None and one_of(source, "scaling", value, ("strong", "weak")) != study.scaling:
+        found, other = ("batch, of each worker,", "global_batch, which is divided among the workers")
+        if value == "weak":
+            found, other = "global_batch", "batch, that of each worker"
+        raise ConfigError(f"{source}: scaling is {value}, but {found} is given; give {other}")
 
 
-def _check_placing(source: str, sweep: Mapping[str, Any], study: StudyConfig, together: Sequence[str]) -> None:
+def _check_placing(source: str, given: Collection[str], study: StudyConfig) -> None:
     """Refuse keys about nodes that contradict each other."""
-    where = f"{source}: sweep"
-    given = {*sweep, *together}
-    layouts = study._layouts()
-    if {"workers", "nodes"} <= given and "spread" not in layouts:
-        raise ConfigError(
-            f"{where}: workers and nodes are both given; nodes alone are full ones, and with placement spread they are "
-            "what the workers are spread over"
-        )
-    if {"workers", "nodes", "workers_per_node"} <= given:
-        raise ConfigError(f"{where}: workers, nodes and workers_per_node are all given; give two of them")
+    where, layouts = f"{source}: sweep", study._layouts()
+    if "workers" in given and "nodes" in given:
+        if "spread" not in layouts:
+            raise ConfigError(
+                f"{where}: workers and nodes are both given; nodes alone are full ones, and with placement spread they "
+                "are what the workers are spread over"
+            )
+        if "workers_per_node" in given:
+            raise ConfigError(f"{where}: workers, nodes and workers_per_node are all given; give two of them")
     if ("list" in layouts) != bool(study.hosts):
         raise ConfigError(
             f"{source}: placement list needs the names of its nodes, and only list has any; give both sweep.placement "
             "and hosts, or neither"
         )
-    for partition in study.partitions.values() if study.hosts else ():
-        names = [host.name for host in partition.hosts]
-        for host in study.hosts:
-            if names:
-                one_of(source, "hosts", host, names)
-        if len(study.partitions) > 1:
-            raise ConfigError(f"{source}: hosts are those of one partition, but {len(study.partitions)} are named")
+    if study.hosts and len(study.partitions) > 1:
+        raise ConfigError(f"{source}: hosts are those of one partition, but {len(study.partitions)} are named")
+    names = [host.name for partition in study.partitions.values() for host in partition.hosts]
+    for host in study.hosts if names else ():
+        one_of(source, "hosts", host, names)
 
 
 def _worker_counts(
@@ -683,10 +616,8 @@ def _worker_counts(
                 f"{elsewhere[0]}; give counts such as [1, 2, 4], or nodes"
             )
         count = available_cores()
-        if count <= 8:
-            return tuple(range(1, count + 1))
-        powers = [2**k for k in range(int(math.log2(count)) + 1)]
-        return tuple(sorted({*powers, count}))
+        powers = (2**k for k in range(count.bit_length()))
+        return tuple(range(1, count + 1)) if count <= 8 else tuple(sorted({*powers, count}))
     counts = value if isinstance(value, list) else [value]
     if not counts:
         raise ConfigError(f"{source}: sweep: workers is empty; give counts such as [1, 2, 4], or cores")
