@@ -59,7 +59,6 @@ ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", 
 _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
 _CACHE = ".ledger.json"
 _CACHE_SCHEMA = 1
-_WORTH_CACHING = 100  # new ones; fewer are read again in no time
 _ALIVE = ("pending", "running")  # states of jobs that may still come to a cell
 
 
@@ -109,10 +108,6 @@ class _OtherCode(NamedTuple):
     why: str  # "other code (train.py changed since)"
 
 
-def _runs(count: int, one: str, more: str) -> str:
-    return f"{plural(count, 'recorded run')} {one if count == 1 else more}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
     """Where every cell of a study stands."""
@@ -156,7 +151,7 @@ class Ledger:
         """
         if not wanted:
             return tuple(entry for entry in self.entries if entry.state in states)
-        found: dict[str, Entry] = {}
+        found: set[str] = set()
         for each in wanted:
             text = each.strip().rstrip(",")
             named = [
@@ -170,31 +165,28 @@ class Ledger:
                     f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; "
                     "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
                 )
-            fitting = [entry for entry in named if entry.state in states]
-            if not fitting:
+            if not (fitting := {entry.key for entry in named if entry.state in states}):
                 raise ConfigError(
                     f"{each!r}: is {' or '.join(sorted({entry.state for entry in named}))}, but only cells that are "
                     f"{', '.join(state for state in STATES if state in states)} can be chosen here"
                 )
-            found |= {entry.key: entry for entry in fitting}
+            found |= fitting
         return tuple(entry for entry in self.entries if entry.key in found)
 
     def summary(self) -> str:
         """Return the state of the study in one sentence."""
-        found, every, told = self.counts(), len(self.entries), ("done", "missing" if self.reached else "")
-        counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in told]
+        found, every, said = self.counts(), len(self.entries), ("done", "missing" if self.reached else "")
+        counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in said]
         text = f"study {self.sweep.name}: {found['done']} of {every} cells done"
         if self.reached:
             text = f"study {self.sweep.name}: {self.reached} is reached with {found['done']} of at most {every} runs"
         text += f" ({', '.join(counts)})" if counts else ""
-        for each in self.other_code:
-            text += f"; {_runs(len(each.runs), 'was', 'were')} made with {each.why}"
-        if self.further:
-            text += f"; {_runs(len(self.further), 'is a further repeat', 'are further repeats')} (run --until)"
-        if self.foreign:
-            text += f"; {_runs(len(self.foreign), 'is', 'are')} no cell of this study file (it was edited since?)"
-        text += "".join(f"; {name} {why}" for name, why in self.unreadable.items())
-        return text
+        told = [(each.runs, "was", "were", f"made with {each.why}") for each in self.other_code]
+        told.append((self.further, "is a further repeat", "are further repeats", "(run --until)"))
+        told.append((self.foreign, "is", "are", "no cell of this study file (it was edited since?)"))
+        for runs, one, more, what in told:
+            text += f"; {plural(len(runs), 'recorded run')} {one if len(runs) == 1 else more} {what}" if runs else ""
+        return text + "".join(f"; {name} {why}" for name, why in self.unreadable.items())
 
     def lines(self) -> list[str]:
         """Return state, samples/s and reason of each cell as aligned lines under a header; the last column is not cut.
@@ -278,9 +270,15 @@ def judge(
     if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):
         why = f"job {job.job_id} pending" + (f" ({job.reason})" if job.reason else "")
         return "queued", why if job.state == "pending" else f"job {job.job_id} runs, waiting for its turn"
-    state, reason = _recorded(record, exists=exists)
-    if state == "running" and record is not None and record.host != platform.node():
-        state, reason = _elsewhere(record, claim, stale, job if its_job or claim is None else None, silence_s)
+    state, reason = ("incomplete", "ended before it wrote its record") if exists else ("missing", "")
+    if record is not None:  # what the run directory says by itself
+        state, reason = record.state(), " ".join(record.reason.split())
+        if state == "running" and record.host == platform.node():
+            reason = _where(record)
+        elif state == "running":
+            state, reason = _elsewhere(record, claim, stale, job if its_job or claim is None else None, silence_s)
+        elif state == "incomplete":
+            reason = reason or "its process is gone"
     if state in ("done", "running"):
         return state, reason
     if claim is not None and claim.state in _TOLD:
@@ -310,18 +308,6 @@ def _is_over(job: JobState, claim: lease.Claim | None) -> bool:
     """Return whether a job that is still alive has had its turn at the cell; one that was requeued gets another."""
     restarted = claim is not None and claim.holder is not None and claim.holder.restarts < job.restarts
     return job.state == "running" and not restarted and (claim is None or claim.state != "pre-empted")
-
-
-def _recorded(record: RunRecord | None, *, exists: bool) -> tuple[str, str]:
-    """What the run directory says by itself."""
-    if record is None:
-        return ("incomplete", "ended before it wrote its record") if exists else ("missing", "")
-    state, reason = record.state(), " ".join(record.reason.split())
-    if state == "incomplete" and not reason:
-        reason = "its process is gone"
-    elif state == "running":
-        reason = _where(record)
-    return state, reason
 
 
 def _elsewhere(
@@ -420,15 +406,6 @@ def read_entry(directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> E
     return replace(entry, earlier_attempts=len([*(directory / lease.ATTEMPTS).glob(f"{cell.key}-*")]))
 
 
-def _no_run(directory: Path) -> str:
-    """Say in words why the run.json of a directory is that of no run; "" where it is one."""
-    try:
-        read_run(directory)
-    except RecordError as error:
-        return f"holds no run that can be read: {str(error).removeprefix(f'{shown(directory)}/')}"
-    return ""
-
-
 def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
     """Read the state of every cell; a damaged record is a RecordError that names its file."""
     jobs = jobs or JobBook(sweep.directory)
@@ -458,7 +435,13 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
     further = tuple(name for name in unknown if name in precise)
     explained = {*further, *(name for each in other for name in each.runs)}
     unreadable = {name: there.unreadable for name, there in others.items() if there.unreadable}
-    unreadable |= {name: why for name in unknown if name not in explained and (why := _no_run(directory / name))}
+    for name in unknown:
+        try:
+            if name not in explained:
+                read_run(directory / name)
+        except RecordError as error:
+            said = str(error).removeprefix(f"{shown(directory / name)}/")
+            unreadable[name] = f"holds no run that can be read: {said}"
     return Ledger(
         sweep=sweep,
         entries=tuple(entries),
@@ -530,8 +513,8 @@ class _Cache:
             self._new += 1
 
     def keep(self) -> None:
-        """Write it if that is worth it and possible."""
-        if self._new >= _WORTH_CACHING:
+        """Write it if that is possible, and worth it: fewer are read again in no time."""
+        if self._new >= 100:
             with suppress(OSError):  # a reader that may not write, or a full disk: it is read again the next time
                 write_file(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
 
@@ -611,18 +594,18 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
 
 def set_aside_part_blocks(ledger: Ledger) -> bool:
     """Set aside finished runs of blocks in which others are missing: a partner from another time is none."""
+
+    def block(entry: Entry) -> tuple[int, int]:
+        return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
+
     found = False
-    for _, block in groupby(sorted(ledger.entries, key=_block), key=_block):
-        entries = list(block)
+    for _, several in groupby(sorted(ledger.entries, key=block), key=block):
+        entries = list(several)
         done = [each for each in entries if each.state == "done"]
         for each in done if len(done) < len(entries) else ():
             set_aside(ledger.directory, each.cell)
             found = True
     return found
-
-
-def _block(entry: Entry) -> tuple[int, int]:
-    return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
 
 
 def note_attempt(
