@@ -315,6 +315,7 @@ from test_runner import COMMAND, QUICK, make_study
 from fake_trainer import fake_launch
 from horovod_study.studies import attempt, grid, runner
 from horovod_study.errors import StudyError
+from horovod_study.studies.study_file import sweep_of
 
 def die(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -333,7 +334,7 @@ if point:
 try:
     launch = fake_launch({behaviour!r})
     options = runner.RunOptions(command=COMMAND, launch=launch, cores=2, grace_s=0.3, **QUICK)
-    result = runner.run_study(make_study(**{study!r}), Path({runs!r}), options)
+    result = runner.run_sweep(sweep_of(make_study(**{study!r}), Path({runs!r})), options)
 except StudyError as error:
     sys.exit(f"error: {{error}}")
 sys.exit(result.exit_code)
@@ -751,7 +752,7 @@ def cancel(study, runs, *which) -> tuple[int, str]:
     console = Console(file=io.StringIO(), force_terminal=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "GRACE_S", 0.3)
-        return runner.cancel_cells(study, runs, which=which, console=console), console.file.getvalue()
+        return runner.cancel_cells(sweep_of(study, runs), which=which, console=console), console.file.getvalue()
 
 
 @pytest.mark.slow
@@ -776,7 +777,7 @@ def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path, golde
 
     console = Console(file=io.StringIO())
     options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
-    result = runner.retry_cells(study, tmp_path, options, which=[name], console=console)
+    result = runner.retry_cells(sweep_of(study, tmp_path), options, which=[name], console=console)
     assert 0 == result.exit_code
     assert f"{first.key} resumed" == starts(tmp_path)[-1]
 
@@ -838,7 +839,7 @@ def test_retry_takes_up_failed_cells_only_and_refuses_others(tmp_path, golden):
 
     def retry(*which):
         options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
-        return runner.retry_cells(study, tmp_path, options, which=which, console=Console(file=io.StringIO()))
+        return runner.retry_cells(sweep_of(study, tmp_path), options, which=which, console=Console(file=io.StringIO()))
 
     with golden.raises(StudyError, match="1 worker.*repeat 1"):
         retry("serial, 1 worker, repeat 1")
@@ -1143,7 +1144,7 @@ def test_reason_from_what_was_printed(log, exit_code, reason):
 def test_retry_with_nothing_to_retry_says_so_once(tmp_path, golden):
     output = io.StringIO()
     options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
-    result = runner.retry_cells(make_study(), tmp_path, options, console=Console(file=output, width=200))
+    result = runner.retry_cells(sweep_of(make_study(), tmp_path), options, console=Console(file=output, width=200))
 
     assert 1 == result.exit_code
     assert 1 == output.getvalue().count("study tiny")

@@ -395,7 +395,10 @@ def test_backends_are_crossed_with_transports(tmp_path: Path) -> None:
     ("new", "message"),
     [
         ("backend: [ps], transport: gloo", "backend ps does not work over gloo; give transport too: ps/mpi"),
-        ("backend: [horovod, mpi], transport: gloo", "backend mpi does not work over gloo; give transport too: mpi/mpi"),
+        (
+            "backend: [horovod, mpi], transport: gloo",
+            "backend mpi does not work over gloo; give transport too: mpi/mpi",
+        ),
         ("backend: mpi, transport: [mpi, nccl]", "transport nccl goes with none of the backends mpi; leave it out, or"),
         ("backend: horovod", "backend horovod has several transports; give transport too: horovod/mpi, horovod/gloo"),
         ("backend: serial, transport: none", "transport is 'none'; allowed: nccl, mpi, gloo"),

@@ -55,7 +55,6 @@ from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.progress import say
 from horovod_study.studies.runner import StudyResult
-from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.words import plural
 from horovod_study.variables import whole_number
@@ -253,13 +252,13 @@ def _ended(directory: Path, cells: Sequence[Cell], left_out: Collection[str], st
     return "completed", "; ".join(told)
 
 
-def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str, retry: bool = True) -> StudyResult:
-    """Run the cells of `study` that are not done and fit into the allocation this is called in (salloc, or a job).
+def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = True) -> StudyResult:
+    """Run the cells of `sweep` that are not done and fit into the allocation this is called in (salloc, or a job).
 
     A cell fits when its partition is of scheduler slurm and the allocation has the nodes for it. Cells of jobs that
     wait or run are left to these. Raises StudyError outside of an allocation, or when no cell fits.
     """
-    environ, console, sweep = inside.environ, inside.console, sweep_of(study, runs_dir)
+    environ, console = inside.environ, inside.console
     hosts, there = hosts_of_allocation(environ), environ.get("SLURM_JOB_PARTITION")
     ledger = read_ledger(sweep, jobs=JobBook(sweep.directory, ask=inside.ask))
     wanted = ledger.to_do(retry=retry)

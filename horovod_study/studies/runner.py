@@ -26,7 +26,7 @@ from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.site import Site, site_of
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim
+from horovod_study.lease import CLAIMS, Claim, Held, acquire, generations, latest, read_claim
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
 from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_in, require_launchers
@@ -47,7 +47,7 @@ from horovod_study.studies.ledger import (
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.progress import say
 from horovod_study.studies.smoke import smoke_test
-from horovod_study.studies.study_file import StudyConfig, sweep_of
+from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Policy, until_asked_for
@@ -59,7 +59,6 @@ _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
 _NAMED = 24  # cells of a block that are named before it is run
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +82,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyResult:
-    """How `run_study` ended."""
+    """How `run_sweep` ended."""
 
     ledger: Ledger
     interrupted: bool = False
@@ -99,26 +98,17 @@ class StudyResult:
         """
         if self.interrupted:
             return exit_code()
-        counted: tuple[str, ...] = ("done", "queued", "running") if self.submitted else ("done",)
-        counted += ("missing",) if self.aimed else ()
-        well = sum(self.ledger.count(state) for state in counted)
-        return 0 if self.planned_only or well == len(self.ledger.entries) else 1
+        counted = ["done", *(["queued", "running"] if self.submitted else []), *(["missing"] if self.aimed else [])]
+        return 0 if self.planned_only or self.ledger.count(*counted) == len(self.ledger.entries) else 1
 
 
-def run_study(
-    study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None
-) -> StudyResult:
-    """Run the cells of `study` that are not done, in randomised blocks, and say on `console` how they fare.
+def run_sweep(sweep: StudyCells, options: RunOptions, *, console: Console | None = None) -> StudyResult:
+    """Run the cells of `sweep` that are not done, in randomised blocks, and say on `console` how they fare.
 
     Cells of Slurm partitions are submitted, those of others run from here one after the other, while the jobs wait.
     Raises StudyError, before a cell starts, when a launcher is missing, when workers would have to share cores, when
     two workers cannot communicate, or when the study is already being run from this machine.
     """
-    return run_sweep(sweep_of(study, runs_dir), options, console=console)
-
-
-def run_sweep(sweep: StudyCells, options: RunOptions, *, console: Console | None = None) -> StudyResult:
-    """Run the cells of `sweep` that are not done, as `run_study` does those of a study."""
     return _Runner(sweep, options, console).run()
 
 
@@ -128,40 +118,28 @@ def show_plan(sweep: StudyCells, options: RunOptions, *, console: Console | None
 
 
 def retry_cells(
-    study: StudyConfig,
-    runs_dir: Path,
-    options: RunOptions,
-    *,
-    which: Sequence[str] = (),
-    console: Console | None = None,
+    sweep: StudyCells, options: RunOptions, *, which: Sequence[str] = (), console: Console | None = None
 ) -> StudyResult:
     """Run the cells again that failed, timed out, were cancelled or pre-empted: those named in `which`, or all.
 
     How cells are named: `Ledger.select`.
     """
-    console, sweep = console or Console(), sweep_of(study, runs_dir)
-    ledger = read_ledger(sweep)
-    keys = {entry.key for entry in ledger.select(AGAIN, which)}
-    if not keys:
-        say(console, ledger.summary())
-        say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
-        return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
-    return _Runner(sweep, replace(options, only=keys, retry=True), console).run()
+    console, ledger = console or Console(), read_ledger(sweep)
+    if keys := {entry.key for entry in ledger.select(AGAIN, which)}:
+        return _Runner(sweep, replace(options, only=keys, retry=True), console).run()
+    say(console, ledger.summary())
+    say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
+    return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
 
 
 def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
     """Return `study` with its workers on `hosts`, over ssh, in place of where its partitions have them."""
     slots = min(host.slots for host in hosts)
-    partitions = {
-        name: replace(
-            partition,
-            scheduler="ssh",
-            hosts=tuple(hosts),
-            nodes=len(hosts),
-            cores_per_node=max(partition.cores_per_node, slots * partition.cores_per_worker),
-        )
-        for name, partition in study.partitions.items()
-    }
+    partitions = {}
+    for name, each in study.partitions.items():
+        cores = max(each.cores_per_node, slots * each.cores_per_worker)
+        there: dict[str, Any] = {"scheduler": "ssh", "hosts": tuple(hosts), "nodes": len(hosts)}
+        partitions[name] = replace(each, **there, cores_per_node=cores)
     return replace(study, partitions=partitions)
 
 
@@ -178,19 +156,15 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(found)
 
 
-def cancel_cells(
-    study: StudyConfig, runs_dir: Path, *, which: Sequence[str] = (), console: Console | None = None
-) -> int:
+def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Console | None = None) -> int:
     """End cells that run, with a checkpoint where they can write one, and take back those that wait for it.
 
     Those named (see `Ledger.select`), or all that run or wait, and then whoever runs the study on any host stops too.
     Whoever runs a cell is asked through a file, so this works from every host that sees the folder. Returns how many
     cells were cancelled.
     """
-    console, sweep = console or Console(), sweep_of(study, runs_dir)
-    directory, claims = sweep.directory, sweep.directory / CLAIMS
-    ledger = read_ledger(sweep)
-    entries = ledger.select(("running", "queued", *(BY_ITSELF if which else ())), which)
+    console, directory, claims = console or Console(), sweep.directory, sweep.directory / CLAIMS
+    entries = read_ledger(sweep).select(("running", "queued", *(BY_ITSELF if which else ())), which)
     hosts = [] if which else [name for name in generations(claims) if name.startswith(_HOST)]
     # Before its job hears of it, so that whoever runs the cell knows what it is about.
     for name in (*hosts, *(entry.key for entry in entries)):
@@ -202,12 +176,10 @@ def cancel_cells(
     count = 0
     for entry in entries:
         try:
-            with acquire(claims, entry.key, what=entry.name) as lease:
-                out = directory.resolve() / entry.key
-                stop_marked(str(out), grace_s=GRACE_S)
-                if not _release(lease, out, CANCELLED, "cancelled while nobody ran it"):
-                    count += 1
-                    say(console, f"cancelled: {entry.name}")
+            out, why = directory.resolve() / entry.key, "cancelled while nobody ran it"
+            if _end_unattended(out, CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == CANCELLED:
+                count += 1
+                say(console, f"cancelled: {entry.name}")
         except Held as held:
             ask_to_end(directory, held.claim)
             asked.append((entry, held.claim))
@@ -224,12 +196,17 @@ def cancel_cells(
     return count
 
 
-def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
-    """Give back the claim on a cell that nobody runs, as `state` unless it is done; return whether it is."""
-    record = record_in(out)
-    done = record is not None and record.status == "done"
-    lease.release("done" if done else state, "" if done else reason)
-    return done
+def _end_unattended(out: Path, state: str, reason: str, *, what: str, grace_s: float) -> tuple[int, str]:
+    """End what is left of a cell that nobody runs, and give back its claim; return how many processes, and as what.
+
+    Held: somebody does run it, another host's runner or a job on this machine.
+    """
+    with acquire(out.parent / CLAIMS, out.name, what=what) as lease:
+        count, record = stop_marked(str(out), grace_s=grace_s), record_in(out)
+        if record is not None and record.status == "done":
+            state, reason = "done", ""
+        lease.release(state, reason)
+    return count, state
 
 
 class _Runner:
@@ -248,13 +225,13 @@ class _Runner:
         broken_off = ""
         with ExitStack() as stack:
             # Two runners of a study on one host would disturb each other's measurements.
-            hosts = [f"{_HOST}{_UNSAFE.sub('_', name)}" for name in sorted(names)]
+            hosts = [f"{_HOST}{re.sub('[^A-Za-z0-9_-]', '_', name)}" for name in sorted(names)]
             held = [stack.enter_context(acquire(self._directory / CLAIMS, host, what="the study")) for host in hosts]
             if names:
                 self._end_leftovers(names - {platform.node()})
-            ledger = read_ledger(self._sweep)
+            ledger = read_ledger(sweep)
             if sweep.equal_steps and sweep.turns and set_aside_part_blocks(ledger):
-                ledger = read_ledger(self._sweep)
+                ledger = read_ledger(sweep)
             plan, here, there = self._plan(ledger)
             if not options.yes:
                 self._ask_first(plan)
@@ -269,13 +246,13 @@ class _Runner:
                 watched = options.watch_load_s > 0 and any(site.alone for site in self._sites.values())
                 if watched and (told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s)):
                     say(console, f"warning: {told}; times will not be those of a quiet machine")
-                how: dict[str, Any] = {"planned": planned, "held": held, "policy": options.policy}
-                grid = Grid(sweep=sweep, console=console, stop=stop, places=started, **how)
-                broken_off = grid.run(here, total=len(ledger.entries), ended=len(ledger.entries) - len(here))
+                grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
+                grid.policy, every = options.policy, len(ledger.entries)
+                broken_off = grid.run(here, total=every, ended=every - len(here))
             waiting = len(places) < len(sweep.partitions)
             if waiting and options.wait:
                 self._wait(stop)
-            ledger, aimed = read_ledger(self._sweep), sweep.precision is not None
+            ledger, aimed = read_ledger(sweep), sweep.precision is not None
             result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
         _conclude(result, broken_off, options, console, told=plan.ledger.summary())
         return result
@@ -305,7 +282,8 @@ class _Runner:
         options, console, wanted = self._options, self._console, ledger
         if options.only is not None:
             wanted = replace(ledger, entries=tuple(entry for entry in ledger.entries if entry.key in options.only))
-        plan = plan_study(wanted, past=past_durations(self._directory), retry=options.retry)
+        past = past_durations(self._directory)
+        plan = plan_study(wanted, past=past, retry=options.retry)
         there = [cell for each in plan.allocations for cell in each.cells]
         here = list(plan.cells[: len(plan.cells) - len(there)])
         shared = self._refuse_sharing(here)
@@ -313,12 +291,10 @@ class _Runner:
         if self._sweep.cells and (note := self._sweep.cells[0].config.workload.note):
             say(console, note)
         require_launchers(here, options.launch, self._sites)
-        for line in plan.lines() if table else [ledger.summary()]:
+        for line in (*(plan.lines() if table else [ledger.summary()]), *shared):
             say(console, line)
-        if shared:
-            say(console, shared)
         if here:
-            self._report(ledger, here)
+            self._report(ledger, here, Estimate(past))
         return plan, here, there
 
     def _places(self) -> CellPlaces:
@@ -346,9 +322,9 @@ class _Runner:
             notice_load=self._options.watch_load_s > 0,
         )
 
-    def _refuse_sharing(self, cells: Sequence[Cell]) -> str:
+    def _refuse_sharing(self, cells: Sequence[Cell]) -> list[str]:
         """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
-        told = ""
+        told: list[str] = []
         cores = available_cores() if self._options.cores is None else self._options.cores
         for cell in cells:
             partition, workers = self._sweep.partition_of(cell), cell.placement.workers
@@ -361,10 +337,10 @@ class _Runner:
                     f"the study asks for {text}; lower sweep.workers, write `workers: cores` to use what is there, or "
                     f"measure how {what}s are shared with --oversubscribe"
                 )
-            told = f"warning: up to {text}: their times measure how {what}s are shared, and the records say so"
+            told = [f"warning: up to {text}: their times measure how {what}s are shared, and the records say so"]
         return told
 
-    def _report(self, ledger: Ledger, here: Sequence[Cell]) -> None:
+    def _report(self, ledger: Ledger, here: Sequence[Cell], estimate: Estimate) -> None:
         """Say what is to be run from here, in its order."""
         console, directory = self._console, self._directory
         if not self._sweep.part:
@@ -377,8 +353,10 @@ class _Runner:
         resumed = [entry.name for entry in ledger.entries if entry.key in todo and can_resume(entry, directory)]
         if resumed and not self._sweep.equal_steps:
             say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
-        left = Estimate(past_durations(directory)).left(here)
-        say(console, f"{len(here)} to run, {left}; records in {directory}, output in {directory / 'logs'}")
+        say(
+            console,
+            f"{len(here)} to run, {estimate.left(here)}; records in {directory}, output in {directory / 'logs'}",
+        )
 
     def _ask_first(self, plan: Plan) -> None:
         """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
@@ -417,12 +395,10 @@ class _Runner:
             if key.startswith("."):  # a smoke test's
                 count += stop_marked(str(folder / key), grace_s=grace_s)
                 continue
-            with suppress(Held), acquire(folder / CLAIMS, key, what=key) as lease:
-                # Held: another host's runner, or a job on this machine, looks after them.
-                count += stop_marked(str(folder / key), grace_s=grace_s)
-                _release(lease, folder / key, INTERRUPTED, "its runner was killed")
-        begun = any(not name.startswith(_HOST) for name in generations(folder / CLAIMS))
-        if elsewhere and begun:
+            with suppress(Held):
+                out, why = folder / key, "its runner was killed"
+                count += _end_unattended(out, INTERRUPTED, why, what=key, grace_s=grace_s)[0]
+        if elsewhere and any(not name.startswith(_HOST) for name in generations(folder / CLAIMS)):
             found, problem = stop_marked_on(sorted(elsewhere), str(folder), grace_s=grace_s)
             count += found
             if problem:
@@ -440,19 +416,17 @@ def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console
     if ledger.summary() != told:
         say(console, ledger.summary())
     for entry in ledger.entries:
+        text = f"{entry.state}: {entry.name}: {entry.reason}"
         if entry.state in ("failed", "timed out"):
-            say(console, f"  {entry.state}: {entry.name}: {entry.reason}; see {log_path(ledger.directory, entry.cell)}")
+            say(console, f"  {text}; see {log_path(ledger.directory, entry.cell)}")
         elif entry.state in ("stopped", "cancelled", "pre-empted"):
-            say(console, f"  {entry.state}: {entry.name}: {entry.reason}")
+            say(console, f"  {text}")
         elif entry.state == "running" and not result.submitted:
             say(console, f"  left alone: {entry.name} runs already ({entry.reason})")
-    again = sum(ledger.count(state) for state in AGAIN)
     if result.interrupted:
         say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {options.command}")
-    elif again:
-        say(
-            console,
-            f"try the failed ones again with: {options.command}" if options.retry else "failed cells were left alone",
-        )
+    elif ledger.count(*AGAIN):
+        retried = f"try the failed ones again with: {options.command}"
+        say(console, retried if options.retry else "failed cells were left alone")
     elif ledger.count("stopped"):
         say(console, f"continue with: {options.command}")
