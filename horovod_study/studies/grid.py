@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -31,7 +31,7 @@ from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, req
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.progress import duration
-from horovod_study.records import append_turns, read_turns
+from horovod_study.records import append_turns, facts, read_turns
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (
     CANCELLED,
@@ -62,6 +62,7 @@ from horovod_study.studies.progress import Display, say
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 
+_Ended = Generator[CellRun, Any, tuple[str, str, float]]  # state, reason and seconds
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 
 
@@ -74,15 +75,6 @@ class CellPlaces:
     cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
     grace_s: float = GRACE_S
     notice_load: bool = True  # warn once when other programs used the cores while a cell ran
-
-
-class _End(NamedTuple):
-    """How a cell's turn ended: what its claim is released with."""
-
-    state: str
-    reason: str = ""
-    attempt: Attempt | None = None  # None: it was done by then
-    resumed: bool = False
 
 
 @dataclass(kw_only=True)
@@ -111,7 +103,6 @@ class Grid:
         self._warned = False
         self._source = identify()
         self._aim = None if self.sweep.precision is None else Aim.of(self.sweep)
-        self._look()
 
     def run(self, cells: Sequence[Cell], *, total: int | None = None, ended: int = 0) -> str:
         """Run `cells` in their order until all have ended or a stop is requested; return the one broken off, or "".
@@ -127,15 +118,15 @@ class Grid:
             self._display = Display(self.console, total=len(cells) if total is None else total, ended=ended)
             with closing(self._display):
                 each_mb = worker_mb(self.directory) if self.sweep.turns else None
-                parts = groups(self.sweep, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb)
-                for part in parts:
-                    needed = part.cells if self._aim is None else self._aim.needed(part.cells)
-                    if needed and not self.stop.requested:
-                        turns = part.block and sees_steps(self.sweep)
-                        order = needed if turns else sorted(needed, key=cells.index)
-                        self._run_part(order, part.block if turns else "")
-                for line in () if self._aim is None or self.stop.requested else self._aim.lines():
-                    say(self.console, line)
+                for part in groups(self.sweep, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb):
+                    needed = part.cells if self._aim is None else self._aim.look(self.sweep).needed(part.cells)
+                    if needed and not self.stop.requested and part.block and sees_steps(self.sweep):
+                        self._in_turns(needed, part.block)
+                    elif needed and not self.stop.requested:
+                        sweep([self._lane(sorted(needed, key=cells.index))], self.stop)
+                if self._aim is not None and not self.stop.requested:
+                    for line in self._aim.look(self.sweep).lines():
+                        say(self.console, line)
         except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
             raise
         except OSError as error:
@@ -145,36 +136,25 @@ class Grid:
             ) from error
         return self.broken_off
 
-    def _run_part(self, cells: Sequence[Cell], block: str) -> None:
-        """Run cells one after the other, or in turns where they have the name of a `block`."""
-        if not block:
-            sweep([self._lane(cells)], self.stop)
-            self._look()
-            return
-        earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
-        launch = max(earlier, default=-1) + 1
-        how = BlockLaunch(
-            block=block,
-            launch=launch,
-            seed=self.sweep.seed,
-            policy=self._aim or self.policy,
-            equal_steps=self.sweep.equal_steps,
-            least_steps=self.sweep.least_steps,
-        )
-        with how.conductor({cell.key: cell for cell in cells}) as conductor:
+    def _in_turns(self, cells: Sequence[Cell], block: str) -> None:
+        """Run cells that alternate, once more with those of an earlier launch of the same `block`."""
+        launch = 1 + max((each.launch for each in read_turns(self.directory) if each.block == block), default=-1)
+        asked = self.sweep
+        how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.policy}
+        turns = BlockLaunch(**how, seed=asked.seed, equal_steps=asked.equal_steps, least_steps=asked.least_steps)
+        with turns.conductor({cell.key: cell for cell in cells}) as conductor:
             sweep([self._lane([cell], conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
         if conductor.failure is not None:
             raise StudyError(f"turns of block {block}, launch {launch + 1}, have ended: {conductor.failure!r}")
-        self._look()
-        if loads and self.places.notice_load and (used := median(loads)) >= BUSY_CORES and not self._warned:
-            self._warned = True
-            say(self.console, f"warning: other programs used {used:.1f} cores in half of the slices, or more")
+        if loads and (used := median(loads)) >= BUSY_CORES:
+            self._warn(f"other programs used {used:.1f} cores in half of the slices, or more")
 
-    def _look(self) -> None:
-        """Tell the aim of all runs that have ended."""
-        if self._aim is not None:
-            self._aim.look(self.sweep)
+    def _warn(self, text: str) -> None:
+        """Say once that other programs disturb."""
+        if self.places.notice_load and not self._warned:
+            self._warned = True
+            say(self.console, f"warning: {text}")
 
     def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
         for position, cell in enumerate(cells):
@@ -199,12 +179,8 @@ class Grid:
                     conductor.ended(cell.key)
             if end is None:
                 continue
-            if conductor is not None and end.state == "done" and end.attempt is not None:
-                append_turns(self.directory, conductor.slices_of(cell.key))
-            seconds = end.attempt.seconds if end.attempt is not None else 0.0
-            if end.state == "done" and end.attempt is not None and not end.resumed:  # a part says nothing about a whole
-                self._estimate.add(cell.runtime, cell.placement.workers, seconds)
-            if self.stop.requested and end.state in (self.stop.state, "stopped", CANCELLED):
+            state, seconds = end
+            if self.stop.requested and state in (self.stop.state, "stopped", CANCELLED):
                 self.broken_off = cell.name
                 return
             ahead = cells[position + 1 :]
@@ -215,30 +191,34 @@ class Grid:
 
     def _turn(
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
-    ) -> Generator[CellRun, Any, _End | None]:
-        """Run one cell under its claim and release it with how it ended; None when it was not for us to run."""
+    ) -> Generator[CellRun, Any, tuple[str, float] | None]:
+        """Run one cell under its claim and release it with how it ended; return that, and how many seconds it took.
+
+        None: it was not for us to run.
+        """
         name, before = cell.name, latest(self._claims, cell.key)
         if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
             say(self.console, f"left out: {name} was cancelled")
             return None
-        end = _End(INTERRUPTED)
+        state, reason, seconds = INTERRUPTED, "", 0.0
         try:
             # A job that was killed could not give it back; Slurm is asked only where there is such a holder.
             ended = lambda number: JobBook(self.directory).has_ended(number)  # noqa: E731
             lease = acquire(self._claims, cell.key, what=name, ended=ended)
             try:
-                end = yield from self._under_claim(cell, self._watch(name, lease, ahead, conductor), conductor)
+                watch = self._watch(name, lease, ahead, conductor)
+                state, reason, seconds = yield from self._under_claim(cell, watch, conductor)
             except Held as held:  # somebody trains in its directory who is no runner
-                end = _End(INTERRUPTED, f"left to {held.claim}")
+                reason = f"left to {held.claim}"
                 raise
             finally:
-                lease.release(end.state, end.reason)
+                lease.release(state, reason)
         except Held as held:
             say(self.console, f"left alone: {name} is being run by {held.claim}")
             return None
-        return end
+        return state, seconds
 
-    def _under_claim(self, cell: Cell, watch: Watch, conductor: Conductor | None) -> Generator[CellRun, Any, _End]:
+    def _under_claim(self, cell: Cell, watch: Watch, conductor: Conductor | None) -> _Ended:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
         out, site = self.directory.resolve() / cell.key, self.places.site_of(cell)
         stop_marked(str(out), grace_s=self.places.grace_s)  # of an attempt whose runner was killed
@@ -246,7 +226,7 @@ class Grid:
         record = record_in(out)
         wrong = record is not None and foreign(record, cell) != ""
         if record is not None and record.status == "done" and not wrong:
-            return _End("done")
+            return "done", "", 0.0
         # What is to make as many steps as its partners is run whole, beside them.
         resume = not wrong and not self.sweep.equal_steps and record is not None and goes_on(record, out)
         if resume:
@@ -274,21 +254,17 @@ class Grid:
         if attempt.unreached:
             say(self.console, f"warning: {attempt.unreached}")
         if attempt.state == TAKEN_OVER:  # the run directory is another's now
-            return _End(INTERRUPTED, attempt.reason, attempt)
-        note_attempt(
-            self.directory,
-            cell,
-            started=attempt.started,
-            state=f"{attempt.state}, resumed" if resume else attempt.state,
-            seconds=attempt.seconds,
-            exit_code=attempt.exit_code,
-            reason=attempt.reason,
-        )
-        told = disturbance(others, cores) if attempt.done and others is not None and not self._warned else None
-        if told:
-            self._warned = True
-            say(self.console, f"warning: {told} while that cell ran; its times are not those of a quiet machine")
-        return _End(attempt.state, attempt.reason, attempt, resume)
+            return INTERRUPTED, attempt.reason, attempt.seconds
+        state = f"{attempt.state}, resumed" if resume else attempt.state
+        values = facts(attempt, "started", "seconds", "exit_code", "reason")
+        note_attempt(self.directory, cell, state=state, **values)
+        if attempt.done and not resume:  # a part says nothing about a whole
+            self._estimate.add(cell.runtime, cell.placement.workers, attempt.seconds)
+        if attempt.done and conductor is not None:
+            append_turns(self.directory, conductor.slices_of(cell.key))
+        if attempt.done and others is not None and not self._warned and (told := disturbance(others, cores)):
+            self._warn(f"{told} while that cell ran; its times are not those of a quiet machine")
+        return attempt.state, attempt.reason, attempt.seconds
 
     def _watch(self, name: str, lease: Lease, ahead: Sequence[Cell], conductor: Conductor | None) -> Watch:
         """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""
