@@ -43,14 +43,9 @@ from horovod_study.records import (
 from horovod_study.runtimes import CARRIED
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 
-CANCELLED = "cancelled"
-FAILED = "failed"
-PRUNED = "pruned"
-TIMED_OUT = "timed out"
+CANCELLED, FAILED, PRUNED, TIMED_OUT = "cancelled", "failed", "pruned", "timed out"
 TAKEN_OVER = "taken over"
 """How an attempt ended whose run directory is another one's now."""
-
-
 Launcher = Callable[..., LaunchLine]
 """Says how to start a cell, as `local_launch` does."""
 
@@ -87,6 +82,8 @@ class RankRun:
     timeout_s: float = math.inf
     grace_s: float = GRACE_S  # for launchers and workers, to end by themselves
     watch: Watch = lambda running: None
+    resume: bool = False  # of a cell: from its newest checkpoint
+    checkpoint: bool = False  # its ranks are asked to write one before they are ended
     variables: Mapping[str, str] = field(default_factory=dict)  # more of the ranks' environment
     held_s: Callable[[], float] = lambda: 0.0  # for how long it has waited for its turns, which no limit counts
 
@@ -102,8 +99,6 @@ class CellRun(RankRun):
     cell: Cell
     config: Path  # what it is asked to do; written when it is started
     launch: Launcher = local_launch
-    resume: bool = False
-    checkpoint: bool = False  # its ranks are asked to write one before they are ended
 
     def line(self) -> LaunchLine:
         """Write the configuration of the cell, and return how to start it."""
@@ -125,8 +120,7 @@ class ProgramRun(RankRun):
 
     def line(self) -> LaunchLine:
         """Return how to start the program."""
-        job = ("-m", self.module, *self.arguments)
-        start = _starting(self.site, self.environment)
+        job, start = ("-m", self.module, *self.arguments), _starting(self.site, self.environment)
         return program_line(self.runtime, self.workers, job, start, out=self.out)
 
 
@@ -159,7 +153,7 @@ class Running:
         self.exit_code: int | None = None
         self._began = now()
         self._looked, self._failed_at = self._began, math.inf
-        resumed = record_in(run.out) if isinstance(run, CellRun) and run.resume else None
+        resumed = self._record() if run.resume else None
         self._before = 0 if resumed is None else len(resumed.attempts)
         self._process: CellProcess | None = None
         self._problem = ""
@@ -169,6 +163,9 @@ class Running:
             self._process = CellProcess(self._line, run.log, run.grace_s, cores=run.cores)
         except StudyError as error:  # the launcher is missing, or cannot be executed
             self._problem = str(error)
+
+    def _record(self) -> RunRecord | None:
+        return record_in(self.run.out) if isinstance(self.run, CellRun) else None
 
     @property
     def seconds(self) -> float:
@@ -194,7 +191,7 @@ class Running:
         if verdict is None and stop.requested:
             verdict = self.run.watch(self) or Verdict(stop.state, stop.state)
         if verdict is not None:
-            if isinstance(self.run, CellRun) and self.run.checkpoint and verdict.state != TAKEN_OVER:
+            if self.run.checkpoint and verdict.state != TAKEN_OVER:
                 self._ask_to_stop(self._process)
             return self.end(*verdict)
         if self.seconds > self.run.timeout_s:
@@ -239,7 +236,7 @@ class Running:
             return ""
         line, marker = self._line, self._line.environment[MARKER]
         _, problem = stop_marked_on(line.remote, marker, grace_s=self.run.grace_s, allocation=line.allocation)
-        if not problem and isinstance(self.run, CellRun):
+        if not problem:
             end_run_claim(self.run.out)
         return problem
 
@@ -248,9 +245,8 @@ class Running:
 
         It waits for hosts that it does not reach.
         """
-        if now() - self._looked >= 1.0:
-            self._looked = now()
-            record = record_in(self.run.out) if isinstance(self.run, CellRun) and self._failed_at == math.inf else None
+        if now() - self._looked >= 1.0 and self._failed_at == math.inf:
+            self._looked, record = now(), self._record()
             if record is not None and record.status == FAILED:
                 self._failed_at = now()
         return now() - self._failed_at > 5.0
@@ -272,38 +268,36 @@ class Running:
     def _settle(self, run: CellRun, state: str, problem: str) -> RunRecord | None:
         """Write into the record how a cell ended whose trainer could not do so itself, and return it."""
         out, record = run.out, record_in(run.out)
-        begun = record is not None and len(record.attempts) > self._before  # else it ended before it got that far
+        # This attempt's; else it ended before it got that far.
+        own = record if record is not None and len(record.attempts) > self._before else None
+
+        def finish(record: RunRecord, status: str, reason: str) -> RunRecord:
+            return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=reason)
+
         if record is not None and record.status == "done":
-            if not (wrong := misplaced(record, run.cell, run.site)):
-                return record
-            return finish_run(out, record, status=FAILED, finished=utc_now(), totals=record.totals, reason=wrong)
-        broken_off = state not in ("", FAILED, TIMED_OUT)
-        if begun and record is not None and record.status == "stopped" and state not in (TIMED_OUT, PRUNED):
-            return record
-        if broken_off:
+            wrong = misplaced(record, run.cell, run.site)
+            return finish(record, FAILED, wrong) if wrong else record
+        if own is not None and own.status == "stopped" and state not in (TIMED_OUT, PRUNED):
+            return own
+        if state not in ("", FAILED, TIMED_OUT):
             # Neither done nor failed: still "running" in the record, of a process that is gone, reads as incomplete.
-            if record is None or not begun:
-                return record
-            status = "stopped" if record.status == "stopped" else "running"
-            return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=problem)
-        explained = begun and record is not None and record.status == FAILED and not is_follow_on(record.reason)
-        if explained and record is not None and not problem and not record.reason.startswith(ENDED_WITH):
-            return record
+            return record if own is None else finish(own, "stopped" if own.status == "stopped" else "running", problem)
+        if own is not None and own.status == FAILED and not problem:
+            if not is_follow_on(own.reason) and not own.reason.startswith(ENDED_WITH):
+                return own
         reason = problem or self._said()
-        told = not problem and told_to_end(reason, self.exit_code, begun=begun)
+        told = not problem and told_to_end(reason, self.exit_code, begun=own is not None)
         if told and record is not None and checkpoint_paths(out):
             # By a signal that nobody told us of: what is there goes on from its newest checkpoint.
-            if not begun:
-                return record
-            return finish_run(out, record, status="running", finished=utc_now(), totals=record.totals, reason=reason)
+            return record if own is None else finish(own, "running", reason)
         if record is None:
             record = record_of(run.cell, self.started, reason, key=out.name)
             create_run(out, record)
-        elif not begun:
+        elif own is None:
             newest = checkpoint_paths(out)
             from_step = checkpoint_step(newest[0]) if newest else 0
             record = resume_run(out, record, from_step=from_step, began=self.started)
-        return finish_run(out, record, status=FAILED, finished=utc_now(), totals=record.totals, reason=reason)
+        return finish(record, FAILED, reason)
 
     def _outcome(self, record: RunRecord | None, state: str, problem: str) -> tuple[str, str]:
         """Return state and reason, from the record and from why it was broken off, if it was."""
