@@ -246,7 +246,7 @@ class Workload:
     @cached_property
     def quiet(self) -> dict[str, Any]:
         """Of runs that are made only to be timed: nothing is evaluated or written on the way."""
-        return {name: each.quiet for name, each in self.options.items() if each.has_quiet}
+        return {name: each.quiet for name, each in self.options.items() if each.quiet is not ...}
 
     @cached_property
     def tuned(self) -> dict[str, tuple[Any, ...]]:

@@ -19,10 +19,7 @@ from horovod_study.text.words import plural
 
 _PLACE = re.compile(r"(?<!\$)\{(\w+)\}")
 _FILLED = (*(name for name in PLACED if name != "global_batch"), "seed")
-_SCRIPT = re.compile(r"([^/]+)\.(?:py|sh|bash|ipynb|jl|R)")
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
-_RUN_S = 4 * 3600
-"""What a run may take: nobody knows how long a command is."""
 
 
 def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Sequence[Host] = ()) -> Path:
@@ -59,7 +56,8 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
             return path
         number += 1
         path = Path(f"{name}-{number}-study.yaml")
-    study = {"study": path.stem.removesuffix("-study"), **content, "repeats": 3, "timeout_s": _RUN_S}
+    # Nobody knows how long a command is.
+    study = {"study": path.stem.removesuffix("-study"), **content, "repeats": 3, "timeout_s": 4 * 3600}
     study |= {"sweep": {"workers": counts}, **({} if "workers" in places else {"baselines": []})}
     head = f"# {plural(len(counts), 'worker count')} x 3 repeats; `run: {{steps: 200}}` ends each run after 200 steps\n"
     with writing(path, "type the command in a folder that is writable", error=ConfigError):
@@ -70,7 +68,8 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
 def _name(command: Sequence[str]) -> str:
     """Return what a command is called: its script, its module, else its program."""
     words = " ".join(command).split()  # also of what `bash -c` is given
-    scripts = [found[1] for word in words if (found := _SCRIPT.fullmatch(Path(word).name))]
+    ends = r"([^/]+)\.(?:py|sh|bash|ipynb|jl|R)"
+    scripts = [found[1] for word in words if (found := re.fullmatch(ends, Path(word).name))]
     modules = [word for before, word in itertools.pairwise(command) if before in ("-m", "--module")]
     name = [*scripts, *modules[-1:], Path(command[0]).name][0]
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "command"
