@@ -274,14 +274,17 @@ def test_what_slurm_refuses_is_said_in_its_words_and_starts_nothing(cluster: Slu
     assert JobBook(directory).live() == [] and not cluster.run("squeue", "-h")
 
 
-def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(cluster: SlurmCluster, tmp_path: Path):
+def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(
+    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("horovod_study.studies.submit.Estimate.expected", lambda *_, **__: (400.0, ""))
     path = study_file(tmp_path, seconds=1, runtime="ddp/gloo, mpi/mpi")
     (tmp_path / "partitions" / "main.yaml").write_text(PARTITION.replace("3600", "900"))
     study, runs = load_study(path), tmp_path / "runs"
     directory = runs / study.name
     cells = [cell for cell in study.cells() if cell.placement.workers == 1]
     blocker = occupy(cluster, 300)
-    (job,) = submit_cells(sweep_of(study, directory.parent), cells, console=console(), seconds_of=lambda cell: 400.0)
+    (job,) = submit_cells(sweep_of(study, directory.parent), cells, console=console())
     assert (
         len(job.tasks) == 2 and "#SBATCH --array=0-1\n" in (job_folder(directory, job.name) / "script.sh").read_text()
     )

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -138,15 +139,6 @@ class Inside:
         """The number of the job, or of the one task of it that this is."""
         return self.environ.get("SLURM_JOB_ID", "")
 
-    @property
-    def node(self) -> str:
-        """The name of this node."""
-        return self.environ.get("SLURMD_NODENAME") or platform.node()
-
-    def told(self) -> dict[str, str]:
-        """Return what Slurm says about the job."""
-        return _told_by_slurm(self.ask, self.job_id)
-
     def places(self, sweep: StudyCells, grace_s: float) -> CellPlaces:
         """Return where and how cells are started here."""
         place = lambda cell: site_of(sweep.partition_of(cell), cell.placement, environ=self.environ)  # noqa: E731
@@ -181,7 +173,13 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
     environ, console = inside.environ, inside.console
     restarts = whole_number("SLURM_RESTART_COUNT", environ) or 0
     number = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id
-    note = Note(job_id=number, host=inside.node, state="running", restarts=restarts, started=utc_now())
+    note = Note(
+        job_id=number,
+        host=environ.get("SLURMD_NODENAME") or platform.node(),
+        state="running",
+        restarts=restarts,
+        started=utc_now(),
+    )
     lasts_s = seconds_left(environ, job.time_limit_s)
     ends = datetime.now(UTC).timestamp() + lasts_s
     write_note(directory, job.name, task, note)
@@ -199,16 +197,9 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
             say(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
             if problem := unlike(job, sweep, inside):
                 raise StudyError(problem)
-            grid = Grid(
-                sweep=sweep,
-                console=console,
-                stop=stop,
-                places=inside.places(sweep, GRACE_S),
-                planned=job.inside["planned"],
-                lasts_s=lasts_s,
-                begin_one=True,
-                after=lambda cell: stop.heed(record_in(directory / cell.key)),
-            )
+            how: dict[str, Any] = {"planned": job.inside["planned"], "lasts_s": lasts_s, "begin_one": True}
+            how["after"] = lambda cell: stop.heed(record_in(directory / cell.key))
+            grid = Grid(sweep=sweep, console=console, stop=stop, places=inside.places(sweep, GRACE_S), **how)
             grid.run(cells)
             state, reason = _ended(directory, cells, grid.left_out, stop)
             note = replace(note, state=state, reason=reason, left_out=tuple(grid.left_out))
@@ -282,7 +273,7 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
     told += f"; {ledger.count('queued')} are left to submitted jobs" if ledger.count("queued") else ""
     say(console, told)
     left_s = seconds_left(environ, math.inf)
-    if left_s == math.inf and (end := inside.told().get("EndTime", "")):
+    if left_s == math.inf and (end := _told_by_slurm(inside.ask, inside.job_id).get("EndTime", "")):
         with suppress(ValueError):  # Unknown; Slurm tells local time
             left_s = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     with Interruption() as stop:
@@ -320,7 +311,10 @@ def unlike(job: Job, sweep: StudyCells, inside: Inside) -> str:
     if all(cell.identity in ("", identify(partition)) for cell in sweep.cells):
         return ""
     before = Known(files={"-": ""}, environment=job.inside["environment"])
-    said, place = changes(before, Known(files={"-": ""}, environment=environment(partition))), f"node {inside.node}"
+    said, place = (
+        changes(before, Known(files={"-": ""}, environment=environment(partition))),
+        f"node {inside.environ.get('SLURMD_NODENAME') or platform.node()}",
+    )
     if said:
         return f"on {place} there is {said} since it was submitted; run the study again from that environment"
     return f"the code on {place} is not that of the submission; run the study again"
