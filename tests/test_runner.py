@@ -29,7 +29,7 @@ from horovod_study.config import Placement
 from horovod_study.documents import load_yaml
 from horovod_study.errors import StudyError
 from horovod_study.progress import duration
-from horovod_study.studies import attempt, grid, ledger, runner
+from horovod_study.studies import attempt, ledger, runner
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
@@ -313,7 +313,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_runner import COMMAND, QUICK, make_study
 from fake_trainer import fake_launch
-from horovod_study.studies import attempt, grid, runner
+from horovod_study.studies import attempt, runner
 from horovod_study.errors import StudyError
 from horovod_study.studies.study_file import sweep_of
 
@@ -329,7 +329,7 @@ def then_die(call):
 point = {point!r}
 if point:
     when, name = point.split()
-    module = next(each for each in (runner, grid, attempt) if hasattr(each, name))
+    module = next(each for each in (runner, attempt) if hasattr(each, name))
     setattr(module, name, die if when == "before" else then_die(getattr(module, name)))
 try:
     launch = fake_launch({behaviour!r})
@@ -520,7 +520,7 @@ def test_a_runner_that_is_killed_at_any_step_of_a_restart_keeps_the_checkpoint(t
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
     [cell] = study.cells()
     run(study, tmp_path, {"*": "stopped with checkpoint"})
-    module = attempt if step == "write_file" else grid
+    module = attempt if step == "write_file" else runner
     whole = getattr(module, step)
 
     class Killed(BaseException):
@@ -678,7 +678,7 @@ def test_claims_are_given_back_with_how_the_cells_ended(tmp_path):
 
 def test_cell_that_somebody_else_took_over_is_ended_and_its_directory_left_to_him(tmp_path, monkeypatch, golden):
     """As when this host was cut off for minutes, and another one has begun the cell meanwhile."""
-    monkeypatch.setattr(grid, "_CHECK_S", 0.1)
+    monkeypatch.setattr(runner, "_CHECK_S", 0.1)
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
     [cell] = study.cells()
     launch = fake_launch({"*": "hang"})
@@ -704,11 +704,11 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path, golde
     console = Console(file=io.StringIO(), force_terminal=False)
 
     with Interruption("pre-empted") as stop:
-        broken_off = grid.Grid(
+        broken_off = runner.Grid(
             sweep=sweep_of(study, tmp_path),
             console=console,
             stop=stop,
-            places=grid.CellPlaces(launch=fake_launch({})),
+            places=attempt.CellPlaces(launch=fake_launch({})),
             lasts_s=5.0,  # less than the guess for horovod, 7 s, and more than that for serial, 4 s
         ).run(study.cells())
 
@@ -732,8 +732,8 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
         stop.requested = True
 
     console = Console(file=io.StringIO(), force_terminal=False)
-    places = grid.CellPlaces(launch=launch, grace_s=20)
-    broken_off = grid.Grid(sweep=sweep_of(study, tmp_path), console=console, stop=stop, places=places).run(
+    places = attempt.CellPlaces(launch=launch, grace_s=20)
+    broken_off = runner.Grid(sweep=sweep_of(study, tmp_path), console=console, stop=stop, places=places).run(
         study.cells()
     )
 
@@ -967,11 +967,11 @@ def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path, monkeypatch):
     site = Site(hosts=(Host(name=os.uname().nodename, slots=1), Host(name="node2", slots=1)))
     asked = []
     monkeypatch.setattr(attempt, "stop_marked_on", lambda *arguments, **_: asked.append(arguments))
-    grid.Grid(
+    runner.Grid(
         sweep=sweep_of(study, tmp_path),
         console=Console(file=io.StringIO()),
         stop=Interruption(),
-        places=grid.CellPlaces(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),
+        places=attempt.CellPlaces(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),
     ).run([cell])
 
     record = records.read_run(out)

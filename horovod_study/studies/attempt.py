@@ -60,6 +60,17 @@ def _starting(site: Site, variables: Mapping[str, str] = MappingProxyType({})) -
     return Starting(python=python, environ=environ, root=os.geteuid() == 0, site=site)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellPlaces:
+    """Where the cells of a study are started, and how."""
+
+    launch: Launcher = local_launch
+    site_of: Callable[[Cell], Site] = lambda cell: HERE
+    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
+    grace_s: float = GRACE_S
+    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
+
+
 class Verdict(NamedTuple):
     """Why an attempt is not left to end by itself: what it is called then, and the reason in one line."""
 

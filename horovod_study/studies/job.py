@@ -50,12 +50,11 @@ from horovod_study.lease import CLAIMS, Held, acquire
 from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.progress import duration
 from horovod_study.records import RunRecord, create_run
-from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_in, record_of
-from horovod_study.studies.grid import CellPlaces, Grid
+from horovod_study.studies.attempt import CANCELLED, CellPlaces, Launcher, local_launch, record_in, record_of
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.progress import say
-from horovod_study.studies.runner import StudyResult
+from horovod_study.studies.runner import Grid, StudyResult
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.words import plural
 from horovod_study.variables import whole_number
