@@ -288,17 +288,14 @@ class StudyConfig(Asked):
             needed = over or (1 if per_node is None else math.ceil(workers / per_node))
             if layout == "list" or needed > 1 < workers:
                 what = "placement list" if layout == "list" else f"{workers} workers on {needed} nodes"
-                raise ConfigError(
-                    f"{here}: {what} cannot be had on partition {name}, which is one machine; name a partition with "
-                    "more nodes"
-                )
+                what += f" cannot be had on partition {name}, which is one machine"
+                raise ConfigError(f"{here}: {what}; name a partition with more nodes")
             return Placement(partition=name, workers=workers, workers_per_node=workers)
-        if layout == "spread" and workers > 1 and over is None and per_node is None and partition.nodes is None:
-            raise ConfigError(
-                f"{here}: placement spread needs to know over how many nodes; give nodes or workers_per_node"
-            )
         most = per_node or slots
         if layout == "spread" and per_node is None:
+            if workers > 1 and over is None and partition.nodes is None:
+                wanted = "placement spread needs to know over how many nodes; give nodes or workers_per_node"
+                raise ConfigError(f"{here}: {wanted}")
             most = math.ceil(workers / (over or partition.nodes or workers))
         if most > slots:
             raise ConfigError(
@@ -306,19 +303,15 @@ class StudyConfig(Asked):
                 f"({partition.node()}); lower workers_per_node, or raise nodes"
             )
         needed = math.ceil(workers / most)
-        if partition.nodes is not None and needed > partition.nodes:
-            raise ConfigError(
-                f"{here}: {workers} workers need {needed} nodes at {most} each, but partition {name} has "
-                f"{partition.nodes} with room for {partition.capacity} workers; lower workers or nodes"
-            )
-        hosts: tuple[str, ...] = ()
-        if layout == "list":
-            if needed > len(self.hosts):
-                raise ConfigError(
-                    f"{here}: {workers} workers need {needed} nodes at {most} each, but hosts names {len(self.hosts)}: "
-                    f"{', '.join(self.hosts)}; name more, or lower workers"
-                )
-            hosts = self.hosts[:needed]
+        listed = layout == "list"
+        room = (
+            f"partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower workers or nodes"
+        )
+        names = f"hosts names {len(self.hosts)}: {', '.join(self.hosts)}; name more, or lower workers"
+        for offered, what in ((partition.nodes, room), (len(self.hosts) if listed else None, names)):
+            if offered is not None and needed > offered:
+                raise ConfigError(f"{here}: {workers} workers need {needed} nodes at {most} each, but {what}")
+        hosts = self.hosts[:needed] if listed else ()
         return Placement(
             partition=name, workers=workers, workers_per_node=min(most, workers), layout=layout, hosts=hosts
         )
@@ -425,16 +418,14 @@ def _refuse_misplaced(
     source: str, workload: Workload, fixed: Collection[str], sweep: Mapping[str, Any], together: Sequence[str]
 ) -> None:
     """Refuse what cannot be `fixed` under run, and what is given twice: there, in the sweep, `together` under zip."""
-    for name in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT):
-        if name in fixed:
-            roles = workload.options[name].roles
-            swept = "runtime" if roles & Role.RUNTIME else name
-            hint = "the top level of the file" if roles & Role.NAMING else f"sweep.{swept}"
-            raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
-    for name in together:
-        if name in sweep or together.count(name) > 1:
-            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
+    for name in set(fixed) & set(workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT)):
+        roles = workload.options[name].roles
+        hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
+        hint = "the top level of the file" if roles & Role.NAMING else hint
+        raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
     for name in (*sweep, *together):
+        if [*sweep, *together].count(name) > 1:
+            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
         if name in fixed:
             raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
 
@@ -520,14 +511,12 @@ def _zipped(source: str, workload: Workload, value: Any) -> tuple[tuple[Mapping[
             raise ConfigError(
                 f"{where} must hold lists that go together, such as {{workers: [1, 2], batch: [150, 75]}}"
             )
-        zipped = [key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")]
-        require_keys(where, each, zipped)
+        require_keys(where, each, (key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")))
         for name, values in each.items():
             if not isinstance(values, list) or not values:
                 raise ConfigError(f"{where}: {name} is {values!r}; it must be a list, as long as the others")
-        lengths = {name: len(values) for name, values in each.items()}
-        if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        if len({len(values) for values in each.values()}) > 1:
+            told = ", ".join(f"{name} has {len(values)}" for name, values in each.items())
             raise ConfigError(f"{where}: {told}; lists that go together must be equally long")
         checked = {name: _values(source, workload, name, values) for name, values in each.items()}
         axes.append(tuple(dict(zip(checked, row, strict=True)) for row in zip(*checked.values(), strict=True)))
@@ -609,14 +598,13 @@ def _worker_counts(
         return ()
     value = sweep.get("workers", "cores")
     if value == "cores":
-        elsewhere = [partition.name for partition in partitions if partition.scheduler != "local"]
-        if elsewhere:
+        if elsewhere := [partition.name for partition in partitions if partition.scheduler != "local"]:
             raise ConfigError(
                 f"{source}: sweep: workers counts up to the cores of this machine, but the study runs on partition "
                 f"{elsewhere[0]}; give counts such as [1, 2, 4], or nodes"
             )
         count = available_cores()
-        powers = (2**k for k in range(count.bit_length()))
+        powers = {2**k for k in range(count.bit_length())}
         return tuple(range(1, count + 1)) if count <= 8 else tuple(sorted({*powers, count}))
     counts = value if isinstance(value, list) else [value]
     if not counts:

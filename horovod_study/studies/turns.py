@@ -243,13 +243,6 @@ class _Cell:
         """Return how many steps were asked for; inf where no number was."""
         return min(report["least"] or math.inf for report in self.reports.values())
 
-    def next_steps(self, slice_s: float, least: int) -> int:
-        """Return how many steps take about `slice_s`, at least `least`; at first few, then twice as many at most."""
-        if not self.step_s:
-            return 1
-        wanted = max(least, round(slice_s / max(median(self.step_s), 1e-7)))
-        return wanted if len(self.step_s) == _RECENT else min(wanted, 2 * self.granted)
-
 
 class _Closed(Exception):
     """Nobody wants turns any more."""
@@ -314,8 +307,6 @@ class Conductor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ------------------------------------------------------------------------- for the thread that starts the cells
 
     def may_start(self, run: str) -> bool:
         """Return whether it is time to start a cell: those before it have begun, all but STARTS - 1 at their places."""
@@ -402,8 +393,6 @@ class Conductor:
         with suppress(OSError):
             self._waker.send(b".")
 
-    # ------------------------------------------------------------------------------------------ the thread of turns
-
     def _run(self) -> None:
         try:
             for cell in self._cells.values():
@@ -427,7 +416,7 @@ class Conductor:
             self._random.shuffle(left)
             for position, cell in enumerate(left):
                 self._give(cell, number, position)
-                while self._is_disturbed(cell, number) and self._await_quiet(cell):
+                while self._is_to_repeat(cell, number):
                     self._give(cell, number, position)
             number += 1
             there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
@@ -437,21 +426,19 @@ class Conductor:
                 self._level(ending)
             self._end(ending)
 
-    def _is_disturbed(self, cell: _Cell, number: int) -> bool:
-        """Return whether the newest slice is that of a cell in this round, and other programs were at work in it.
+    def _is_to_repeat(self, cell: _Cell, number: int) -> bool:
+        """Return whether a cell makes its slice of this round again, after other programs were at work in it.
 
-        Not of a cell that has made the steps it was asked for: it makes none beyond them.
+        All cells wait, stopped, until no other program is. Not for too long, and not of a cell that has made the steps
+        it was asked for: it makes none beyond them.
         """
-        last = self.slices[-1] if self.slices else None
+        last, seconds = self.slices[-1] if self.slices else None, {True: 0.0, False: 0.0}
         if last is None or (last.run, last.round) != (cell.run, number) or cell.state != "turns":
             return False
-        return _is_loud(last) and cell.steps() < cell.least()
-
-    def _await_quiet(self, cell: _Cell) -> bool:
-        """Wait, all cells stopped, until no other program is at work; return False where that takes too long."""
-        seconds = {True: 0.0, False: 0.0}
+        if (last.other_load or 0.0) <= OTHER_LOAD or cell.steps() >= cell.least():
+            return False
         for each in self.slices:
-            seconds[_is_loud(each)] += each.end_s - each.begin_s
+            seconds[(each.other_load or 0.0) > OTHER_LOAD] += each.end_s - each.begin_s
         allowed_s = QUIET_WAIT_S + PATIENCE * seconds[False] + _IN_VAIN * seconds[True]
         while self._waited_s < allowed_s and cell.state == "turns":
             began, before = now(), busy_s(self._cores)
@@ -541,7 +528,12 @@ class Conductor:
         `until`: so many steps in place of a slice.
         """
         usual_s = min(max(median(self._switches or [0.0]) / _SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
-        cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s, self._how.least_steps)
+        if cell.step_s:  # at first few, then twice as many at most
+            steps = round((usual_s if slice_s is None else slice_s) / max(median(cell.step_s), 1e-7))
+            most = math.inf if len(cell.step_s) == _RECENT else 2 * cell.granted
+            cell.granted = int(min(max(self._how.least_steps, steps), most))
+        else:
+            cell.granted = 1
         made, least = cell.steps(), cell.least()
         cell.before, cell.reports = cell.reports, {}
         # What was asked for in steps is made to the step, so that a run in turns ends where one without them does.
@@ -581,8 +573,6 @@ class Conductor:
                 with suppress(OSError):  # that it is gone is heard from its channel, too
                     cell.channels[rank].send(message)
 
-    # ------------------------------------------------------------------------------------------------- what is held
-
     def _hold(self, cell: _Cell) -> None:
         """Stop the processes of a cell whose ranks wait."""
         with self._lock:
@@ -599,20 +589,15 @@ class Conductor:
             cell.held_since = None
 
     def _breathe(self) -> None:
-        due = [
-            cell
-            for cell in self._cells.values()
-            if cell.held_since is not None and now() - cell.breath >= _BREATH_EVERY_S
-        ]
-        for cell in due:
+        for cell in self._cells.values():
+            if cell.held_since is None or now() - cell.breath < _BREATH_EVERY_S:
+                continue
             self._holding.go_on(cell.held)
             sleep(_BREATH_S)
             with self._lock:
                 if cell.held_since is not None:
                     self._holding.stop(cell.held)
                     cell.breath = now()
-
-    # ---------------------------------------------------------------------------------------------- what is heard
 
     def _wait(self, until: Callable[[], bool], *, every_s: float = _BREATH_EVERY_S) -> None:
         """Listen until something is so, which is asked at least `every_s`; _Closed: nobody wants to know any more."""
@@ -663,22 +648,14 @@ class Conductor:
     def _note(self, cell: _Cell, rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
         """Keep what a rank reports. LookupError, TypeError, ValueError: that is no report."""
         for message in messages:
+            kinds = {"steps": int, "samples": int, "trained_s": float, "warm": bool, "enough": bool}
             cell.reports[rank] = {
-                "steps": int(message["steps"]),
-                "samples": int(message["samples"]),
-                "trained_s": float(message["trained_s"]),
-                "warm": bool(message["warm"]),
-                "enough": bool(message["enough"]),
+                **{name: kind(message[name]) for name, kind in kinds.items()},
                 "least": None if message["least"] is None else int(message["least"]),
                 "threads": {int(thread): int(core) for thread, core in message.get("threads", {}).items()},
             }
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})
-
-
-def _is_loud(made: TurnSlice) -> bool:
-    """Return whether other programs were at work in a slice; where that is not known it counts as quiet."""
-    return made.other_load is not None and made.other_load > OTHER_LOAD
 
 
 def rates(slices: Iterable[TurnSlice], cells: Mapping[str, str]) -> list[Slice]:
