@@ -1,10 +1,9 @@
 """Leases: of several processes, on several hosts that share a folder, one may go on, and the others are told who.
 
 A claim is a small file, FOLDER/<name>.<n>, that says who holds the name and, when it was given back, how that ended.
-It is made elsewhere and given its name with link(2), which file servers do at once or not at all; locks of open files
-are not used, because many of them keep these to one host, or do not have them. n counts from 1. Whoever takes over a
-claim that was given back, or whose holder is gone, makes the next one: of several who try, one succeeds. No claim is
-ever removed, so nobody can remove that of a third by mistake.
+It gets its name with link(2), which file servers do at once or not at all; many of them keep locks of open files to one
+host. n counts from 1: whoever takes over a claim that was given back, or whose holder is gone, makes the next one, and
+of several who try one succeeds. No claim is ever removed, so nobody can remove that of a third by mistake.
 
 A claim is stale when its holder is gone:
 
@@ -13,9 +12,7 @@ A claim is stale when its holder is gone:
     elsewhere              nothing was heard of it for STALE_S. Holders touch their claim twice a minute; both
                            times are the file server's, so clocks of hosts may differ
 
-Should the file server's own clock jump ahead by minutes, a claim can look stale that is not, until its holder touches
-it again. The holder sees that it has lost it: `Lease.refresh` is False.
-
+A claim that looks stale and is not, because the file server's clock has jumped, is lost: `Lease.refresh` is False.
 Held are the cells of a study and the study itself, in STUDY/.claims, and each run by whoever trains it, in RUN/.claims.
 """
 

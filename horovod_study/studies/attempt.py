@@ -36,6 +36,7 @@ from horovod_study.records import (
     checkpoint_paths,
     checkpoint_step,
     create_run,
+    facts,
     finish_run,
     read_run,
     resume_run,
@@ -356,16 +357,14 @@ def misplaced(record: RunRecord, cell: Cell, site: Site) -> str:
     if not site.hosts or not ranks:
         return ""
     counts = Counter(rank["host"] for rank in ranks)
-    used = [host.name for host in site.hosts][: cell.placement.nodes]
-    known = [name for name in counts if any(_same_name(name, each) for each in used)]
+    wanted = dict(zip((host.name for host in site.hosts), cell.placement.per_node, strict=False))
+    known = [name for name in counts if any(_same_name(name, each) for each in wanted)]
     if site.allocation and not known:
         return ""
-    wanted = dict(zip(used, cell.placement.per_node, strict=False))
-    same = list(counts.values()) == list(cell.placement.per_node)
-    if same and (not known or all(_same_name(had, name) for had, name in zip(counts, used, strict=True))):
-        return ""
-    had = ", ".join(f"{name}: {count}" for name, count in counts.items())
-    asked = ", ".join(f"{name}: {count}" for name, count in wanted.items())
+    if list(counts.values()) == list(cell.placement.per_node):
+        if not known or all(_same_name(had, name) for had, name in zip(counts, wanted, strict=True)):
+            return ""
+    had, asked = (", ".join(f"{name}: {count}" for name, count in each.items()) for each in (counts, wanted))
     return f"its workers ran on other hosts than asked for: {had} instead of {asked}; check the launcher and the hosts"
 
 
@@ -386,16 +385,12 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     """
     config, workers = cell.config, cell.placement.workers
     asked = config.to_dict()
-    reduction = asked.get("reduction")
-    if workers == 1:
-        reduction = "none"
-    elif reduction == "auto":  # as the backends in comm/ decide
+    reduction = "none" if workers == 1 else asked.get("reduction")
+    if reduction == "auto":  # as the backends in comm/ decide
         reduction = "hooks" if CARRIED[cell.runtime][0].hooks else "flat"
     effective: dict[str, Any] = {
-        "backend": config.backend,
-        "transport": config.transport,
-        "workers": workers,
-        "nodes": cell.placement.nodes,
+        **facts(config, "backend", "transport"),
+        **facts(cell.placement, "workers", "nodes"),
         "batch": config.batch,
         "global_batch": config.batch * workers,
         "precision": asked.get("precision"),
@@ -403,10 +398,8 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
         "source": "as asked for; the run ended before it could tell",
     }
     return RunRecord(
-        study=config.study,
+        **facts(config, "study", "repeat", "partition"),
         key=key or cell.key,
-        repeat=config.repeat,
-        partition=cell.placement.partition,
         status="failed",
         started=started,
         host=platform.node(),

@@ -3,9 +3,9 @@
 It runs on the first node, with the same loop, claims and records as `run` uses anywhere else, after a look whether
 code, environment and nodes are those that were asked for. How it fares it writes into its note in FOLDER (jobs.py).
 
-It ends early, with a checkpoint of the running cell, when Slurm says so: SIGUSR1 some time before the time limit,
-SIGTERM when the job is pre-empted, requeued or cancelled. Where the workers alone are told, because the partition has a
-grace time, the job hands its nodes back by requeueing itself: one that merely ended would count as finished.
+It ends early, with a checkpoint of the running cell, when Slurm says so: SIGUSR1 before the time limit, SIGTERM when
+it is pre-empted, requeued or cancelled. Where the workers alone are told, because the partition has a grace time, the
+job hands its nodes back by requeueing itself: one that merely ended would count as finished.
 
 Exit codes: 0 all of its cells are done, 1 some are not, 2 the job cannot run, 75 it ended early.
 `run_here` does the same in an allocation that a person has made with salloc.
@@ -120,7 +120,7 @@ def _told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
 
 
 def _is_pre_empted(told: Mapping[str, str]) -> bool:
-    """Return whether Slurm, by what it has told, is about to take the nodes away from a job."""
+    """Return whether Slurm is about to take the nodes away from a job."""
     return told.get("PreemptTime", "None") not in ("None", "Unknown", "")
 
 

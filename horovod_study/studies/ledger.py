@@ -1,17 +1,14 @@
 """The ledger of a study: the state of every cell, read from run directories, claims and submitted jobs.
 
 A cell's run directory is RUNS/<study>/<key>/, where the key holds everything the cell was asked to do, with which code
-and in which environment: an edited study file or source gives other keys, and a cell that was run once is never run
-again. docs/cluster.md says what each state means. Only `done`, `failed`, `stopped` and `running` are words of a run's
-own record. What else happened is known to whoever ran the cell, who says so when giving back the claim on it
-(lease.py), or to the scheduler (jobs.py).
+and in which environment: a cell that was run once is never run again. docs/cluster.md says what each state means. Only
+`done`, `failed`, `stopped` and `running` are words of a run's own record; what else happened is known to whoever ran
+the cell, who says so when giving back the claim on it (lease.py), or to the scheduler (jobs.py).
 
-A stopped, incomplete, pre-empted, timed out or killed cell that has a checkpoint goes on from there, in its directory.
-Before any other one is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, with its log: an analysis
-counts the latest attempt only. Nothing is ever overwritten or deleted.
-
-`attempts.csv` remembers how long every attempt took, for the estimate of the time left. `.ledger.json` keeps what was
-read of finished cells: thousands are then looked at only, not read. It may be removed at any time.
+A cell that was broken off and has a checkpoint goes on from there, in its directory. Before any other one is tried
+again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, with its log: an analysis counts the latest attempt
+only. Nothing is ever overwritten or deleted. `attempts.csv` remembers how long every attempt took. `.ledger.json` keeps
+what was read of finished cells: thousands are then looked at only, not read. It may be removed at any time.
 """
 
 import json
@@ -371,9 +368,10 @@ def _entry(
         stale = lease.is_stale(claim, present=present(), ended=ended)
 
     def silence_s() -> float | None:
-        with suppress(RecordError):
+        try:
             return silent_s(path)
-        return None
+        except RecordError:
+            return None
 
     exists = record is not None or there.holds_files
     state, reason = judge(record, exists=exists, claim=claim, stale=stale, job=job, silence_s=silence_s, wrong=wrong)
@@ -400,9 +398,8 @@ def _server_time(directory: Path) -> float:
 
 def read_entry(directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
-    claim, there = lease.latest(directory / lease.CLAIMS, cell.key), _look(directory / cell.key)
-    generation, present = claim.generation if claim else 0, partial(_server_time, directory)
-    entry = _entry(directory, cell, there, jobs, generation, present)
+    claim, present = lease.latest(directory / lease.CLAIMS, cell.key), partial(_server_time, directory)
+    entry = _entry(directory, cell, _look(directory / cell.key), jobs, claim.generation if claim else 0, present)
     return replace(entry, earlier_attempts=len([*(directory / lease.ATTEMPTS).glob(f"{cell.key}-*")]))
 
 

@@ -61,17 +61,13 @@ STUDY_KEYS = (
 
 
 @cache
-def _idle(workload: Workload, runtime: str) -> Mapping[str, Any]:
-    """Return the options without effect on a runtime, at their defaults: one run serves all their values."""
-    options = workload.options
-    return {name: options[name].default for name in workload.communication if not options[name].matters(runtime)}
-
-
-@cache
-def _alone(workload: Workload) -> Mapping[str, Any]:
-    """Return further options that mean nothing to one plain worker: one plain run serves all their values."""
-    several = [name for name in workload.sweepable if workload.options[name].roles & Role.SEVERAL]
-    return {name: workload.options[name].default for name in several if name not in workload.communication}
+def _usual(workload: Workload, runtime: str, *, alone: bool = False) -> Mapping[str, Any]:
+    """Return options without effect on a runtime, or on one plain worker, at their defaults: one run serves all values."""
+    options, own = workload.options, workload.communication
+    names = [name for name in own if not options[name].matters(runtime)]
+    if alone:
+        names = [each for each in workload.sweepable if options[each].roles & Role.SEVERAL and each not in own]
+    return {name: options[name].default for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +196,9 @@ class StudyConfig(Asked):
             together = values.get("global_batch")
             variant = run.changed(**{name: value for name, value in values.items() if name in self.workload.sweepable})
             if "plain" in self.baselines:
-                yield self._first(variant, "serial", self._alone(partition), _alone(self.workload), together)
+                yield self._first(
+                    variant, "serial", self._alone(partition), _usual(self.workload, "serial", alone=True), together
+                )
             placing = tuple(values.get(name) for name in _PLACING)
             if placing not in shapes:
                 shapes[placing] = self._shapes(partition, dict(zip(_PLACING, placing, strict=True)))
@@ -245,7 +243,7 @@ class StudyConfig(Asked):
                 )
             batch["batch"] = together // placement.workers
         config = variant.changed(
-            **_idle(self.workload, runtime),
+            **_usual(self.workload, runtime),
             **batch,
             **options,
             repeat=0,

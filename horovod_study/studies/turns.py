@@ -11,11 +11,10 @@ the wait changes nothing of what a run records).
     end         a cell that needs no more is told to end, and the others wait until its processes are gone
 
 A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
-takes is at most _SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. Its first
-steps are slower, on caches that another cell has filled: LEAD_S of them are made before it begins. Warm-up is in no
-slice either, and one that the end of what was asked for has cut to less than half is left out. A cell that ends by
-itself, or fails, drops out; the others go on. One that never asks for a turn trains to its end while all others wait,
-as it would have without turns.
+takes is at most _SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. LEAD_S of
+steps on caches that another cell has filled are made before it begins. Warm-up is in no slice either, nor what the end
+of what was asked for has cut to less than half. A cell that ends by itself, or fails, drops out; the others go on. One
+that never asks for a turn trains to its end while all others wait, as it would have without turns.
 """
 
 import math
