@@ -19,7 +19,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import groupby
@@ -55,7 +55,6 @@ ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", 
 
 _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
 _CACHE = ".ledger.json"
-_CACHE_SCHEMA = 1
 _ALIVE = ("pending", "running")  # states of jobs that may still come to a cell
 
 
@@ -412,16 +411,24 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
         names = _names(directory)
         earlier = Counter(name.rpartition("-")[0] for name in _names(directory / lease.ATTEMPTS))
         claims = lease.generations(directory / lease.CLAIMS)
-        read, entries = _Cache(directory), []
+        finished, fresh, entries = _Finished(), 0, []
+        with suppress(RecordError):  # there is none, or it is damaged: everything is read
+            kept = read_json(directory / _CACHE, _Finished, again="")
+            finished = kept if kept.schema == finished.schema else finished
         for key, cell in keys.items():
             there = _look(directory / key) if key in names else _There()
-            if (known := read.get(key, there.status)) is not None:
-                entry = Entry(cell=cell, state="done", samples_per_s=known[0], reason=known[1], recorded=True)
+            stamp = () if there.status is None else (there.status.st_mtime_ns, there.status.st_size)
+            if stamp and (known := finished.runs.get(key, (0,)))[:2] == stamp:
+                entry = Entry(cell=cell, state="done", samples_per_s=known[2], reason=known[3], recorded=True)
             else:
                 entry = _entry(directory, cell, there, jobs, claims.get(key, 0), present)
-                read.put(there.status, entry)
+                if stamp and entry.state == "done":
+                    finished.runs[key] = (*stamp, entry.samples_per_s, entry.reason)
+                    fresh += 1
             entries.append(replace(entry, earlier_attempts=earlier[key]) if earlier[key] else entry)
-        read.keep()
+        if fresh >= 100:  # fewer are read again in no time
+            with suppress(OSError):  # a reader that may not write, or a full disk
+                write_file(directory / _CACHE, json.dumps(asdict(finished)))
         others = {name: _look(directory / name) for name in sorted(names.difference(keys)) if name[0] != "."}
         unknown = [name for name, there in others.items() if there.status is not None]
     except OSError as error:
@@ -483,37 +490,13 @@ def _look(path: Path) -> _There:
         return _There(unreadable=f"cannot be read ({error.strerror or error})")
 
 
-class _Cache:
+@dataclass(frozen=True, slots=True)
+class _Finished:
     """What was read of finished cells, which do not change; a file that did change is read again."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / _CACHE
-        self._new = 0
-        self._runs: dict[str, list[Any]] = {}
-        with suppress(RecordError):  # there is none, or it is damaged: everything is read
-            match read_json(self._path, again=""):
-                case {"schema": schema, "runs": dict() as runs} if schema == _CACHE_SCHEMA:
-                    self._runs = runs
-
-    def get(self, key: str, status: os.stat_result | None) -> tuple[float | None, str] | None:
-        """Return (samples/s, reason) of a finished cell whose record is the one that was read."""
-        if status is None:
-            return None
-        match self._runs.get(key):
-            case [status.st_mtime_ns, status.st_size, float() | int() | None as rate, str() as reason]:
-                return rate, reason
-        return None
-
-    def put(self, status: os.stat_result | None, entry: Entry) -> None:
-        if status is not None and entry.state == "done":
-            self._runs[entry.key] = [status.st_mtime_ns, status.st_size, entry.samples_per_s, entry.reason]
-            self._new += 1
-
-    def keep(self) -> None:
-        """Write it if that is possible, and worth it: fewer are read again in no time."""
-        if self._new >= 100:
-            with suppress(OSError):  # a reader that may not write, or a full disk: it is read again the next time
-                write_file(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
+    schema: int = 1
+    # By key: date and size of the record, samples/s, reason.
+    runs: dict[str, tuple[int, int, float | None, str]] = field(default_factory=dict)
 
 
 def _other_code(sweep: StudyCells, names: Sequence[str]) -> tuple[_OtherCode, ...]:

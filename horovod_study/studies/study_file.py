@@ -62,7 +62,7 @@ STUDY_KEYS = (
 
 @cache
 def _usual(workload: Workload, runtime: str, *, alone: bool = False) -> Mapping[str, Any]:
-    """Return options without effect on a runtime, or on one plain worker, at their defaults: one run serves all values."""
+    """Return options without effect on a runtime, or on one plain worker, at their defaults: one run serves all."""
     options, own = workload.options, workload.communication
     names = [name for name in own if not options[name].matters(runtime)]
     if alone:

@@ -213,16 +213,12 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
         if number_there := JobBook(directory).job_id(job.name):
             return number_there
     write_job(directory, replace(job, refused=f"sbatch: {told}"))
-    key = f"partition {job.partition}"
+    what = f"sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
+    what += f"the script is {folder / 'script.sh'}"
     if lost:
-        raise StudyError(
-            f"{key}: Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
-            "run it again later"
-        )
-    raise StudyError(
-        f"{key}: sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
-        f"the script is {folder / 'script.sh'}"
-    )
+        what = f"Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
+        what += "run it again later"
+    raise StudyError(f"partition {job.partition}: {what}")
 
 
 def _show(allocation: Allocation, partition: Partition, directory: Path, console: Console) -> None:
