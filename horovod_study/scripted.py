@@ -29,7 +29,7 @@ PLACED = ("workers", "nodes", "workers_per_node", "hosts", "host", "global_batch
 """Has a place in the line if wanted, and is not given under `run`."""
 WARMUP_STEPS = 10
 """Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
-_PLACE = re.compile(r"(?<!\$)\{(\w+)\}")
+PLACE = re.compile(r"(?<!\$)\{(\w+)\}")
 _READ_BY_A_SHELL = re.compile(r"(?:^|\s)(~\S*|&&|[|;<>&]+)(?=\s|$)|(\$[\w({][^\s\"]*|`|[^\s\"]*\*[^\s\"]*)")
 _HOROVOD = re.compile(r"^[ \t\"]*(import|from)[ \t]+horovod\b", re.MULTILINE)
 _OVER_TORCH = re.compile(  # in a script whose workers meet in torch.distributed
@@ -64,7 +64,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         raise ConfigError(f"{path}: give one of script, command and workload")
     kind, folder, line = given[0], path.parent.resolve(), str(content[given[0]])
     words = _words(path, kind, folder, line)
-    places = {name for word in words for name in _PLACE.findall(word)}
+    places = {name for word in words for name in PLACE.findall(word)}
     rate = check_rate(f"{path}: rate", content.get("rate"))
     if rate is not None and kind == "script":
         raise ConfigError(f"{path}: rate is what the output of a command says; the steps of a script are counted")
@@ -156,7 +156,7 @@ def check_rate(source: str, value: Any) -> str | None:
 
 def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     """Return the words of a line with values in their places."""
-    return [_PLACE.sub(lambda place: str(values.get(place[1], place[0])), word) for word in words]
+    return [PLACE.sub(lambda place: str(values.get(place[1], place[0])), word) for word in words]
 
 
 def _told(content: Mapping[str, Any]) -> dict[str, list[Any]]:

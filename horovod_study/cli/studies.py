@@ -192,7 +192,7 @@ def _take_command(options: argparse.Namespace) -> None:
             raise ConfigError("--rate: a study file says it by itself, as `rate: REGEX` beside command")
         return
     from horovod_study.cluster.launch import require_program
-    from horovod_study.studies.command_file import command_study
+    from horovod_study.studies.study_file import command_study
 
     if options.study is not None:
         raise ConfigError(f"run: {options.study} and a command are both given; name a study file or write a command")

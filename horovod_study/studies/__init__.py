@@ -2,7 +2,6 @@
 
     study_file  the file of a study, and the cells that come of it with their placements
     sweep       these cells and what is asked of all of them: what everybody below the file is given
-    command_file  the study file of a command that is typed: `run -- COMMAND`
     estimate    how long cells take, learned or guessed
     plan        what a study will do and take, before anything runs
     ledger      the state of every cell: done, running, queued, failed, missing, ...

@@ -418,7 +418,7 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
         for key, cell in keys.items():
             there = _look(directory / key) if key in names else _There()
             stamp = () if there.status is None else (there.status.st_mtime_ns, there.status.st_size)
-            if stamp and (known := finished.runs.get(key, (0,)))[:2] == stamp:
+            if stamp and (known := finished.runs.get(key, (0, 0, None, "")))[:2] == stamp:
                 entry = Entry(cell=cell, state="done", samples_per_s=known[2], reason=known[3], recorded=True)
             else:
                 entry = _entry(directory, cell, there, jobs, claims.get(key, 0), present)

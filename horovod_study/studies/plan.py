@@ -183,7 +183,10 @@ def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), r
     to_do = ledger.to_do(retry=retry)
     # The seconds of each cell, and whether they are learned, guessed or unknown.
     looked = {cell.key: estimate.expected(cell, at_most_s=sweep.timeout_s) for cell in to_do}
-    seconds_of = lambda cell: looked[cell.key][0]  # noqa: E731
+
+    def seconds_of(cell: Cell) -> float:
+        return looked[cell.key][0]
+
     jobs = [cell for cell in to_do if sweep.partition_of(cell).scheduler == "slurm"]
     others = [cell for cell in to_do if sweep.partition_of(cell).scheduler != "slurm"]
     here = others if sweep.part else [cell for block in blocks(others, sweep.seed) for cell in block]

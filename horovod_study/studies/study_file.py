@@ -1,27 +1,33 @@
 """The file of a study: what is fixed, what is varied, on which partitions, how often; and the cells that come of it.
 
-`experiments/` holds examples, and experiments/README.md explains every key.
+`experiments/` holds examples, and experiments/README.md explains every key. `run -- COMMAND` writes one.
 """
 
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
-from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine
+from horovod_study.cluster.partitions import Host, Partition, find_partition, host_name, this_machine
 from horovod_study.cluster.yaml_keys import listed, mapping, one_of
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, require_keys
+from horovod_study.files import write_file, writing
+from horovod_study.progress import say
+from horovod_study.recording.said import said_workers
 from horovod_study.roles import Option, Role, check_field, plain
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
-from horovod_study.scripted import scripted
+from horovod_study.scripted import PLACE, PLACED, check_rate, scripted
 from horovod_study.studies.sweep import Asked, StudyCells
 from horovod_study.text.words import plural
 from horovod_study.workloads import Configuration, Workload, find_workload
@@ -54,6 +60,8 @@ _SWEPT = {  # keys of the sweep, beside options of the run
 }
 _BUDGET = {name: Option(name=name, kind=float, default=1.0, above=0) for name in ("gpu_hours", "core_hours", "hours")}
 _TARGET = Option(name="targets", kind=float, default=1.0, above=0)
+_FILLED = (*(name for name in PLACED if name != "global_batch"), "seed")  # places of a command that is typed
+_PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
 STUDY_KEYS = (
     *("study", "partition", "hosts", "run", "sweep", "baselines", "scaling", "precision", "question", "targets"),
     *("budget", "script", "command", "rate", *_AS_THEY_ARE),
@@ -143,7 +151,7 @@ class StudyConfig(Asked):
 
         first = [cell for cell in self.cells() if cell.config.repeat == 0]
         alone = [cell for cell in first if cell.placement.workers == 1]
-        found = {}
+        found = dict[tuple[str, str], None]()
         for cell in first:
             where, runtimes = cell.placement.partition, ("serial", cell.runtime)
             ones = [each for each in alone if each.placement.partition == where and each.runtime in runtimes]
@@ -323,10 +331,10 @@ class StudyConfig(Asked):
 
 def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
     """Return the cells of a study, to be run below `runs_dir`, and what is asked of them."""
-    asked = {each.name: getattr(study, each.name) for each in fields(Asked)}
-    more = {"varied": study.told(), "wanted": () if study.precision is None else study.wanted()}
-    cells, directory = tuple(study.cells()), runs_dir / study.name
-    return StudyCells(**asked, **more, directory=directory, cells=cells, scaling=study.scaling)
+    told: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(Asked)}
+    told |= {"varied": study.told(), "wanted": () if study.precision is None else study.wanted()}
+    directory, cells = runs_dir / study.name, tuple(study.cells())
+    return StudyCells(**told, directory=directory, cells=cells, scaling=study.scaling)
 
 
 def sweep_keys(workload: Workload) -> tuple[str, ...]:
@@ -608,3 +616,56 @@ def _worker_counts(
     if not counts:
         raise ConfigError(f"{source}: sweep: workers is empty; give counts such as [1, 2, 4], or cores")
     return tuple(sorted(set(_values(source, workload, "workers", counts))))
+
+
+def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Sequence[Host] = ()) -> Path:
+    """Return the study file, in the working directory, whose cells are `command` with its places filled.
+
+    It is the one that was written when the same command was typed before, or a new one: worker counts 1, 2, 4, ... up
+    to what this machine, or the `hosts`, take; without a place for {workers} the count that the command says. `rate`:
+    the pattern of the rate in its output. Raises ConfigError for a command without words and for an unknown place.
+    """
+    if not command:
+        raise ConfigError("run: no command; write `horovod-study run -- torchrun --nproc-per-node {workers} train.py`")
+    check_rate("--rate", rate)
+    places = list(dict.fromkeys(PLACE.findall(" ".join(command))))
+    if unknown := [name for name in places if name not in _FILLED]:
+        raise ConfigError(
+            f"run: nothing is known to put in the place of {{{unknown[0]}}}; there are {{{'}, {'.join(_FILLED)}}}, and "
+            "a study file (docs/studies.md) gives others their values"
+        )
+    most = sum(host.slots for host in hosts) or this_machine().slots_per_node
+    counts = sorted({*(2**power for power in range(most.bit_length())), most})
+    if "workers" not in places:
+        counts = [said_workers(command)]
+        say(
+            f"one worker count, {counts[0]}: the command has no place for another; write {{workers}} where it says "
+            "how many, for a speedup"
+        )
+    line = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in command)
+    content = {"command": line, **({} if rate is None else {"rate": rate})}
+    name = _called(command)
+    number, path = 1, Path(f"{name}-study.yaml")
+    while path.exists():
+        known = load_yaml(path)
+        if {key: known.get(key) for key in ("command", "rate")} == {"rate": None, **content}:
+            return path
+        number += 1
+        path = Path(f"{name}-{number}-study.yaml")
+    # Nobody knows how long a command is.
+    study = {"study": path.stem.removesuffix("-study"), **content, "repeats": 3, "timeout_s": 4 * 3600}
+    study |= {"sweep": {"workers": counts}, **({} if "workers" in places else {"baselines": []})}
+    head = f"# {plural(len(counts), 'worker count')} x 3 repeats; `run: {{steps: 200}}` ends each run after 200 steps\n"
+    with writing(path, "type the command in a folder that is writable", error=ConfigError):
+        write_file(path, head + yaml.safe_dump(study, sort_keys=False, width=10**6, default_flow_style=None))
+    return path
+
+
+def _called(command: Sequence[str]) -> str:
+    """Return what a command is called: its script, its module, else its program."""
+    words = " ".join(command).split()  # also of what `bash -c` is given
+    ends = r"([^/]+)\.(?:py|sh|bash|ipynb|jl|R)"
+    scripts = [found[1] for word in words if (found := re.fullmatch(ends, Path(word).name))]
+    modules = [word for before, word in itertools.pairwise(command) if before in ("-m", "--module")]
+    name = [*scripts, *modules[-1:], Path(command[0]).name][0]
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "command"

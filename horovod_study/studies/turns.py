@@ -236,7 +236,7 @@ class _Cell:
 
     def steps(self) -> int:
         """Return how many steps it has made."""
-        return max(report["steps"] for report in self.reports.values())
+        return max(int(report["steps"]) for report in self.reports.values())
 
     def least(self) -> float:
         """Return how many steps were asked for; inf where no number was."""
@@ -296,7 +296,7 @@ class Conductor:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(4096))
         self._holding = Holding()
-        self._zero = now()
+        self._zero = self._since = now()
         self._waited_s = 0.0  # for other programs
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
 
@@ -440,9 +440,9 @@ class Conductor:
             seconds[(each.other_load or 0.0) > OTHER_LOAD] += each.end_s - each.begin_s
         allowed_s = QUIET_WAIT_S + PATIENCE * seconds[False] + _IN_VAIN * seconds[True]
         while self._waited_s < allowed_s and cell.state == "turns":
-            began, before = now(), busy_s(self._cores)
-            self._wait(lambda since=began: now() - since >= 2 * _LOAD_S, every_s=_LOAD_S)
-            over_s, after = now() - began, busy_s(self._cores)
+            self._since, before = now(), busy_s(self._cores)
+            self._wait(lambda: now() - self._since >= 2 * _LOAD_S, every_s=_LOAD_S)
+            over_s, after = now() - self._since, busy_s(self._cores)
             self._waited_s += over_s
             if before is None or after is None or (after - before) / over_s <= OTHER_LOAD:
                 return cell.state == "turns"
