@@ -188,8 +188,7 @@ class Workload:
     and whether to go on from a checkpoint there."""
     samples: str = "samples"  # what a batch consists of, for readers
     model: str = ""  # what is trained where a record names no model
-    threads_of: Callable[[Configuration], int] = lambda config: config.threads
-    """Returns how many threads and processes of a worker compute."""
+    threads_of: Callable[[Configuration], int] = lambda config: config.threads  # and processes of a worker that compute
     samples_of_epoch: Callable[[Configuration], float | None] = lambda config: None
     """Returns the samples of all workers in one pass over the data, as far as that is known beforehand."""
     rate_of: Callable[[Mapping[str, Any], int], float | None] = lambda requested, workers: None
@@ -199,14 +198,10 @@ class Workload:
     options of the cell itself do, for a few steps."""
     arguments: Callable[[Configuration, Mapping[str, Any]], tuple[str, ...]] = lambda config, placed: ()
     """Returns further arguments, which depend on the values of a cell and on where it is placed (launch.placed)."""
-    starts_ranks: bool = False
-    """Whether `command` is started once and starts its ranks itself, instead of being started as every rank."""
-    usual_runtime: str = "horovod/mpi"
-    """What a study runs that names no runtime; ddp/gloo stands for ddp/nccl where there are GPUs."""
-    waits: bool = True
-    """Whether it can wait between two steps: it is recorded by a session of this package."""
-    folder: Path | None = None
-    """In which it runs, in the environment of the shell; None: it is the package's, or made for it."""
+    starts_ranks: bool = False  # `command` is started once and starts its ranks itself, instead of as every rank
+    usual_runtime: str = "horovod/mpi"  # of a study that names none; ddp/gloo stands for ddp/nccl where there are GPUs
+    waits: bool = True  # it can wait between two steps: it is recorded by a session of this package
+    folder: Path | None = None  # it runs there, in the environment of the shell; None: it is the package's, or made so
     note: str = ""  # told before it runs
     file: Path | None = None  # it was declared in; None: the package
     version: str = ""  # of what it runs; "": the content of its file

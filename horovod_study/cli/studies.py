@@ -294,8 +294,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _study(options: argparse.Namespace) -> Any:
-    from horovod_study.studies.runner import on_hosts
-    from horovod_study.studies.study_file import load_study
+    from horovod_study.studies.study_file import load_study, on_hosts
 
     study = load_study(options.study)
     options.runs = options.runs or runs_of(options.study, study.name)
@@ -315,7 +314,7 @@ def _ledger(options: argparse.Namespace, study: Any) -> Any:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
-    from horovod_study.studies.runner import parse_hosts
+    from horovod_study.studies.study_file import parse_hosts
 
     return parse_hosts(options.hosts) if options.hosts else ()
 

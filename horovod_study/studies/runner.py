@@ -25,7 +25,6 @@ from rich.console import Console
 
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JOBS, JobBook
-from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.pinning import (
     OtherPrograms,
     cell_cores,
@@ -38,7 +37,7 @@ from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.site import Site, site_of
 from horovod_study.config import Cell, Placement, available_cores
-from horovod_study.errors import ConfigError, StudyError
+from horovod_study.errors import StudyError
 from horovod_study.files import writing
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim, require_free
 from horovod_study.measure.clock import now, sleep
@@ -83,7 +82,6 @@ from horovod_study.studies.ledger import (
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.progress import Display, say
 from horovod_study.studies.smoke import smoke_test
-from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
@@ -168,30 +166,6 @@ def retry_cells(
     say(console, ledger.summary())
     say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
     return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
-
-
-def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
-    """Return `study` with its workers on `hosts`, over ssh, in place of where its partitions have them."""
-    slots = min(host.slots for host in hosts)
-    partitions = {}
-    for name, each in study.partitions.items():
-        cores = max(each.cores_per_node, slots * each.cores_per_worker)
-        there: dict[str, Any] = {"scheduler": "ssh", "hosts": tuple(hosts), "nodes": len(hosts)}
-        partitions[name] = replace(each, **there, cores_per_node=cores)
-    return replace(study, partitions=partitions)
-
-
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Return the hosts meant by `node1:2,node2:2` or `node1,node2` (one worker each)."""
-    found = []
-    for part in text.split(","):
-        name, colon, slots = part.strip().partition(":")
-        if not name or (colon and not slots.isdecimal()):
-            raise ConfigError(
-                f"--hosts: {part.strip()!r} is not a host; write NAME or NAME:WORKERS, separated by commas"
-            )
-        found.append(Host(name=name, slots=int(slots) if colon else 1))
-    return tuple(found)
 
 
 def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Console | None = None) -> int:

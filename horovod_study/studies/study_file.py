@@ -125,16 +125,11 @@ class StudyConfig(Asked):
             first = dict.fromkeys(run for partition in self.partitions.values() for run in self._wanted(partition))
             self._refuse_too_many(len(first) * self.repeats, "cells")
             told, layouts = self.told(), self._layouts()
-            cells = [
-                Cell(
-                    config=config,
-                    runtime=runtime,
-                    placement=placement,
-                    identity=self.identity.get(placement.partition, ""),
-                    label=self._label(config, runtime, placement, told, layouts),
-                )
-                for config, runtime, placement in first
-            ]
+            cells = []
+            for config, runtime, placement in first:
+                label = self._label(config, runtime, placement, told, layouts)
+                code = self.identity.get(placement.partition, "")
+                cells.append(Cell(config=config, runtime=runtime, placement=placement, identity=code, label=label))
             self._cells.extend(cell.repeated(repeat) for repeat in range(self.repeats) for cell in cells)
         return list(self._cells)
 
@@ -196,30 +191,37 @@ class StudyConfig(Asked):
 
     def _wanted(self, partition: Partition) -> Iterator[tuple[Configuration, str, Placement]]:
         """Yield the first repeat of every run on one partition; what cannot be placed there is a ConfigError."""
-        run = self.run.changed(partition=partition.name)
+        run, workload = self.run.changed(partition=partition.name), self.workload
         shapes: dict[tuple[Any, ...], list[tuple[Placement, dict[str, Any]]]] = {}
         alone: list[tuple[Placement, dict[str, Any]]] = []
         for chosen in itertools.product(*self._axes()):
             values = {name: value for part in chosen for name, value in part.items()}
-            together = values.get("global_batch")
-            variant = run.changed(**{name: value for name, value in values.items() if name in self.workload.sweepable})
-            if "plain" in self.baselines:
-                yield self._first(
-                    variant, "serial", self._alone(partition), _usual(self.workload, "serial", alone=True), together
-                )
+            variant = run.changed(**{name: value for name, value in values.items() if name in workload.sweepable})
             placing = tuple(values.get(name) for name in _PLACING)
             if placing not in shapes:
                 shapes[placing] = self._shapes(partition, dict(zip(_PLACING, placing, strict=True)))
+            runs: list[tuple[str, Placement, Mapping[str, Any]]] = []
+            if "plain" in self.baselines:
+                runs.append(("serial", self._alone(partition), _usual(workload, "serial", alone=True)))
             for runtime in (values["runtime"],) if "runtime" in values else self.runtimes:
                 for placement, options in shapes[placing]:
                     if runtime != "serial" and placement.workers == 1:
                         # Where one worker sits means nothing: one run of it serves all placements.
                         alone = alone or [(placement, options)]
-                        yield self._first(variant, runtime, *alone[0], together)
+                        runs.append((runtime, *alone[0]))
                     elif runtime != "serial":
-                        yield self._first(variant, runtime, placement, options, together)
+                        runs.append((runtime, placement, options))
                     elif placement.workers == 1:
-                        yield self._first(variant, runtime, self._alone(partition), {}, together)
+                        runs.append((runtime, self._alone(partition), {}))
+            for runtime, placement, options in runs:
+                backend, _, transport = runtime.partition("/")
+                batch = self._batch(values["global_batch"], placement) if "global_batch" in values else {}
+                config = variant.changed(
+                    **{**_usual(workload, runtime), **batch, **options, "repeat": 0, "study": self.name},
+                    backend=backend,
+                    transport=transport or "none",
+                )
+                yield config, runtime, placement
 
     def _axes(self) -> list[Sequence[Mapping[str, Any]]]:
         """Return what is crossed but placements and runtimes: each axis is a list of values that go together."""
@@ -232,36 +234,14 @@ class StudyConfig(Asked):
                 "under sweep"
             )
 
-    def _first(
-        self,
-        variant: Configuration,
-        runtime: str,
-        placement: Placement,
-        options: Mapping[str, Any],
-        together: int | None,
-    ) -> tuple[Configuration, str, Placement]:
-        """Return repeat 0 of a run; `together` is the batch of all its workers."""
-        backend, _, transport = runtime.partition("/")
-        batch: dict[str, int] = {}
-        if together is not None:
-            if together % placement.workers:
-                raise ConfigError(
-                    f"{self.here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
-                    "worker counts that divide it, or another global_batch"
-                )
-            batch["batch"] = together // placement.workers
-        config = variant.changed(
-            **_usual(self.workload, runtime),
-            **batch,
-            **options,
-            repeat=0,
-            study=self.name,
-            backend=backend,
-            transport=transport or "none",
-        )
-        return config, runtime, placement
-
-    # ------------------------------------------------------------------------------------------------ placements
+    def _batch(self, together: int, placement: Placement) -> dict[str, int]:
+        """Return what each worker has of the batch of all of them together."""
+        if together % placement.workers:
+            raise ConfigError(
+                f"{self.here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
+                "worker counts that divide it, or another global_batch"
+            )
+        return {"batch": together // placement.workers}
 
     def _shapes(self, partition: Partition, given: Mapping[str, Any]) -> list[tuple[Placement, dict[str, Any]]]:
         """Return the placements on a partition with the options that tell the trainer of them, few workers first."""
@@ -329,6 +309,30 @@ class StudyConfig(Asked):
         return Placement(partition=partition.name)
 
 
+def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
+    """Return `study` with its workers on `hosts`, over ssh, in place of where its partitions have them."""
+    slots = min(host.slots for host in hosts)
+    partitions = {}
+    for name, each in study.partitions.items():
+        cores = max(each.cores_per_node, slots * each.cores_per_worker)
+        there: dict[str, Any] = {"scheduler": "ssh", "hosts": tuple(hosts), "nodes": len(hosts)}
+        partitions[name] = replace(each, **there, cores_per_node=cores)
+    return replace(study, partitions=partitions)
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Return the hosts meant by `node1:2,node2:2` or `node1,node2` (one worker each)."""
+    found = []
+    for part in text.split(","):
+        name, colon, slots = part.strip().partition(":")
+        if not name or (colon and not slots.isdecimal()):
+            raise ConfigError(
+                f"--hosts: {part.strip()!r} is not a host; write NAME or NAME:WORKERS, separated by commas"
+            )
+        found.append(Host(name=name, slots=int(slots) if colon else 1))
+    return tuple(found)
+
+
 def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
     """Return the cells of a study, to be run below `runs_dir`, and what is asked of them."""
     told: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(Asked)}
@@ -340,9 +344,6 @@ def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
 def sweep_keys(workload: Workload) -> tuple[str, ...]:
     """Return what a study may vary."""
     return (*_SWEPT, *workload.sweepable, "zip")
-
-
-# ---------------------------------------------------------------------------------------------------- the file
 
 
 def load_study(path: Path) -> StudyConfig:
