@@ -398,7 +398,8 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
         "source": "as asked for; the run ended before it could tell",
     }
     return RunRecord(
-        **facts(config, "study", "repeat", "partition"),
+        **facts(config, "study", "repeat"),
+        partition=cell.placement.partition,
         key=key or cell.key,
         status="failed",
         started=started,

@@ -171,14 +171,8 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
     """
     environ, console = inside.environ, inside.console
     restarts = whole_number("SLURM_RESTART_COUNT", environ) or 0
-    number = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id
-    note = Note(
-        job_id=number,
-        host=environ.get("SLURMD_NODENAME") or platform.node(),
-        state="running",
-        restarts=restarts,
-        started=utc_now(),
-    )
+    number, host = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id, environ.get("SLURMD_NODENAME") or platform.node()
+    note = Note(job_id=number, host=host, state="running", restarts=restarts, started=utc_now())
     lasts_s = seconds_left(environ, job.time_limit_s)
     ends = datetime.now(UTC).timestamp() + lasts_s
     write_note(directory, job.name, task, note)
@@ -206,12 +200,10 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
             for cell in cells:  # one that somebody else runs, or that is done, is left
                 with suppress(Held), acquire(directory / CLAIMS, cell.key, what=cell.key) as lease:
                     record = record_in(directory / cell.key)
-                    if record is not None and record.status == "done":
-                        lease.release("done")
-                        continue
-                    set_aside(directory, cell)
-                    create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
-                    lease.release("failed", str(error))
+                    if record is None or record.status != "done":
+                        set_aside(directory, cell)
+                        create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
+                        lease.release("failed", str(error))
             write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
         early = stop.requested

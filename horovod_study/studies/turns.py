@@ -305,7 +305,14 @@ class Conductor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Dismiss all cells and end the thread."""
+        self._closing = True
+        self.dismiss()
+        if self._thread.ident is not None:
+            self._thread.join()
+        left: list[Any] = [channel for cell in self._cells.values() for channel in cell.channels.values()]
+        for each in (*left, self._selector, self._listener, self._waker, self._woken, self._holding):
+            each.close()
 
     def may_start(self, run: str) -> bool:
         """Return whether it is time to start a cell: those before it have begun, all but STARTS - 1 at their places."""
@@ -373,20 +380,6 @@ class Conductor:
                     with suppress(OSError):  # not closed: the other thread may be waiting for it
                         channel.stream.shutdown(socket.SHUT_RDWR)
         self._wake()
-
-    def close(self) -> None:
-        """Dismiss all cells and end the thread."""
-        self._closing = True
-        self.dismiss()
-        if self._thread.ident is not None:
-            self._thread.join()
-        for cell in self._cells.values():
-            for channel in cell.channels.values():
-                channel.close()
-        self._selector.close()
-        for each in (self._listener, self._waker, self._woken):
-            each.close()
-        self._holding.close()
 
     def _wake(self) -> None:
         with suppress(OSError):
