@@ -336,9 +336,9 @@ def test_strong_scaling_divides_the_batch(tmp_path: Path) -> None:
         ("batch: 10", "global_batch: [10, 20]", r"run: global_batch is \[10, 20\]; it must be a whole number"),
         ("batch: 10", "batch: 10, global_batch: 20", "batch and global_batch are both given; batch is of each worker"),
         ("sweep: {", "sweep: {global_batch: 8, ", "batch and global_batch are both given"),
-        ("repeats: 2", "scaling: strong", "scaling is strong, but batch, of each worker, is given; give global_batch"),
+        ("repeats: 2", "scaling: strong", "scaling is strong, but each worker has its batch; give global_batch"),
         ("batch: 10", "global_batch: 20", "scaling is weak, but global_batch is given; give batch"),
-        ("repeats: 2", "scaling: stong", r"scaling 'stong' is not known \(did you mean 'strong'\?\)"),
+        ("repeats: 2", "scaling: stong", r"scaling is 'stong' \(did you mean 'strong'\?\)"),
     ],
 )
 def test_batches_that_do_not_fit(tmp_path: Path, old: str, new: str, message: str) -> None:

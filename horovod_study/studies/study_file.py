@@ -48,6 +48,7 @@ _AS_THEY_ARE = {  # keys of the file
         Option(name="timeout_s", kind=float, default=900.0, low=1),
         Option(name="turns", kind=bool, default=False),
         Option(name="workload"),
+        Option(name="scaling", choices=("strong", "weak")),
     )
 }
 _SWEPT = {  # keys of the sweep, beside options of the run
@@ -63,7 +64,7 @@ _TARGET = Option(name="targets", kind=float, default=1.0, above=0)
 _FILLED = (*(name for name in PLACED if name != "global_batch"), "seed")  # places of a command that is typed
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
 STUDY_KEYS = (
-    *("study", "partition", "hosts", "run", "sweep", "baselines", "scaling", "precision", "question", "targets"),
+    *("study", "partition", "hosts", "run", "sweep", "baselines", "precision", "question", "targets"),
     *("budget", "script", "command", "rate", *_AS_THEY_ARE),
 )
 
@@ -362,7 +363,7 @@ def load_study(path: Path) -> StudyConfig:
     if precision is not None and not given["turns"]:
         raise ConfigError(f"{source}: precision is reached in turns; leave turns out, or set it to yes")
     fixed, sweep = (dict(mapping(source, key, content.get(key))) for key in ("run", "sweep"))
-    account, named = given.pop("account"), given.pop("workload")
+    account, named, scaling = (given.pop(each) for each in ("account", "workload", "scaling"))
     workload = scripted(path, content) or find_workload(named, beside=path.parent)
     require_keys(f"{source}: sweep", sweep, sweep_keys(workload))
     partitions = _partitions(source, content, path, account)
@@ -410,8 +411,11 @@ def load_study(path: Path) -> StudyConfig:
         text=path.read_text(encoding="utf-8"),
         **given,
     )
-    _check_scaling(source, content.get("scaling"), study, fixed)
-    _check_placing(source, {*sweep, *together}, study)
+    for fault in _contradictions(study, scaling, fixed, {*sweep, *together}):
+        raise ConfigError(f"{source}: {fault}")
+    names = [host.name for partition in partitions.values() for host in partition.hosts]
+    for host in study.hosts if names else ():
+        one_of(source, "hosts", host, names)
     try:
         study.cells()  # for its complaints
     except ConfigError as error:
@@ -425,7 +429,7 @@ def _refuse_misplaced(
     source: str, workload: Workload, fixed: Collection[str], sweep: Mapping[str, Any], together: Sequence[str]
 ) -> None:
     """Refuse what cannot be `fixed` under run, and what is given twice: there, in the sweep, `together` under zip."""
-    for name in set(fixed) & set(workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT)):
+    for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
         hint = "the top level of the file" if roles & Role.NAMING else hint
@@ -561,40 +565,27 @@ def _question(source: str, value: Any) -> str:
     return words
 
 
-def _check_scaling(source: str, value: Any, study: StudyConfig, fixed: Collection[str]) -> None:
-    """Refuse two batches, and a batch that does not fit the way of scaling that the file says."""
+def _contradictions(
+    study: StudyConfig, scaling: str | None, fixed: Collection[str], given: Collection[str]
+) -> Iterator[str]:
+    """Yield in words which keys contradict each other: `fixed` are those under run, `given` those under sweep."""
     if study.scaling == "strong" and ("batch" in fixed or any("batch" in axis[0] for axis in study._axes())):
-        raise ConfigError(
-            f"{source}: batch and global_batch are both given; batch is of each worker, global_batch of all together"
-        )
-    if value is not None and one_of(source, "scaling", value, ("strong", "weak")) != study.scaling:
-        found, other = ("batch, of each worker,", "global_batch, which is divided among the workers")
-        if value == "weak":
-            found, other = "global_batch", "batch, that of each worker"
-        raise ConfigError(f"{source}: scaling is {value}, but {found} is given; give {other}")
-
-
-def _check_placing(source: str, given: Collection[str], study: StudyConfig) -> None:
-    """Refuse keys about nodes that contradict each other."""
-    where, layouts = f"{source}: sweep", study._layouts()
-    if "workers" in given and "nodes" in given:
-        if "spread" not in layouts:
-            raise ConfigError(
-                f"{where}: workers and nodes are both given; nodes alone are full ones, and with placement spread they "
-                "are what the workers are spread over"
-            )
-        if "workers_per_node" in given:
-            raise ConfigError(f"{where}: workers, nodes and workers_per_node are all given; give two of them")
+        yield "batch and global_batch are both given; batch is of each worker, global_batch of all together"
+    if scaling == "strong" != study.scaling:
+        yield "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
+    if scaling == "weak" != study.scaling:
+        yield "scaling is weak, but global_batch is given; give batch, that of each worker"
+    layouts, both = study._layouts(), "workers" in given and "nodes" in given
+    if both and "spread" not in layouts:
+        full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
+        yield f"sweep: workers and nodes are both given; {full}"
+    if both and "workers_per_node" in given:
+        yield "sweep: workers, nodes and workers_per_node are all given; give two of them"
     if ("list" in layouts) != bool(study.hosts):
-        raise ConfigError(
-            f"{source}: placement list needs the names of its nodes, and only list has any; give both sweep.placement "
-            "and hosts, or neither"
-        )
+        wanted = "give both sweep.placement and hosts, or neither"
+        yield f"placement list needs the names of its nodes, and only list has any; {wanted}"
     if study.hosts and len(study.partitions) > 1:
-        raise ConfigError(f"{source}: hosts are those of one partition, but {len(study.partitions)} are named")
-    names = [host.name for partition in study.partitions.values() for host in partition.hosts]
-    for host in study.hosts if names else ():
-        one_of(source, "hosts", host, names)
+        yield f"hosts are those of one partition, but {len(study.partitions)} are named"
 
 
 def _worker_counts(
