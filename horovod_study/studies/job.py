@@ -28,21 +28,9 @@ from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster import process
+from horovod_study.cluster import jobs, process
 from horovod_study.cluster.allocations import blocks
 from horovod_study.cluster.identity import Known, changes, environment, identify
-from horovod_study.cluster.jobs import (
-    Ask,
-    Job,
-    JobBook,
-    Note,
-    ask,
-    cell_of,
-    note_path,
-    partition_of,
-    read_job,
-    write_note,
-)
 from horovod_study.cluster.site import hosts_of_allocation, site_of
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
@@ -63,7 +51,6 @@ EXIT_STOPPED = 75
 PRE_EMPTED = "pre-empted"
 GRACE_S = 20.0
 """How long workers get to write a checkpoint and end; Slurm waits 30 s (KillWait) unless a site says otherwise."""
-_UNTIL_KILLED_S = 120.0
 
 
 class JobSignals(Interruption):
@@ -71,7 +58,7 @@ class JobSignals(Interruption):
 
     signals = (*Interruption.signals, signal.SIGUSR1)
 
-    def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: Ask) -> None:
+    def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: jobs.Ask) -> None:
         """`restarts`: how often the job was started before this time; `ends`: when it must end, seconds since 1970."""
         self.requested = False
         self.number = 0  # of the first signal
@@ -113,7 +100,7 @@ class JobSignals(Interruption):
             self.requested, self.number = True, number
 
 
-def _told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
+def _told_by_slurm(ask: jobs.Ask, job_id: str) -> dict[str, str]:
     """Return what `scontrol show job` says, by its names; empty where it does not answer."""
     text = (ask(("scontrol", "--oneliner", "show", "job", job_id)) if job_id else None) or ""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
@@ -130,7 +117,7 @@ class Inside:
 
     console: Console
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    ask: Ask = ask
+    ask: jobs.Ask = jobs.ask
     launch: Launcher = local_launch
 
     @property
@@ -153,7 +140,7 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -
     folder = Path(arguments[0])
     try:
         task = whole_number("SLURM_ARRAY_TASK_ID", environ) or 0
-        job = read_job(folder)
+        job = jobs.read_job(folder)
         if not 0 <= task < len(job.tasks):
             raise StudyError(
                 f"{folder}: task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
@@ -164,7 +151,7 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -
         return 2
 
 
-def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_killed_s: float = _UNTIL_KILLED_S) -> int:
+def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_killed_s: float = 120.0) -> int:
     """Run the cells of one task of `job`, of the study in `directory`; return the exit code.
 
     StudyError: the job cannot run at all; its note says so too.
@@ -172,14 +159,14 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
     environ, console = inside.environ, inside.console
     restarts = whole_number("SLURM_RESTART_COUNT", environ) or 0
     number, host = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id, environ.get("SLURMD_NODENAME") or platform.node()
-    note = Note(job_id=number, host=host, state="running", restarts=restarts, started=utc_now())
+    note = jobs.Note(job_id=number, host=host, state="running", restarts=restarts, started=utc_now())
     lasts_s = seconds_left(environ, job.time_limit_s)
     ends = datetime.now(UTC).timestamp() + lasts_s
-    write_note(directory, job.name, task, note)
+    jobs.write_note(directory, job.name, task, note)
     cells: tuple[Cell, ...] = ()
     with (
         JobSignals(inside.job_id, restarts=restarts, ends=ends, ask=inside.ask) as stop,
-        _refreshed(note_path(directory, job.name, task)),
+        _refreshed(jobs.note_path(directory, job.name, task)),
     ):
         try:
             sweep = contents(job, directory, task)
@@ -204,11 +191,11 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
                         set_aside(directory, cell)
                         create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
                         lease.release("failed", str(error))
-            write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
+            jobs.write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
         early = stop.requested
         pre_empted = stop.state == PRE_EMPTED if early else False
-        write_note(directory, job.name, task, note)
+        jobs.write_note(directory, job.name, task, note)
     say(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
     if pre_empted and stop.number == 0 and job.requeue:
         # A job that ends by itself in its grace time is not queued again: it is requeued, and waits for its end.
@@ -242,7 +229,7 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
     """
     environ, console = inside.environ, inside.console
     hosts, there = hosts_of_allocation(environ), environ.get("SLURM_JOB_PARTITION")
-    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory, ask=inside.ask))
+    ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
     wanted = ledger.to_do(retry=retry)
 
     def fits(cell: Cell) -> bool:
@@ -272,28 +259,28 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
         planned = {entry.key: entry.state for entry in ledger.entries}
         grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=planned, lasts_s=left_s)
         broken_off = grid.run(cells)
-    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory, ask=inside.ask))
+    ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
     say(console, ledger.summary())
     if stop.requested:
         say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
     return StudyResult(ledger=ledger, interrupted=stop.requested)
 
 
-def contents(job: Job, directory: Path, task: int) -> StudyCells:
+def contents(job: jobs.Job, directory: Path, task: int) -> StudyCells:
     """Return the cells of one task of a job, in their order, with what its folder tells of the study in `directory`."""
-    partition, told = partition_of(job.inside["partition"]), job.inside["study"]
+    partition, told = jobs.partition_of(job.inside["partition"]), job.inside["study"]
     by_key = {values["key"]: values for values in job.inside["cells"]}
     return StudyCells(
         name=job.study,
         directory=directory,
-        cells=tuple(cell_of(by_key[key]) for key in job.tasks[task]),
+        cells=tuple(jobs.cell_of(by_key[key]) for key in job.tasks[task]),
         partitions={partition.name: partition},
         seed=told["seed"],
         timeout_s=told["timeout_s"],
     )
 
 
-def unlike(job: Job, sweep: StudyCells, inside: Inside) -> str:
+def unlike(job: jobs.Job, sweep: StudyCells, inside: Inside) -> str:
     """Return in one line how this place differs from what was asked for at submission, or ""."""
     hosts, (partition,) = hosts_of_allocation(inside.environ), sweep.partitions.values()
     if len(hosts) != job.nodes:
