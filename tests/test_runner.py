@@ -313,7 +313,8 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_runner import COMMAND, QUICK, make_study
 from fake_trainer import fake_launch
-from horovod_study.studies import attempt, runner
+from horovod_study import records
+from horovod_study.studies import attempt, ledger, runner
 from horovod_study.errors import StudyError
 from horovod_study.studies.study_file import sweep_of
 
@@ -329,7 +330,7 @@ def then_die(call):
 point = {point!r}
 if point:
     when, name = point.split()
-    module = next(each for each in (runner, attempt) if hasattr(each, name))
+    module = next(each for each in (runner, attempt, ledger, records) if hasattr(each, name))
     setattr(module, name, die if when == "before" else then_die(getattr(module, name)))
 try:
     launch = fake_launch({behaviour!r})
@@ -520,7 +521,7 @@ def test_a_runner_that_is_killed_at_any_step_of_a_restart_keeps_the_checkpoint(t
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
     [cell] = study.cells()
     run(study, tmp_path, {"*": "stopped with checkpoint"})
-    module = attempt if step == "write_file" else runner
+    module = {"write_file": attempt, "keep_log": ledger, "note_attempt": ledger}.get(step, runner)
     whole = getattr(module, step)
 
     class Killed(BaseException):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from horovod_study import records
 from horovod_study.cluster.launch import MARKER, LaunchLine, Starting, launch_line, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
@@ -30,17 +31,7 @@ from horovod_study.files import write_file
 from horovod_study.lease import end_run_claim, require_free
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.recording.command import ENDED_WITH, NO_STEPS
-from horovod_study.records import (
-    MANIFEST,
-    RunRecord,
-    checkpoint_paths,
-    checkpoint_step,
-    create_run,
-    facts,
-    finish_run,
-    read_run,
-    resume_run,
-)
+from horovod_study.records import RunRecord
 from horovod_study.runtimes import CARRIED
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 
@@ -284,7 +275,8 @@ class Running:
         own = record if record is not None and len(record.attempts) > self._before else None
 
         def finish(record: RunRecord, status: str, reason: str) -> RunRecord:
-            return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=reason)
+            ended: dict[str, Any] = {"status": status, "finished": utc_now(), "totals": record.totals, "reason": reason}
+            return records.finish_run(out, record, **ended)
 
         if record is not None and record.status == "done":
             wrong = misplaced(record, run.cell, run.site)
@@ -299,16 +291,16 @@ class Running:
                 return own
         reason = problem or self._said()
         told = not problem and told_to_end(reason, self.exit_code, begun=own is not None)
-        if told and record is not None and checkpoint_paths(out):
+        if told and record is not None and records.checkpoint_paths(out):
             # By a signal that nobody told us of: what is there goes on from its newest checkpoint.
             return record if own is None else finish(own, "running", reason)
         if record is None:
             record = record_of(run.cell, self.started, reason, key=out.name)
-            create_run(out, record)
+            records.create_run(out, record)
         elif own is None:
-            newest = checkpoint_paths(out)
-            from_step = checkpoint_step(newest[0]) if newest else 0
-            record = resume_run(out, record, from_step=from_step, began=self.started)
+            newest = records.checkpoint_paths(out)
+            from_step = records.checkpoint_step(newest[0]) if newest else 0
+            record = records.resume_run(out, record, from_step=from_step, began=self.started)
         return finish(record, FAILED, reason)
 
     def _outcome(self, record: RunRecord | None, state: str, problem: str) -> tuple[str, str]:
@@ -329,7 +321,7 @@ class Running:
 
 def record_in(out: Path) -> RunRecord | None:
     """Return the record in a run directory, None where there is none."""
-    return read_run(out) if (out / MANIFEST).exists() else None
+    return records.read_run(out) if (out / records.MANIFEST).exists() else None
 
 
 def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Placement, Site] | None = None) -> None:
@@ -389,8 +381,8 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     if reduction == "auto":  # as the backends in comm/ decide
         reduction = "hooks" if CARRIED[cell.runtime][0].hooks else "flat"
     effective: dict[str, Any] = {
-        **facts(config, "backend", "transport"),
-        **facts(cell.placement, "workers", "nodes"),
+        **records.facts(config, "backend", "transport"),
+        **records.facts(cell.placement, "workers", "nodes"),
         "batch": config.batch,
         "global_batch": config.batch * workers,
         "precision": asked.get("precision"),
@@ -398,7 +390,7 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
         "source": "as asked for; the run ended before it could tell",
     }
     return RunRecord(
-        **facts(config, "study", "repeat"),
+        **records.facts(config, "study", "repeat"),
         partition=cell.placement.partition,
         key=key or cell.key,
         status="failed",

@@ -37,6 +37,7 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.progress import duration
 from horovod_study.records import append_turns, facts, read_turns
+from horovod_study.studies import ledger as ledgers
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (
     CANCELLED,
@@ -55,23 +56,7 @@ from horovod_study.studies.attempt import (
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
-from horovod_study.studies.ledger import (
-    BY_ITSELF,
-    ON_RETRY,
-    Entry,
-    Ledger,
-    can_resume,
-    foreign,
-    goes_on,
-    keep_log,
-    log_path,
-    note_attempt,
-    past_durations,
-    read_entry,
-    read_ledger,
-    set_aside,
-    set_aside_part_blocks,
-)
+from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.progress import Display, say
 from horovod_study.studies.smoke import smoke_test
@@ -80,7 +65,7 @@ from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 from horovod_study.text.words import plural
 
-AGAIN = (*ON_RETRY, "pre-empted")
+AGAIN = (*ledgers.ON_RETRY, "pre-empted")
 """States of cells that `retry` runs again."""
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
@@ -153,7 +138,7 @@ def retry_cells(
 
     How cells are named: `Ledger.select`.
     """
-    console, ledger = console or Console(), read_ledger(sweep)
+    console, ledger = console or Console(), ledgers.read_ledger(sweep)
     if keys := {entry.key for entry in ledger.select(AGAIN, which)}:
         return _Runner(sweep, replace(options, only=keys, retry=True), console).run()
     say(console, ledger.summary())
@@ -169,7 +154,7 @@ def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Conso
     cells were cancelled.
     """
     console, directory, claims = console or Console(), sweep.directory, sweep.directory / CLAIMS
-    entries = read_ledger(sweep).select(("running", "queued", *(BY_ITSELF if which else ())), which)
+    entries = ledgers.read_ledger(sweep).select(("running", "queued", *(ledgers.BY_ITSELF if which else ())), which)
     hosts = [] if which else [name for name in generations(claims) if name.startswith(_HOST)]
     # Before its job hears of it, so that whoever runs the cell knows what it is about.
     for name in (*hosts, *(entry.key for entry in entries)):
@@ -234,9 +219,9 @@ class _Runner:
             held = [stack.enter_context(acquire(self._directory / CLAIMS, host, what="the study")) for host in hosts]
             if names:
                 self._end_leftovers(names - {platform.node()})
-            ledger = read_ledger(sweep)
-            if sweep.equal_steps and sweep.turns and set_aside_part_blocks(ledger):
-                ledger = read_ledger(sweep)
+            ledger = ledgers.read_ledger(sweep)
+            if sweep.equal_steps and sweep.turns and ledgers.set_aside_part_blocks(ledger):
+                ledger = ledgers.read_ledger(sweep)
             plan, here, there = self._plan(ledger)
             if not options.yes:
                 self._ask_first(plan)
@@ -258,14 +243,14 @@ class _Runner:
             waiting = len(places) < len(sweep.partitions)
             if waiting and options.wait:
                 self._wait(stop)
-            ledger, aimed = read_ledger(sweep), sweep.precision is not None
+            ledger, aimed = ledgers.read_ledger(sweep), sweep.precision is not None
             result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
         _conclude(result, broken_off, options, console, told=plan.ledger.summary())
         return result
 
     def show(self) -> StudyResult:
         """Print what `run` would do."""
-        ledger, console = read_ledger(self._sweep), self._console
+        ledger, console = ledgers.read_ledger(self._sweep), self._console
         _, here, there = self._plan(ledger, table=True)
         for cell in {cell.label: cell for cell in here}.values():
             out, config = self._directory / cell.key, self._directory / "cells" / f"{cell.key}.yaml"
@@ -288,7 +273,7 @@ class _Runner:
         options, console, wanted = self._options, self._console, ledger
         if options.only is not None:
             wanted = replace(ledger, entries=tuple(entry for entry in ledger.entries if entry.key in options.only))
-        past = past_durations(self._directory)
+        past = ledgers.past_durations(self._directory)
         plan = plan_study(wanted, past=past, retry=options.retry)
         there = [cell for each in plan.allocations for cell in each.cells]
         here = list(plan.cells[: len(plan.cells) - len(there)])
@@ -356,7 +341,7 @@ class _Runner:
             more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             say(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
         todo = {cell.key for cell in here}
-        resumed = [entry.name for entry in ledger.entries if entry.key in todo and can_resume(entry, directory)]
+        resumed = [entry.name for entry in ledger.entries if entry.key in todo and ledgers.can_resume(entry, directory)]
         if resumed and not self._sweep.equal_steps:
             say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
         say(
@@ -384,7 +369,7 @@ class _Runner:
         """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs."""
         told = ""
         while not stop.requested:
-            ledger = read_ledger(self._sweep)
+            ledger = ledgers.read_ledger(self._sweep)
             if not ledger.count("queued", "running"):
                 return
             if (summary := ledger.summary()) != told:
@@ -424,7 +409,7 @@ def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console
     for entry in ledger.entries:
         text = f"{entry.state}: {entry.name}: {entry.reason}"
         if entry.state in ("failed", "timed out"):
-            say(console, f"  {text}; see {log_path(ledger.directory, entry.cell)}")
+            say(console, f"  {text}; see {ledgers.log_path(ledger.directory, entry.cell)}")
         elif entry.state in ("stopped", "cancelled", "pre-empted"):
             say(console, f"  {text}")
         elif entry.state == "running" and not result.submitted:
@@ -459,7 +444,7 @@ class Grid:
         self.directory = self.sweep.directory
         self._until = now() + self.lasts_s
         self._claims = self.directory / CLAIMS
-        self._estimate = Estimate(past_durations(self.directory))
+        self._estimate = Estimate(ledgers.past_durations(self.directory))
         self._began = now()
         self._warned = False
         self._source = identify()
@@ -547,8 +532,8 @@ class Grid:
             ahead = cells[position + 1 :]
             left = self._estimate.left(ahead) if ahead else None
             self.after(cell)
-            entry = read_entry(self.directory, cell)
-            self._display.ended(entry, seconds=seconds, left=left, log=str(log_path(self.directory, cell)))
+            entry = ledgers.read_entry(self.directory, cell)
+            self._display.ended(entry, seconds=seconds, left=left, log=str(ledgers.log_path(self.directory, cell)))
 
     def _turn(
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
@@ -585,15 +570,15 @@ class Grid:
         stop_marked(str(out), grace_s=self.places.grace_s)  # of an attempt whose runner was killed
         require_free(out)
         record = record_in(out)
-        wrong = record is not None and foreign(record, cell) != ""
+        wrong = record is not None and ledgers.foreign(record, cell) != ""
         if record is not None and record.status == "done" and not wrong:
             return "done", "", 0.0
         # What is to make as many steps as its partners is run whole, beside them.
-        resume = not wrong and not self.sweep.equal_steps and record is not None and goes_on(record, out)
+        resume = not wrong and not self.sweep.equal_steps and record is not None and ledgers.goes_on(record, out)
         if resume:
-            keep_log(self.directory, cell)
+            ledgers.keep_log(self.directory, cell)
         else:
-            set_aside(self.directory, cell)
+            ledgers.set_aside(self.directory, cell)
         noticed = self.places.notice_load and site.alone and conductor is None  # else each slice tells of it
         cores = len(os.sched_getaffinity(0))
         others = pinning.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
@@ -601,7 +586,7 @@ class Grid:
             cell=cell,
             out=out,
             config=self.directory / "cells" / f"{cell.key}.yaml",
-            log=log_path(self.directory, cell),
+            log=ledgers.log_path(self.directory, cell),
             launch=self.places.launch,
             site=site,
             cores=self.places.cores_of(cell),
@@ -618,7 +603,7 @@ class Grid:
             return INTERRUPTED, attempt.reason, attempt.seconds
         state = f"{attempt.state}, resumed" if resume else attempt.state
         values = facts(attempt, "started", "seconds", "exit_code", "reason")
-        note_attempt(self.directory, cell, state=state, **values)
+        ledgers.note_attempt(self.directory, cell, state=state, **values)
         if attempt.done and not resume:  # a part says nothing about a whole
             self._estimate.add(cell.runtime, cell.placement.workers, attempt.seconds)
         if attempt.done and conductor is not None:
