@@ -217,17 +217,10 @@ class Running:
             require_free(self.run.out)
             record = self._settle(self.run, state, reason)
         state, reason = self._outcome(record, state, reason)
-        return Attempt(
-            state=state,
-            reason=reason,
-            record=record,
-            exit_code=self.exit_code,
-            log=self.run.log,
-            started=self.started,
-            seconds=seconds,
-            said="" if record is not None and state == "done" else self._said(),
-            unreached=unreached,
-        )
+        ended: dict[str, Any] = {"exit_code": self.exit_code, "log": self.run.log, "started": self.started}
+        ended |= {"seconds": seconds, "unreached": unreached}
+        said = "" if record is not None and state == "done" else self._said()
+        return Attempt(state=state, reason=reason, record=record, said=said, **ended)
 
     def abandon(self, *, grace_s: float | None = None) -> str:
         """End its processes and leave its record alone; return in one line what could not be reached."""
@@ -389,16 +382,7 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
         "reduction": reduction,
         "source": "as asked for; the run ended before it could tell",
     }
-    return RunRecord(
-        **records.facts(config, "study", "repeat"),
-        partition=cell.placement.partition,
-        key=key or cell.key,
-        status="failed",
-        started=started,
-        host=platform.node(),
-        pid=os.getpid(),
-        requested={**asked, "workers": workers},
-        effective=effective,
-        environment={},
-        reason=reason,
-    )
+    begun: dict[str, Any] = {"status": "failed", "started": started, "host": platform.node(), "pid": os.getpid()}
+    named: dict[str, Any] = {"partition": cell.placement.partition, "key": key or cell.key, "reason": reason}
+    named |= {"study": config.study, "repeat": config.repeat, "requested": {**asked, "workers": workers}}
+    return RunRecord(**named, **begun, effective=effective, environment={})

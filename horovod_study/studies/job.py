@@ -270,14 +270,9 @@ def contents(job: jobs.Job, directory: Path, task: int) -> StudyCells:
     """Return the cells of one task of a job, in their order, with what its folder tells of the study in `directory`."""
     partition, told = jobs.partition_of(job.inside["partition"]), job.inside["study"]
     by_key = {values["key"]: values for values in job.inside["cells"]}
-    return StudyCells(
-        name=job.study,
-        directory=directory,
-        cells=tuple(jobs.cell_of(by_key[key]) for key in job.tasks[task]),
-        partitions={partition.name: partition},
-        seed=told["seed"],
-        timeout_s=told["timeout_s"],
-    )
+    asked: dict[str, Any] = {"name": job.study, "seed": told["seed"], "timeout_s": told["timeout_s"]}
+    cells = tuple(jobs.cell_of(by_key[key]) for key in job.tasks[task])
+    return StudyCells(**asked, directory=directory, cells=cells, partitions={partition.name: partition})
 
 
 def unlike(job: jobs.Job, sweep: StudyCells, inside: Inside) -> str:

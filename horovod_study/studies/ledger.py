@@ -376,15 +376,10 @@ def _entry(
     state, reason = judge(record, exists=exists, claim=claim, stale=stale, job=job, silence_s=silence_s, wrong=wrong)
     holder = claim.holder if claim is not None else None
     timed = None if record is None or is_command(record) else record  # the rate of a command is one of anything
-    return Entry(
-        cell=cell,
-        state=state,
-        reason=reason,
-        samples_per_s=timed.totals.get("samples_per_s") if timed and state == "done" else None,
-        recorded=record is not None,
-        host=(record.host if record is not None else holder.host if holder else "") if state == "running" else "",
-        job=job.job_id if job is not None else holder.job if holder else "",
-    )
+    rate = timed.totals.get("samples_per_s") if timed and state == "done" else None
+    host = (record.host if record is not None else holder.host if holder else "") if state == "running" else ""
+    number, recorded = job.job_id if job is not None else holder.job if holder else "", record is not None
+    return Entry(cell=cell, state=state, reason=reason, samples_per_s=rate, recorded=recorded, host=host, job=number)
 
 
 def _server_time(directory: Path) -> float:
@@ -446,15 +441,10 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
         except RecordError as error:
             said = str(error).removeprefix(f"{shown(directory / name)}/")
             unreadable[name] = f"holds no run that can be read: {said}"
-    return Ledger(
-        sweep=sweep,
-        entries=tuple(entries),
-        other_code=other,
-        reached=_reached(sweep, [each.cell for each in entries if each.state == "missing"]),
-        further=further,
-        foreign=tuple(name for name in unknown if not sweep.part and name not in explained and name not in unreadable),
-        unreadable=unreadable,
-    )
+    reached = _reached(sweep, [each.cell for each in entries if each.state == "missing"])
+    strange = () if sweep.part else tuple(name for name in unknown if name not in explained and name not in unreadable)
+    found: dict[str, Any] = {"entries": tuple(entries), "other_code": other, "further": further, "foreign": strange}
+    return Ledger(sweep=sweep, **found, reached=reached, unreadable=unreadable)
 
 
 def _reached(sweep: StudyCells, missing: Sequence[Cell]) -> str:

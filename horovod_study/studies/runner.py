@@ -305,13 +305,8 @@ class _Runner:
             near = near_gpus() if on_gpu else ()
             return pinning.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
 
-        return CellPlaces(
-            launch=self._options.launch,
-            site_of=place,
-            cores_of=cores,
-            grace_s=self._options.grace_s,
-            notice_load=self._options.watch_load_s > 0,
-        )
+        launch, grace_s, notice = self._options.launch, self._options.grace_s, self._options.watch_load_s > 0
+        return CellPlaces(launch=launch, site_of=place, cores_of=cores, grace_s=grace_s, notice_load=notice)
 
     def _refuse_sharing(self, cells: Sequence[Cell]) -> list[str]:
         """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
@@ -344,10 +339,8 @@ class _Runner:
         resumed = [entry.name for entry in ledger.entries if entry.key in todo and ledgers.can_resume(entry, directory)]
         if resumed and not self._sweep.equal_steps:
             say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
-        say(
-            console,
-            f"{len(here)} to run, {estimate.left(here)}; records in {directory}, output in {directory / 'logs'}",
-        )
+        where = f"records in {directory}, output in {directory / 'logs'}"
+        say(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
 
     def _ask_first(self, plan: Plan) -> None:
         """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""

@@ -217,11 +217,8 @@ class StudyConfig(Asked):
             for runtime, placement, options in runs:
                 backend, _, transport = runtime.partition("/")
                 batch = self._batch(values["global_batch"], placement) if "global_batch" in values else {}
-                config = variant.changed(
-                    **{**_usual(workload, runtime), **batch, **options, "repeat": 0, "study": self.name},
-                    backend=backend,
-                    transport=transport or "none",
-                )
+                asked = {**_usual(workload, runtime), **batch, **options, "repeat": 0, "study": self.name}
+                config = variant.changed(**asked, backend=backend, transport=transport or "none")
                 yield config, runtime, placement
 
     def _axes(self) -> list[Sequence[Mapping[str, Any]]]:
@@ -299,9 +296,8 @@ class StudyConfig(Asked):
             if offered is not None and needed > offered:
                 raise ConfigError(f"{here}: {workers} workers need {needed} nodes at {most} each, but {what}")
         hosts = self.hosts[:needed] if listed else ()
-        return Placement(
-            partition=name, workers=workers, workers_per_node=min(most, workers), layout=layout, hosts=hosts
-        )
+        most = min(most, workers)
+        return Placement(partition=name, workers=workers, workers_per_node=most, layout=layout, hosts=hosts)
 
     def _alone(self, partition: Partition) -> Placement:
         """Return where a plain worker goes: any node, or the first named one where all others go to named ones."""
@@ -372,14 +368,11 @@ def load_study(path: Path) -> StudyConfig:
     _refuse_misplaced(source, workload, fixed, sweep, together)
     if "global_batch" in fixed:
         sweep["global_batch"] = _SWEPT["global_batch"].check(f"{source}: run", fixed.pop("global_batch"))
-    run = workload.configure(
-        {**fixed, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
-    )
+    named = {"study": content["study"], "partition": next(iter(partitions))}
+    run = workload.configure({**fixed, **named}, source=f"{source}: run")
     if (size := len(run.study.encode())) > _MAX_NAME_BYTES:
-        raise ConfigError(
-            f"{source}: study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few "
-            "words"
-        )
+        what = f"study is a name of {size} bytes; it names a folder"
+        raise ConfigError(f"{source}: {what}: at most {_MAX_NAME_BYTES}, better a few words")
     runtimes, left_out = _runtimes(source, workload, sweep, together, partitions.values())
     values = {
         name: _values(source, workload, name, listed(source, sweep, name, []))

@@ -170,11 +170,8 @@ def _submit(job: Job, allocation: Allocation, text: str, sweep: StudyCells, cons
     job = replace(job, job_id=_sbatch(job, folder, directory, as_typed=as_typed), submitted=utc_now())
     write_job(directory, job)
     many, each = (f", {len(job.tasks)} tasks", " each") if len(job.tasks) > 1 else ("", "")
-    say(
-        console,
-        f"submitted job {job.job_id}{many}: {plural(len(allocation.cells), 'cell')}, {plural(job.nodes, 'node')} of "
-        f"{job.partition}, at most {duration(job.time_limit_s)}{each}; {folder}",
-    )
+    text = f"submitted job {job.job_id}{many}: {plural(len(allocation.cells), 'cell')}, {plural(job.nodes, 'node')}"
+    say(console, f"{text} of {job.partition}, at most {duration(job.time_limit_s)}{each}; {folder}")
     return job
 
 
@@ -185,14 +182,9 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
         if attempt:
             sleep(_BETWEEN_TRIES_S)
         try:
-            done = subprocess.run(
-                ("sbatch", "--parsable", "script.sh"),
-                cwd=folder,
-                env=submit_environment(os.environ, as_typed=as_typed),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=120.0,
-            )
+            command, environ = ("sbatch", "--parsable", "script.sh"), submit_environment(os.environ, as_typed=as_typed)
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120.0}
+            done = subprocess.run(command, cwd=folder, env=environ, **how)
         except FileNotFoundError:
             raise StudyError(
                 "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is not of "

@@ -488,18 +488,11 @@ class Conductor:
             more = [new - old for old, new in zip(before, after, strict=True) if old is not None and new is not None]
             others_s = max(0.0, more[0] - more[1]) if len(more) == 2 else None
             self._switches.append(over_s - lead_s - took_s)
-            made = TurnSlice(
-                block=self._how.block,
-                launch=self._how.launch,
-                round=number,
-                position=position,
-                run=cell.run,
-                begin_s=ended - self._zero - took_s,
-                end_s=ended - self._zero,
-                steps=min(cell.more("steps")),
-                samples=sum(cell.more("samples")),
-                other_load=None if others_s is None or over_s < _LOAD_S or not self._cores else others_s / over_s,
-            )
+            load = None if others_s is None or over_s < _LOAD_S or not self._cores else others_s / over_s
+            who: dict[str, Any] = {"block": self._how.block, "launch": self._how.launch, "run": cell.run}
+            who |= {"round": number, "position": position, "steps": min(cell.more("steps"))}
+            when = {"begin_s": ended - self._zero - took_s, "end_s": ended - self._zero}
+            made = TurnSlice(**who, **when, samples=sum(cell.more("samples")), other_load=load)
             if made.steps >= cell.granted / 2 and took_s > 0:  # else the end of what was asked for has cut it short
                 self.slices.append(made)
         self._see_off(cell)
