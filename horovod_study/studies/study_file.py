@@ -214,10 +214,10 @@ class StudyConfig(Asked):
                         runs.append((runtime, placement, options))
                     elif placement.workers == 1:
                         runs.append((runtime, self._alone(partition), {}))
-            for runtime, placement, options in runs:
+            for runtime, placement, told in runs:
                 backend, _, transport = runtime.partition("/")
                 batch = self._batch(values["global_batch"], placement) if "global_batch" in values else {}
-                asked = {**_usual(workload, runtime), **batch, **options, "repeat": 0, "study": self.name}
+                asked = {**_usual(workload, runtime), **batch, **told, "repeat": 0, "study": self.name}
                 config = variant.changed(**asked, backend=backend, transport=transport or "none")
                 yield config, runtime, placement
 

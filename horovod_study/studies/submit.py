@@ -125,33 +125,20 @@ def _drafts(sweep: StudyCells, cells: Sequence[Cell], planned: Mapping[str, str]
         # It is unique, sorts by time, and says nothing to a shell, to sbatch or to a file system.
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{sweep.name}-{partition.name}").strip("-.")[:40]
         name = f"{slug or 'study'}-{utc_stamp()}-{number:03}-{secrets.token_hex(3)}"
-        text = script(
-            allocation,
-            partition,
-            folder=job_folder(sweep.directory.resolve(), name),
-            name=name,
-            python=Path(sys.executable),
-            code=code,
-            variables={each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")},
-        )
-        job = Job(
-            name=name,
-            study=sweep.name,
-            partition=partition.name,
-            tasks=tuple(tuple(cell.key for cell in task) for task in allocation.tasks),
-            nodes=allocation.nodes,
-            time_limit_s=allocation.time_limit_s,
-            written=utc_now(),
-            user=os.environ.get("USER", ""),
-            requeue=partition.requeue,
-            inside={
-                "study": facts(sweep, "name", "seed", "timeout_s"),
-                "partition": asdict(partition),
-                "cells": [cell_values(cell) for cell in allocation.cells],
-                "planned": {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells},
-                "environment": environment(partition),
-            },
-        )
+        own = {each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")}
+        where: dict[str, Any] = {"folder": job_folder(sweep.directory.resolve(), name), "name": name}
+        text = script(allocation, partition, **where, python=Path(sys.executable), code=code, variables=own)
+        inside = {
+            "study": facts(sweep, "name", "seed", "timeout_s"),
+            "partition": asdict(partition),
+            "cells": [cell_values(cell) for cell in allocation.cells],
+            "planned": {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells},
+            "environment": environment(partition),
+        }
+        named: dict[str, Any] = {"name": name, "study": sweep.name, "partition": partition.name, "inside": inside}
+        named |= {"written": utc_now(), "user": os.environ.get("USER", ""), "requeue": partition.requeue}
+        tasks = tuple(tuple(cell.key for cell in task) for task in allocation.tasks)
+        job = Job(**named, tasks=tasks, nodes=allocation.nodes, time_limit_s=allocation.time_limit_s)
         drafts.append((job, allocation, text))
     return drafts
 
@@ -184,7 +171,7 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
         try:
             command, environ = ("sbatch", "--parsable", "script.sh"), submit_environment(os.environ, as_typed=as_typed)
             how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120.0}
-            done = subprocess.run(command, cwd=folder, env=environ, **how)
+            done: subprocess.CompletedProcess[bytes] = subprocess.run(command, cwd=folder, env=environ, **how)
         except FileNotFoundError:
             raise StudyError(
                 "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is not of "
