@@ -491,8 +491,8 @@ class Conductor:
             load = None if others_s is None or over_s < _LOAD_S or not self._cores else others_s / over_s
             who: dict[str, Any] = {"block": self._how.block, "launch": self._how.launch, "run": cell.run}
             who |= {"round": number, "position": position, "steps": min(cell.more("steps"))}
-            when = {"begin_s": ended - self._zero - took_s, "end_s": ended - self._zero}
-            made = TurnSlice(**who, **when, samples=sum(cell.more("samples")), other_load=load)
+            who |= {"begin_s": ended - self._zero - took_s, "end_s": ended - self._zero}
+            made = TurnSlice(**who, samples=sum(cell.more("samples")), other_load=load)
             if made.steps >= cell.granted / 2 and took_s > 0:  # else the end of what was asked for has cut it short
                 self.slices.append(made)
         self._see_off(cell)
