@@ -1,21 +1,18 @@
 """Leases: of several processes, on several hosts that share a folder, one may go on, and the others are told who.
 
 A claim is a small file, FOLDER/<name>.<n>, that says who holds the name and, when it was given back, how that ended.
-It is made elsewhere and given its name with link(2), which file servers do at once or not at all; locks of open files
-are not used, because many of them keep these to one host, or do not have them. n counts from 1. Whoever takes over a
-claim that was given back, or whose holder is gone, makes the next one: of several who try, one succeeds. No claim is
-ever removed, so nobody can remove that of a third by mistake.
+It gets its name with link(2), which file servers do at once or not at all; many of them keep locks of open files to one
+host. n counts from 1: whoever takes over a claim that was given back, or whose holder is gone, makes the next one, and
+of several who try one succeeds. No claim is ever removed, so nobody can remove that of a third by mistake.
 
 A claim is stale when its holder is gone:
 
     on this host           since this boot, there is no process of that number that began at that time (alive.py)
     elsewhere, in a job    the scheduler says that the job has ended (the caller knows), or it is this job, restarted
-    elsewhere              nothing was heard of it for STALE_S. Holders touch their claim every _REFRESH_S; both times
-                           are the file server's, so clocks of hosts may differ
+    elsewhere              nothing was heard of it for STALE_S. Holders touch their claim twice a minute; both
+                           times are the file server's, so clocks of hosts may differ
 
-Should the file server's own clock jump ahead by minutes, a claim can look stale that is not, until its holder touches
-it again. The holder sees that it has lost it: `Lease.refresh` is False.
-
+A claim that looks stale and is not, because the file server's clock has jumped, is lost: `Lease.refresh` is False.
 Held are the cells of a study and the study itself, in STUDY/.claims, and each run by whoever trains it, in RUN/.claims.
 """
 
@@ -27,9 +24,9 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from horovod_study import alive
 from horovod_study.documents import conform, open_file, parse_json
@@ -41,16 +38,13 @@ CLAIMS = ".claims"
 """Folder of a study's claims: one for each attempt at a cell, named by its key, and those of the study itself."""
 ATTEMPTS = ".attempts"
 """Folder beside runs, of those that were moved aside before they were begun again."""
-STUDY, RUN = "study", "run"
-
 STALE_S = 120.0
 """Longer than two touches and the minute for which a client of a file server may believe old times."""
-_REFRESH_S = 30.0
-
-_MAX_CLAIM_BYTES = 100_000
-
+_RUN = "run"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_+=,-]*")
 _NO_LINK = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
+_Ended = Callable[[str], bool]
+"""Says whether a Slurm job has ended for good; False where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +60,8 @@ class Holder(alive.Process):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Content:
-    """What a claim file says."""
+class Claim:
+    """A claim file and what it says."""
 
     holder: Holder | None  # None: it was not signed, or is damaged
     what: str = ""
@@ -75,14 +69,8 @@ class _Content:
     released: str | None = None  # when it was given back; None: it is held
     state: str = ""  # how it ended, by the one who gave it back
     reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim(_Content):
-    """A claim file and what it says."""
-
-    path: Path
-    generation: int
+    path: Path = Path()
+    generation: int = 0
     touched: float = field(default=0.0, compare=False)  # seconds, by the file server's clock
 
     def __str__(self) -> str:
@@ -112,17 +100,6 @@ class Held(StudyError):
         self.claim = claim
 
 
-_Ended = Callable[[str], bool]
-"""Says whether a Slurm job has ended for good; False where that is not known."""
-
-
-def _nobody_knows(job: str) -> bool:
-    return False
-
-
-# ---------------------------------------------------------------------------------------------------- who
-
-
 def this_process() -> Holder:
     """Describe the process that asks."""
     environ = os.environ
@@ -136,7 +113,7 @@ def this_process() -> Holder:
     return Holder(**alive.identity(), user=user, job=job, restarts=whole_number("SLURM_RESTART_COUNT", environ) or 0)
 
 
-def is_stale(claim: Claim, *, present: float, ended: _Ended = _nobody_knows) -> bool:
+def is_stale(claim: Claim, *, present: float, ended: _Ended = lambda job: False) -> bool:
     """Return whether the holder of a claim is gone. `present`: seconds, the file server's clock (`server_time`)."""
     holder = claim.holder
     if claim.released is not None:
@@ -150,9 +127,6 @@ def is_stale(claim: Claim, *, present: float, ended: _Ended = _nobody_knows) -> 
         if holder.is_of_here:
             return holder.has_ended()
     return present - claim.touched > STALE_S
-
-
-# ---------------------------------------------------------------------------------------------------- reading
 
 
 def generations(folder: Path) -> dict[str, int]:
@@ -174,17 +148,15 @@ def read_claim(folder: Path, name: str, generation: int) -> Claim | None:
     path = folder / f"{name}.{generation}"
     try:
         with open_file(path) as stream:  # opened, because a client of a file server asks it again only then
-            touched, text = os.fstat(stream.fileno()).st_mtime, stream.read(_MAX_CLAIM_BYTES)
+            touched, text = os.fstat(stream.fileno()).st_mtime, stream.read(100_000)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
-    incomplete = Claim(path=path, generation=generation, touched=touched, holder=None)
-    try:
-        content = conform(parse_json(text, source=str(path), again=""), _Content, str(path))
-    except StudyError:
-        return incomplete
-    return replace(incomplete, **{each.name: getattr(content, each.name) for each in fields(_Content)})
+    found = Claim(holder=None)
+    with suppress(StudyError):
+        found = conform(parse_json(text, source=str(path), again=""), Claim, str(path))
+    return replace(found, path=path, generation=generation, touched=touched)
 
 
 def latest(folder: Path, name: str) -> Claim | None:
@@ -201,18 +173,14 @@ def server_time(folder: Path) -> float:
         return probe.stat().st_mtime
 
 
-# ---------------------------------------------------------------------------------------------------- holding
-
-
 class Lease:
     """A name that this process holds, until `release` or the end of a `with` block; it is touched by itself."""
 
-    def __init__(self, folder: Path, name: str, claim: Claim, content: dict[str, Any], *, refresh_s: float) -> None:
-        self._folder, self._name, self._content = folder, name, content
+    def __init__(self, claim: Claim, *, refresh_s: float) -> None:
         self.claim = claim
         self._ending = threading.Event()
         # It sleeps in the kernel, and touches one file twice a minute: nothing that a measured worker would notice.
-        self._toucher = threading.Thread(target=self._touch, args=(refresh_s,), daemon=True, name=f"lease {name}")
+        self._toucher = threading.Thread(target=self._touch, args=(refresh_s,), daemon=True, name="lease")
         self._toucher.start()
 
     def _touch(self, every_s: float) -> None:
@@ -221,7 +189,7 @@ class Lease:
 
     def refresh(self) -> bool:
         """Tell the others that this process is alive; False when one of them has taken over meanwhile."""
-        if (self._folder / f"{self._name}.{self.claim.generation + 1}").exists():
+        if self.claim.path.with_suffix(f".{self.claim.generation + 1}").exists():
             return False
         with suppress(OSError):  # the server may be away for a while; the others cannot see it either
             os.utime(self.claim.path)  # without times: the server sets them, by its clock
@@ -229,18 +197,16 @@ class Lease:
 
     def moved(self, folder: Path) -> None:
         """Tell it that its folder of claims is `folder` now."""
-        self._folder, self.claim = folder, replace(self.claim, path=folder / self.claim.path.name)
+        self.claim = replace(self.claim, path=folder / self.claim.path.name)
 
     def release(self, state: str = "", reason: str = "") -> None:
         """Give it back and say how it ended; only the first call counts. StudyError: that cannot be written."""
         from horovod_study.measure.clock import utc_now  # it imports numpy, which a mere reader can do without
 
-        if self._ending.is_set():
-            return
-        self._ending.set()
-        self._content |= {"released": utc_now(), "state": state, "reason": " ".join(reason.split())}
-        with writing(self.claim.path, "make room there; the claim ends with this process anyway", error=StudyError):
-            write_file(self.claim.path, json.dumps(self._content) + "\n")
+        if not self._ending.is_set():
+            self._ending.set()
+            with writing(self.claim.path, "make room there; the claim ends with this process anyway", error=StudyError):
+                write_file(self.claim.path, _text(self.claim, utc_now(), state, " ".join(reason.split())))
 
     def give_back(self) -> None:
         """Release it if that can be written; otherwise it ends with this process."""
@@ -259,9 +225,9 @@ def acquire(
     name: str,
     *,
     what: str,
-    ended: _Ended = _nobody_knows,
+    ended: _Ended = lambda job: False,
     present: Callable[[Path], float] = server_time,
-    refresh_s: float = _REFRESH_S,
+    refresh_s: float = 30.0,
     option: str = "runs",
 ) -> Lease:
     """Take `name` in `folder`, which is made if need be. What was true before may not be any more: look again then.
@@ -273,23 +239,21 @@ def acquire(
 
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} cannot name a claim: letters, digits, _ and - only")
-    content: dict[str, Any] = {"holder": asdict(this_process()), "what": what, "since": utc_now()}
+    holder, since = this_process(), utc_now()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         while True:
             found = latest(folder, name)
-            time_s = present(folder)
-            if found is not None and not is_stale(found, present=time_s, ended=ended):
+            if found is not None and not is_stale(found, present=present(folder), ended=ended):
                 who = "this process" if found.mine else str(found)
                 raise Held(
                     f"{folder.parent}: {what} is being run by {who}; wait for it, or stop it and run again", found
                 )
-            generation = found.generation + 1 if found else 1
-            path = folder / f"{name}.{generation}"
-            if _create(path, json.dumps(content) + "\n"):
-                claim = read_claim(folder, name, generation)
-                assert claim is not None
-                return Lease(folder, name, claim, content, refresh_s=refresh_s)
+            number = found.generation + 1 if found else 1
+            path = folder / f"{name}.{number}"
+            claim = Claim(holder=holder, what=what, since=since, path=path, generation=number)
+            if _create(path, _text(claim)):
+                return Lease(claim, refresh_s=refresh_s)
     except (FileExistsError, NotADirectoryError) as error:
         path = next(each for each in (folder, *folder.parents) if each.is_symlink() or each.exists())
         raise StudyError(
@@ -301,12 +265,12 @@ def acquire(
 
 def hold_study(directory: Path, *, option: str = "runs") -> Lease:
     """Hold the study in `directory`, which an option names: a second command on it gets a Held that names the first."""
-    return acquire(directory / CLAIMS, STUDY, what="the study", option=option)
+    return acquire(directory / CLAIMS, "study", what="the study", option=option)
 
 
 def hold_run(directory: Path) -> Lease:
     """Hold the run in `directory`, before anything is written there; Held when somebody else trains it."""
-    return acquire(directory / CLAIMS, RUN, what="the run", option="out")
+    return acquire(directory / CLAIMS, _RUN, what="the run", option="out")
 
 
 def move_run(current: Path, attempts: Path) -> Path:
@@ -324,16 +288,13 @@ def move_run(current: Path, attempts: Path) -> Path:
 def end_run_claim(directory: Path) -> None:
     """Give back the claim on the run in `directory` for a trainer on another host that the caller has ended there."""
     if (claim := holder_of_run(directory)) is not None and claim.holder is not None and not claim.holder.is_of_here:
-        content = {"holder": asdict(claim.holder), "what": claim.what, "since": claim.since, "released": claim.since}
         with suppress(OSError):  # then it ends STALE_S after its last change
-            write_file(
-                claim.path, json.dumps(content | {"state": "ended", "reason": "its processes were ended"}) + "\n"
-            )
+            write_file(claim.path, _text(claim, claim.since, "ended", "its processes were ended"))
 
 
 def holder_of_run(directory: Path) -> Claim | None:
     """Return the claim of whoever trains the run in `directory` now; None when nobody does."""
-    claim = latest(directory / CLAIMS, RUN)
+    claim = latest(directory / CLAIMS, _RUN)
     if claim is None or claim.released is not None:
         return None
     try:
@@ -349,35 +310,34 @@ def require_free(directory: Path) -> None:
         raise Held(f"{directory}: the run is being run by {claim}; wait for it, or stop it", claim)
 
 
+def _text(claim: Claim, released: str | None = None, state: str = "", reason: str = "") -> str:
+    """Return what the file of a claim says."""
+    content = {name: asdict(claim)[name] for name in ("holder", "what", "since")}
+    content |= {} if released is None else {"released": released, "state": state, "reason": reason}
+    return json.dumps(content) + "\n"
+
+
 def _create(path: Path, text: str) -> bool:
     """Make a file with its content at once; False when somebody else has made it."""
     with unfinished(path) as made:
         _write(os.open(made, os.O_WRONLY), text)
         try:
             os.link(made, path)
+            return True
         except OSError as error:
-            if error.errno in _NO_LINK:
-                return _create_exclusively(path, text)
             # The answer of a file server can be lost, and the question repeated: the count of links tells the truth.
-            if os.stat(made).st_nlink == 2:
-                return True
-            if isinstance(error, FileExistsError):
-                return False
-            raise
-        return True
-
-
-def _create_exclusively(path: Path, text: str) -> bool:
-    """Make a file where there are no links (exFAT, some parallel and user-space file systems).
-
-    These create a file once, too, but without its content: whoever reads it in between finds it not yet signed, and
-    takes it for held by somebody until it is STALE_S old.
-    """
+            if error.errno not in _NO_LINK:
+                if os.stat(made).st_nlink == 2:
+                    return True
+                if isinstance(error, FileExistsError):
+                    return False
+                raise
+    # Without links (exFAT, some parallel and user-space file systems) a file is created once, too, but without its
+    # content: whoever reads it in between takes it for held by somebody until it is STALE_S old.
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        _write(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644), text)
     except FileExistsError:
         return False
-    _write(descriptor, text)
     return True
 
 

@@ -9,8 +9,7 @@ Both halves are pure: `parse` knows only names and values, `unmet` only what is 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import TRUTH, Option, Role, check_field, named, plain
@@ -41,8 +40,7 @@ def facts_of(options: Mapping[str, Option]) -> dict[str, Option]:
     return {**_OWN, **{name: options[name] for name in named(options, Role.COMMUNICATION) if name not in _OWN}}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Requirement:
+class Requirement(NamedTuple):
     """One fact and the value it must have; `text` is how it was written."""
 
     name: str
@@ -81,20 +79,14 @@ def parse(text: str, options: Mapping[str, Option]) -> tuple[Requirement, ...]:
                 f"run: require has path {value!r}{nearest(kind, PATHS)}; allowed: {', '.join(PATHS)}, with :NAME for "
                 "one interface or device"
             )
-        found.append(Requirement(name=name, value=_value(name, value, facts[name]), text=f"{name}={value}"))
+        known = TRUTH.get(value.lower(), value) if facts[name].kind is bool else value
+        known = check_field("run: require", name, known, facts[name], optional=False)
+        found.append(Requirement(name=name, value=known, text=f"{name}={value}"))
     for one in found:
         other = next((each for each in found if each.name == one.name and each.value != one.value), None)
         if other and one.name != "path":
             raise ConfigError(f"run: require has both {one.text} and {other.text}; give one of them")
     return tuple(dict.fromkeys(found))
-
-
-def _value(name: str, text: str, fact: Option) -> Any:
-    if fact.kind is bool:
-        if text.lower() not in TRUTH:
-            raise ConfigError(f"run: require has {name}={text}; it must be true or false")
-        return TRUTH[text.lower()]
-    return check_field("run: require", name, text, fact, optional=False)
 
 
 def asked_for(config: Configuration, *, lr: float) -> tuple[Requirement, ...]:
@@ -117,11 +109,10 @@ def unmet(
 
     `effective` and `environment` are those of run.json; `asked` is what the requirement `asked` stands for.
     """
-    wanted: dict[tuple[str, Any], Requirement] = {}
+    texts, wanted = [], dict[tuple[str, Any], Requirement]()
     for each in requirements:
         for one in asked if each.name == ASKED else (each,):
-            wanted.setdefault((one.name, one.value), one)
-    texts = []
+            wanted.setdefault(one[:2], one)
     for one in wanted.values():
         wrong = [(where, found) for where, found in _found(one.name, effective, environment) if not _meets(one, found)]
         if wrong:

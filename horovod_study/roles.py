@@ -51,7 +51,6 @@ TRUTH = {
     **dict.fromkeys(("false", "off", "no", "0"), False),
 }
 """What words on a command line mean where an option is a boolean."""
-_KEEP = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,24 +76,17 @@ class Option:
     attributed: bool = False  # the experiment of `attribute` varies it
     tries: tuple[Any, ...] = ()  # values that `run --tune` tries; none: it is not tuned
     later: bool = False  # it came after cells had names: with its default it is in none, so that old studies go on
-    quiet: Any = _KEEP  # its value in runs that are made only to be timed; default: as it is
+    quiet: Any = ...  # its value in runs that are made only to be timed; default: as it is
     words: str | Callable[[Any], str] = ""  # names a value, where it distinguishes series: with {} in its place
     title: str = ""  # of an axis, for readers
     short_title: str = ""  # in a list of what all runs share
 
-    @property
-    def has_quiet(self) -> bool:
-        """Whether runs that are made only to be timed have a value of their own."""
-        return self.quiet is not _KEEP
-
-    @property
-    def optional(self) -> bool:
-        """Whether nobody needs to say it: null is a value."""
-        return self.default is None
-
     def check(self, owner: str, value: Any) -> Any:
-        """Return `value` as what this option must be, or raise ConfigError that begins with `owner`."""
-        value = check_field(owner, self.name, value, self, optional=self.optional)
+        """Return `value` as what this option must be, or raise ConfigError that begins with `owner`.
+
+        Null is a value where nobody needs to say it.
+        """
+        value = check_field(owner, self.name, value, self, optional=self.default is None)
         if self.parse is not None and value is not None:
             try:
                 self.parse(value)

@@ -13,7 +13,7 @@ import hashlib
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +29,7 @@ PLACED = ("workers", "nodes", "workers_per_node", "hosts", "host", "global_batch
 """Has a place in the line if wanted, and is not given under `run`."""
 WARMUP_STEPS = 10
 """Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
-_PLACE = re.compile(r"(?<!\$)\{(\w+)\}")
+PLACE = re.compile(r"(?<!\$)\{(\w+)\}")
 _READ_BY_A_SHELL = re.compile(r"(?:^|\s)(~\S*|&&|[|;<>&]+)(?=\s|$)|(\$[\w({][^\s\"]*|`|[^\s\"]*\*[^\s\"]*)")
 _HOROVOD = re.compile(r"^[ \t\"]*(import|from)[ \t]+horovod\b", re.MULTILINE)
 _OVER_TORCH = re.compile(  # in a script whose workers meet in torch.distributed
@@ -64,18 +64,20 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         raise ConfigError(f"{path}: give one of script, command and workload")
     kind, folder, line = given[0], path.parent.resolve(), str(content[given[0]])
     words = _words(path, kind, folder, line)
-    places = {name for word in words for name in _PLACE.findall(word)}
+    places = {name for word in words for name in PLACE.findall(word)}
     rate = check_rate(f"{path}: rate", content.get("rate"))
     if rate is not None and kind == "script":
         raise ConfigError(f"{path}: rate is what the output of a command says; the steps of a script are counted")
     told = _told(content)
     factors = _factors(path, told, places)
-    variables = tuple(name for name in factors if name not in places)
     missing = places - set(SHARED) - set(factors) - set(PLACED)
     if missing:
         raise ConfigError(f"{path}: {kind} has a place for {min(missing)}, which neither run nor sweep gives")
     warmup = replace(SHARED["warmup_steps"], default=WARMUP_STEPS)
     sources = list(_sources(words, folder))
+    # Threads are set only where they are told, so that a default of 1 is not the same as 1.
+    line_words = [Path(words[0]).name, *words[1:], *filter(None, [rate]), *(["threads"] if "threads" in told else [])]
+    version = hashlib.sha256(repr((kind, line_words, sources)).encode()).hexdigest()[:12]
 
     def command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
         return ("-m", PROGRAM, "--config", str(config), "--out", str(directory))
@@ -83,7 +85,6 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     def arguments(config: Configuration, placed: Mapping[str, Any]) -> tuple[str, ...]:
         values = {**config.to_dict(), **placed, "global_batch": config.batch * placed["workers"]}
         own = [f"--own={name}" for name in factors if values[name] is not None]
-        set_to = [f"--set={name}={values[name]}" for name in variables if values[name] is not None]
         if kind == "script" and find_spec("torch") is None:
             raise StudyError(
                 f"{path}: script is run by {sys.executable}, which has no torch; install it there, or write `command: "
@@ -93,7 +94,8 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         own += ["--command"] if kind == "command" else []
         own += [] if rate is None else [f"--rate={rate}"]
         own += [f"--threads={config.threads}"] if "threads" in told else []
-        return (f"--folder={folder}", f"--workers={placed['workers']}", *own, *set_to, "--", *filled(words, values))
+        own += [f"--set={name}={values[name]}" for name in factors if name not in places and values[name] is not None]
+        return (f"--folder={folder}", f"--workers={placed['workers']}", *own, "--", *filled(words, values))
 
     return Workload(
         name=Path(words[0]).stem,
@@ -106,8 +108,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         file=folder / path.name,
         folder=folder,
         note=_note(kind, words, line),
-        # Threads are set only where they are told, so that a default of 1 is not the same as 1.
-        version=_version(kind, [*words, *filter(None, [rate]), *(["threads"] if "threads" in told else [])], sources),
+        version=version,
     )
 
 
@@ -155,7 +156,7 @@ def check_rate(source: str, value: Any) -> str | None:
 
 def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     """Return the words of a line with values in their places."""
-    return [_PLACE.sub(lambda place: str(values.get(place[1], place[0])), word) for word in words]
+    return [PLACE.sub(lambda place: str(values.get(place[1], place[0])), word) for word in words]
 
 
 def _told(content: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -179,22 +180,15 @@ def _factors(path: Path, given: Mapping[str, list[Any]], places: set[str]) -> di
                 f"{path}: {name} has a value, but the line has no place for it: write {{{name}}} where it goes; "
                 "variables of the environment are in capitals"
             )
-    return {
-        name: Option(
-            name=name,
-            kind=_kind(values),
-            help=f"{{{name}}} of the line",
-            roles=Role.SWEEPABLE | Role.CELL | (Role.LEARNING if name in places else Role.COMPUTING),
-        )
-        for name, values in given.items()
+    factors = {}
+    for name, values in given.items():
         # A length that the script is told is an option of its own: the program may still end it after some steps.
-        if name not in SHARED or (name in places and SHARED[name].roles & Role.BUDGET)
-    }
-
-
-def _kind(values: Iterable[Any]) -> type:
-    kinds = {type(value) for value in values}
-    return next((kind for kind in (bool, int) if kinds == {kind}), float if kinds <= {int, float} else str)
+        if name not in SHARED or (name in places and SHARED[name].roles & Role.BUDGET):
+            kinds = {type(value) for value in values}
+            kind = next((each for each in (bool, int) if kinds == {each}), float if kinds <= {int, float} else str)
+            roles = Role.SWEEPABLE | Role.CELL | (Role.LEARNING if name in places else Role.COMPUTING)
+            factors[name] = Option(name=name, kind=kind, help=f"{{{name}}} of the line", roles=roles)
+    return factors
 
 
 def _sources(words: Sequence[str], folder: Path) -> Iterator[str]:
@@ -215,9 +209,3 @@ def _usual_runtime(words: Sequence[str], sources: Sequence[str]) -> str:
     text = "\n".join(sources)
     over_torch = launchers & _TORCH_LAUNCHERS or _OVER_TORCH.search(text)
     return "ddp/gloo" if over_torch and not _HOROVOD.search(text) else "horovod/mpi"
-
-
-def _version(kind: str, words: Sequence[str], sources: Sequence[str]) -> str:
-    """Return a digest of the line and of the files in it."""
-    told = (kind, [Path(words[0]).name, *words[1:]], sources)
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]

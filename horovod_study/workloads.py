@@ -14,7 +14,6 @@ from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from horovod_study.documents import read_bytes
@@ -29,94 +28,67 @@ HEADINGS = (
 """Of `--help`, in their order."""
 LENGTH, LEARNED, COMMUNICATING, COMPUTING, MEASURED = HEADINGS[1], HEADINGS[2], HEADINGS[4], HEADINGS[5], HEADINGS[6]
 
+
+def _of(default: Any, text: str, heading: str, roles: Role = Role.NONE, **about: Any) -> Option:
+    return Option(default=default, help=text, heading=heading, roles=roles, **about)
+
+
+_COUNT: Mapping[str, Any] = {"kind": int, "low": 1}
+_LENGTH = (LENGTH, Role.BUDGET)
+_LIBRARY = ("workers", Role.RUNTIME | Role.APPLIED)
+_ON_NODES = ("workers", Role.PLACEMENT | Role.CELL | Role.SEVERAL)
+_NAMES = ("naming", Role.NAMING)
+_BATCH = Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED
+_THREADS = Role.COMPUTING | Role.SWEEPABLE | Role.CELL
 SHARED: Mapping[str, Option] = {
-    "batch": Option(
-        default=1,
-        help="samples per worker and step",
-        kind=int,
-        low=1,
-        heading=LEARNED,
-        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
-        title="Batch per worker",
-    ),
-    "seed": Option(
-        default=1, help="seed of the initial parameters and of the order of the data", kind=int, low=0, heading=LEARNED
-    ),
-    "threads": Option(
-        default=1,
-        help="compute threads per worker; the workers of a host should not have more threads than it has cores",
-        kind=int,
-        low=1,
-        heading=COMPUTING,
-        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL,
+    "batch": _of(1, "samples per worker and step", LEARNED, _BATCH, **_COUNT, title="Batch per worker"),
+    "seed": _of(1, "seed of the initial parameters and of the order of the data", LEARNED, kind=int, low=0),
+    "threads": _of(
+        1,
+        "compute threads per worker; the workers of a host should not have more threads than it has cores",
+        *(COMPUTING, _THREADS),
+        **_COUNT,
         tries=(1, 2, 4, 8),
         words=lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
     ),
-    "epochs": Option(
-        help="train for so many passes over the training set; 10 if no other budget is given",
-        kind=int,
-        low=1,
-        heading=LENGTH,
-        roles=Role.BUDGET,
+    "epochs": _of(
+        None,
+        "train for so many passes over the training set; 10 if no other budget is given",
+        *_LENGTH,
+        **_COUNT,
         words="{:g} epochs",
     ),
-    "seconds": Option(
-        help="or for so many seconds of timed window",
-        kind=float,
-        above=0,
-        heading=LENGTH,
-        roles=Role.BUDGET,
-        words="{:g} s",
-    ),
-    "steps": Option(
-        help="or for so many timed steps", kind=int, low=1, heading=LENGTH, roles=Role.BUDGET, words="{:g} steps"
-    ),
-    "warmup_steps": Option(
-        default=50,
-        help="first steps, trained and recorded but outside the timed window",
+    "seconds": _of(None, "or for so many seconds of timed window", *_LENGTH, kind=float, above=0, words="{:g} s"),
+    "steps": _of(None, "or for so many timed steps", *_LENGTH, **_COUNT, words="{:g} steps"),
+    "warmup_steps": _of(
+        *(50, "first steps, trained and recorded but outside the timed window", LENGTH, Role.WINDOW | Role.APPLIED),
         kind=int,
         low=0,
-        heading=LENGTH,
-        roles=Role.WINDOW | Role.APPLIED,
     ),
-    "backend": Option(
-        default="auto",
-        help="how workers communicate; auto looks at how the run was launched",
+    "backend": _of(
+        *("auto", "how workers communicate; auto looks at how the run was launched", *_LIBRARY),
         choices=("auto", *BACKENDS),
-        heading="workers",
-        roles=Role.RUNTIME | Role.APPLIED,
     ),
-    "transport": Option(
-        default="auto",
-        help="what carries the gradients; auto takes what the launch provides",
+    "transport": _of(
+        *("auto", "what carries the gradients; auto takes what the launch provides", *_LIBRARY),
         choices=("auto", *TRANSPORTS),
-        heading="workers",
-        roles=Role.RUNTIME | Role.APPLIED,
     ),
-    "placement": Option(
-        default="fill",
-        help="how the workers are put on nodes: fill one before the next, spread them evenly, or on a list of nodes; a "
-        "run placed otherwise ends",
+    "placement": _of(
+        "fill",
+        "how the workers are put on nodes: fill one before the next, spread them evenly, or on a list of nodes; a run "
+        "placed otherwise ends",
+        *_ON_NODES,
         choices=PLACEMENTS,
-        heading="workers",
-        roles=Role.PLACEMENT | Role.CELL | Role.SEVERAL,
         words=lambda value: {"fill": "nodes filled", "spread": "nodes shared evenly"}.get(value, "named nodes"),
     ),
-    "workers_per_node": Option(
-        help="how many workers share a node at most; a run placed otherwise ends",
-        kind=int,
-        low=1,
-        heading="workers",
-        roles=Role.PLACEMENT | Role.CELL | Role.SEVERAL,
+    "workers_per_node": _of(
+        *(None, "how many workers share a node at most; a run placed otherwise ends", *_ON_NODES),
+        **_COUNT,
         words=lambda value: "full nodes" if value == "shipped" else f"{value} per node",
     ),
-    "study": Option(default="train", help="name of the study the run belongs to", heading="naming", roles=Role.NAMING),
-    "partition": Option(
-        default="local", help="name of the machine or partition it runs on", heading="naming", roles=Role.NAMING
-    ),
-    "repeat": Option(
-        default=0, help="number of this repeat, from 0", kind=int, low=0, heading="naming", roles=Role.NAMING
-    ),
+    "study": _of("train", "name of the study the run belongs to", *_NAMES),
+    "partition": _of("local", "name of the machine or partition it runs on", *_NAMES),
+    "repeat": _of(0, "number of this repeat, from 0", *_NAMES, kind=int, low=0),
 }
 """What every workload has, because studies set or read it."""
 
@@ -216,8 +188,7 @@ class Workload:
     and whether to go on from a checkpoint there."""
     samples: str = "samples"  # what a batch consists of, for readers
     model: str = ""  # what is trained where a record names no model
-    threads_of: Callable[[Configuration], int] = lambda config: config.threads
-    """Returns how many threads and processes of a worker compute."""
+    threads_of: Callable[[Configuration], int] = lambda config: config.threads  # and processes of a worker that compute
     samples_of_epoch: Callable[[Configuration], float | None] = lambda config: None
     """Returns the samples of all workers in one pass over the data, as far as that is known beforehand."""
     rate_of: Callable[[Mapping[str, Any], int], float | None] = lambda requested, workers: None
@@ -227,14 +198,10 @@ class Workload:
     options of the cell itself do, for a few steps."""
     arguments: Callable[[Configuration, Mapping[str, Any]], tuple[str, ...]] = lambda config, placed: ()
     """Returns further arguments, which depend on the values of a cell and on where it is placed (launch.placed)."""
-    starts_ranks: bool = False
-    """Whether `command` is started once and starts its ranks itself, instead of being started as every rank."""
-    usual_runtime: str = "horovod/mpi"
-    """What a study runs that names no runtime; ddp/gloo stands for ddp/nccl where there are GPUs."""
-    waits: bool = True
-    """Whether it can wait between two steps: it is recorded by a session of this package."""
-    folder: Path | None = None
-    """In which it runs, in the environment of the shell; None: it is the package's, or made for it."""
+    starts_ranks: bool = False  # `command` is started once and starts its ranks itself, instead of as every rank
+    usual_runtime: str = "horovod/mpi"  # of a study that names none; ddp/gloo stands for ddp/nccl where there are GPUs
+    waits: bool = True  # it can wait between two steps: it is recorded by a session of this package
+    folder: Path | None = None  # it runs there, in the environment of the shell; None: it is the package's, or made so
     note: str = ""  # told before it runs
     file: Path | None = None  # it was declared in; None: the package
     version: str = ""  # of what it runs; "": the content of its file
@@ -274,7 +241,7 @@ class Workload:
     @cached_property
     def quiet(self) -> dict[str, Any]:
         """Of runs that are made only to be timed: nothing is evaluated or written on the way."""
-        return {name: each.quiet for name, each in self.options.items() if each.has_quiet}
+        return {name: each.quiet for name, each in self.options.items() if each.quiet is not ...}
 
     @cached_property
     def tuned(self) -> dict[str, tuple[Any, ...]]:
@@ -303,9 +270,8 @@ class Workload:
 def configuration(name: str, options: Mapping[str, Option]) -> type[Configuration]:
     """Return the class of the configurations of a workload with these options."""
     fields = [(each, Any, declared(its)) for each, its in options.items()]
-    return make_dataclass(
-        f"{name.title()}Configuration", fields, bases=(Configuration,), frozen=True, kw_only=True, slots=True
-    )
+    kind: dict[str, Any] = {"bases": (Configuration,), "frozen": True, "kw_only": True, "slots": True}
+    return make_dataclass(f"{name.title()}Configuration", fields, **kind)
 
 
 def workload(name: str, file: str, options: Mapping[str, Option], **about: Any) -> Workload:
@@ -337,22 +303,17 @@ def load_workload(path: Path) -> Workload:
             spec.loader.exec_module(module)
         except Exception as error:  # of a file that somebody else wrote
             raise ConfigError(f"{path}: cannot be loaded as a workload: {type(error).__name__}: {error}") from None
-        _LOADED[path] = _declared_by(module, path)
+        if not isinstance(found := getattr(module, "WORKLOAD", None), Workload):
+            raise ConfigError(f"{path}: declares no WORKLOAD; write WORKLOAD = horovod_study.workloads.workload(...)")
+        _LOADED[path] = found
     return _LOADED[path]
-
-
-def _declared_by(module: ModuleType, place: object) -> Workload:
-    found = getattr(module, "WORKLOAD", None)
-    if not isinstance(found, Workload):
-        raise ConfigError(f"{place}: declares no WORKLOAD; write WORKLOAD = horovod_study.workloads.workload(...)")
-    return found
 
 
 @cache
 def packaged() -> Workload:
     """Return the package's own workload, that of studies that name none; it is loaded by name, others by their file."""
-    name = "horovod_study.workload.options"
-    return _declared_by(import_module(name), name)
+    found: Workload = import_module("horovod_study.workload.options").WORKLOAD
+    return found
 
 
 def find_workload(name: str | None, *, beside: Path = Path()) -> Workload:

@@ -29,7 +29,7 @@ WAIT_S = 60.0  # far beyond any test: whoever waits here is meant to be ended
 
 
 def fake_launch(behaviour: dict[str, str]):
-    """Return a launch function for run_study whose cells behave as told."""
+    """Return a launch function for run_sweep whose cells behave as told."""
     from horovod_study.cluster.launch import LaunchLine, cell_environment
 
     def launch(

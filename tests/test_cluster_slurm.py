@@ -143,7 +143,7 @@ def test_a_study_with_a_failing_a_cancelled_and_a_pre_empted_job(cluster: SlurmC
     # one is cancelled
     to = console()
     key = next(entry.key for entry in status(study, runs).entries if entry.state == "queued")
-    assert cancel_cells(study, runs, which=[key], console=to) == 1
+    assert cancel_cells(sweep_of(study, runs), which=[key], console=to) == 1
     assert f"cancelled job {one} (1 cell)" in said(to)
     assert states(status(study, runs))["main/1"][0] == "cancelled"
 
@@ -274,19 +274,22 @@ def test_what_slurm_refuses_is_said_in_its_words_and_starts_nothing(cluster: Slu
     assert JobBook(directory).live() == [] and not cluster.run("squeue", "-h")
 
 
-def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(cluster: SlurmCluster, tmp_path: Path):
+def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(
+    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("horovod_study.studies.submit.Estimate.expected", lambda *_, **__: (400.0, ""))
     path = study_file(tmp_path, seconds=1, runtime="ddp/gloo, mpi/mpi")
     (tmp_path / "partitions" / "main.yaml").write_text(PARTITION.replace("3600", "900"))
     study, runs = load_study(path), tmp_path / "runs"
     directory = runs / study.name
     cells = [cell for cell in study.cells() if cell.placement.workers == 1]
     blocker = occupy(cluster, 300)
-    (job,) = submit_cells(sweep_of(study, directory.parent), cells, console=console(), seconds_of=lambda cell: 400.0)
+    (job,) = submit_cells(sweep_of(study, directory.parent), cells, console=console())
     assert (
         len(job.tasks) == 2 and "#SBATCH --array=0-1\n" in (job_folder(directory, job.name) / "script.sh").read_text()
     )
 
-    assert cancel_cells(study, runs, which=[job.tasks[1][0]], console=console()) == 1
+    assert cancel_cells(sweep_of(study, runs), which=[job.tasks[1][0]], console=console()) == 1
     cluster.run("scancel", blocker)
 
     until(lambda: not JobBook(directory).live(), "the end of the array", told=lambda: output_of(directory))
@@ -299,8 +302,8 @@ def test_in_an_allocation_made_by_hand_the_cells_that_fit_are_run(cluster: Slurm
     code = (
         "import sys; from pathlib import Path; from rich.console import Console; "
         "from horovod_study.studies.job import Inside, run_here; "
-        "from horovod_study.studies.study_file import load_study; study = load_study(Path(sys.argv[1])); "
-        "sys.exit(run_here(study, Path(sys.argv[2]), Inside(console=Console()), command='again').exit_code)"
+        "from horovod_study.studies.study_file import load_study, sweep_of; study = load_study(Path(sys.argv[1])); "
+        "sys.exit(run_here(sweep_of(study, Path(sys.argv[2])), Inside(console=Console()), command='again').exit_code)"
     )
     asked = ("salloc", "--nodes=2", "--exclusive", "--gres=gpu:1", "--time=10", "--quiet")
 

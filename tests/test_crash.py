@@ -18,7 +18,7 @@ from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
 from horovod_study.studies import runner
-from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 SEED = 20
@@ -83,7 +83,7 @@ def run(runs: Path, folder: Path) -> runner.StudyResult:
         options = runner.RunOptions(
             command="again", launch=shell_launch(folder), cores=1, grace_s=0.2, smoke=False, watch_load_s=0.0
         )
-        return runner.run_study(make_study(), runs, options, console=Console(file=nowhere))
+        return runner.run_sweep(sweep_of(make_study(), runs), options, console=Console(file=nowhere))
 
 
 class Killer:

@@ -97,7 +97,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study run -- torchrun .*": ByTest(
         by="test_run_command.py", mentions=("command_study(TORCHRUN)", '"run", "--"')
     ),
-    r"horovod-study run \S+( --no-retry)?": ByTest(by="test_runner.py", mentions=("run_study", "retry=False")),
+    r"horovod-study run \S+( --no-retry)?": ByTest(by="test_runner.py", mentions=("run_sweep", "retry=False")),
     r"horovod-study run \S+ --wait": ByTest(by="test_cluster_slurm.py", mentions=("wait=",)),
     r"horovod-study run \S+ --here": ByTest(by="test_jobs.py", mentions=("run_here",)),
     r"horovod-study run \S+ --hosts \S+": ByTest(by="test_cluster_study.py", mentions=("two_hosts", '"run"')),

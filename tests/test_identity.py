@@ -20,7 +20,7 @@ from horovod_study.cluster import identity
 from horovod_study.cluster.partitions import Partition
 from horovod_study.errors import StudyError
 from horovod_study.runtimes import LIBRARIES
-from horovod_study.studies import grid
+from horovod_study.studies import attempt, runner
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
@@ -250,15 +250,15 @@ def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch
     config = StrainConfig(study="tiny", seconds=1)
     study = StudyConfig(name="tiny", run=config, workers=(1,), repeats=2, identity={"local": identity.identify()})
     identities = iter(["old", "old", "old", "new"])
-    monkeypatch.setattr(grid, "identify", lambda: next(identities))
+    monkeypatch.setattr(runner, "identify", lambda: next(identities))
     console = Console(file=io.StringIO())
 
     with golden.raises(StudyError, match="horovod_study"):
-        grid.Grid(
+        runner.Grid(
             sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
             console=console,
             stop=Interruption(),
-            places=grid.CellPlaces(launch=fake_launch({})),
+            places=attempt.CellPlaces(launch=fake_launch({})),
         ).run(study.cells())
 
     assert 2 == sum(records.read_run(path).status == "done" for path in records.run_directories(tmp_path))

@@ -531,14 +531,14 @@ def test_in_an_allocation_of_ones_own_what_fits_is_run(tmp_path: Path, golden: G
 
     around = inside.Inside(console=to, environ=HERE, ask=Slurm(), launch=at_any_site)
 
-    result = run_here(study, tmp_path, around, command="again")
+    result = run_here(sweep_of(study, tmp_path), around, command="again")
 
     assert [entry.state for entry in result.ledger.entries] == ["done", "missing"]
     golden.line(to.file.getvalue(), "n1", "1 do")
     with golden.raises(StudyError, match="job 7.*1 node.*2 nodes"):
-        run_here(study, tmp_path, around, command="again")
+        run_here(sweep_of(study, tmp_path), around, command="again")
     with golden.raises(StudyError):
-        run_here(study, tmp_path, replace(around, environ={}), command="again")
+        run_here(sweep_of(study, tmp_path), replace(around, environ={}), command="again")
 
 
 def test_jobs_of_older_versions_are_read(tmp_path: Path):

@@ -24,7 +24,7 @@ from rich.console import Console
 from horovod_study import alive, lease
 from horovod_study.cluster import jobs
 from horovod_study.errors import StudyError
-from horovod_study.studies import grid
+from horovod_study.studies import attempt, runner
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
@@ -308,15 +308,15 @@ def test_cell_of_a_job_that_was_killed_is_run_at_once(tmp_path, monkeypatch, sta
     of_job = {"study": "tiny", "partition": "local", "nodes": 1, "time_limit_s": 60.0, "written": "then"}
     jobs.write_job(tmp_path, jobs.Job(name="tiny-1", tasks=(("x",), (cell.key,)), job_id="12", **of_job))
     monkeypatch.setattr(
-        grid, "JobBook", lambda folder: jobs.JobBook(folder, ask=lambda command: f"12_1|12|1|{state}|None|tiny-1|")
+        runner, "JobBook", lambda folder: jobs.JobBook(folder, ask=lambda command: f"12_1|12|1|{state}|None|tiny-1|")
     )
     console = Console(file=io.StringIO(), width=200)
 
-    grid.Grid(
+    runner.Grid(
         sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
         console=console,
         stop=Interruption(),
-        places=grid.CellPlaces(launch=fake_launch({})),
+        places=attempt.CellPlaces(launch=fake_launch({})),
     ).run([cell])
 
     assert outcome in console.file.getvalue()

@@ -14,8 +14,8 @@ from horovod_study.analysis.forecast.next_runs import lines, next_runs
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.studies.runner import RunOptions, run_study
-from horovod_study.studies.study_file import load_study
+from horovod_study.studies.runner import RunOptions, run_sweep
+from horovod_study.studies.study_file import load_study, sweep_of
 
 
 def points(counts=(1, 2, 4, 8), runs=3, noise=0.01, seed=1):
@@ -109,7 +109,11 @@ def test_a_study_says_what_to_measure_next_for_its_question(tmp_path, capsys):
     path = tmp_path / "asked.yaml"
     path.write_text(STUDY)
     how = {"launch": fake_launch({}), "cores": 4, "smoke": False, "pin": False, "watch_load_s": 0.0}
-    run_study(load_study(path), tmp_path / "runs", RunOptions(command="", **how), console=Console(file=io.StringIO()))
+    run_sweep(
+        sweep_of(load_study(path), tmp_path / "runs"),
+        RunOptions(command="", **how),
+        console=Console(file=io.StringIO()),
+    )
 
     code = main(["predict", str(path), "--runs", str(tmp_path / "runs"), "--next", "--json"])
     (step,) = json.loads(capsys.readouterr().out)["series"].values()

@@ -242,7 +242,7 @@ def test_what_is_varied_is_said_where_it_matters(golden: Golden) -> None:
         "0.0008",
         "11 values",
     )
-    strong = make_study(LOCAL, workers=(1, 2, 4), global_batches=(64, 128))
+    strong = make_study(LOCAL, workers=(1, 2, 4), varied={"global_batch": (64, 128)})
     golden(plan_of(strong).lines(), "64", "128")
 
 

@@ -86,7 +86,7 @@ def test_texts_become_requirements() -> None:
         ("workers=two", "two"),
         ("workers=0", ""),
         ("lr=fast", "fast"),
-        ("hierarchical=maybe", "hierarchical=maybe"),
+        ("hierarchical=maybe", "hierarchical is .maybe"),
         (
             "path=infinband",
             "infinband.*infiniband",

@@ -22,11 +22,10 @@ from horovod_study.cli.verbs import runs_folder
 from horovod_study.cluster.partitions import Partition
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.recording.said import rate_said
-from horovod_study.studies import command_file
+from horovod_study.studies import study_file
 from horovod_study.studies.aim import Aim, runs_alone
-from horovod_study.studies.command_file import command_study
 from horovod_study.studies.ledger import foreign, read_ledger
-from horovod_study.studies.study_file import load_study, sweep_of
+from horovod_study.studies.study_file import command_study, load_study, sweep_of
 from horovod_study.studies.watch import study_view
 
 TORCHRUN = ["torchrun", "--nproc-per-node", "{workers}", "train.py", "--tag", "two words"]
@@ -102,7 +101,7 @@ def test_the_last_half_of_what_is_said_counts_and_a_pattern_says_what_it_is() ->
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, on a machine of 6 cores."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command_file, "this_machine", lambda: Partition(name="local", cores_per_node=6))
+    monkeypatch.setattr(study_file, "this_machine", lambda: Partition(name="local", cores_per_node=6))
     (tmp_path / "train.py").write_text("")
     return tmp_path
 
@@ -151,7 +150,7 @@ def test_counts_go_up_to_the_gpus_or_the_cores(
     here: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, counts: tuple[int, ...]
 ) -> None:
     machine = Partition(name="local", cores_per_node=96, gpus_per_node=gpus)
-    monkeypatch.setattr(command_file, "this_machine", lambda: machine)
+    monkeypatch.setattr(study_file, "this_machine", lambda: machine)
 
     assert tuple(yaml.safe_load(command_study(TORCHRUN).read_text())["sweep"]["workers"]) == counts
 

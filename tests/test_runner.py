@@ -29,7 +29,7 @@ from horovod_study.config import Placement
 from horovod_study.documents import load_yaml
 from horovod_study.errors import StudyError
 from horovod_study.progress import duration
-from horovod_study.studies import attempt, grid, ledger, runner
+from horovod_study.studies import attempt, ledger, runner, study_file
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
@@ -313,8 +313,10 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_runner import COMMAND, QUICK, make_study
 from fake_trainer import fake_launch
-from horovod_study.studies import attempt, grid, runner
+from horovod_study import records
+from horovod_study.studies import attempt, ledger, runner
 from horovod_study.errors import StudyError
+from horovod_study.studies.study_file import sweep_of
 
 def die(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -328,12 +330,12 @@ def then_die(call):
 point = {point!r}
 if point:
     when, name = point.split()
-    module = next(each for each in (runner, grid, attempt) if hasattr(each, name))
+    module = next(each for each in (runner, attempt, ledger, records) if hasattr(each, name))
     setattr(module, name, die if when == "before" else then_die(getattr(module, name)))
 try:
     launch = fake_launch({behaviour!r})
     options = runner.RunOptions(command=COMMAND, launch=launch, cores=2, grace_s=0.3, **QUICK)
-    result = runner.run_study(make_study(**{study!r}), Path({runs!r}), options)
+    result = runner.run_sweep(sweep_of(make_study(**{study!r}), Path({runs!r})), options)
 except StudyError as error:
     sys.exit(f"error: {{error}}")
 sys.exit(result.exit_code)
@@ -519,7 +521,7 @@ def test_a_runner_that_is_killed_at_any_step_of_a_restart_keeps_the_checkpoint(t
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
     [cell] = study.cells()
     run(study, tmp_path, {"*": "stopped with checkpoint"})
-    module = attempt if step == "write_file" else grid
+    module = {"write_file": attempt, "keep_log": ledger, "note_attempt": ledger}.get(step, runner)
     whole = getattr(module, step)
 
     class Killed(BaseException):
@@ -677,7 +679,7 @@ def test_claims_are_given_back_with_how_the_cells_ended(tmp_path):
 
 def test_cell_that_somebody_else_took_over_is_ended_and_its_directory_left_to_him(tmp_path, monkeypatch, golden):
     """As when this host was cut off for minutes, and another one has begun the cell meanwhile."""
-    monkeypatch.setattr(grid, "_CHECK_S", 0.1)
+    monkeypatch.setattr(runner, "_CHECK_S", 0.1)
     study = make_study(repeats=1, workers=(1,), baselines=("plain",), runtimes=("serial",))
     [cell] = study.cells()
     launch = fake_launch({"*": "hang"})
@@ -703,11 +705,11 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path, golde
     console = Console(file=io.StringIO(), force_terminal=False)
 
     with Interruption("pre-empted") as stop:
-        broken_off = grid.Grid(
+        broken_off = runner.Grid(
             sweep=sweep_of(study, tmp_path),
             console=console,
             stop=stop,
-            places=grid.CellPlaces(launch=fake_launch({})),
+            places=attempt.CellPlaces(launch=fake_launch({})),
             lasts_s=5.0,  # less than the guess for horovod, 7 s, and more than that for serial, 4 s
         ).run(study.cells())
 
@@ -731,8 +733,8 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
         stop.requested = True
 
     console = Console(file=io.StringIO(), force_terminal=False)
-    places = grid.CellPlaces(launch=launch, grace_s=20)
-    broken_off = grid.Grid(sweep=sweep_of(study, tmp_path), console=console, stop=stop, places=places).run(
+    places = attempt.CellPlaces(launch=launch, grace_s=20)
+    broken_off = runner.Grid(sweep=sweep_of(study, tmp_path), console=console, stop=stop, places=places).run(
         study.cells()
     )
 
@@ -751,7 +753,7 @@ def cancel(study, runs, *which) -> tuple[int, str]:
     console = Console(file=io.StringIO(), force_terminal=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "GRACE_S", 0.3)
-        return runner.cancel_cells(study, runs, which=which, console=console), console.file.getvalue()
+        return runner.cancel_cells(sweep_of(study, runs), which=which, console=console), console.file.getvalue()
 
 
 @pytest.mark.slow
@@ -776,7 +778,7 @@ def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path, golde
 
     console = Console(file=io.StringIO())
     options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
-    result = runner.retry_cells(study, tmp_path, options, which=[name], console=console)
+    result = runner.retry_cells(sweep_of(study, tmp_path), options, which=[name], console=console)
     assert 0 == result.exit_code
     assert f"{first.key} resumed" == starts(tmp_path)[-1]
 
@@ -838,7 +840,7 @@ def test_retry_takes_up_failed_cells_only_and_refuses_others(tmp_path, golden):
 
     def retry(*which):
         options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
-        return runner.retry_cells(study, tmp_path, options, which=which, console=Console(file=io.StringIO()))
+        return runner.retry_cells(sweep_of(study, tmp_path), options, which=which, console=Console(file=io.StringIO()))
 
     with golden.raises(StudyError, match="1 worker.*repeat 1"):
         retry("serial, 1 worker, repeat 1")
@@ -906,17 +908,17 @@ def test_on_a_terminal_the_question_is_asked(tmp_path, monkeypatch, answer, star
     ],
 )
 def test_hosts_as_they_are_written(text, hosts):
-    assert hosts == [(host.name, host.slots) for host in runner.parse_hosts(text)]
+    assert hosts == [(host.name, host.slots) for host in study_file.parse_hosts(text)]
 
 
 @pytest.mark.parametrize("text", ["", "node1:", "node1:x", "node1,,node2", "a b", "-oProxyCommand=x"])
 def test_what_is_no_host_is_refused(text):
     with pytest.raises(StudyError, match="host"):
-        runner.parse_hosts(text)
+        study_file.parse_hosts(text)
 
 
 def test_given_hosts_take_the_place_of_this_machine():
-    study = runner.on_hosts(make_study(workers=(2,), repeats=1), runner.parse_hosts("node1:1,node2:1"))
+    study = study_file.on_hosts(make_study(workers=(2,), repeats=1), study_file.parse_hosts("node1:1,node2:1"))
 
     [plain, alone, two] = study.cells()
     assert ["ssh"] == [partition.scheduler for partition in study.partitions.values()]
@@ -966,11 +968,11 @@ def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path, monkeypatch):
     site = Site(hosts=(Host(name=os.uname().nodename, slots=1), Host(name="node2", slots=1)))
     asked = []
     monkeypatch.setattr(attempt, "stop_marked_on", lambda *arguments, **_: asked.append(arguments))
-    grid.Grid(
+    runner.Grid(
         sweep=sweep_of(study, tmp_path),
         console=Console(file=io.StringIO()),
         stop=Interruption(),
-        places=grid.CellPlaces(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),
+        places=attempt.CellPlaces(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),
     ).run([cell])
 
     record = records.read_run(out)
@@ -1143,7 +1145,7 @@ def test_reason_from_what_was_printed(log, exit_code, reason):
 def test_retry_with_nothing_to_retry_says_so_once(tmp_path, golden):
     output = io.StringIO()
     options = runner.RunOptions(command=COMMAND, launch=fake_launch({}), cores=2, **QUICK)
-    result = runner.retry_cells(make_study(), tmp_path, options, console=Console(file=output, width=200))
+    result = runner.retry_cells(sweep_of(make_study(), tmp_path), options, console=Console(file=output, width=200))
 
     assert 1 == result.exit_code
     assert 1 == output.getvalue().count("study tiny")

@@ -19,13 +19,14 @@ from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Placement
 from horovod_study.errors import StudyError
 from horovod_study.studies import attempt, runner, smoke
+from horovod_study.studies.study_file import sweep_of
 
 
 def run(study, runs, behaviour=None, console=None, **options):
     console = console or Console(file=io.StringIO(), force_terminal=False)
     arguments = {"command": COMMAND, "launch": fake_launch(behaviour or {}), "cores": 2, "grace_s": 0.3}
     how = runner.RunOptions(**{**arguments, "watch_load_s": 0.0, **options})
-    result = runner.run_study(study, runs, how, console=console)
+    result = runner.run_sweep(sweep_of(study, runs), how, console=console)
     return result, console.file.getvalue().replace(str(runs), "RUNS")
 
 

@@ -36,7 +36,7 @@ from horovod_study.records import (
 from horovod_study.studies import ledger, turns
 from horovod_study.studies.ledger import read_ledger
 from horovod_study.studies.plan import plan_study
-from horovod_study.studies.runner import RunOptions, run_study
+from horovod_study.studies.runner import RunOptions, run_sweep
 from horovod_study.studies.study_file import load_study, sweep_of
 from horovod_study.studies.turns import SPARE, WORKER_MB, AlternatingCells, alternating, groups, worker_mb
 from horovod_study.workload.options import StrainConfig
@@ -239,12 +239,11 @@ repeats: 1
 @pytest.mark.horovod
 def test_real_workers_over_every_library(tmp_path: Path) -> None:
     (tmp_path / "real.yaml").write_text(REAL)
-    result = run_study(
-        load_study(tmp_path / "real.yaml"),
-        tmp_path,
+    sweep, how = (
+        sweep_of(load_study(tmp_path / "real.yaml"), tmp_path),
         RunOptions(command="", smoke=False, oversubscribe=True),
-        console=Console(file=io.StringIO()),
     )
+    result = run_sweep(sweep, how, console=Console(file=io.StringIO()))
     folder = tmp_path / "real"
     found: dict[str, list[TurnSlice]] = {entry.key: [] for entry in result.ledger.entries}
     for each in read_turns(folder):

@@ -48,7 +48,7 @@ WRITING = {
     "recording/rank/stacks.py": "samples of the stack, beside the events",
     "recording/rank/told.py": "losses, beside the events",
     "recording/rank/watch.py": "a line on how far a process has come, in a temporary folder of its command",
-    "studies/grid.py": "an empty file, which asks a runner to end",
+    "studies/runner.py": "an empty file, which asks a runner to end",
     "studies/search.py": "cuts a last line of Optuna's journal that is not whole",
     "programs/equality.py": "arrays for the ranks that are compared, in a temporary folder",
     "files.py": "the door",

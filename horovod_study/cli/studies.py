@@ -109,18 +109,18 @@ def run(options: argparse.Namespace) -> int | Result:
         return Result(document=planned.to_dict(), lines=planned.lines())
     if options.until is not None:
         study = study.until(until_share(options.until))
+    sweep = _sweep(options, study)
     if options.here:
         from rich.console import Console
 
         from horovod_study.studies.job import Inside, run_here
 
         inside = Inside(console=Console())
-        result = run_here(study, options.runs, inside, command=command + " --here", retry=options.retry)
+        result = run_here(sweep, inside, command=command + " --here", retry=options.retry)
     else:
         from rich.console import Console
 
-        from horovod_study.studies.runner import RunOptions, retry_cells, run_study, show_plan
-        from horovod_study.studies.study_file import sweep_of
+        from horovod_study.studies.runner import RunOptions, retry_cells, run_sweep, show_plan
 
         told = given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait")
         how = RunOptions(command=command, **told)
@@ -131,11 +131,11 @@ def run(options: argparse.Namespace) -> int | Result:
             how = replace(how, command=shlex.join(["horovod-study", *options.words]))
             return 0 if tune(study, options.runs, options.tune, how, Console()) else exit_code()
         if options.dry_run:
-            result = show_plan(sweep_of(study, options.runs), how)
+            result = show_plan(sweep, how)
         elif again:
-            result = retry_cells(study, options.runs, how, which=options.cells)
+            result = retry_cells(sweep, how, which=options.cells)
         else:
-            result = run_study(study, options.runs, how)
+            result = run_sweep(sweep, how)
     return _conclude(options, study, command, result)
 
 
@@ -192,7 +192,7 @@ def _take_command(options: argparse.Namespace) -> None:
             raise ConfigError("--rate: a study file says it by itself, as `rate: REGEX` beside command")
         return
     from horovod_study.cluster.launch import require_program
-    from horovod_study.studies.command_file import command_study
+    from horovod_study.studies.study_file import command_study
 
     if options.study is not None:
         raise ConfigError(f"run: {options.study} and a command are both given; name a study file or write a command")
@@ -245,7 +245,6 @@ def _status_arguments(parser: Parser) -> None:
 def status(options: argparse.Namespace) -> int | Result:
     """Show the state of a study or of a run; end it."""
     from horovod_study.recording.command import before_the_first_step
-    from horovod_study.studies.study_file import sweep_of
     from horovod_study.studies.watch import run_view, study_view, watch
 
     one = options.study.is_dir() or before_the_first_step(options.study)
@@ -255,12 +254,12 @@ def status(options: argparse.Namespace) -> int | Result:
 
         if one:
             raise ConfigError(f"--cancel: ends cells of a study, and {options.study} is a run; name the study file")
-        cancel_cells(study, options.runs, which=options.cancel)  # the first says which runs
+        cancel_cells(_sweep(options, study), which=options.cancel)  # the first says which runs
         return 0
     if options.watch and not options.json:
         from rich.console import Console
 
-        looked = partial(run_view, options.study) if one else partial(study_view, sweep_of(study, options.runs))
+        looked = partial(run_view, options.study) if one else partial(study_view, _sweep(options, study))
         return watch(looked, Console())
     if one:
         view = run_view(options.study)
@@ -295,23 +294,27 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _study(options: argparse.Namespace) -> Any:
-    from horovod_study.studies.runner import on_hosts
-    from horovod_study.studies.study_file import load_study
+    from horovod_study.studies.study_file import load_study, on_hosts
 
     study = load_study(options.study)
     options.runs = options.runs or runs_of(options.study, study.name)
     return on_hosts(study, _hosts(options)) if options.hosts else study
 
 
-def _ledger(options: argparse.Namespace, study: Any) -> Any:
-    from horovod_study.studies.ledger import read_ledger
+def _sweep(options: argparse.Namespace, study: Any) -> Any:
     from horovod_study.studies.study_file import sweep_of
 
-    return read_ledger(sweep_of(study, options.runs))
+    return sweep_of(study, options.runs)
+
+
+def _ledger(options: argparse.Namespace, study: Any) -> Any:
+    from horovod_study.studies.ledger import read_ledger
+
+    return read_ledger(_sweep(options, study))
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
-    from horovod_study.studies.runner import parse_hosts
+    from horovod_study.studies.study_file import parse_hosts
 
     return parse_hosts(options.hosts) if options.hosts else ()
 

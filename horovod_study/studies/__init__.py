@@ -2,7 +2,6 @@
 
     study_file  the file of a study, and the cells that come of it with their placements
     sweep       these cells and what is asked of all of them: what everybody below the file is given
-    command_file  the study file of a command that is typed: `run -- COMMAND`
     estimate    how long cells take, learned or guessed
     plan        what a study will do and take, before anything runs
     ledger      the state of every cell: done, running, queued, failed, missing, ...
@@ -15,8 +14,7 @@
 
     turns       cells that train one at a time, in slices and rounds, while the others wait
     aim         precision as the aim of a study: what needs more turns, or another launch, and what is open
-    grid        policy of `run`: the missing cells of a study, each under its claim
-    smoke       two workers for a few steps, before a grid
+    smoke       two workers for a few steps, before a study
     runner      what a study still needs: found, said, run; retries and cancels
     submit      cells given to Slurm, and jobs taken back
     job         the program inside a job: a grid that stops with a checkpoint when Slurm says so

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from horovod_study import records
 from horovod_study.cluster.launch import MARKER, LaunchLine, Starting, launch_line, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
@@ -30,27 +31,13 @@ from horovod_study.files import write_file
 from horovod_study.lease import end_run_claim, require_free
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.recording.command import ENDED_WITH, NO_STEPS
-from horovod_study.records import (
-    MANIFEST,
-    RunRecord,
-    checkpoint_paths,
-    checkpoint_step,
-    create_run,
-    finish_run,
-    read_run,
-    resume_run,
-)
+from horovod_study.records import RunRecord
 from horovod_study.runtimes import CARRIED
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 
-CANCELLED = "cancelled"
-FAILED = "failed"
-PRUNED = "pruned"
-TIMED_OUT = "timed out"
+CANCELLED, FAILED, PRUNED, TIMED_OUT = "cancelled", "failed", "pruned", "timed out"
 TAKEN_OVER = "taken over"
 """How an attempt ended whose run directory is another one's now."""
-
-
 Launcher = Callable[..., LaunchLine]
 """Says how to start a cell, as `local_launch` does."""
 
@@ -63,6 +50,17 @@ def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, s
 def _starting(site: Site, variables: Mapping[str, str] = MappingProxyType({})) -> Starting:
     environ, python = {**os.environ, **variables}, Path(sys.executable)
     return Starting(python=python, environ=environ, root=os.geteuid() == 0, site=site)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellPlaces:
+    """Where the cells of a study are started, and how."""
+
+    launch: Launcher = local_launch
+    site_of: Callable[[Cell], Site] = lambda cell: HERE
+    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
+    grace_s: float = GRACE_S
+    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
 
 
 class Verdict(NamedTuple):
@@ -87,6 +85,8 @@ class RankRun:
     timeout_s: float = math.inf
     grace_s: float = GRACE_S  # for launchers and workers, to end by themselves
     watch: Watch = lambda running: None
+    resume: bool = False  # of a cell: from its newest checkpoint
+    checkpoint: bool = False  # its ranks are asked to write one before they are ended
     variables: Mapping[str, str] = field(default_factory=dict)  # more of the ranks' environment
     held_s: Callable[[], float] = lambda: 0.0  # for how long it has waited for its turns, which no limit counts
 
@@ -102,8 +102,6 @@ class CellRun(RankRun):
     cell: Cell
     config: Path  # what it is asked to do; written when it is started
     launch: Launcher = local_launch
-    resume: bool = False
-    checkpoint: bool = False  # its ranks are asked to write one before they are ended
 
     def line(self) -> LaunchLine:
         """Write the configuration of the cell, and return how to start it."""
@@ -125,8 +123,7 @@ class ProgramRun(RankRun):
 
     def line(self) -> LaunchLine:
         """Return how to start the program."""
-        job = ("-m", self.module, *self.arguments)
-        start = _starting(self.site, self.environment)
+        job, start = ("-m", self.module, *self.arguments), _starting(self.site, self.environment)
         return program_line(self.runtime, self.workers, job, start, out=self.out)
 
 
@@ -159,7 +156,7 @@ class Running:
         self.exit_code: int | None = None
         self._began = now()
         self._looked, self._failed_at = self._began, math.inf
-        resumed = record_in(run.out) if isinstance(run, CellRun) and run.resume else None
+        resumed = self._record() if run.resume else None
         self._before = 0 if resumed is None else len(resumed.attempts)
         self._process: CellProcess | None = None
         self._problem = ""
@@ -169,6 +166,9 @@ class Running:
             self._process = CellProcess(self._line, run.log, run.grace_s, cores=run.cores)
         except StudyError as error:  # the launcher is missing, or cannot be executed
             self._problem = str(error)
+
+    def _record(self) -> RunRecord | None:
+        return record_in(self.run.out) if isinstance(self.run, CellRun) else None
 
     @property
     def seconds(self) -> float:
@@ -194,7 +194,7 @@ class Running:
         if verdict is None and stop.requested:
             verdict = self.run.watch(self) or Verdict(stop.state, stop.state)
         if verdict is not None:
-            if isinstance(self.run, CellRun) and self.run.checkpoint and verdict.state != TAKEN_OVER:
+            if self.run.checkpoint and verdict.state != TAKEN_OVER:
                 self._ask_to_stop(self._process)
             return self.end(*verdict)
         if self.seconds > self.run.timeout_s:
@@ -217,17 +217,10 @@ class Running:
             require_free(self.run.out)
             record = self._settle(self.run, state, reason)
         state, reason = self._outcome(record, state, reason)
-        return Attempt(
-            state=state,
-            reason=reason,
-            record=record,
-            exit_code=self.exit_code,
-            log=self.run.log,
-            started=self.started,
-            seconds=seconds,
-            said="" if record is not None and state == "done" else self._said(),
-            unreached=unreached,
-        )
+        ended: dict[str, Any] = {"exit_code": self.exit_code, "log": self.run.log, "started": self.started}
+        ended |= {"seconds": seconds, "unreached": unreached}
+        said = "" if record is not None and state == "done" else self._said()
+        return Attempt(state=state, reason=reason, record=record, said=said, **ended)
 
     def abandon(self, *, grace_s: float | None = None) -> str:
         """End its processes and leave its record alone; return in one line what could not be reached."""
@@ -239,7 +232,7 @@ class Running:
             return ""
         line, marker = self._line, self._line.environment[MARKER]
         _, problem = stop_marked_on(line.remote, marker, grace_s=self.run.grace_s, allocation=line.allocation)
-        if not problem and isinstance(self.run, CellRun):
+        if not problem:
             end_run_claim(self.run.out)
         return problem
 
@@ -248,9 +241,8 @@ class Running:
 
         It waits for hosts that it does not reach.
         """
-        if now() - self._looked >= 1.0:
-            self._looked = now()
-            record = record_in(self.run.out) if isinstance(self.run, CellRun) and self._failed_at == math.inf else None
+        if now() - self._looked >= 1.0 and self._failed_at == math.inf:
+            self._looked, record = now(), self._record()
             if record is not None and record.status == FAILED:
                 self._failed_at = now()
         return now() - self._failed_at > 5.0
@@ -272,38 +264,37 @@ class Running:
     def _settle(self, run: CellRun, state: str, problem: str) -> RunRecord | None:
         """Write into the record how a cell ended whose trainer could not do so itself, and return it."""
         out, record = run.out, record_in(run.out)
-        begun = record is not None and len(record.attempts) > self._before  # else it ended before it got that far
+        # This attempt's; else it ended before it got that far.
+        own = record if record is not None and len(record.attempts) > self._before else None
+
+        def finish(record: RunRecord, status: str, reason: str) -> RunRecord:
+            ended: dict[str, Any] = {"status": status, "finished": utc_now(), "totals": record.totals, "reason": reason}
+            return records.finish_run(out, record, **ended)
+
         if record is not None and record.status == "done":
-            if not (wrong := misplaced(record, run.cell, run.site)):
-                return record
-            return finish_run(out, record, status=FAILED, finished=utc_now(), totals=record.totals, reason=wrong)
-        broken_off = state not in ("", FAILED, TIMED_OUT)
-        if begun and record is not None and record.status == "stopped" and state not in (TIMED_OUT, PRUNED):
-            return record
-        if broken_off:
+            wrong = misplaced(record, run.cell, run.site)
+            return finish(record, FAILED, wrong) if wrong else record
+        if own is not None and own.status == "stopped" and state not in (TIMED_OUT, PRUNED):
+            return own
+        if state not in ("", FAILED, TIMED_OUT):
             # Neither done nor failed: still "running" in the record, of a process that is gone, reads as incomplete.
-            if record is None or not begun:
-                return record
-            status = "stopped" if record.status == "stopped" else "running"
-            return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=problem)
-        explained = begun and record is not None and record.status == FAILED and not is_follow_on(record.reason)
-        if explained and record is not None and not problem and not record.reason.startswith(ENDED_WITH):
-            return record
+            return record if own is None else finish(own, "stopped" if own.status == "stopped" else "running", problem)
+        if own is not None and own.status == FAILED and not problem:
+            if not is_follow_on(own.reason) and not own.reason.startswith(ENDED_WITH):
+                return own
         reason = problem or self._said()
-        told = not problem and told_to_end(reason, self.exit_code, begun=begun)
-        if told and record is not None and checkpoint_paths(out):
+        told = not problem and told_to_end(reason, self.exit_code, begun=own is not None)
+        if told and record is not None and records.checkpoint_paths(out):
             # By a signal that nobody told us of: what is there goes on from its newest checkpoint.
-            if not begun:
-                return record
-            return finish_run(out, record, status="running", finished=utc_now(), totals=record.totals, reason=reason)
+            return record if own is None else finish(own, "running", reason)
         if record is None:
             record = record_of(run.cell, self.started, reason, key=out.name)
-            create_run(out, record)
-        elif not begun:
-            newest = checkpoint_paths(out)
-            from_step = checkpoint_step(newest[0]) if newest else 0
-            record = resume_run(out, record, from_step=from_step, began=self.started)
-        return finish_run(out, record, status=FAILED, finished=utc_now(), totals=record.totals, reason=reason)
+            records.create_run(out, record)
+        elif own is None:
+            newest = records.checkpoint_paths(out)
+            from_step = records.checkpoint_step(newest[0]) if newest else 0
+            record = records.resume_run(out, record, from_step=from_step, began=self.started)
+        return finish(record, FAILED, reason)
 
     def _outcome(self, record: RunRecord | None, state: str, problem: str) -> tuple[str, str]:
         """Return state and reason, from the record and from why it was broken off, if it was."""
@@ -323,7 +314,7 @@ class Running:
 
 def record_in(out: Path) -> RunRecord | None:
     """Return the record in a run directory, None where there is none."""
-    return read_run(out) if (out / MANIFEST).exists() else None
+    return records.read_run(out) if (out / records.MANIFEST).exists() else None
 
 
 def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Placement, Site] | None = None) -> None:
@@ -351,16 +342,14 @@ def misplaced(record: RunRecord, cell: Cell, site: Site) -> str:
     if not site.hosts or not ranks:
         return ""
     counts = Counter(rank["host"] for rank in ranks)
-    used = [host.name for host in site.hosts][: cell.placement.nodes]
-    known = [name for name in counts if any(_same_name(name, each) for each in used)]
+    wanted = dict(zip((host.name for host in site.hosts), cell.placement.per_node, strict=False))
+    known = [name for name in counts if any(_same_name(name, each) for each in wanted)]
     if site.allocation and not known:
         return ""
-    wanted = dict(zip(used, cell.placement.per_node, strict=False))
-    same = list(counts.values()) == list(cell.placement.per_node)
-    if same and (not known or all(_same_name(had, name) for had, name in zip(counts, used, strict=True))):
-        return ""
-    had = ", ".join(f"{name}: {count}" for name, count in counts.items())
-    asked = ", ".join(f"{name}: {count}" for name, count in wanted.items())
+    if list(counts.values()) == list(cell.placement.per_node):
+        if not known or all(_same_name(had, name) for had, name in zip(counts, wanted, strict=True)):
+            return ""
+    had, asked = (", ".join(f"{name}: {count}" for name, count in each.items()) for each in (counts, wanted))
     return f"its workers ran on other hosts than asked for: {had} instead of {asked}; check the launcher and the hosts"
 
 
@@ -381,33 +370,19 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     """
     config, workers = cell.config, cell.placement.workers
     asked = config.to_dict()
-    reduction = asked.get("reduction")
-    if workers == 1:
-        reduction = "none"
-    elif reduction == "auto":  # as the backends in comm/ decide
+    reduction = "none" if workers == 1 else asked.get("reduction")
+    if reduction == "auto":  # as the backends in comm/ decide
         reduction = "hooks" if CARRIED[cell.runtime][0].hooks else "flat"
     effective: dict[str, Any] = {
-        "backend": config.backend,
-        "transport": config.transport,
-        "workers": workers,
-        "nodes": cell.placement.nodes,
+        **records.facts(config, "backend", "transport"),
+        **records.facts(cell.placement, "workers", "nodes"),
         "batch": config.batch,
         "global_batch": config.batch * workers,
         "precision": asked.get("precision"),
         "reduction": reduction,
         "source": "as asked for; the run ended before it could tell",
     }
-    return RunRecord(
-        study=config.study,
-        key=key or cell.key,
-        repeat=config.repeat,
-        partition=cell.placement.partition,
-        status="failed",
-        started=started,
-        host=platform.node(),
-        pid=os.getpid(),
-        requested={**asked, "workers": workers},
-        effective=effective,
-        environment={},
-        reason=reason,
-    )
+    begun: dict[str, Any] = {"status": "failed", "started": started, "host": platform.node(), "pid": os.getpid()}
+    named: dict[str, Any] = {"partition": cell.placement.partition, "key": key or cell.key, "reason": reason}
+    named |= {"study": config.study, "repeat": config.repeat, "requested": {**asked, "workers": workers}}
+    return RunRecord(**named, **begun, effective=effective, environment={})

@@ -3,9 +3,9 @@
 It runs on the first node, with the same loop, claims and records as `run` uses anywhere else, after a look whether
 code, environment and nodes are those that were asked for. How it fares it writes into its note in FOLDER (jobs.py).
 
-It ends early, with a checkpoint of the running cell, when Slurm says so: SIGUSR1 some time before the time limit,
-SIGTERM when the job is pre-empted, requeued or cancelled. Where the workers alone are told, because the partition has a
-grace time, the job hands its nodes back by requeueing itself: one that merely ended would count as finished.
+It ends early, with a checkpoint of the running cell, when Slurm says so: SIGUSR1 before the time limit, SIGTERM when
+it is pre-empted, requeued or cancelled. Where the workers alone are told, because the partition has a grace time, the
+job hands its nodes back by requeueing itself: one that merely ended would count as finished.
 
 Exit codes: 0 all of its cells are done, 1 some are not, 2 the job cannot run, 75 it ended early.
 `run_here` does the same in an allocation that a person has made with salloc.
@@ -24,24 +24,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster import process
+from horovod_study.cluster import jobs, process
 from horovod_study.cluster.allocations import blocks
 from horovod_study.cluster.identity import Known, changes, environment, identify
-from horovod_study.cluster.jobs import (
-    Ask,
-    Job,
-    JobBook,
-    Note,
-    ask,
-    cell_of,
-    note_path,
-    partition_of,
-    read_job,
-    write_note,
-)
 from horovod_study.cluster.site import hosts_of_allocation, site_of
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
@@ -49,13 +38,11 @@ from horovod_study.lease import CLAIMS, Held, acquire
 from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.progress import duration
 from horovod_study.records import RunRecord, create_run
-from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_in, record_of
-from horovod_study.studies.grid import CellPlaces, Grid
+from horovod_study.studies.attempt import CANCELLED, CellPlaces, Launcher, local_launch, record_in, record_of
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.progress import say
-from horovod_study.studies.runner import StudyResult
-from horovod_study.studies.study_file import StudyConfig, sweep_of
+from horovod_study.studies.runner import Grid, StudyResult
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.words import plural
 from horovod_study.variables import whole_number
@@ -64,7 +51,6 @@ EXIT_STOPPED = 75
 PRE_EMPTED = "pre-empted"
 GRACE_S = 20.0
 """How long workers get to write a checkpoint and end; Slurm waits 30 s (KillWait) unless a site says otherwise."""
-_UNTIL_KILLED_S = 120.0
 
 
 class JobSignals(Interruption):
@@ -72,7 +58,7 @@ class JobSignals(Interruption):
 
     signals = (*Interruption.signals, signal.SIGUSR1)
 
-    def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: Ask) -> None:
+    def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: jobs.Ask) -> None:
         """`restarts`: how often the job was started before this time; `ends`: when it must end, seconds since 1970."""
         self.requested = False
         self.number = 0  # of the first signal
@@ -114,14 +100,14 @@ class JobSignals(Interruption):
             self.requested, self.number = True, number
 
 
-def _told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
+def _told_by_slurm(ask: jobs.Ask, job_id: str) -> dict[str, str]:
     """Return what `scontrol show job` says, by its names; empty where it does not answer."""
     text = (ask(("scontrol", "--oneliner", "show", "job", job_id)) if job_id else None) or ""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
 
 
 def _is_pre_empted(told: Mapping[str, str]) -> bool:
-    """Return whether Slurm, by what it has told, is about to take the nodes away from a job."""
+    """Return whether Slurm is about to take the nodes away from a job."""
     return told.get("PreemptTime", "None") not in ("None", "Unknown", "")
 
 
@@ -131,22 +117,13 @@ class Inside:
 
     console: Console
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    ask: Ask = ask
+    ask: jobs.Ask = jobs.ask
     launch: Launcher = local_launch
 
     @property
     def job_id(self) -> str:
         """The number of the job, or of the one task of it that this is."""
         return self.environ.get("SLURM_JOB_ID", "")
-
-    @property
-    def node(self) -> str:
-        """The name of this node."""
-        return self.environ.get("SLURMD_NODENAME") or platform.node()
-
-    def told(self) -> dict[str, str]:
-        """Return what Slurm says about the job."""
-        return _told_by_slurm(self.ask, self.job_id)
 
     def places(self, sweep: StudyCells, grace_s: float) -> CellPlaces:
         """Return where and how cells are started here."""
@@ -163,7 +140,7 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -
     folder = Path(arguments[0])
     try:
         task = whole_number("SLURM_ARRAY_TASK_ID", environ) or 0
-        job = read_job(folder)
+        job = jobs.read_job(folder)
         if not 0 <= task < len(job.tasks):
             raise StudyError(
                 f"{folder}: task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
@@ -174,22 +151,22 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -
         return 2
 
 
-def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_killed_s: float = _UNTIL_KILLED_S) -> int:
+def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_killed_s: float = 120.0) -> int:
     """Run the cells of one task of `job`, of the study in `directory`; return the exit code.
 
     StudyError: the job cannot run at all; its note says so too.
     """
     environ, console = inside.environ, inside.console
     restarts = whole_number("SLURM_RESTART_COUNT", environ) or 0
-    number = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id
-    note = Note(job_id=number, host=inside.node, state="running", restarts=restarts, started=utc_now())
+    number, host = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id, environ.get("SLURMD_NODENAME") or platform.node()
+    note = jobs.Note(job_id=number, host=host, state="running", restarts=restarts, started=utc_now())
     lasts_s = seconds_left(environ, job.time_limit_s)
     ends = datetime.now(UTC).timestamp() + lasts_s
-    write_note(directory, job.name, task, note)
+    jobs.write_note(directory, job.name, task, note)
     cells: tuple[Cell, ...] = ()
     with (
         JobSignals(inside.job_id, restarts=restarts, ends=ends, ask=inside.ask) as stop,
-        _refreshed(note_path(directory, job.name, task)),
+        _refreshed(jobs.note_path(directory, job.name, task)),
     ):
         try:
             sweep = contents(job, directory, task)
@@ -200,16 +177,9 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
             say(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
             if problem := unlike(job, sweep, inside):
                 raise StudyError(problem)
-            grid = Grid(
-                sweep=sweep,
-                console=console,
-                stop=stop,
-                places=inside.places(sweep, GRACE_S),
-                planned=job.inside["planned"],
-                lasts_s=lasts_s,
-                begin_one=True,
-                after=lambda cell: stop.heed(record_in(directory / cell.key)),
-            )
+            how: dict[str, Any] = {"planned": job.inside["planned"], "lasts_s": lasts_s, "begin_one": True}
+            how["after"] = lambda cell: stop.heed(record_in(directory / cell.key))
+            grid = Grid(sweep=sweep, console=console, stop=stop, places=inside.places(sweep, GRACE_S), **how)
             grid.run(cells)
             state, reason = _ended(directory, cells, grid.left_out, stop)
             note = replace(note, state=state, reason=reason, left_out=tuple(grid.left_out))
@@ -217,17 +187,15 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
             for cell in cells:  # one that somebody else runs, or that is done, is left
                 with suppress(Held), acquire(directory / CLAIMS, cell.key, what=cell.key) as lease:
                     record = record_in(directory / cell.key)
-                    if record is not None and record.status == "done":
-                        lease.release("done")
-                        continue
-                    set_aside(directory, cell)
-                    create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
-                    lease.release("failed", str(error))
-            write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
+                    if record is None or record.status != "done":
+                        set_aside(directory, cell)
+                        create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
+                        lease.release("failed", str(error))
+            jobs.write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
         early = stop.requested
         pre_empted = stop.state == PRE_EMPTED if early else False
-        write_note(directory, job.name, task, note)
+        jobs.write_note(directory, job.name, task, note)
     say(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
     if pre_empted and stop.number == 0 and job.requeue:
         # A job that ends by itself in its grace time is not queued again: it is requeued, and waits for its end.
@@ -253,15 +221,15 @@ def _ended(directory: Path, cells: Sequence[Cell], left_out: Collection[str], st
     return "completed", "; ".join(told)
 
 
-def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str, retry: bool = True) -> StudyResult:
-    """Run the cells of `study` that are not done and fit into the allocation this is called in (salloc, or a job).
+def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = True) -> StudyResult:
+    """Run the cells of `sweep` that are not done and fit into the allocation this is called in (salloc, or a job).
 
     A cell fits when its partition is of scheduler slurm and the allocation has the nodes for it. Cells of jobs that
     wait or run are left to these. Raises StudyError outside of an allocation, or when no cell fits.
     """
-    environ, console, sweep = inside.environ, inside.console, sweep_of(study, runs_dir)
+    environ, console = inside.environ, inside.console
     hosts, there = hosts_of_allocation(environ), environ.get("SLURM_JOB_PARTITION")
-    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory, ask=inside.ask))
+    ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
     wanted = ledger.to_do(retry=retry)
 
     def fits(cell: Cell) -> bool:
@@ -283,7 +251,7 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
     told += f"; {ledger.count('queued')} are left to submitted jobs" if ledger.count("queued") else ""
     say(console, told)
     left_s = seconds_left(environ, math.inf)
-    if left_s == math.inf and (end := inside.told().get("EndTime", "")):
+    if left_s == math.inf and (end := _told_by_slurm(inside.ask, inside.job_id).get("EndTime", "")):
         with suppress(ValueError):  # Unknown; Slurm tells local time
             left_s = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     with Interruption() as stop:
@@ -291,28 +259,23 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
         planned = {entry.key: entry.state for entry in ledger.entries}
         grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=planned, lasts_s=left_s)
         broken_off = grid.run(cells)
-    ledger = read_ledger(sweep, jobs=JobBook(sweep.directory, ask=inside.ask))
+    ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
     say(console, ledger.summary())
     if stop.requested:
         say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
     return StudyResult(ledger=ledger, interrupted=stop.requested)
 
 
-def contents(job: Job, directory: Path, task: int) -> StudyCells:
+def contents(job: jobs.Job, directory: Path, task: int) -> StudyCells:
     """Return the cells of one task of a job, in their order, with what its folder tells of the study in `directory`."""
-    partition, told = partition_of(job.inside["partition"]), job.inside["study"]
+    partition, told = jobs.partition_of(job.inside["partition"]), job.inside["study"]
     by_key = {values["key"]: values for values in job.inside["cells"]}
-    return StudyCells(
-        name=job.study,
-        directory=directory,
-        cells=tuple(cell_of(by_key[key]) for key in job.tasks[task]),
-        partitions={partition.name: partition},
-        seed=told["seed"],
-        timeout_s=told["timeout_s"],
-    )
+    asked: dict[str, Any] = {"name": job.study, "seed": told["seed"], "timeout_s": told["timeout_s"]}
+    cells = tuple(jobs.cell_of(by_key[key]) for key in job.tasks[task])
+    return StudyCells(**asked, directory=directory, cells=cells, partitions={partition.name: partition})
 
 
-def unlike(job: Job, sweep: StudyCells, inside: Inside) -> str:
+def unlike(job: jobs.Job, sweep: StudyCells, inside: Inside) -> str:
     """Return in one line how this place differs from what was asked for at submission, or ""."""
     hosts, (partition,) = hosts_of_allocation(inside.environ), sweep.partitions.values()
     if len(hosts) != job.nodes:
@@ -321,7 +284,10 @@ def unlike(job: Job, sweep: StudyCells, inside: Inside) -> str:
     if all(cell.identity in ("", identify(partition)) for cell in sweep.cells):
         return ""
     before = Known(files={"-": ""}, environment=job.inside["environment"])
-    said, place = changes(before, Known(files={"-": ""}, environment=environment(partition))), f"node {inside.node}"
+    said, place = (
+        changes(before, Known(files={"-": ""}, environment=environment(partition))),
+        f"node {inside.environ.get('SLURMD_NODENAME') or platform.node()}",
+    )
     if said:
         return f"on {place} there is {said} since it was submitted; run the study again from that environment"
     return f"the code on {place} is not that of the submission; run the study again"

@@ -1,17 +1,14 @@
 """The ledger of a study: the state of every cell, read from run directories, claims and submitted jobs.
 
 A cell's run directory is RUNS/<study>/<key>/, where the key holds everything the cell was asked to do, with which code
-and in which environment: an edited study file or source gives other keys, and a cell that was run once is never run
-again. docs/cluster.md says what each state means. Only `done`, `failed`, `stopped` and `running` are words of a run's
-own record. What else happened is known to whoever ran the cell, who says so when giving back the claim on it
-(lease.py), or to the scheduler (jobs.py).
+and in which environment: a cell that was run once is never run again. docs/cluster.md says what each state means. Only
+`done`, `failed`, `stopped` and `running` are words of a run's own record; what else happened is known to whoever ran
+the cell, who says so when giving back the claim on it (lease.py), or to the scheduler (jobs.py).
 
-A stopped, incomplete, pre-empted, timed out or killed cell that has a checkpoint goes on from there, in its directory.
-Before any other one is tried again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, with its log: an analysis
-counts the latest attempt only. Nothing is ever overwritten or deleted.
-
-`attempts.csv` remembers how long every attempt took, for the estimate of the time left. `.ledger.json` keeps what was
-read of finished cells: thousands are then looked at only, not read. It may be removed at any time.
+A cell that was broken off and has a checkpoint goes on from there, in its directory. Before any other one is tried
+again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, with its log: an analysis counts the latest attempt
+only. Nothing is ever overwritten or deleted. `attempts.csv` remembers how long every attempt took. `.ledger.json` keeps
+what was read of finished cells: thousands are then looked at only, not read. It may be removed at any time.
 """
 
 import json
@@ -22,7 +19,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import groupby
@@ -58,8 +55,6 @@ ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", 
 
 _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
 _CACHE = ".ledger.json"
-_CACHE_SCHEMA = 1
-_WORTH_CACHING = 100  # new ones; fewer are read again in no time
 _ALIVE = ("pending", "running")  # states of jobs that may still come to a cell
 
 
@@ -109,10 +104,6 @@ class _OtherCode(NamedTuple):
     why: str  # "other code (train.py changed since)"
 
 
-def _runs(count: int, one: str, more: str) -> str:
-    return f"{plural(count, 'recorded run')} {one if count == 1 else more}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
     """Where every cell of a study stands."""
@@ -156,7 +147,7 @@ class Ledger:
         """
         if not wanted:
             return tuple(entry for entry in self.entries if entry.state in states)
-        found: dict[str, Entry] = {}
+        found: set[str] = set()
         for each in wanted:
             text = each.strip().rstrip(",")
             named = [
@@ -170,31 +161,28 @@ class Ledger:
                     f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; "
                     "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
                 )
-            fitting = [entry for entry in named if entry.state in states]
-            if not fitting:
+            if not (fitting := {entry.key for entry in named if entry.state in states}):
                 raise ConfigError(
                     f"{each!r}: is {' or '.join(sorted({entry.state for entry in named}))}, but only cells that are "
                     f"{', '.join(state for state in STATES if state in states)} can be chosen here"
                 )
-            found |= {entry.key: entry for entry in fitting}
+            found |= fitting
         return tuple(entry for entry in self.entries if entry.key in found)
 
     def summary(self) -> str:
         """Return the state of the study in one sentence."""
-        found, every, told = self.counts(), len(self.entries), ("done", "missing" if self.reached else "")
-        counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in told]
+        found, every, said = self.counts(), len(self.entries), ("done", "missing" if self.reached else "")
+        counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in said]
         text = f"study {self.sweep.name}: {found['done']} of {every} cells done"
         if self.reached:
             text = f"study {self.sweep.name}: {self.reached} is reached with {found['done']} of at most {every} runs"
         text += f" ({', '.join(counts)})" if counts else ""
-        for each in self.other_code:
-            text += f"; {_runs(len(each.runs), 'was', 'were')} made with {each.why}"
-        if self.further:
-            text += f"; {_runs(len(self.further), 'is a further repeat', 'are further repeats')} (run --until)"
-        if self.foreign:
-            text += f"; {_runs(len(self.foreign), 'is', 'are')} no cell of this study file (it was edited since?)"
-        text += "".join(f"; {name} {why}" for name, why in self.unreadable.items())
-        return text
+        told = [(each.runs, "was", "were", f"made with {each.why}") for each in self.other_code]
+        told.append((self.further, "is a further repeat", "are further repeats", "(run --until)"))
+        told.append((self.foreign, "is", "are", "no cell of this study file (it was edited since?)"))
+        for runs, one, more, what in told:
+            text += f"; {plural(len(runs), 'recorded run')} {one if len(runs) == 1 else more} {what}" if runs else ""
+        return text + "".join(f"; {name} {why}" for name, why in self.unreadable.items())
 
     def lines(self) -> list[str]:
         """Return state, samples/s and reason of each cell as aligned lines under a header; the last column is not cut.
@@ -278,9 +266,15 @@ def judge(
     if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):
         why = f"job {job.job_id} pending" + (f" ({job.reason})" if job.reason else "")
         return "queued", why if job.state == "pending" else f"job {job.job_id} runs, waiting for its turn"
-    state, reason = _recorded(record, exists=exists)
-    if state == "running" and record is not None and record.host != platform.node():
-        state, reason = _elsewhere(record, claim, stale, job if its_job or claim is None else None, silence_s)
+    state, reason = ("incomplete", "ended before it wrote its record") if exists else ("missing", "")
+    if record is not None:  # what the run directory says by itself
+        state, reason = record.state(), " ".join(record.reason.split())
+        if state == "running" and record.host == platform.node():
+            reason = _where(record)
+        elif state == "running":
+            state, reason = _elsewhere(record, claim, stale, job if its_job or claim is None else None, silence_s)
+        elif state == "incomplete":
+            reason = reason or "its process is gone"
     if state in ("done", "running"):
         return state, reason
     if claim is not None and claim.state in _TOLD:
@@ -310,18 +304,6 @@ def _is_over(job: JobState, claim: lease.Claim | None) -> bool:
     """Return whether a job that is still alive has had its turn at the cell; one that was requeued gets another."""
     restarted = claim is not None and claim.holder is not None and claim.holder.restarts < job.restarts
     return job.state == "running" and not restarted and (claim is None or claim.state != "pre-empted")
-
-
-def _recorded(record: RunRecord | None, *, exists: bool) -> tuple[str, str]:
-    """What the run directory says by itself."""
-    if record is None:
-        return ("incomplete", "ended before it wrote its record") if exists else ("missing", "")
-    state, reason = record.state(), " ".join(record.reason.split())
-    if state == "incomplete" and not reason:
-        reason = "its process is gone"
-    elif state == "running":
-        reason = _where(record)
-    return state, reason
 
 
 def _elsewhere(
@@ -385,23 +367,19 @@ def _entry(
         stale = lease.is_stale(claim, present=present(), ended=ended)
 
     def silence_s() -> float | None:
-        with suppress(RecordError):
+        try:
             return silent_s(path)
-        return None
+        except RecordError:
+            return None
 
     exists = record is not None or there.holds_files
     state, reason = judge(record, exists=exists, claim=claim, stale=stale, job=job, silence_s=silence_s, wrong=wrong)
     holder = claim.holder if claim is not None else None
     timed = None if record is None or is_command(record) else record  # the rate of a command is one of anything
-    return Entry(
-        cell=cell,
-        state=state,
-        reason=reason,
-        samples_per_s=timed.totals.get("samples_per_s") if timed and state == "done" else None,
-        recorded=record is not None,
-        host=(record.host if record is not None else holder.host if holder else "") if state == "running" else "",
-        job=job.job_id if job is not None else holder.job if holder else "",
-    )
+    rate = timed.totals.get("samples_per_s") if timed and state == "done" else None
+    host = (record.host if record is not None else holder.host if holder else "") if state == "running" else ""
+    number, recorded = job.job_id if job is not None else holder.job if holder else "", record is not None
+    return Entry(cell=cell, state=state, reason=reason, samples_per_s=rate, recorded=recorded, host=host, job=number)
 
 
 def _server_time(directory: Path) -> float:
@@ -414,19 +392,9 @@ def _server_time(directory: Path) -> float:
 
 def read_entry(directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
-    claim, there = lease.latest(directory / lease.CLAIMS, cell.key), _look(directory / cell.key)
-    generation, present = claim.generation if claim else 0, partial(_server_time, directory)
-    entry = _entry(directory, cell, there, jobs, generation, present)
+    claim, present = lease.latest(directory / lease.CLAIMS, cell.key), partial(_server_time, directory)
+    entry = _entry(directory, cell, _look(directory / cell.key), jobs, claim.generation if claim else 0, present)
     return replace(entry, earlier_attempts=len([*(directory / lease.ATTEMPTS).glob(f"{cell.key}-*")]))
-
-
-def _no_run(directory: Path) -> str:
-    """Say in words why the run.json of a directory is that of no run; "" where it is one."""
-    try:
-        read_run(directory)
-    except RecordError as error:
-        return f"holds no run that can be read: {str(error).removeprefix(f'{shown(directory)}/')}"
-    return ""
 
 
 def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
@@ -438,16 +406,24 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
         names = _names(directory)
         earlier = Counter(name.rpartition("-")[0] for name in _names(directory / lease.ATTEMPTS))
         claims = lease.generations(directory / lease.CLAIMS)
-        read, entries = _Cache(directory), []
+        finished, fresh, entries = _Finished(), 0, []
+        with suppress(RecordError):  # there is none, or it is damaged: everything is read
+            kept = read_json(directory / _CACHE, _Finished, again="")
+            finished = kept if kept.schema == finished.schema else finished
         for key, cell in keys.items():
             there = _look(directory / key) if key in names else _There()
-            if (known := read.get(key, there.status)) is not None:
-                entry = Entry(cell=cell, state="done", samples_per_s=known[0], reason=known[1], recorded=True)
+            stamp = () if there.status is None else (there.status.st_mtime_ns, there.status.st_size)
+            if stamp and (known := finished.runs.get(key, (0, 0, None, "")))[:2] == stamp:
+                entry = Entry(cell=cell, state="done", samples_per_s=known[2], reason=known[3], recorded=True)
             else:
                 entry = _entry(directory, cell, there, jobs, claims.get(key, 0), present)
-                read.put(there.status, entry)
+                if stamp and entry.state == "done":
+                    finished.runs[key] = (*stamp, entry.samples_per_s, entry.reason)
+                    fresh += 1
             entries.append(replace(entry, earlier_attempts=earlier[key]) if earlier[key] else entry)
-        read.keep()
+        if fresh >= 100:  # fewer are read again in no time
+            with suppress(OSError):  # a reader that may not write, or a full disk
+                write_file(directory / _CACHE, json.dumps(asdict(finished)))
         others = {name: _look(directory / name) for name in sorted(names.difference(keys)) if name[0] != "."}
         unknown = [name for name, there in others.items() if there.status is not None]
     except OSError as error:
@@ -458,16 +434,17 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
     further = tuple(name for name in unknown if name in precise)
     explained = {*further, *(name for each in other for name in each.runs)}
     unreadable = {name: there.unreadable for name, there in others.items() if there.unreadable}
-    unreadable |= {name: why for name in unknown if name not in explained and (why := _no_run(directory / name))}
-    return Ledger(
-        sweep=sweep,
-        entries=tuple(entries),
-        other_code=other,
-        reached=_reached(sweep, [each.cell for each in entries if each.state == "missing"]),
-        further=further,
-        foreign=tuple(name for name in unknown if not sweep.part and name not in explained and name not in unreadable),
-        unreadable=unreadable,
-    )
+    for name in unknown:
+        try:
+            if name not in explained:
+                read_run(directory / name)
+        except RecordError as error:
+            said = str(error).removeprefix(f"{shown(directory / name)}/")
+            unreadable[name] = f"holds no run that can be read: {said}"
+    reached = _reached(sweep, [each.cell for each in entries if each.state == "missing"])
+    strange = () if sweep.part else tuple(name for name in unknown if name not in explained and name not in unreadable)
+    found: dict[str, Any] = {"entries": tuple(entries), "other_code": other, "further": further, "foreign": strange}
+    return Ledger(sweep=sweep, **found, reached=reached, unreadable=unreadable)
 
 
 def _reached(sweep: StudyCells, missing: Sequence[Cell]) -> str:
@@ -503,37 +480,13 @@ def _look(path: Path) -> _There:
         return _There(unreadable=f"cannot be read ({error.strerror or error})")
 
 
-class _Cache:
+@dataclass(frozen=True, slots=True)
+class _Finished:
     """What was read of finished cells, which do not change; a file that did change is read again."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / _CACHE
-        self._new = 0
-        self._runs: dict[str, list[Any]] = {}
-        with suppress(RecordError):  # there is none, or it is damaged: everything is read
-            match read_json(self._path, again=""):
-                case {"schema": schema, "runs": dict() as runs} if schema == _CACHE_SCHEMA:
-                    self._runs = runs
-
-    def get(self, key: str, status: os.stat_result | None) -> tuple[float | None, str] | None:
-        """Return (samples/s, reason) of a finished cell whose record is the one that was read."""
-        if status is None:
-            return None
-        match self._runs.get(key):
-            case [status.st_mtime_ns, status.st_size, float() | int() | None as rate, str() as reason]:
-                return rate, reason
-        return None
-
-    def put(self, status: os.stat_result | None, entry: Entry) -> None:
-        if status is not None and entry.state == "done":
-            self._runs[entry.key] = [status.st_mtime_ns, status.st_size, entry.samples_per_s, entry.reason]
-            self._new += 1
-
-    def keep(self) -> None:
-        """Write it if that is worth it and possible."""
-        if self._new >= _WORTH_CACHING:
-            with suppress(OSError):  # a reader that may not write, or a full disk: it is read again the next time
-                write_file(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
+    schema: int = 1
+    # By key: date and size of the record, samples/s, reason.
+    runs: dict[str, tuple[int, int, float | None, str]] = field(default_factory=dict)
 
 
 def _other_code(sweep: StudyCells, names: Sequence[str]) -> tuple[_OtherCode, ...]:
@@ -611,18 +564,18 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
 
 def set_aside_part_blocks(ledger: Ledger) -> bool:
     """Set aside finished runs of blocks in which others are missing: a partner from another time is none."""
+
+    def block(entry: Entry) -> tuple[int, int]:
+        return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
+
     found = False
-    for _, block in groupby(sorted(ledger.entries, key=_block), key=_block):
-        entries = list(block)
+    for _, several in groupby(sorted(ledger.entries, key=block), key=block):
+        entries = list(several)
         done = [each for each in entries if each.state == "done"]
         for each in done if len(done) < len(entries) else ():
             set_aside(ledger.directory, each.cell)
             found = True
     return found
-
-
-def _block(entry: Entry) -> tuple[int, int]:
-    return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
 
 
 def note_attempt(

@@ -54,9 +54,9 @@ class Plan:
         lines += [""] if blocks or alone else []
         if blocks:
             sizes = sorted({len(part.cells) for part in blocks})
-            each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-            how_many = f"{plural(len(blocks), 'block')} of {each} cells"
-            lines.append(f"in turns: {how_many} that are started together and alternate")
+            each = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
+            many = plural(len(blocks), "block")
+            lines.append(f"in turns: {many} of {each} cells that are started together and alternate")
         for reason, count in Counter(alone.values()).most_common():
             lines.append(f"alone: {plural(count, 'cell')}: {reason}")
         if sweep.left_out:
@@ -134,12 +134,11 @@ class Plan:
     def _jobs(self) -> list[str]:
         rows = []
         for each in self.allocations:
-            tasks = f", {len(each.tasks)} tasks" if len(each.tasks) > 1 else ""
-            limit = duration(each.time_limit_s) + (" each" if tasks else "")
-            _, _, where = _place(each.placement).partition(" on ")
+            tasks, apiece = (f", {len(each.tasks)} tasks", " each") if len(each.tasks) > 1 else ("", "")
+            where = _place(each.placement).partition(" on ")[2] or plural(each.nodes, "node")
             there = f"{each.partition}: " if len(self.ledger.sweep.partitions) > 1 else ""
-            text = f"{there}{plural(each.placement.workers, 'worker')} on {where or plural(each.nodes, 'node')}{tasks}"
-            rows.append((text, str(len(each.cells)), duration(each.seconds), limit))
+            text = f"{there}{plural(each.placement.workers, 'worker')} on {where}{tasks}"
+            rows.append((text, str(len(each.cells)), duration(each.seconds), duration(each.time_limit_s) + apiece))
         head = f"{plural(len(rows), 'job')}, one per placement; all runtimes and repeats alternate in it:"
         return [head, *to_lines(table_of(("job", "cells", "expected", "time limit"), rows), indent=2)]
 
@@ -192,7 +191,8 @@ def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), r
     others = [cell for cell in to_do if sweep.partition_of(cell).scheduler != "slurm"]
     here = others if sweep.part else [cell for block in blocks(others, sweep.seed) for cell in block]
     allocations = allocate(jobs, sweep.partitions, seconds_of, seed=sweep.seed)
-    totals = {"hours": sum(map(seconds_of, _least(sweep, to_do))) / 3600}
+    least_s = sum(map(seconds_of, _least(sweep, to_do)))
+    totals = {"hours": least_s / 3600}
     taken = [(cell.placement, seconds_of(cell)) for cell in _least(sweep, here)]
     for placement, seconds in (*taken, *((each.placement, each.seconds) for each in allocations)):
         partition = sweep.partitions[placement.partition]
@@ -207,7 +207,7 @@ def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), r
         ledger=ledger,
         cells=(*here, *(cell for each in allocations for cell in each.cells)),
         allocations=allocations,
-        seconds=sum(map(seconds_of, _least(sweep, to_do))),
+        seconds=least_s,
         gpu_hours=totals.get("gpu_hours"),
         core_hours=totals.get("core_hours"),
         guessed=tuple(runtime for runtime in RUNTIMES if runtime in guessed),
@@ -229,14 +229,13 @@ def _least(sweep: StudyCells, cells: Sequence[Cell]) -> Sequence[Cell]:
 @cache  # the thousands of a study are of few kinds
 def _place(placement: Placement) -> str:
     """Return such as `8`, `10 on 2 nodes (8+2)` or `4 on node1 and node2 (2+2)`."""
-    text = str(placement.workers)
+    text, counts = str(placement.workers), [(count, 1) for count in placement.per_node]
     if placement.hosts:
         text += f" on {' and '.join(placement.hosts)}"
     elif placement.nodes > 1:
         text += f" on {placement.nodes} nodes"
     if placement.nodes == 1:
         return text
-    counts = [(count, 1) for count in placement.per_node]
     if placement.nodes > 4:  # such as 8x100+2
         counts = list(Counter(placement.per_node).items())
     return f"{text} ({'+'.join(f'{count}x{times}' if times > 1 else str(count) for count, times in counts)})"
@@ -245,20 +244,19 @@ def _place(placement: Placement) -> str:
 def _varied(sweep: StudyCells) -> str:
     """Return what is varied beside runtimes and placements."""
     values = {name: dict[str, None]() for name in sweep.varied}
-    for cell in sweep.cells:
-        if cell.config.repeat == 0:
-            for name, found in values.items():
-                if name == "batch" and sweep.scaling == "strong":
-                    found.setdefault(str(cell.config.batch * cell.placement.workers))
-                elif cell.runtime != "serial" or not cell.config.workload.options[name].roles & Role.SEVERAL:
-                    if cell.config.workload.options[name].matters(cell.runtime):
-                        found.setdefault(plain(getattr(cell.config, name)))
+    strong = sweep.scaling == "strong"
+    for cell in (each for each in sweep.cells if each.config.repeat == 0):
+        for name, found in values.items():
+            option = cell.config.workload.options[name]
+            if name == "batch" and strong:
+                found.setdefault(str(cell.config.batch * cell.placement.workers))
+            elif option.matters(cell.runtime) and not (cell.runtime == "serial" and option.roles & Role.SEVERAL):
+                found.setdefault(plain(getattr(cell.config, name)))
     texts = []
     for name, found in values.items():
-        words = list(found)
-        more = f", ... ({len(words)} values)" if len(words) > _MOST_VALUES else ""
-        named = "batch of all workers together" if name == "batch" and sweep.scaling == "strong" else name
-        texts.append(f"{named} {', '.join(words[:_MOST_VALUES])}{more}")
+        more = f", ... ({len(found)} values)" if len(found) > _MOST_VALUES else ""
+        named = "batch of all workers together" if name == "batch" and strong else name
+        texts.append(f"{named} {', '.join([*found][:_MOST_VALUES])}{more}")
     return f"varied: {'; '.join(texts)}"
 
 

@@ -1,65 +1,78 @@
 """Runs the missing cells of a study, here, over ssh, or as jobs of a batch system; retries and cancels them.
 
-What is to be done is found and said first, with what would fail in every cell; `grid.py` runs the cells then.
+What is to be done is found and said first, with what would fail in every cell; a `Grid` runs the cells then, one after
+the other, each under its claim (lease.py), so that no cell ever runs twice. What is killed together with the runner is
+found by the next one: its claim is stale, what is left of its processes is ended, and it is run again unless it has
+finished meanwhile. With `turns` the cells of a repeat that fit together alternate (turns.py), each a lane of its own.
 """
 
+import math
 import os
 import platform
 import re
 import shlex
 import sys
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster.jobs import JOBS
-from horovod_study.cluster.partitions import Host
-from horovod_study.cluster.pinning import cell_cores, cores_in_order, cores_near_gpus, other_load
+from horovod_study.cluster import pinning
+from horovod_study.cluster.identity import identify, remember
+from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.site import Site, site_of
 from horovod_study.config import Cell, Placement, available_cores
-from horovod_study.errors import ConfigError, StudyError
-from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim
+from horovod_study.errors import StudyError
+from horovod_study.files import writing
+from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim, require_free
 from horovod_study.measure.clock import now, sleep
+from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.progress import duration
-from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_in, require_launchers
-from horovod_study.studies.estimate import Estimate
-from horovod_study.studies.grid import CellPlaces, Grid, ask_to_end
-from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
-from horovod_study.studies.ledger import (
-    BY_ITSELF,
-    ON_RETRY,
-    Entry,
-    Ledger,
-    can_resume,
-    log_path,
-    past_durations,
-    read_ledger,
-    set_aside_part_blocks,
+from horovod_study.records import append_turns, facts, read_turns
+from horovod_study.studies import ledger as ledgers
+from horovod_study.studies.aim import Aim
+from horovod_study.studies.attempt import (
+    CANCELLED,
+    TAKEN_OVER,
+    Attempt,
+    CellPlaces,
+    CellRun,
+    Launcher,
+    Running,
+    Verdict,
+    Watch,
+    local_launch,
+    record_in,
+    require_launchers,
 )
+from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.estimate import Estimate
+from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
+from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Plan, plan_study
-from horovod_study.studies.progress import say
+from horovod_study.studies.progress import Display, say
 from horovod_study.studies.smoke import smoke_test
-from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.studies.turns import Policy, until_asked_for
+from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 from horovod_study.text.words import plural
 
-AGAIN = (*ON_RETRY, "pre-empted")
+AGAIN = (*ledgers.ON_RETRY, "pre-empted")
 """States of cells that `retry` runs again."""
+_CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
 _NAMED = 24  # cells of a block that are named before it is run
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+_Ended = Generator[CellRun, Any, tuple[str, str, float]]  # state, reason and seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +96,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyResult:
-    """How `run_study` ended."""
+    """How `run_sweep` ended."""
 
     ledger: Ledger
     interrupted: bool = False
@@ -99,26 +112,17 @@ class StudyResult:
         """
         if self.interrupted:
             return exit_code()
-        counted: tuple[str, ...] = ("done", "queued", "running") if self.submitted else ("done",)
-        counted += ("missing",) if self.aimed else ()
-        well = sum(self.ledger.count(state) for state in counted)
-        return 0 if self.planned_only or well == len(self.ledger.entries) else 1
+        counted = ["done", *(["queued", "running"] if self.submitted else []), *(["missing"] if self.aimed else [])]
+        return 0 if self.planned_only or self.ledger.count(*counted) == len(self.ledger.entries) else 1
 
 
-def run_study(
-    study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None
-) -> StudyResult:
-    """Run the cells of `study` that are not done, in randomised blocks, and say on `console` how they fare.
+def run_sweep(sweep: StudyCells, options: RunOptions, *, console: Console | None = None) -> StudyResult:
+    """Run the cells of `sweep` that are not done, in randomised blocks, and say on `console` how they fare.
 
     Cells of Slurm partitions are submitted, those of others run from here one after the other, while the jobs wait.
     Raises StudyError, before a cell starts, when a launcher is missing, when workers would have to share cores, when
     two workers cannot communicate, or when the study is already being run from this machine.
     """
-    return run_sweep(sweep_of(study, runs_dir), options, console=console)
-
-
-def run_sweep(sweep: StudyCells, options: RunOptions, *, console: Console | None = None) -> StudyResult:
-    """Run the cells of `sweep` that are not done, as `run_study` does those of a study."""
     return _Runner(sweep, options, console).run()
 
 
@@ -128,69 +132,29 @@ def show_plan(sweep: StudyCells, options: RunOptions, *, console: Console | None
 
 
 def retry_cells(
-    study: StudyConfig,
-    runs_dir: Path,
-    options: RunOptions,
-    *,
-    which: Sequence[str] = (),
-    console: Console | None = None,
+    sweep: StudyCells, options: RunOptions, *, which: Sequence[str] = (), console: Console | None = None
 ) -> StudyResult:
     """Run the cells again that failed, timed out, were cancelled or pre-empted: those named in `which`, or all.
 
     How cells are named: `Ledger.select`.
     """
-    console, sweep = console or Console(), sweep_of(study, runs_dir)
-    ledger = read_ledger(sweep)
-    keys = {entry.key for entry in ledger.select(AGAIN, which)}
-    if not keys:
-        say(console, ledger.summary())
-        say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
-        return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
-    return _Runner(sweep, replace(options, only=keys, retry=True), console).run()
+    console, ledger = console or Console(), ledgers.read_ledger(sweep)
+    if keys := {entry.key for entry in ledger.select(AGAIN, which)}:
+        return _Runner(sweep, replace(options, only=keys, retry=True), console).run()
+    say(console, ledger.summary())
+    say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
+    return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
 
 
-def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
-    """Return `study` with its workers on `hosts`, over ssh, in place of where its partitions have them."""
-    slots = min(host.slots for host in hosts)
-    partitions = {
-        name: replace(
-            partition,
-            scheduler="ssh",
-            hosts=tuple(hosts),
-            nodes=len(hosts),
-            cores_per_node=max(partition.cores_per_node, slots * partition.cores_per_worker),
-        )
-        for name, partition in study.partitions.items()
-    }
-    return replace(study, partitions=partitions)
-
-
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Return the hosts meant by `node1:2,node2:2` or `node1,node2` (one worker each)."""
-    found = []
-    for part in text.split(","):
-        name, colon, slots = part.strip().partition(":")
-        if not name or (colon and not slots.isdecimal()):
-            raise ConfigError(
-                f"--hosts: {part.strip()!r} is not a host; write NAME or NAME:WORKERS, separated by commas"
-            )
-        found.append(Host(name=name, slots=int(slots) if colon else 1))
-    return tuple(found)
-
-
-def cancel_cells(
-    study: StudyConfig, runs_dir: Path, *, which: Sequence[str] = (), console: Console | None = None
-) -> int:
+def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Console | None = None) -> int:
     """End cells that run, with a checkpoint where they can write one, and take back those that wait for it.
 
     Those named (see `Ledger.select`), or all that run or wait, and then whoever runs the study on any host stops too.
     Whoever runs a cell is asked through a file, so this works from every host that sees the folder. Returns how many
     cells were cancelled.
     """
-    console, sweep = console or Console(), sweep_of(study, runs_dir)
-    directory, claims = sweep.directory, sweep.directory / CLAIMS
-    ledger = read_ledger(sweep)
-    entries = ledger.select(("running", "queued", *(BY_ITSELF if which else ())), which)
+    console, directory, claims = console or Console(), sweep.directory, sweep.directory / CLAIMS
+    entries = ledgers.read_ledger(sweep).select(("running", "queued", *(ledgers.BY_ITSELF if which else ())), which)
     hosts = [] if which else [name for name in generations(claims) if name.startswith(_HOST)]
     # Before its job hears of it, so that whoever runs the cell knows what it is about.
     for name in (*hosts, *(entry.key for entry in entries)):
@@ -202,12 +166,10 @@ def cancel_cells(
     count = 0
     for entry in entries:
         try:
-            with acquire(claims, entry.key, what=entry.name) as lease:
-                out = directory.resolve() / entry.key
-                stop_marked(str(out), grace_s=GRACE_S)
-                if not _release(lease, out, CANCELLED, "cancelled while nobody ran it"):
-                    count += 1
-                    say(console, f"cancelled: {entry.name}")
+            out, why = directory.resolve() / entry.key, "cancelled while nobody ran it"
+            if _end_unattended(out, CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == CANCELLED:
+                count += 1
+                say(console, f"cancelled: {entry.name}")
         except Held as held:
             ask_to_end(directory, held.claim)
             asked.append((entry, held.claim))
@@ -224,12 +186,17 @@ def cancel_cells(
     return count
 
 
-def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
-    """Give back the claim on a cell that nobody runs, as `state` unless it is done; return whether it is."""
-    record = record_in(out)
-    done = record is not None and record.status == "done"
-    lease.release("done" if done else state, "" if done else reason)
-    return done
+def _end_unattended(out: Path, state: str, reason: str, *, what: str, grace_s: float) -> tuple[int, str]:
+    """End what is left of a cell that nobody runs, and give back its claim; return how many processes, and as what.
+
+    Held: somebody does run it, another host's runner or a job on this machine.
+    """
+    with acquire(out.parent / CLAIMS, out.name, what=what) as lease:
+        count, record = stop_marked(str(out), grace_s=grace_s), record_in(out)
+        if record is not None and record.status == "done":
+            state, reason = "done", ""
+        lease.release(state, reason)
+    return count, state
 
 
 class _Runner:
@@ -248,13 +215,13 @@ class _Runner:
         broken_off = ""
         with ExitStack() as stack:
             # Two runners of a study on one host would disturb each other's measurements.
-            hosts = [f"{_HOST}{_UNSAFE.sub('_', name)}" for name in sorted(names)]
+            hosts = [f"{_HOST}{re.sub('[^A-Za-z0-9_-]', '_', name)}" for name in sorted(names)]
             held = [stack.enter_context(acquire(self._directory / CLAIMS, host, what="the study")) for host in hosts]
             if names:
                 self._end_leftovers(names - {platform.node()})
-            ledger = read_ledger(self._sweep)
-            if sweep.equal_steps and sweep.turns and set_aside_part_blocks(ledger):
-                ledger = read_ledger(self._sweep)
+            ledger = ledgers.read_ledger(sweep)
+            if sweep.equal_steps and sweep.turns and ledgers.set_aside_part_blocks(ledger):
+                ledger = ledgers.read_ledger(sweep)
             plan, here, there = self._plan(ledger)
             if not options.yes:
                 self._ask_first(plan)
@@ -266,23 +233,24 @@ class _Runner:
                 started = self._places()
                 if options.smoke:
                     smoke_test(here, sweep, started, self._sites, console=console, stop=stop)
-                watched = options.watch_load_s > 0 and any(site.alone for site in self._sites.values())
-                if watched and (told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s)):
+                seconds, cores = options.watch_load_s, sorted(os.sched_getaffinity(0))
+                watched = seconds > 0 and any(site.alone for site in self._sites.values())
+                if watched and (told := pinning.other_load(cores, seconds=seconds)):
                     say(console, f"warning: {told}; times will not be those of a quiet machine")
-                how: dict[str, Any] = {"planned": planned, "held": held, "policy": options.policy}
-                grid = Grid(sweep=sweep, console=console, stop=stop, places=started, **how)
-                broken_off = grid.run(here, total=len(ledger.entries), ended=len(ledger.entries) - len(here))
+                grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
+                grid.policy, every = options.policy, len(ledger.entries)
+                broken_off = grid.run(here, total=every, ended=every - len(here))
             waiting = len(places) < len(sweep.partitions)
             if waiting and options.wait:
                 self._wait(stop)
-            ledger, aimed = read_ledger(self._sweep), sweep.precision is not None
+            ledger, aimed = ledgers.read_ledger(sweep), sweep.precision is not None
             result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
         _conclude(result, broken_off, options, console, told=plan.ledger.summary())
         return result
 
     def show(self) -> StudyResult:
         """Print what `run` would do."""
-        ledger, console = read_ledger(self._sweep), self._console
+        ledger, console = ledgers.read_ledger(self._sweep), self._console
         _, here, there = self._plan(ledger, table=True)
         for cell in {cell.label: cell for cell in here}.values():
             out, config = self._directory / cell.key, self._directory / "cells" / f"{cell.key}.yaml"
@@ -305,7 +273,8 @@ class _Runner:
         options, console, wanted = self._options, self._console, ledger
         if options.only is not None:
             wanted = replace(ledger, entries=tuple(entry for entry in ledger.entries if entry.key in options.only))
-        plan = plan_study(wanted, past=past_durations(self._directory), retry=options.retry)
+        past = ledgers.past_durations(self._directory)
+        plan = plan_study(wanted, past=past, retry=options.retry)
         there = [cell for each in plan.allocations for cell in each.cells]
         here = list(plan.cells[: len(plan.cells) - len(there)])
         shared = self._refuse_sharing(here)
@@ -313,17 +282,15 @@ class _Runner:
         if self._sweep.cells and (note := self._sweep.cells[0].config.workload.note):
             say(console, note)
         require_launchers(here, options.launch, self._sites)
-        for line in plan.lines() if table else [ledger.summary()]:
+        for line in (*(plan.lines() if table else [ledger.summary()]), *shared):
             say(console, line)
-        if shared:
-            say(console, shared)
         if here:
-            self._report(ledger, here)
+            self._report(ledger, here, Estimate(past))
         return plan, here, there
 
     def _places(self) -> CellPlaces:
         """Return where the cells run, and how they are started."""
-        available, near_gpus = cores_in_order(sorted(os.sched_getaffinity(0))), cache(cores_near_gpus)
+        available, near_gpus = pinning.cores_in_order(sorted(os.sched_getaffinity(0))), cache(pinning.cores_near_gpus)
 
         def place(cell: Cell) -> Site:
             # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
@@ -336,19 +303,14 @@ class _Runner:
             partition = self._sweep.partition_of(cell)
             on_gpu = partition.gpus_per_node and cell.config.to_dict().get("device") != "cpu"
             near = near_gpus() if on_gpu else ()
-            return cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
+            return pinning.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
 
-        return CellPlaces(
-            launch=self._options.launch,
-            site_of=place,
-            cores_of=cores,
-            grace_s=self._options.grace_s,
-            notice_load=self._options.watch_load_s > 0,
-        )
+        launch, grace_s, notice = self._options.launch, self._options.grace_s, self._options.watch_load_s > 0
+        return CellPlaces(launch=launch, site_of=place, cores_of=cores, grace_s=grace_s, notice_load=notice)
 
-    def _refuse_sharing(self, cells: Sequence[Cell]) -> str:
+    def _refuse_sharing(self, cells: Sequence[Cell]) -> list[str]:
         """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
-        told = ""
+        told: list[str] = []
         cores = available_cores() if self._options.cores is None else self._options.cores
         for cell in cells:
             partition, workers = self._sweep.partition_of(cell), cell.placement.workers
@@ -361,10 +323,10 @@ class _Runner:
                     f"the study asks for {text}; lower sweep.workers, write `workers: cores` to use what is there, or "
                     f"measure how {what}s are shared with --oversubscribe"
                 )
-            told = f"warning: up to {text}: their times measure how {what}s are shared, and the records say so"
+            told = [f"warning: up to {text}: their times measure how {what}s are shared, and the records say so"]
         return told
 
-    def _report(self, ledger: Ledger, here: Sequence[Cell]) -> None:
+    def _report(self, ledger: Ledger, here: Sequence[Cell], estimate: Estimate) -> None:
         """Say what is to be run from here, in its order."""
         console, directory = self._console, self._directory
         if not self._sweep.part:
@@ -374,11 +336,11 @@ class _Runner:
             more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             say(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
         todo = {cell.key for cell in here}
-        resumed = [entry.name for entry in ledger.entries if entry.key in todo and can_resume(entry, directory)]
+        resumed = [entry.name for entry in ledger.entries if entry.key in todo and ledgers.can_resume(entry, directory)]
         if resumed and not self._sweep.equal_steps:
             say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
-        left = Estimate(past_durations(directory)).left(here)
-        say(console, f"{len(here)} to run, {left}; records in {directory}, output in {directory / 'logs'}")
+        where = f"records in {directory}, output in {directory / 'logs'}"
+        say(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
 
     def _ask_first(self, plan: Plan) -> None:
         """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
@@ -400,7 +362,7 @@ class _Runner:
         """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs."""
         told = ""
         while not stop.requested:
-            ledger = read_ledger(self._sweep)
+            ledger = ledgers.read_ledger(self._sweep)
             if not ledger.count("queued", "running"):
                 return
             if (summary := ledger.summary()) != told:
@@ -417,12 +379,10 @@ class _Runner:
             if key.startswith("."):  # a smoke test's
                 count += stop_marked(str(folder / key), grace_s=grace_s)
                 continue
-            with suppress(Held), acquire(folder / CLAIMS, key, what=key) as lease:
-                # Held: another host's runner, or a job on this machine, looks after them.
-                count += stop_marked(str(folder / key), grace_s=grace_s)
-                _release(lease, folder / key, INTERRUPTED, "its runner was killed")
-        begun = any(not name.startswith(_HOST) for name in generations(folder / CLAIMS))
-        if elsewhere and begun:
+            with suppress(Held):
+                out, why = folder / key, "its runner was killed"
+                count += _end_unattended(out, INTERRUPTED, why, what=key, grace_s=grace_s)[0]
+        if elsewhere and any(not name.startswith(_HOST) for name in generations(folder / CLAIMS)):
             found, problem = stop_marked_on(sorted(elsewhere), str(folder), grace_s=grace_s)
             count += found
             if problem:
@@ -440,19 +400,248 @@ def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console
     if ledger.summary() != told:
         say(console, ledger.summary())
     for entry in ledger.entries:
+        text = f"{entry.state}: {entry.name}: {entry.reason}"
         if entry.state in ("failed", "timed out"):
-            say(console, f"  {entry.state}: {entry.name}: {entry.reason}; see {log_path(ledger.directory, entry.cell)}")
+            say(console, f"  {text}; see {ledgers.log_path(ledger.directory, entry.cell)}")
         elif entry.state in ("stopped", "cancelled", "pre-empted"):
-            say(console, f"  {entry.state}: {entry.name}: {entry.reason}")
+            say(console, f"  {text}")
         elif entry.state == "running" and not result.submitted:
             say(console, f"  left alone: {entry.name} runs already ({entry.reason})")
-    again = sum(ledger.count(state) for state in AGAIN)
     if result.interrupted:
         say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {options.command}")
-    elif again:
-        say(
-            console,
-            f"try the failed ones again with: {options.command}" if options.retry else "failed cells were left alone",
-        )
+    elif ledger.count(*AGAIN):
+        retried = f"try the failed ones again with: {options.command}"
+        say(console, retried if options.retry else "failed cells were left alone")
     elif ledger.count("stopped"):
         say(console, f"continue with: {options.command}")
+
+
+@dataclass(kw_only=True)
+class Grid:
+    """Runs cells of `sweep`, and says on `console` how they fare."""
+
+    sweep: StudyCells
+    console: Console
+    stop: Interruption
+    places: CellPlaces = field(default_factory=CellPlaces)
+    policy: Policy = until_asked_for  # of cells that alternate, where no precision is the aim
+    planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
+    held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
+    lasts_s: float = math.inf  # no cell is begun that would probably not end by then, where its time is known
+    begin_one: bool = False  # the first is begun all the same: it goes on from its checkpoint in the next job
+    after: Callable[[Cell], None] = lambda cell: None  # is told of each that has ended
+    left_out: list[str] = field(default_factory=list)  # keys of cells for which too little time was left
+    broken_off: str = ""  # name of the cell that a request to stop has broken off
+
+    def __post_init__(self) -> None:
+        self.directory = self.sweep.directory
+        self._until = now() + self.lasts_s
+        self._claims = self.directory / CLAIMS
+        self._estimate = Estimate(ledgers.past_durations(self.directory))
+        self._began = now()
+        self._warned = False
+        self._source = identify()
+        self._aim = None if self.sweep.precision is None else Aim.of(self.sweep)
+
+    def run(self, cells: Sequence[Cell], *, total: int | None = None, ended: int = 0) -> str:
+        """Run `cells` in their order until all have ended or a stop is requested; return the one broken off, or "".
+
+        A cell that somebody else holds is left alone, one that is done by now is not run again, one that was cancelled
+        since it was `planned` is left out. `total` and `ended` count the cells of the whole study, for the display.
+        StudyError: there is no room for the records.
+        """
+        if any(cell.identity for cell in cells):
+            remember(self.directory, self.sweep.partitions.values())
+        try:
+            (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+            self._display = Display(self.console, total=len(cells) if total is None else total, ended=ended)
+            with closing(self._display):
+                each_mb = worker_mb(self.directory) if self.sweep.turns else None
+                for part in groups(self.sweep, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb):
+                    needed = part.cells if self._aim is None else self._aim.look(self.sweep).needed(part.cells)
+                    if needed and not self.stop.requested and part.block and sees_steps(self.sweep):
+                        self._in_turns(needed, part.block)
+                    elif needed and not self.stop.requested:
+                        sweep([self._lane(sorted(needed, key=cells.index))], self.stop)
+                if self._aim is not None and not self.stop.requested:
+                    for line in self._aim.look(self.sweep).lines():
+                        say(self.console, line)
+        except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
+            raise
+        except OSError as error:
+            raise StudyError(
+                f"{error.filename or self.directory}: {error.strerror or error}; make room there or choose another "
+                "folder with --runs, and run the study again"
+            ) from error
+        return self.broken_off
+
+    def _in_turns(self, cells: Sequence[Cell], block: str) -> None:
+        """Run cells that alternate, once more with those of an earlier launch of the same `block`."""
+        launch = 1 + max((each.launch for each in read_turns(self.directory) if each.block == block), default=-1)
+        asked = self.sweep
+        how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.policy}
+        turns = BlockLaunch(**how, seed=asked.seed, equal_steps=asked.equal_steps, least_steps=asked.least_steps)
+        with turns.conductor({cell.key: cell for cell in cells}) as conductor:
+            sweep([self._lane([cell], conductor) for cell in cells], self.stop)
+            loads = [each.other_load for each in conductor.slices if each.other_load is not None]
+        if conductor.failure is not None:
+            raise StudyError(f"turns of block {block}, launch {launch + 1}, have ended: {conductor.failure!r}")
+        if loads and (used := median(loads)) >= BUSY_CORES:
+            self._warn(f"other programs used {used:.1f} cores in half of the slices, or more")
+
+    def _warn(self, text: str) -> None:
+        """Say once that other programs disturb."""
+        if self.places.notice_load and not self._warned:
+            self._warned = True
+            say(self.console, f"warning: {text}")
+
+    def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
+        for position, cell in enumerate(cells):
+            while conductor is not None and not self.stop.requested and not conductor.may_start(cell.key):
+                yield None
+            if self.stop.requested:
+                return
+            if cell.identity and identify() != self._source:
+                raise StudyError(
+                    "the source of horovod_study, or what is installed, was changed while the study ran; run it "
+                    "again: what is done with the old one stays as it is, and the cells ahead are new ones"
+                )
+            expected_s = self._estimate.of(cell).seconds or 0.0
+            if now() + expected_s > self._until and (position or not self.begin_one):
+                self.left_out.append(cell.key)
+                say(self.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
+                continue
+            try:
+                end = yield from self._turn(cell, cells[position:], conductor)
+            finally:
+                if conductor is not None:
+                    conductor.ended(cell.key)
+            if end is None:
+                continue
+            state, seconds = end
+            if self.stop.requested and state in (self.stop.state, "stopped", CANCELLED):
+                self.broken_off = cell.name
+                return
+            ahead = cells[position + 1 :]
+            left = self._estimate.left(ahead) if ahead else None
+            self.after(cell)
+            entry = ledgers.read_entry(self.directory, cell)
+            self._display.ended(entry, seconds=seconds, left=left, log=str(ledgers.log_path(self.directory, cell)))
+
+    def _turn(
+        self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
+    ) -> Generator[CellRun, Any, tuple[str, float] | None]:
+        """Run one cell under its claim and release it with how it ended; return that, and how many seconds it took.
+
+        None: it was not for us to run.
+        """
+        name, before = cell.name, latest(self._claims, cell.key)
+        if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
+            say(self.console, f"left out: {name} was cancelled")
+            return None
+        state, reason, seconds = INTERRUPTED, "", 0.0
+        try:
+            # A job that was killed could not give it back; Slurm is asked only where there is such a holder.
+            ended = lambda number: JobBook(self.directory).has_ended(number)  # noqa: E731
+            lease = acquire(self._claims, cell.key, what=name, ended=ended)
+            try:
+                watch = self._watch(name, lease, ahead, conductor)
+                state, reason, seconds = yield from self._under_claim(cell, watch, conductor)
+            except Held as held:  # somebody trains in its directory who is no runner
+                reason = f"left to {held.claim}"
+                raise
+            finally:
+                lease.release(state, reason)
+        except Held as held:
+            say(self.console, f"left alone: {name} is being run by {held.claim}")
+            return None
+        return state, seconds
+
+    def _under_claim(self, cell: Cell, watch: Watch, conductor: Conductor | None) -> _Ended:
+        """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
+        out, site = self.directory.resolve() / cell.key, self.places.site_of(cell)
+        stop_marked(str(out), grace_s=self.places.grace_s)  # of an attempt whose runner was killed
+        require_free(out)
+        record = record_in(out)
+        wrong = record is not None and ledgers.foreign(record, cell) != ""
+        if record is not None and record.status == "done" and not wrong:
+            return "done", "", 0.0
+        # What is to make as many steps as its partners is run whole, beside them.
+        resume = not wrong and not self.sweep.equal_steps and record is not None and ledgers.goes_on(record, out)
+        if resume:
+            ledgers.keep_log(self.directory, cell)
+        else:
+            ledgers.set_aside(self.directory, cell)
+        noticed = self.places.notice_load and site.alone and conductor is None  # else each slice tells of it
+        cores = len(os.sched_getaffinity(0))
+        others = pinning.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
+        run = CellRun(
+            cell=cell,
+            out=out,
+            config=self.directory / "cells" / f"{cell.key}.yaml",
+            log=ledgers.log_path(self.directory, cell),
+            launch=self.places.launch,
+            site=site,
+            cores=self.places.cores_of(cell),
+            resume=resume,
+            checkpoint=not self.sweep.equal_steps,
+            timeout_s=self.sweep.timeout_s,
+            grace_s=self.places.grace_s,
+            watch=watch,
+        )
+        attempt: Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
+        if attempt.unreached:
+            say(self.console, f"warning: {attempt.unreached}")
+        if attempt.state == TAKEN_OVER:  # the run directory is another's now
+            return INTERRUPTED, attempt.reason, attempt.seconds
+        state = f"{attempt.state}, resumed" if resume else attempt.state
+        values = facts(attempt, "started", "seconds", "exit_code", "reason")
+        ledgers.note_attempt(self.directory, cell, state=state, **values)
+        if attempt.done and not resume:  # a part says nothing about a whole
+            self._estimate.add(cell.runtime, cell.placement.workers, attempt.seconds)
+        if attempt.done and conductor is not None:
+            append_turns(self.directory, conductor.slices_of(cell.key))
+        if attempt.done and others is not None and not self._warned and (told := pinning.disturbance(others, cores)):
+            self._warn(f"{told} while that cell ran; its times are not those of a quiet machine")
+        return attempt.state, attempt.reason, attempt.seconds
+
+    def _watch(self, name: str, lease: Lease, ahead: Sequence[Cell], conductor: Conductor | None) -> Watch:
+        """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""
+        checked, asked, drawn = now(), -math.inf, -math.inf
+
+        def watch(running: Running) -> Verdict | None:
+            nonlocal checked, asked, drawn
+            shown = conductor is None or conductor.left()[:1] == [running.run.out.name]  # one line for all of them
+            if shown and now() - drawn >= 1.0:
+                drawn = now()
+                left = self._estimate.left(ahead, running_s=running.seconds)
+                what = name if conductor is None else f"{len(conductor.left())} in turns, round {conductor.rounds}"
+                what += "" if self._aim is None else f", {self._aim.progress()}"
+                self._display.running(what, elapsed_s=now() - self._began, left=left)
+            if self.stop.requested or now() - asked >= 1.0:  # so soon a request to cancel is noticed
+                asked = now()
+                if any(request(self.directory, each.claim).exists() for each in self.held):
+                    self.stop.requested, self.stop.state = True, CANCELLED
+                    return Verdict(CANCELLED, CANCELLED)
+                if request(self.directory, lease.claim).exists():
+                    return Verdict(CANCELLED, CANCELLED)
+            if now() - checked >= _CHECK_S:
+                checked = now()
+                if not lease.refresh():
+                    return Verdict(TAKEN_OVER, "another runner took it over, because nothing was heard from this one")
+            return None
+
+        return watch
+
+
+def request(directory: Path, claim: Claim) -> Path:
+    """Return the file that asks the holder of `claim`, and nobody after him, to end."""
+    return directory / ".requests" / claim.path.name
+
+
+def ask_to_end(directory: Path, claim: Claim) -> None:
+    """Ask the holder of `claim` to end what he runs."""
+    path = request(directory, claim)
+    with writing(path, "make room there", error=StudyError):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()

@@ -24,9 +24,8 @@ from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import utc_stamp
 from horovod_study.progress import duration
 from horovod_study.roles import Role
-from horovod_study.studies.attempt import TIMED_OUT, CellRun
+from horovod_study.studies.attempt import TIMED_OUT, CellPlaces, CellRun
 from horovod_study.studies.engine import attempt
-from horovod_study.studies.grid import CellPlaces
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.progress import say
 from horovod_study.studies.sweep import StudyCells

@@ -1,35 +1,37 @@
 """The file of a study: what is fixed, what is varied, on which partitions, how often; and the cells that come of it.
 
-`experiments/` holds examples, and experiments/README.md explains every key.
+`experiments/` holds examples, and experiments/README.md explains every key. `run -- COMMAND` writes one.
 """
 
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
-from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine
-from horovod_study.cluster.yaml_keys import limits, listed, mapping, number, one_of
+from horovod_study.cluster.partitions import Host, Partition, find_partition, host_name, this_machine
+from horovod_study.cluster.yaml_keys import listed, mapping, one_of
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, require_keys
-from horovod_study.roles import Role, check_field, plain
+from horovod_study.files import write_file, writing
+from horovod_study.progress import say
+from horovod_study.recording.said import said_workers
+from horovod_study.roles import Option, Role, check_field, plain
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
-from horovod_study.scripted import scripted
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.scripted import PLACE, PLACED, check_rate, scripted
+from horovod_study.studies.sweep import Asked, StudyCells
 from horovod_study.text.words import plural
 from horovod_study.workloads import Configuration, Workload, find_workload
 
-STUDY_KEYS = (
-    *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
-    *("scaling", "hosts", "budget", "workload", "script", "command", "rate", "turns", "precision", "question"),
-)
 _PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")
 _BASELINES = ("plain", "wrapped")
@@ -37,51 +39,64 @@ _MAX_CELLS = 200_000
 """More than anybody runs, and few enough to be listed: a study that asks for more has a typing error in it."""
 MAX_WORKERS = 100_000
 _MAX_NAME_BYTES = 200  # file systems take 255
+_AS_THEY_ARE = {  # keys of the file
+    each.name: each
+    for each in (
+        Option(name="account"),
+        Option(name="repeats", kind=int, default=3, low=1),
+        Option(name="seed", kind=int, default=1, low=0),
+        Option(name="timeout_s", kind=float, default=900.0, low=1),
+        Option(name="turns", kind=bool, default=False),
+        Option(name="workload"),
+        Option(name="scaling", choices=("strong", "weak")),
+    )
+}
+_SWEPT = {  # keys of the sweep, beside options of the run
+    **{name: Option(name=name, kind=int, default=1, low=1) for name in _PLACING[:3]},
+    "placement": Option(name="placement", default="fill", choices=PLACEMENTS),
+    "runtime": Option(name="runtime", default="", choices=tuple(RUNTIMES)),
+    "backend": Option(name="backend", default="", choices=BACKENDS),
+    "transport": Option(name="transport", default="", choices=TRANSPORTS[1:]),
+    "global_batch": Option(name="global_batch", kind=int, default=1, low=1),
+}
+_BUDGET = {name: Option(name=name, kind=float, default=1.0, above=0) for name in ("gpu_hours", "core_hours", "hours")}
+_TARGET = Option(name="targets", kind=float, default=1.0, above=0)
+_FILLED = (*(name for name in PLACED if name != "global_batch"), "seed")  # places of a command that is typed
+_PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
+STUDY_KEYS = (
+    *("study", "partition", "hosts", "run", "sweep", "baselines", "precision", "question", "targets"),
+    *("budget", "script", "command", "rate", *_AS_THEY_ARE),
+)
 
 
 @cache
-def _idle(workload: Workload, runtime: str) -> Mapping[str, Any]:
-    """Return the options without effect on a runtime, at their defaults: one run serves all their values."""
-    options = workload.options
-    return {name: options[name].default for name in workload.communication if not options[name].matters(runtime)}
-
-
-@cache
-def _alone(workload: Workload) -> Mapping[str, Any]:
-    """Return further options that mean nothing to one plain worker: one plain run serves all their values."""
-    several = [name for name in workload.sweepable if workload.options[name].roles & Role.SEVERAL]
-    return {name: workload.options[name].default for name in several if name not in workload.communication}
+def _usual(workload: Workload, runtime: str, *, alone: bool = False) -> Mapping[str, Any]:
+    """Return options without effect on a runtime, or on one plain worker, at their defaults: one run serves all."""
+    options, own = workload.options, workload.communication
+    names = [name for name in own if not options[name].matters(runtime)]
+    if alone:
+        names = [each for each in workload.sweepable if options[each].roles & Role.SEVERAL and each not in own]
+    return {name: options[name].default for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyConfig:
+class StudyConfig(Asked):
     """A study: what is kept fixed (`run`), what is varied (`sweep`), against which baselines, how often, and where."""
 
-    name: str
     run: Configuration
     workers: tuple[int, ...] = ()
     runtimes: tuple[str, ...] = ("horovod/mpi",)
-    varied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # options of a run, crossed
+    varied: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # options of a run or global_batch, crossed
     zipped: tuple[tuple[Mapping[str, Any], ...], ...] = ()  # each: values that go together, crossed with the rest
-    global_batches: tuple[int, ...] = ()  # of all workers together, instead of the batch of each
     nodes: tuple[int, ...] = ()  # full ones, instead of workers; or those that workers are spread over
     workers_per_node: tuple[int, ...] = ()  # none: as many as a node takes
     placements: tuple[str, ...] = ("fill",)
     hosts: tuple[str, ...] = ()  # for placement list
     baselines: tuple[str, ...] = _BASELINES
     repeats: int = 3
-    seed: int = 1
-    timeout_s: float = 900.0
     targets: tuple[float, ...] = ()  # test MSEs to which the time is compared; none: chosen from the runs
-    budget: Mapping[str, float] = field(default_factory=dict)  # gpu_hours, core_hours, hours; more is asked about
-    turns: bool = False  # the cells of a repeat alternate, where they fit together
-    precision: float | None = None  # the half width of each speedup's interval that ends the study, relative
     question: str = ""  # such as "speedup at 64"; what `predict --next` is about
-    partitions: Mapping[str, Partition] = field(default_factory=dict)  # by name; none: that of `run`, this machine
     identity: Mapping[str, str] = field(default_factory=dict)  # partition -> digest of code and environment there
-    left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
-    source: Path | None = None  # the file it was read from
-    text: str = ""  # that file as it was read
     _cells: list[Cell] = field(default_factory=list, init=False, repr=False, compare=False)  # once they were asked for
 
     def __post_init__(self) -> None:
@@ -102,27 +117,20 @@ class StudyConfig:
     @property
     def scaling(self) -> str:
         """`strong` where the batch of all workers together is given, else `weak`."""
-        return "strong" if self.global_batches or any("global_batch" in axis[0] for axis in self.zipped) else "weak"
+        return "strong" if any("global_batch" in axis[0] for axis in self._axes()) else "weak"
 
     def cells(self) -> list[Cell]:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
         if not self._cells:
-            first: dict[tuple[Configuration, str, Placement], None] = {}
             self._refuse_too_many(math.prod(map(len, self._axes())) * len(self.partitions), "combinations of values")
-            for partition in self.partitions.values():
-                first.update(dict.fromkeys(self._wanted(partition)))
+            first = dict.fromkeys(run for partition in self.partitions.values() for run in self._wanted(partition))
             self._refuse_too_many(len(first) * self.repeats, "cells")
             told, layouts = self.told(), self._layouts()
-            cells = [
-                Cell(
-                    config=config,
-                    runtime=runtime,
-                    placement=placement,
-                    identity=self.identity.get(placement.partition, ""),
-                    label=self._label(config, runtime, placement, told, layouts),
-                )
-                for config, runtime, placement in first
-            ]
+            cells = []
+            for config, runtime, placement in first:
+                label = self._label(config, runtime, placement, told, layouts)
+                code = self.identity.get(placement.partition, "")
+                cells.append(Cell(config=config, runtime=runtime, placement=placement, identity=code, label=label))
             self._cells.extend(cell.repeated(repeat) for repeat in range(self.repeats) for cell in cells)
         return list(self._cells)
 
@@ -131,29 +139,22 @@ class StudyConfig:
 
         The plain one, else the wrapped one; of several, the one that has most of the study's options in common.
         """
-        first = [cell for cell in self.cells() if cell.config.repeat == 0]
         told = self.told()
-        found = []
+
+        def like(cell: Cell, other: Cell) -> tuple[bool, int]:
+            same = [getattr(other.config, name, None) == getattr(cell.config, name, None) for name in told]
+            return other.runtime == "serial", sum(same)
+
+        first = [cell for cell in self.cells() if cell.config.repeat == 0]
+        alone = [cell for cell in first if cell.placement.workers == 1]
+        found = dict[tuple[str, str], None]()
         for cell in first:
-            ones = [
-                other
-                for other in first
-                if other.placement.workers == 1
-                and other.placement.partition == cell.placement.partition
-                and other.runtime in ("serial", cell.runtime)
-                and other is not cell
-            ]
-            if cell.runtime == "serial" or not ones:
-                continue
-            base = max(
-                ones,
-                key=lambda other: (
-                    other.runtime == "serial",
-                    sum(getattr(other.config, name, None) == getattr(cell.config, name, None) for name in told),
-                ),
-            )
-            found.append((cell.label, base.label))
-        return tuple(dict.fromkeys(pair for pair in found if pair[0] != pair[1]))
+            where, runtimes = cell.placement.partition, ("serial", cell.runtime)
+            ones = [each for each in alone if each.placement.partition == where and each.runtime in runtimes]
+            ones = [each for each in ones if each is not cell]
+            if cell.runtime != "serial" and ones:
+                found[cell.label, max(ones, key=lambda other: like(cell, other)).label] = None
+        return tuple(pair for pair in found if pair[0] != pair[1])
 
     def _label(
         self, config: Configuration, runtime: str, placement: Placement, told: Iterable[str], layouts: Collection[str]
@@ -177,9 +178,9 @@ class StudyConfig:
 
     def told(self) -> tuple[str, ...]:
         """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
-        zipped = [name for axis in self.zipped for name in axis[0] if name in self.workload.sweepable]
         strong = ["batch"] if self.scaling == "strong" else []
-        return tuple(dict.fromkeys([*strong, *self.varied, *zipped]))
+        names = [name for axis in self._axes() for name in axis[0] if name not in _SWEPT]
+        return tuple(dict.fromkeys([*strong, *names]))
 
     def until(self, precision: float) -> "StudyConfig":
         """Return this study with an aim: its cells alternate, in as many launches as the aim may take."""
@@ -191,93 +192,69 @@ class StudyConfig:
 
     def _wanted(self, partition: Partition) -> Iterator[tuple[Configuration, str, Placement]]:
         """Yield the first repeat of every run on one partition; what cannot be placed there is a ConfigError."""
-        run = self.run.changed(partition=partition.name)
+        run, workload = self.run.changed(partition=partition.name), self.workload
         shapes: dict[tuple[Any, ...], list[tuple[Placement, dict[str, Any]]]] = {}
         alone: list[tuple[Placement, dict[str, Any]]] = []
         for chosen in itertools.product(*self._axes()):
             values = {name: value for part in chosen for name, value in part.items()}
-            together = values.get("global_batch")
-            variant = run.changed(**{name: value for name, value in values.items() if name in self.workload.sweepable})
-            if "plain" in self.baselines:
-                yield self._first(variant, "serial", self._alone(partition), _alone(self.workload), together)
+            variant = run.changed(**{name: value for name, value in values.items() if name in workload.sweepable})
             placing = tuple(values.get(name) for name in _PLACING)
             if placing not in shapes:
                 shapes[placing] = self._shapes(partition, dict(zip(_PLACING, placing, strict=True)))
+            runs: list[tuple[str, Placement, Mapping[str, Any]]] = []
+            if "plain" in self.baselines:
+                runs.append(("serial", self._alone(partition), _usual(workload, "serial", alone=True)))
             for runtime in (values["runtime"],) if "runtime" in values else self.runtimes:
                 for placement, options in shapes[placing]:
                     if runtime != "serial" and placement.workers == 1:
                         # Where one worker sits means nothing: one run of it serves all placements.
                         alone = alone or [(placement, options)]
-                        yield self._first(variant, runtime, *alone[0], together)
+                        runs.append((runtime, *alone[0]))
                     elif runtime != "serial":
-                        yield self._first(variant, runtime, placement, options, together)
+                        runs.append((runtime, placement, options))
                     elif placement.workers == 1:
-                        yield self._first(variant, runtime, self._alone(partition), {}, together)
+                        runs.append((runtime, self._alone(partition), {}))
+            for runtime, placement, told in runs:
+                backend, _, transport = runtime.partition("/")
+                batch = self._batch(values["global_batch"], placement) if "global_batch" in values else {}
+                asked = {**_usual(workload, runtime), **batch, **told, "repeat": 0, "study": self.name}
+                config = variant.changed(**asked, backend=backend, transport=transport or "none")
+                yield config, runtime, placement
 
     def _axes(self) -> list[Sequence[Mapping[str, Any]]]:
         """Return what is crossed but placements and runtimes: each axis is a list of values that go together."""
-        axes: list[Sequence[Mapping[str, Any]]] = [
-            [{name: value} for value in values] for name, values in self.varied.items()
-        ]
-        if self.global_batches:
-            axes.append([{"global_batch": value} for value in self.global_batches])
-        return [*axes, *self.zipped]
+        return [*([{name: value} for value in values] for name, values in self.varied.items()), *self.zipped]
 
     def _refuse_too_many(self, count: int, what: str) -> None:
         if count > _MAX_CELLS:
             raise ConfigError(
-                f"{self._here}: these are {count} {what}; a study may have {_MAX_CELLS}: lower repeats, or vary less "
+                f"{self.here}: these are {count} {what}; a study may have {_MAX_CELLS}: lower repeats, or vary less "
                 "under sweep"
             )
 
-    def _first(
-        self,
-        variant: Configuration,
-        runtime: str,
-        placement: Placement,
-        options: Mapping[str, Any],
-        together: int | None,
-    ) -> tuple[Configuration, str, Placement]:
-        """Return repeat 0 of a run; `together` is the batch of all its workers."""
-        backend, _, transport = runtime.partition("/")
-        batch: dict[str, int] = {}
-        if together is not None:
-            if together % placement.workers:
-                raise ConfigError(
-                    f"{self._here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
-                    "worker counts that divide it, or another global_batch"
-                )
-            batch["batch"] = together // placement.workers
-        config = variant.changed(
-            **_idle(self.workload, runtime),
-            **batch,
-            **options,
-            repeat=0,
-            study=self.name,
-            backend=backend,
-            transport=transport or "none",
-        )
-        return config, runtime, placement
-
-    # ------------------------------------------------------------------------------------------------ placements
+    def _batch(self, together: int, placement: Placement) -> dict[str, int]:
+        """Return what each worker has of the batch of all of them together."""
+        if together % placement.workers:
+            raise ConfigError(
+                f"{self.here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
+                "worker counts that divide it, or another global_batch"
+            )
+        return {"batch": together // placement.workers}
 
     def _shapes(self, partition: Partition, given: Mapping[str, Any]) -> list[tuple[Placement, dict[str, Any]]]:
         """Return the placements on a partition with the options that tell the trainer of them, few workers first."""
-        fixed = {name: None if value is None else (value,) for name, value in given.items()}
-        shapes = []
-        layouts = fixed["placement"] or self.placements
-        for layout, per_node in itertools.product(
-            layouts, fixed["workers_per_node"] or self.workers_per_node or (None,)
-        ):
-            nodes, workers = fixed["nodes"] or self.nodes, fixed["workers"] or self.workers
-            if workers:
-                over: Sequence[int | None] = nodes if nodes and layout == "spread" else (None,)
-                counts = {(count, each) for each in over for count in workers}
-            else:
-                counts = {(count * (per_node or partition.slots_per_node), count) for count in nodes}
+        own: dict[str, Sequence[Any]] = {"workers": self.workers, "nodes": self.nodes, "placement": self.placements}
+        own["workers_per_node"] = self.workers_per_node or (None,)
+        own |= {name: (value,) for name, value in given.items() if value is not None}
+        nodes, shapes = own["nodes"], []
+        for layout, per_node in itertools.product(own["placement"], own["workers_per_node"]):
+            counts = {(count * (per_node or partition.slots_per_node), count) for count in nodes}
+            if own["workers"]:
+                over = nodes if nodes and layout == "spread" else (None,)
+                counts = {(count, each) for each in over for count in own["workers"]}
             if "wrapped" in self.baselines:
                 counts.add((1, None))
-            options: dict[str, Any] = {"placement": layout, "workers_per_node": per_node}
+            options = {"placement": layout, "workers_per_node": per_node}
             # Few nodes first; a set has no order of its own.
             for count, each in sorted(counts, key=lambda pair: (pair[0], pair[1] or 0)):
                 shapes.append((self._placed(partition, count, each, per_node, layout), options))
@@ -287,7 +264,7 @@ class StudyConfig:
         self, partition: Partition, workers: int, over: int | None, per_node: int | None, layout: str
     ) -> Placement:
         """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
-        here, name = f"{self._here}: sweep", partition.name
+        here, name = f"{self.here}: sweep", partition.name
         slots = partition.slots_per_node
         if workers > MAX_WORKERS:
             raise ConfigError(f"{here}: {workers} workers are asked for; at most {MAX_WORKERS} can be planned")
@@ -295,17 +272,14 @@ class StudyConfig:
             needed = over or (1 if per_node is None else math.ceil(workers / per_node))
             if layout == "list" or needed > 1 < workers:
                 what = "placement list" if layout == "list" else f"{workers} workers on {needed} nodes"
-                raise ConfigError(
-                    f"{here}: {what} cannot be had on partition {name}, which is one machine; name a partition with "
-                    "more nodes"
-                )
+                what += f" cannot be had on partition {name}, which is one machine"
+                raise ConfigError(f"{here}: {what}; name a partition with more nodes")
             return Placement(partition=name, workers=workers, workers_per_node=workers)
-        if layout == "spread" and workers > 1 and over is None and per_node is None and partition.nodes is None:
-            raise ConfigError(
-                f"{here}: placement spread needs to know over how many nodes; give nodes or workers_per_node"
-            )
         most = per_node or slots
         if layout == "spread" and per_node is None:
+            if workers > 1 and over is None and partition.nodes is None:
+                wanted = "placement spread needs to know over how many nodes; give nodes or workers_per_node"
+                raise ConfigError(f"{here}: {wanted}")
             most = math.ceil(workers / (over or partition.nodes or workers))
         if most > slots:
             raise ConfigError(
@@ -313,22 +287,17 @@ class StudyConfig:
                 f"({partition.node()}); lower workers_per_node, or raise nodes"
             )
         needed = math.ceil(workers / most)
-        if partition.nodes is not None and needed > partition.nodes:
-            raise ConfigError(
-                f"{here}: {workers} workers need {needed} nodes at {most} each, but partition {name} has "
-                f"{partition.nodes} with room for {partition.capacity} workers; lower workers or nodes"
-            )
-        hosts: tuple[str, ...] = ()
-        if layout == "list":
-            if needed > len(self.hosts):
-                raise ConfigError(
-                    f"{here}: {workers} workers need {needed} nodes at {most} each, but hosts names {len(self.hosts)}: "
-                    f"{', '.join(self.hosts)}; name more, or lower workers"
-                )
-            hosts = self.hosts[:needed]
-        return Placement(
-            partition=name, workers=workers, workers_per_node=min(most, workers), layout=layout, hosts=hosts
+        listed = layout == "list"
+        room = (
+            f"partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower workers or nodes"
         )
+        names = f"hosts names {len(self.hosts)}: {', '.join(self.hosts)}; name more, or lower workers"
+        for offered, what in ((partition.nodes, room), (len(self.hosts) if listed else None, names)):
+            if offered is not None and needed > offered:
+                raise ConfigError(f"{here}: {workers} workers need {needed} nodes at {most} each, but {what}")
+        hosts = self.hosts[:needed] if listed else ()
+        most = min(most, workers)
+        return Placement(partition=name, workers=workers, workers_per_node=most, layout=layout, hosts=hosts)
 
     def _alone(self, partition: Partition) -> Placement:
         """Return where a plain worker goes: any node, or the first named one where all others go to named ones."""
@@ -336,38 +305,42 @@ class StudyConfig:
             return Placement(partition=partition.name, layout="list", hosts=self.hosts[:1])
         return Placement(partition=partition.name)
 
-    @property
-    def _here(self) -> str:
-        return str(self.source) if self.source else f"study {self.name}"
+
+def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
+    """Return `study` with its workers on `hosts`, over ssh, in place of where its partitions have them."""
+    slots = min(host.slots for host in hosts)
+    partitions = {}
+    for name, each in study.partitions.items():
+        cores = max(each.cores_per_node, slots * each.cores_per_worker)
+        there: dict[str, Any] = {"scheduler": "ssh", "hosts": tuple(hosts), "nodes": len(hosts)}
+        partitions[name] = replace(each, **there, cores_per_node=cores)
+    return replace(study, partitions=partitions)
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Return the hosts meant by `node1:2,node2:2` or `node1,node2` (one worker each)."""
+    found = []
+    for part in text.split(","):
+        name, colon, slots = part.strip().partition(":")
+        if not name or (colon and not slots.isdecimal()):
+            raise ConfigError(
+                f"--hosts: {part.strip()!r} is not a host; write NAME or NAME:WORKERS, separated by commas"
+            )
+        found.append(Host(name=name, slots=int(slots) if colon else 1))
+    return tuple(found)
 
 
 def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
     """Return the cells of a study, to be run below `runs_dir`, and what is asked of them."""
-    return StudyCells(
-        name=study.name,
-        directory=runs_dir / study.name,
-        cells=tuple(study.cells()),
-        partitions=study.partitions,
-        seed=study.seed,
-        timeout_s=study.timeout_s,
-        turns=study.turns,
-        precision=study.precision,
-        wanted=() if study.precision is None else study.wanted(),
-        budget=study.budget,
-        varied=study.told(),
-        scaling=study.scaling,
-        left_out=study.left_out,
-        source=study.source,
-        text=study.text,
-    )
+    told: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(Asked)}
+    told |= {"varied": study.told(), "wanted": () if study.precision is None else study.wanted()}
+    directory, cells = runs_dir / study.name, tuple(study.cells())
+    return StudyCells(**told, directory=directory, cells=cells, scaling=study.scaling)
 
 
 def sweep_keys(workload: Workload) -> tuple[str, ...]:
     """Return what a study may vary."""
-    return (*_PLACING, "runtime", "backend", "transport", "global_batch", *workload.sweepable, "zip")
-
-
-# ---------------------------------------------------------------------------------------------------- the file
+    return (*_SWEPT, *workload.sweepable, "zip")
 
 
 def load_study(path: Path) -> StudyConfig:
@@ -377,64 +350,51 @@ def load_study(path: Path) -> StudyConfig:
     for key in ("study", "sweep"):
         if key not in content:
             raise ConfigError(f"{source}: key {key!r} is missing; a study needs study and sweep")
-    run_values = dict(mapping(source, "run", content.get("run")))
-    sweep = dict(mapping(source, "sweep", content["sweep"]))
-    workload = _workload(source, content, path)
+    precision = _precision(source, content.get("precision"))
+    usual = {} if precision is None else {"turns": True, "repeats": MOST_LAUNCHES}
+    given = {
+        name: each.check(source, content.get(name, usual.get(name, each.default)))
+        for name, each in _AS_THEY_ARE.items()
+    }
+    if precision is not None and not given["turns"]:
+        raise ConfigError(f"{source}: precision is reached in turns; leave turns out, or set it to yes")
+    fixed, sweep = (dict(mapping(source, key, content.get(key))) for key in ("run", "sweep"))
+    account, named, scaling = (given.pop(each) for each in ("account", "workload", "scaling"))
+    workload = scripted(path, content) or find_workload(named, beside=path.parent)
     require_keys(f"{source}: sweep", sweep, sweep_keys(workload))
-    partitions = _partitions(source, content, path)
-    fixed = set(run_values)
-    together_batch = run_values.pop("global_batch", None)
-    if "global_batch" in fixed:
-        where = f"{source}: run"
-        together_batch = check_field(where, "global_batch", together_batch, limits(int, low=1), optional=False)
+    partitions = _partitions(source, content, path, account)
     zipped = _zipped(source, workload, sweep.pop("zip", None))
     together = [name for axis in zipped for name in axis[0]]
     _refuse_misplaced(source, workload, fixed, sweep, together)
-    run = workload.configure(
-        {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
-    )
-    if len(run.study.encode()) > _MAX_NAME_BYTES:
-        raise ConfigError(
-            f"{source}: study is a name of {len(run.study.encode())} bytes; it names a folder: at most "
-            f"{_MAX_NAME_BYTES}, better a few words"
-        )
     if "global_batch" in fixed:
-        sweep["global_batch"] = together_batch
-    usual = workload.usual_runtime
-    if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions.values()):
-        usual = "ddp/nccl"
-    runtimes, left_out = _runtimes(source, workload, sweep, together, usual)
+        sweep["global_batch"] = _SWEPT["global_batch"].check(f"{source}: run", fixed.pop("global_batch"))
+    named = {"study": content["study"], "partition": next(iter(partitions))}
+    run = workload.configure({**fixed, **named}, source=f"{source}: run")
+    if (size := len(run.study.encode())) > _MAX_NAME_BYTES:
+        what = f"study is a name of {size} bytes; it names a folder"
+        raise ConfigError(f"{source}: {what}: at most {_MAX_NAME_BYTES}, better a few words")
+    runtimes, left_out = _runtimes(source, workload, sweep, together, partitions.values())
     values = {
         name: _values(source, workload, name, listed(source, sweep, name, []))
         for name in sweep
-        if name not in ("workers", "runtime", "backend", "transport", "zip")  # these are read by themselves
+        if name not in ("workers", "runtime", "backend", "transport")  # these are read by themselves
     }
-    placements = values.pop("placement", ("fill",))
-    hosts = tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", []))
-    targets = {
-        check_field(source, "targets", value, limits(float, above=0), optional=False)
-        for value in listed(source, content, "targets", [])
-    }
-    precision = _precision(source, content.get("precision"))
+    budget = mapping(source, "budget", content.get("budget"))
+    require_keys(f"{source}: budget", budget, _BUDGET)
     study = StudyConfig(
         name=run.study,
         run=run,
         workers=_worker_counts(source, workload, sweep, together, partitions.values()),
-        nodes=values.pop("nodes", ()),
-        workers_per_node=values.pop("workers_per_node", ()),
-        global_batches=values.pop("global_batch", ()),
-        placements=placements,
-        hosts=hosts,
+        nodes=values.get("nodes", ()),
+        workers_per_node=values.get("workers_per_node", ()),
+        placements=values.get("placement", ("fill",)),
+        hosts=tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", [])),
         runtimes=runtimes,
-        varied={name: values[name] for name in workload.sweepable if name in values},
+        varied={name: values[name] for name in (*workload.sweepable, "global_batch") if name in values},
         zipped=zipped,
         baselines=_baselines(source, workload, content),
-        targets=tuple(sorted(targets, reverse=True)),
-        repeats=number(source, content, "repeats", 3 if precision is None else MOST_LAUNCHES, int, 1),
-        seed=number(source, content, "seed", 1, int, 0),
-        timeout_s=number(source, content, "timeout_s", 900.0, float, 1),
-        budget=_budget(source, content.get("budget")),
-        turns=check_field(source, "turns", content.get("turns", precision is not None), limits(bool), optional=False),
+        targets=tuple(sorted({_TARGET.check(source, each) for each in listed(source, content, "targets", [])}))[::-1],
+        budget={name: _BUDGET[name].check(f"{source}: budget", each) for name, each in budget.items()},
         precision=precision,
         question=_question(source, content.get("question")),
         partitions=partitions,
@@ -442,11 +402,13 @@ def load_study(path: Path) -> StudyConfig:
         left_out=left_out,
         source=path,
         text=path.read_text(encoding="utf-8"),
+        **given,
     )
-    if precision is not None and not study.turns:
-        raise ConfigError(f"{source}: precision is reached in turns; leave turns out, or set it to yes")
-    _check_scaling(source, content.get("scaling"), study, run_values)
-    _check_placing(source, sweep, study, together)
+    for fault in _contradictions(study, scaling, fixed, {*sweep, *together}):
+        raise ConfigError(f"{source}: {fault}")
+    names = [host.name for partition in partitions.values() for host in partition.hosts]
+    for host in study.hosts if names else ():
+        one_of(source, "hosts", host, names)
     try:
         study.cells()  # for its complaints
     except ConfigError as error:
@@ -460,16 +422,14 @@ def _refuse_misplaced(
     source: str, workload: Workload, fixed: Collection[str], sweep: Mapping[str, Any], together: Sequence[str]
 ) -> None:
     """Refuse what cannot be `fixed` under run, and what is given twice: there, in the sweep, `together` under zip."""
-    for name in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT):
-        if name in fixed:
-            roles = workload.options[name].roles
-            swept = "runtime" if roles & Role.RUNTIME else name
-            hint = "the top level of the file" if roles & Role.NAMING else f"sweep.{swept}"
-            raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
-    for name in together:
-        if name in sweep or together.count(name) > 1:
-            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
+    for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
+        roles = workload.options[name].roles
+        hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
+        hint = "the top level of the file" if roles & Role.NAMING else hint
+        raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
     for name in (*sweep, *together):
+        if [*sweep, *together].count(name) > 1:
+            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
         if name in fixed:
             raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
 
@@ -482,20 +442,11 @@ def _baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> t
     return tuple(one_of(source, "baselines", each, _BASELINES) for each in listed(source, content, "baselines", usual))
 
 
-def _workload(source: str, content: Mapping[str, Any], path: Path) -> Workload:
-    """Return the workload that the file names or describes: a Python file beside it, a script, or the package's own."""
-    if (found := scripted(path, content)) is not None:
-        return found
-    name = check_field(source, "workload", content.get("workload"), limits(str), optional=True)
-    return find_workload(name, beside=path.parent)
-
-
-def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str, Partition]:
+def _partitions(source: str, content: Mapping[str, Any], path: Path, account: str | None) -> dict[str, Partition]:
     """Return the partitions of the study by name, with its account."""
-    account = check_field(source, "account", content.get("account"), limits(str), optional=True)
     partitions: dict[str, Partition] = {}
     for each in listed(source, content, "partition", ["local"]):
-        name = check_field(source, "partition", each, limits(str), optional=False)
+        name = check_field(source, "partition", each, Option(), optional=False)
         try:
             partition = find_partition(name, beside=path)
             partition = partition if account is None else replace(partition, account=account)
@@ -509,53 +460,46 @@ def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str
 
 def _values(source: str, workload: Workload, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the values of one key of the sweep as what they must be."""
-    where = f"{source}: sweep"
-    if name in ("workers", "nodes", "workers_per_node", "global_batch"):
-        return tuple(check_field(where, name, value, limits(int, low=1), optional=False) for value in values)
-    if name == "placement":
-        return tuple(one_of(where, name, value, PLACEMENTS) for value in values)
-    if name == "runtime":
-        return tuple(one_of(where, name, value, RUNTIMES) for value in values)
-    return tuple(workload.options[name].check(where, value) for value in values)
+    form = _SWEPT[name] if name in _SWEPT else workload.options[name]
+    return tuple(form.check(f"{source}: sweep", value) for value in values)
 
 
 def _runtimes(
-    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], usual: str
+    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], partitions: Iterable[Partition]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the runtimes of the sweep or the `usual` one, and pairs of backend and transport that do not exist."""
+    """Return the runtimes of the sweep or the usual one, and pairs of backend and transport that do not exist."""
     where = f"{source}: sweep"
     apart = [name for name in ("backend", "transport") if name in sweep]
     if not apart:
+        usual = workload.usual_runtime
+        if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions):
+            usual = "ddp/nccl"
         return _values(source, workload, "runtime", listed(source, sweep, "runtime", [usual])), ()
     if "runtime" in sweep or "runtime" in together:
         raise ConfigError(f"{where}: runtime and {apart[0]} are both given; a runtime is a backend with its transport")
     if "backend" not in sweep:
         raise ConfigError(f"{where}: transport is given without backend; give both, or runtime")
-    backends = [one_of(where, "backend", each, BACKENDS) for each in listed(source, sweep, "backend", [])]
-    transports = [one_of(where, "transport", each, TRANSPORTS[1:]) for each in listed(source, sweep, "transport", [])]
+    backends, transports = (
+        _values(source, workload, each, listed(source, sweep, each, [])) for each in ("backend", "transport")
+    )
     runtimes, left_out = [], []
     for backend in backends:
         own = [runtime for runtime in RUNTIMES if runtime.partition("/")[0] == backend]
         found = [runtime for runtime in own if runtime.partition("/")[2] in transports]
         if len(own) == 1 and (backend == "serial" or not transports):
             found = own
-        elif not transports:
-            raise ConfigError(
-                f"{where}: backend {backend} has several transports; give transport too: {', '.join(own)}"
-            )
-        elif not found:
-            raise ConfigError(
-                f"{where}: backend {backend} does not work over {' or '.join(transports)}; there are {', '.join(own)}"
-            )
+        if not found:
+            wrong = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
+            raise ConfigError(f"{where}: backend {backend} {wrong}; give transport too: {', '.join(own)}")
         runtimes += found
         if backend != "serial":
             left_out += [f"{backend}/{each}" for each in transports if f"{backend}/{each}" not in own]
     for transport in transports:
         if not any(runtime.endswith(f"/{transport}") for runtime in runtimes):
-            others = [runtime for runtime in RUNTIMES if runtime.endswith(f"/{transport}")]
+            others = ", ".join(runtime for runtime in RUNTIMES if runtime.endswith(f"/{transport}"))
             raise ConfigError(
                 f"{where}: transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
-                + (f", or add a backend that has it: {', '.join(others)}" if others else "")
+                + (f", or add a backend that has it: {others}" if others else "")
             )
     return tuple(dict.fromkeys(runtimes)), tuple(left_out)
 
@@ -571,14 +515,12 @@ def _zipped(source: str, workload: Workload, value: Any) -> tuple[tuple[Mapping[
             raise ConfigError(
                 f"{where} must hold lists that go together, such as {{workers: [1, 2], batch: [150, 75]}}"
             )
-        zipped = [key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")]
-        require_keys(where, each, zipped)
+        require_keys(where, each, (key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")))
         for name, values in each.items():
             if not isinstance(values, list) or not values:
                 raise ConfigError(f"{where}: {name} is {values!r}; it must be a list, as long as the others")
-        lengths = {name: len(values) for name, values in each.items()}
-        if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        if len({len(values) for values in each.values()}) > 1:
+            told = ", ".join(f"{name} has {len(values)}" for name, values in each.items())
             raise ConfigError(f"{where}: {told}; lists that go together must be equally long")
         checked = {name: _values(source, workload, name, values) for name, values in each.items()}
         axes.append(tuple(dict(zip(checked, row, strict=True)) for row in zip(*checked.values(), strict=True)))
@@ -616,56 +558,27 @@ def _question(source: str, value: Any) -> str:
     return words
 
 
-def _budget(source: str, value: Any) -> dict[str, float]:
-    given = mapping(source, "budget", value)
-    require_keys(f"{source}: budget", given, ("gpu_hours", "core_hours", "hours"))
-    return {
-        name: check_field(f"{source}: budget", name, each, limits(float, above=0), optional=False)
-        for name, each in given.items()
-    }
-
-
-def _check_scaling(source: str, value: Any, study: StudyConfig, run_values: Mapping[str, Any]) -> None:
-    """Refuse two batches, and a batch that does not fit the way of scaling that the file says."""
-    zipped = {name for axis in study.zipped for name in axis[0]}
-    if study.scaling == "strong" and ("batch" in run_values or "batch" in study.varied or "batch" in zipped):
-        raise ConfigError(
-            f"{source}: batch and global_batch are both given; batch is of each worker, global_batch of all together"
-        )
-    if value is None or one_of(source, "scaling", value, ("strong", "weak")) == study.scaling:
-        return
-    if value == "strong":
-        raise ConfigError(
-            f"{source}: scaling is strong, but each worker has its batch; give global_batch instead of batch: it is "
-            "divided among the workers"
-        )
-    raise ConfigError(f"{source}: scaling is weak, but global_batch is given; give batch, that of each worker")
-
-
-def _check_placing(source: str, sweep: Mapping[str, Any], study: StudyConfig, together: Sequence[str]) -> None:
-    """Refuse keys about nodes that contradict each other."""
-    where = f"{source}: sweep"
-    given = {*sweep, *together}
-    layouts = study._layouts()
-    if {"workers", "nodes"} <= given and "spread" not in layouts:
-        raise ConfigError(
-            f"{where}: workers and nodes are both given; nodes alone are full ones, and with placement spread they are "
-            "what the workers are spread over"
-        )
-    if {"workers", "nodes", "workers_per_node"} <= given:
-        raise ConfigError(f"{where}: workers, nodes and workers_per_node are all given; give two of them")
+def _contradictions(
+    study: StudyConfig, scaling: str | None, fixed: Collection[str], given: Collection[str]
+) -> Iterator[str]:
+    """Yield in words which keys contradict each other: `fixed` are those under run, `given` those under sweep."""
+    if study.scaling == "strong" and ("batch" in fixed or any("batch" in axis[0] for axis in study._axes())):
+        yield "batch and global_batch are both given; batch is of each worker, global_batch of all together"
+    if scaling == "strong" != study.scaling:
+        yield "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
+    if scaling == "weak" != study.scaling:
+        yield "scaling is weak, but global_batch is given; give batch, that of each worker"
+    layouts, both = study._layouts(), "workers" in given and "nodes" in given
+    if both and "spread" not in layouts:
+        full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
+        yield f"sweep: workers and nodes are both given; {full}"
+    if both and "workers_per_node" in given:
+        yield "sweep: workers, nodes and workers_per_node are all given; give two of them"
     if ("list" in layouts) != bool(study.hosts):
-        raise ConfigError(
-            f"{source}: placement list needs the names of its nodes, and only list has any; give both sweep.placement "
-            "and hosts, or neither"
-        )
-    for partition in study.partitions.values() if study.hosts else ():
-        names = [host.name for host in partition.hosts]
-        for host in study.hosts:
-            if names:
-                one_of(source, "hosts", host, names)
-        if len(study.partitions) > 1:
-            raise ConfigError(f"{source}: hosts are those of one partition, but {len(study.partitions)} are named")
+        wanted = "give both sweep.placement and hosts, or neither"
+        yield f"placement list needs the names of its nodes, and only list has any; {wanted}"
+    if study.hosts and len(study.partitions) > 1:
+        yield f"hosts are those of one partition, but {len(study.partitions)} are named"
 
 
 def _worker_counts(
@@ -676,18 +589,68 @@ def _worker_counts(
         return ()
     value = sweep.get("workers", "cores")
     if value == "cores":
-        elsewhere = [partition.name for partition in partitions if partition.scheduler != "local"]
-        if elsewhere:
+        if elsewhere := [partition.name for partition in partitions if partition.scheduler != "local"]:
             raise ConfigError(
                 f"{source}: sweep: workers counts up to the cores of this machine, but the study runs on partition "
                 f"{elsewhere[0]}; give counts such as [1, 2, 4], or nodes"
             )
         count = available_cores()
-        if count <= 8:
-            return tuple(range(1, count + 1))
-        powers = [2**k for k in range(int(math.log2(count)) + 1)]
-        return tuple(sorted({*powers, count}))
+        powers = {2**k for k in range(count.bit_length())}
+        return tuple(range(1, count + 1)) if count <= 8 else tuple(sorted({*powers, count}))
     counts = value if isinstance(value, list) else [value]
     if not counts:
         raise ConfigError(f"{source}: sweep: workers is empty; give counts such as [1, 2, 4], or cores")
     return tuple(sorted(set(_values(source, workload, "workers", counts))))
+
+
+def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Sequence[Host] = ()) -> Path:
+    """Return the study file, in the working directory, whose cells are `command` with its places filled.
+
+    It is the one that was written when the same command was typed before, or a new one: worker counts 1, 2, 4, ... up
+    to what this machine, or the `hosts`, take; without a place for {workers} the count that the command says. `rate`:
+    the pattern of the rate in its output. Raises ConfigError for a command without words and for an unknown place.
+    """
+    if not command:
+        raise ConfigError("run: no command; write `horovod-study run -- torchrun --nproc-per-node {workers} train.py`")
+    check_rate("--rate", rate)
+    places = list(dict.fromkeys(PLACE.findall(" ".join(command))))
+    if unknown := [name for name in places if name not in _FILLED]:
+        raise ConfigError(
+            f"run: nothing is known to put in the place of {{{unknown[0]}}}; there are {{{'}, {'.join(_FILLED)}}}, and "
+            "a study file (docs/studies.md) gives others their values"
+        )
+    most = sum(host.slots for host in hosts) or this_machine().slots_per_node
+    counts = sorted({*(2**power for power in range(most.bit_length())), most})
+    if "workers" not in places:
+        counts = [said_workers(command)]
+        say(
+            f"one worker count, {counts[0]}: the command has no place for another; write {{workers}} where it says "
+            "how many, for a speedup"
+        )
+    line = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in command)
+    content = {"command": line, **({} if rate is None else {"rate": rate})}
+    name = _called(command)
+    number, path = 1, Path(f"{name}-study.yaml")
+    while path.exists():
+        known = load_yaml(path)
+        if {key: known.get(key) for key in ("command", "rate")} == {"rate": None, **content}:
+            return path
+        number += 1
+        path = Path(f"{name}-{number}-study.yaml")
+    # Nobody knows how long a command is.
+    study = {"study": path.stem.removesuffix("-study"), **content, "repeats": 3, "timeout_s": 4 * 3600}
+    study |= {"sweep": {"workers": counts}, **({} if "workers" in places else {"baselines": []})}
+    head = f"# {plural(len(counts), 'worker count')} x 3 repeats; `run: {{steps: 200}}` ends each run after 200 steps\n"
+    with writing(path, "type the command in a folder that is writable", error=ConfigError):
+        write_file(path, head + yaml.safe_dump(study, sort_keys=False, width=10**6, default_flow_style=None))
+    return path
+
+
+def _called(command: Sequence[str]) -> str:
+    """Return what a command is called: its script, its module, else its program."""
+    words = " ".join(command).split()  # also of what `bash -c` is given
+    ends = r"([^/]+)\.(?:py|sh|bash|ipynb|jl|R)"
+    scripts = [found[1] for word in words if (found := re.fullmatch(ends, Path(word).name))]
+    modules = [word for before, word in itertools.pairwise(command) if before in ("-m", "--module")]
+    name = [*scripts, *modules[-1:], Path(command[0]).name][0]
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "command"

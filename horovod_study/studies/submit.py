@@ -6,12 +6,12 @@ import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -38,14 +38,8 @@ from horovod_study.text.words import plural
 
 _TRIES = 3
 _BETWEEN_TRIES_S = 5.0
-
-
-class _Draft(NamedTuple):
-    """A job that is ready to be submitted, and its script."""
-
-    job: Job
-    allocation: Allocation
-    script: str
+_Draft = tuple[Job, Allocation, str]
+"""A job that is ready to be submitted, and its script."""
 
 
 def submit_cells(
@@ -55,22 +49,19 @@ def submit_cells(
     console: Console,
     dry_run: bool = False,
     planned: Mapping[str, str] = MappingProxyType({}),
-    seconds_of: Callable[[Cell], float] | None = None,
 ) -> list[Job]:
     """Submit `cells`, all of Slurm partitions, as few jobs; return these. Cells of live jobs are left out, and said so.
 
-    `planned` says in which state each cell was when it was chosen, `seconds_of` how long one takes (default: as those
-    of the study did so far). With `dry_run` the scripts and launch lines are printed, and nothing is written. Raises
-    StudyError when Slurm does not answer or refuses a job (those submitted before stay), or another command submits.
+    `planned` says in which state each cell was when it was chosen. With `dry_run` the scripts and launch lines are
+    printed, and nothing is written. Raises StudyError when Slurm does not answer or refuses a job (those submitted
+    before stay), or another command submits.
     """
     directory = sweep.directory
-    if seconds_of is None:  # as the plan does: what was learned, a guess, or its time limit
-        past = Estimate(past_durations(directory))
-        seconds_of = lambda cell: past.expected(cell, at_most_s=sweep.timeout_s)[0]  # noqa: E731
     check_folder(directory)
     if dry_run:
-        for draft in _drafts(sweep, cells, planned, seconds_of, code=directory.resolve() / ".code" / "DIGEST"):
-            _show(draft, sweep.partitions[draft.job.partition], directory.resolve(), console)
+        for job, allocation, text in _drafts(sweep, cells, planned, code=directory.resolve() / ".code" / "DIGEST"):
+            say(console, text)
+            _show(allocation, sweep.partitions[job.partition], directory.resolve(), console)
         return []
     with ExitStack() as stack:
         try:
@@ -94,8 +85,7 @@ def submit_cells(
             return []
         used = {cell.placement.partition for cell in wanted}
         remember(directory, [sweep.partitions[name] for name in sorted(used)])
-        drafts = _drafts(sweep, wanted, planned, seconds_of, code=snapshot(directory))
-        return [_submit(draft, sweep, console) for draft in drafts]
+        return [_submit(*draft, sweep, console) for draft in _drafts(sweep, wanted, planned, code=snapshot(directory))]
 
 
 def check_folder(directory: Path) -> None:
@@ -124,76 +114,51 @@ def adopt(book: JobBook, directory: Path, console: Console) -> None:
             write_job(directory, replace(job, refused="the command that made it was broken off before it submitted it"))
 
 
-def _drafts(
-    sweep: StudyCells,
-    cells: Sequence[Cell],
-    planned: Mapping[str, str],
-    seconds_of: Callable[[Cell], float],
-    *,
-    code: Path,
-) -> list[_Draft]:
-    drafts = []
+def _drafts(sweep: StudyCells, cells: Sequence[Cell], planned: Mapping[str, str], *, code: Path) -> list[_Draft]:
+    past, drafts = Estimate(past_durations(sweep.directory)), []
+
+    def seconds_of(cell: Cell) -> float:  # as the plan does: what was learned, a guess, or its time limit
+        return past.expected(cell, at_most_s=sweep.timeout_s)[0]
+
     for number, allocation in enumerate(allocate(cells, sweep.partitions, seconds_of, seed=sweep.seed), start=1):
         partition = sweep.partitions[allocation.partition]
-        name = _name(sweep.name, partition.name, number)
-        text = script(
-            allocation,
-            partition,
-            folder=job_folder(sweep.directory.resolve(), name),
-            name=name,
-            python=Path(sys.executable),
-            code=code,
-            variables={each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")},
-        )
-        job = Job(
-            name=name,
-            study=sweep.name,
-            partition=partition.name,
-            tasks=tuple(tuple(cell.key for cell in task) for task in allocation.tasks),
-            nodes=allocation.nodes,
-            time_limit_s=allocation.time_limit_s,
-            written=utc_now(),
-            user=os.environ.get("USER", ""),
-            requeue=partition.requeue,
-            inside={
-                "study": facts(sweep, "name", "seed", "timeout_s"),
-                "partition": asdict(partition),
-                "cells": [cell_values(cell) for cell in allocation.cells],
-                "planned": {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells},
-                "environment": environment(partition),
-            },
-        )
-        drafts.append(_Draft(job, allocation, text))
+        # It is unique, sorts by time, and says nothing to a shell, to sbatch or to a file system.
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{sweep.name}-{partition.name}").strip("-.")[:40]
+        name = f"{slug or 'study'}-{utc_stamp()}-{number:03}-{secrets.token_hex(3)}"
+        own = {each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")}
+        where: dict[str, Any] = {"folder": job_folder(sweep.directory.resolve(), name), "name": name}
+        text = script(allocation, partition, **where, python=Path(sys.executable), code=code, variables=own)
+        inside = {
+            "study": facts(sweep, "name", "seed", "timeout_s"),
+            "partition": asdict(partition),
+            "cells": [cell_values(cell) for cell in allocation.cells],
+            "planned": {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells},
+            "environment": environment(partition),
+        }
+        named: dict[str, Any] = {"name": name, "study": sweep.name, "partition": partition.name, "inside": inside}
+        named |= {"written": utc_now(), "user": os.environ.get("USER", ""), "requeue": partition.requeue}
+        tasks = tuple(tuple(cell.key for cell in task) for task in allocation.tasks)
+        job = Job(**named, tasks=tasks, nodes=allocation.nodes, time_limit_s=allocation.time_limit_s)
+        drafts.append((job, allocation, text))
     return drafts
 
 
-def _name(study: str, partition: str, number: int) -> str:
-    """Return a name that is unique, sorts by time, and says nothing to a shell, to sbatch or to a file system."""
-    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{study}-{partition}").strip("-.")[:40]
-    return f"{slug or 'study'}-{utc_stamp()}-{number:03}-{secrets.token_hex(3)}"
-
-
-def _submit(draft: _Draft, sweep: StudyCells, console: Console) -> Job:
+def _submit(job: Job, allocation: Allocation, text: str, sweep: StudyCells, console: Console) -> Job:
     """Write the folder of a job completely, give it to sbatch, and note its number."""
-    job, directory = draft.job, sweep.directory
+    directory = sweep.directory
     folder = job_folder(directory.resolve(), job.name)
     with writing(folder, "make room there or choose another folder with --runs", error=StudyError):
         folder.mkdir(parents=True)
-        write_file(folder / "script.sh", os.fsencode(draft.script))
+        write_file(folder / "script.sh", os.fsencode(text))
         write_file(folder / "study.yaml", sweep.text)
         write_file(folder / "partition.yaml", yaml.safe_dump(job.inside["partition"], sort_keys=False))
         write_job(directory, job)
-    as_typed = draft.allocation.cells[0].config.workload.folder is not None
+    as_typed = allocation.cells[0].config.workload.folder is not None
     job = replace(job, job_id=_sbatch(job, folder, directory, as_typed=as_typed), submitted=utc_now())
     write_job(directory, job)
-    count = len(job.tasks)
-    many = f", {count} tasks" if count > 1 else ""
-    say(
-        console,
-        f"submitted job {job.job_id}{many}: {plural(sum(map(len, job.tasks)), 'cell')}, "
-        f"{plural(job.nodes, 'node')} of {job.partition}, "
-        f"at most {duration(job.time_limit_s)}{' each' if count > 1 else ''}; {folder}",
-    )
+    many, each = (f", {len(job.tasks)} tasks", " each") if len(job.tasks) > 1 else ("", "")
+    text = f"submitted job {job.job_id}{many}: {plural(len(allocation.cells), 'cell')}, {plural(job.nodes, 'node')}"
+    say(console, f"{text} of {job.partition}, at most {duration(job.time_limit_s)}{each}; {folder}")
     return job
 
 
@@ -204,14 +169,9 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
         if attempt:
             sleep(_BETWEEN_TRIES_S)
         try:
-            done = subprocess.run(
-                ("sbatch", "--parsable", "script.sh"),
-                cwd=folder,
-                env=submit_environment(os.environ, as_typed=as_typed),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=120.0,
-            )
+            command, environ = ("sbatch", "--parsable", "script.sh"), submit_environment(os.environ, as_typed=as_typed)
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120.0}
+            done: subprocess.CompletedProcess[bytes] = subprocess.run(command, cwd=folder, env=environ, **how)
         except FileNotFoundError:
             raise StudyError(
                 "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is not of "
@@ -232,40 +192,31 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
         if number_there := JobBook(directory).job_id(job.name):
             return number_there
     write_job(directory, replace(job, refused=f"sbatch: {told}"))
-    key = f"partition {job.partition}"
+    what = f"sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
+    what += f"the script is {folder / 'script.sh'}"
     if lost:
-        raise StudyError(
-            f"{key}: Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
-            "run it again later"
-        )
-    raise StudyError(
-        f"{key}: sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
-        f"the script is {folder / 'script.sh'}"
-    )
+        what = f"Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
+        what += "run it again later"
+    raise StudyError(f"partition {job.partition}: {what}")
 
 
-def _show(draft: _Draft, partition: Partition, directory: Path, console: Console) -> None:
-    """Print a script and how its cells will be launched, the nodes called node1, node2, ..."""
-    say(console, draft.script)
+def _show(allocation: Allocation, partition: Partition, directory: Path, console: Console) -> None:
+    """Print how the cells of a job will be launched, the nodes called node1, node2, ..."""
     say(console, "# The program in it will start its cells like this:")
-    shown: set[tuple[str, Any]] = set()
-    for cell in draft.allocation.cells:
-        if (cell.runtime, cell.placement) not in shown:
-            shown.add((cell.runtime, cell.placement))
-            hosts = cell.placement.hosts or tuple(f"node{number + 1}" for number in range(cell.placement.nodes))
-            placed = zip(hosts, cell.placement.per_node, strict=False)
-            site = replace(
-                common_site(partition),
-                hosts=tuple(Host(name=name, slots=slots) for name, slots in placed),
-                allocation=True,
-                port=20000,
-                here=cell.placement.nodes == 1,
-            )
-            path = {name: value for name, value in os.environ.items() if name == "PATH"}
-            start = Starting(python=Path(sys.executable), environ=path, which=lambda name, search: name, site=site)
-            config = directory / "cells" / f"{cell.key}.yaml"
-            line = launch_line(cell, start, config=config, out=directory / cell.key)
-            say(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")
+    shown: dict[Any, Cell] = {}
+    for cell in allocation.cells:
+        shown.setdefault((cell.runtime, cell.placement), cell)
+    for cell in shown.values():
+        many = cell.placement.nodes
+        hosts = cell.placement.hosts or tuple(f"node{number + 1}" for number in range(many))
+        slots = zip(hosts, cell.placement.per_node, strict=False)
+        there = tuple(Host(name=name, slots=count) for name, count in slots)
+        site = replace(common_site(partition), hosts=there, allocation=True, port=20000, here=many == 1)
+        path = {name: value for name, value in os.environ.items() if name == "PATH"}
+        start = Starting(python=Path(sys.executable), environ=path, which=lambda name, search: name, site=site)
+        config = directory / "cells" / f"{cell.key}.yaml"
+        line = launch_line(cell, start, config=config, out=directory / cell.key)
+        say(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")
 
 
 def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console: Console, ask: Ask = ask) -> list[str]:

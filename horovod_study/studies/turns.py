@@ -11,11 +11,10 @@ the wait changes nothing of what a run records).
     end         a cell that needs no more is told to end, and the others wait until its processes are gone
 
 A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
-takes is at most _SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. Its first
-steps are slower, on caches that another cell has filled: LEAD_S of them are made before it begins. Warm-up is in no
-slice either, and one that the end of what was asked for has cut to less than half is left out. A cell that ends by
-itself, or fails, drops out; the others go on. One that never asks for a turn trains to its end while all others wait,
-as it would have without turns.
+takes is at most _SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. LEAD_S of
+steps on caches that another cell has filled are made before it begins. Warm-up is in no slice either, nor what the end
+of what was asked for has cut to less than half. A cell that ends by itself, or fails, drops out; the others go on. One
+that never asks for a turn trains to its end while all others wait, as it would have without turns.
 """
 
 import math
@@ -33,7 +32,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import psutil
 
@@ -90,20 +89,11 @@ SPARE = 1.25
 """What is kept free for each worker, as a multiple of what others like it have needed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AlternatingCells:
+class AlternatingCells(NamedTuple):
     """Cells of a study that are run in turns, or one after the other where `block` is ""."""
 
     cells: tuple[Cell, ...]
     block: str = ""
-
-
-def _alone_because(sweep: StudyCells, cell: Cell, on_this_machine: bool) -> str:
-    """Return why a cell cannot alternate with others, "" where it can."""
-    partition = sweep.partition_of(cell)
-    if not on_this_machine or partition.scheduler != "local":
-        return "it runs on other hosts than this machine"
-    return _cannot_wait(cell.config, gpus=partition.gpus_per_node)
 
 
 def _cannot_wait(config: Configuration, *, gpus: int) -> str:
@@ -120,10 +110,10 @@ def apart_because(cells: Sequence[Cell], *, worker_mb: float | None = None) -> s
     config, workers = cells[0].config, sum(cell.placement.workers for cell in cells)
     if why := _cannot_wait(config, gpus=0 if config.to_dict().get("device") == "cpu" else gpus_here()):
         return why
+    if workers <= workers_that_fit(worker_mb):
+        return ""
     needed, free = workers * (worker_mb or WORKER_MB), psutil.virtual_memory().available / 1e6
-    if needed > free:
-        return f"{workers} workers together need {needed:,.0f} MB of memory, and {free:,.0f} MB are free"
-    return ""
+    return f"{workers} workers together need {needed:,.0f} MB of memory, and {free:,.0f} MB are free"
 
 
 def worker_mb(directory: Path) -> float | None:
@@ -132,15 +122,27 @@ def worker_mb(directory: Path) -> float | None:
     That of runs of the study itself, else of its smoke tests, which have less data.
     """
     for pattern in ("*/run.json", ".smoke/*/run.json"):
-        paths = sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
-        found = []
-        for path in paths[:20]:
+        found = [0.0]
+        for path in sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime)[:-21:-1]:
             with suppress(RecordError, OSError):
                 totals = read_run(path.parent).totals
                 found.append(totals.get("pss_mb_max") or totals.get("rss_mb_max") or 0.0)
         if any(found):
             return SPARE * max(found)
     return None
+
+
+def workers_that_fit(each_mb: float | None) -> float:
+    """Return how many workers that need `each_mb` (None: WORKER_MB) fit into the memory that is free now."""
+    return psutil.virtual_memory().available / 1e6 / (each_mb or WORKER_MB)
+
+
+def _by_itself(sweep: StudyCells, cell: Cell, here: bool) -> str:
+    """Return why a cell cannot alternate with others, "" where it can."""
+    partition = sweep.partition_of(cell)
+    if not here or partition.scheduler != "local":
+        return "it runs on other hosts than this machine"
+    return _cannot_wait(cell.config, gpus=partition.gpus_per_node)
 
 
 def groups(
@@ -153,45 +155,33 @@ def groups(
     Of a comparison each pair is a block.
     """
     if not sweep.turns:
-        return [AlternatingCells(cells=tuple(cells))]
+        return [AlternatingCells(tuple(cells))]
     room = workers_that_fit(each_mb)
     parts: list[AlternatingCells] = []
     for (_, pair), block in groupby(
         cells, key=lambda cell: (cell.config.repeat, f"-{cell.placement.workers}w" if cell.arm else "")
     ):
+        # The small cells first; one that is larger than the room has its own.
         rest: list[Cell] = []
-        together: dict[str, dict[str, Cell]] = {}
-        for cell in block:
-            if _alone_because(sweep, cell, here(cell)):
+        boxes: dict[str, list[list[Cell]]] = {}
+        for cell in sorted(block, key=lambda cell: cell.placement.workers):
+            if _by_itself(sweep, cell, here(cell)):
                 rest.append(cell)
-            else:
-                together.setdefault(cell.placement.partition, {})[cell.key] = cell
-        rest.sort(key=lambda cell: cell.placement.workers)
-        for partition, alike in together.items():
-            for number, box in enumerate(that_fit(alike, room), 1):
+                continue
+            of_partition = boxes.setdefault(cell.placement.partition, [[]])
+            if of_partition[-1] and sum(each.placement.workers for each in (*of_partition[-1], cell)) > room:
+                of_partition.append([])
+            of_partition[-1].append(cell)
+        for partition, of_partition in boxes.items():
+            for number, box in enumerate(of_partition, 1):
+                name = f"{partition}{pair}" if number == 1 else f"{partition}-{number}"
                 if len(box) > 1:
-                    name = f"{partition}{pair}" if number == 1 else f"{partition}-{number}"
-                    parts.append(AlternatingCells(cells=tuple(box.values()), block=name))
+                    parts.append(AlternatingCells(tuple(box), name))
                 else:
-                    rest += box.values()
+                    rest += box
         if rest:
-            parts.append(AlternatingCells(cells=tuple(rest)))
+            parts.append(AlternatingCells(tuple(rest)))
     return parts
-
-
-def workers_that_fit(each_mb: float | None) -> float:
-    """Return how many workers that need `each_mb` (None: WORKER_MB) fit into the memory that is free now."""
-    return psutil.virtual_memory().available / 1e6 / (each_mb or WORKER_MB)
-
-
-def that_fit(cells: Mapping[str, Cell], room: float) -> list[dict[str, Cell]]:
-    """Return cells by name in boxes of `room` workers at most, the small cells first; a larger cell has its own."""
-    boxes: list[dict[str, Cell]] = [{}]
-    for name, cell in sorted(cells.items(), key=lambda each: each[1].placement.workers):
-        if boxes[-1] and sum(each.placement.workers for each in (*boxes[-1].values(), cell)) > room:
-            boxes.append({})
-        boxes[-1][name] = cell
-    return boxes
 
 
 def sees_steps(sweep: StudyCells) -> bool:
@@ -205,18 +195,12 @@ def alternating(sweep: StudyCells, cells: Sequence[Cell]) -> tuple[list[Alternat
     """Return the blocks of `cells` that will alternate here, and why the others do not, by key; both empty without."""
     if not sweep.turns:
         return [], {}
-
-    def here(cell: Cell) -> bool:
-        return sweep.partition_of(cell).scheduler == "local"
-
     if sweep.directory.exists() and not sees_steps(sweep):
         return [], {cell.key: "no step was seen in its command" for cell in cells}
-    parts = groups(sweep, cells, here, each_mb=worker_mb(sweep.directory))
+    parts = groups(sweep, cells, lambda cell: True, each_mb=worker_mb(sweep.directory))
     lone = "no other cell of its repeat fits into memory with it, or alternates"
     alone = [cell for part in parts if not part.block for cell in part.cells]
-    return [part for part in parts if part.block], {
-        cell.key: _alone_because(sweep, cell, here(cell)) or lone for cell in alone
-    }
+    return [part for part in parts if part.block], {cell.key: _by_itself(sweep, cell, True) or lone for cell in alone}
 
 
 @dataclass(kw_only=True)
@@ -246,16 +230,17 @@ class _Cell:
     def all(self, name: str) -> bool:
         return all(bool(report.get(name)) for report in self.reports.values())
 
-    def more(self, name: str, of_all: Callable[[Iterable[int]], int]) -> int:
-        """Return what its ranks have made of something since they reported before."""
-        return of_all(int(report[name]) - int(self.before[rank][name]) for rank, report in self.reports.items())
+    def more(self, name: str) -> list[Any]:
+        """Return what each of its ranks has made of something since it reported before."""
+        return [report[name] - self.before[rank][name] for rank, report in self.reports.items()]
 
-    def next_steps(self, slice_s: float, least: int) -> int:
-        """Return how many steps take about `slice_s`, at least `least`; at first few, then twice as many at most."""
-        if not self.step_s:
-            return 1
-        wanted = max(least, round(slice_s / max(median(self.step_s), 1e-7)))
-        return wanted if len(self.step_s) == _RECENT else min(wanted, 2 * self.granted)
+    def steps(self) -> int:
+        """Return how many steps it has made."""
+        return max(int(report["steps"]) for report in self.reports.values())
+
+    def least(self) -> float:
+        """Return how many steps were asked for; inf where no number was."""
+        return min(report["least"] or math.inf for report in self.reports.values())
 
 
 class _Closed(Exception):
@@ -311,7 +296,7 @@ class Conductor:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(4096))
         self._holding = Holding()
-        self._zero = now()
+        self._zero = self._since = now()
         self._waited_s = 0.0  # for other programs
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
 
@@ -320,9 +305,14 @@ class Conductor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # ------------------------------------------------------------------------- for the thread that starts the cells
+        """Dismiss all cells and end the thread."""
+        self._closing = True
+        self.dismiss()
+        if self._thread.ident is not None:
+            self._thread.join()
+        left: list[Any] = [channel for cell in self._cells.values() for channel in cell.channels.values()]
+        for each in (*left, self._selector, self._listener, self._waker, self._woken, self._holding):
+            each.close()
 
     def may_start(self, run: str) -> bool:
         """Return whether it is time to start a cell: those before it have begun, all but STARTS - 1 at their places."""
@@ -391,25 +381,9 @@ class Conductor:
                         channel.stream.shutdown(socket.SHUT_RDWR)
         self._wake()
 
-    def close(self) -> None:
-        """Dismiss all cells and end the thread."""
-        self._closing = True
-        self.dismiss()
-        if self._thread.ident is not None:
-            self._thread.join()
-        for cell in self._cells.values():
-            for channel in cell.channels.values():
-                channel.close()
-        self._selector.close()
-        for each in (self._listener, self._waker, self._woken):
-            each.close()
-        self._holding.close()
-
     def _wake(self) -> None:
         with suppress(OSError):
             self._waker.send(b".")
-
-    # ------------------------------------------------------------------------------------------ the thread of turns
 
     def _run(self) -> None:
         try:
@@ -434,7 +408,7 @@ class Conductor:
             self._random.shuffle(left)
             for position, cell in enumerate(left):
                 self._give(cell, number, position)
-                while self._is_disturbed(cell, number) and self._await_quiet(cell):
+                while self._is_to_repeat(cell, number):
                     self._give(cell, number, position)
             number += 1
             there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
@@ -444,40 +418,32 @@ class Conductor:
                 self._level(ending)
             self._end(ending)
 
-    def _is_disturbed(self, cell: _Cell, number: int) -> bool:
-        """Return whether the newest slice is that of a cell in this round, and other programs were at work in it.
+    def _is_to_repeat(self, cell: _Cell, number: int) -> bool:
+        """Return whether a cell makes its slice of this round again, after other programs were at work in it.
 
-        Not of a cell that has made the steps it was asked for: it makes none beyond them.
+        All cells wait, stopped, until no other program is. Not for too long, and not of a cell that has made the steps
+        it was asked for: it makes none beyond them.
         """
-        last = self.slices[-1] if self.slices else None
+        last, seconds = self.slices[-1] if self.slices else None, {True: 0.0, False: 0.0}
         if last is None or (last.run, last.round) != (cell.run, number) or cell.state != "turns":
             return False
-        return _is_loud(last) and not any(
-            each["steps"] >= (each["least"] or math.inf) for each in cell.reports.values()
-        )
-
-    def _await_quiet(self, cell: _Cell) -> bool:
-        """Wait, all cells stopped, until no other program is at work; return False where that takes too long."""
-        seconds = {True: 0.0, False: 0.0}
+        if (last.other_load or 0.0) <= OTHER_LOAD or cell.steps() >= cell.least():
+            return False
         for each in self.slices:
-            seconds[_is_loud(each)] += each.end_s - each.begin_s
+            seconds[(each.other_load or 0.0) > OTHER_LOAD] += each.end_s - each.begin_s
         allowed_s = QUIET_WAIT_S + PATIENCE * seconds[False] + _IN_VAIN * seconds[True]
         while self._waited_s < allowed_s and cell.state == "turns":
-            if self._others_now() <= OTHER_LOAD:
+            self._since, before = now(), busy_s(self._cores)
+            self._wait(lambda: now() - self._since >= 2 * _LOAD_S, every_s=_LOAD_S)
+            over_s, after = now() - self._since, busy_s(self._cores)
+            self._waited_s += over_s
+            if before is None or after is None or (after - before) / over_s <= OTHER_LOAD:
                 return cell.state == "turns"
         return False
 
-    def _others_now(self) -> float:
-        """Return how many cores other programs use while all cells wait; 0 where that is not known."""
-        began, before = now(), busy_s(self._cores)
-        self._wait(lambda: now() - began >= 2 * _LOAD_S, every_s=_LOAD_S)
-        over_s, after = now() - began, busy_s(self._cores)
-        self._waited_s += over_s
-        return 0.0 if before is None or after is None else (after - before) / over_s
-
     def _level(self, cells: Sequence[_Cell]) -> None:
         """Let cells make as many steps as that of them which has made most."""
-        made = {cell.run: max(each["steps"] for each in cell.reports.values()) for cell in cells if cell.ready}
+        made = {cell.run: cell.steps() for cell in cells if cell.ready}
         for cell in cells:
             if cell.state == "turns" and made.get(cell.run, math.inf) < (most := max(made.values())):
                 with self._lock:
@@ -492,19 +458,16 @@ class Conductor:
         self._wait(lambda: cell.state != "ahead")
         self._wait(lambda: cell.ready or cell.state != "starting")
         trained_s = 0.0
-        while cell.state == "starting" and not self._is_up(cell, trained_s):
+        while cell.state == "starting" and not cell.all("enough"):
+            # Of a short run that is compared at most about a quarter is warm-up.
+            short = self._how.equal_steps and cell.reports[0]["steps"] >= cell.least() / 4
+            if cell.all("warm") and (short or trained_s >= WARM_S):
+                break
             trained_s += self._train(cell)
         if cell.state == "starting":
             self._hold(cell)
             cell.state = "turns"
         self._see_off(cell)
-
-    def _is_up(self, cell: _Cell, trained_s: float) -> bool:
-        """Return whether a cell has made its warm-up; of a short run that is compared, at most about a quarter."""
-        if cell.all("enough") or (cell.all("warm") and trained_s >= WARM_S):
-            return True
-        quarter = min(report["least"] or math.inf for report in cell.reports.values()) / 4
-        return self._how.equal_steps and cell.all("warm") and cell.reports[0]["steps"] >= quarter
 
     def _give(self, cell: _Cell, number: int, position: int, *, slice_s: float | None = None) -> None:
         """Give a cell one turn of about `slice_s`, if it is not to be the usual one, and write down what it made."""
@@ -525,18 +488,11 @@ class Conductor:
             more = [new - old for old, new in zip(before, after, strict=True) if old is not None and new is not None]
             others_s = max(0.0, more[0] - more[1]) if len(more) == 2 else None
             self._switches.append(over_s - lead_s - took_s)
-            made = TurnSlice(
-                block=self._how.block,
-                launch=self._how.launch,
-                round=number,
-                position=position,
-                run=cell.run,
-                begin_s=ended - self._zero - took_s,
-                end_s=ended - self._zero,
-                steps=cell.more("steps", min),
-                samples=cell.more("samples", sum),
-                other_load=None if others_s is None or over_s < _LOAD_S or not self._cores else others_s / over_s,
-            )
+            load = None if others_s is None or over_s < _LOAD_S or not self._cores else others_s / over_s
+            who: dict[str, Any] = {"block": self._how.block, "launch": self._how.launch, "run": cell.run}
+            who |= {"round": number, "position": position, "steps": min(cell.more("steps"))}
+            who |= {"begin_s": ended - self._zero - took_s, "end_s": ended - self._zero}
+            made = TurnSlice(**who, samples=sum(cell.more("samples")), other_load=load)
             if made.steps >= cell.granted / 2 and took_s > 0:  # else the end of what was asked for has cut it short
                 self.slices.append(made)
         self._see_off(cell)
@@ -548,10 +504,8 @@ class Conductor:
         the steps that were asked for end.
         """
         steps = round(LEAD_S / median(cell.step_s)) if cell.step_s and median(cell.step_s) > 0 else 0
-        made = max(report["steps"] for report in cell.reports.values())
-        if not steps or made + steps >= min(report["least"] or math.inf for report in cell.reports.values()):
-            return 0.0
-        return self._train(cell, until=made + steps)
+        made = cell.steps()
+        return self._train(cell, until=made + steps) if steps and made + steps < cell.least() else 0.0
 
     def _train(self, cell: _Cell, slice_s: float | None = None, *, until: int | None = None) -> float:
         """Grant a cell that is ready one slice and wait until all its ranks have made it; return its seconds.
@@ -559,22 +513,24 @@ class Conductor:
         `until`: so many steps in place of a slice.
         """
         usual_s = min(max(median(self._switches or [0.0]) / _SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
-        cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s, self._how.least_steps)
+        if cell.step_s:  # at first few, then twice as many at most
+            steps = round((usual_s if slice_s is None else slice_s) / max(median(cell.step_s), 1e-7))
+            most = math.inf if len(cell.step_s) == _RECENT else 2 * cell.granted
+            cell.granted = int(min(max(self._how.least_steps, steps), most))
+        else:
+            cell.granted = 1
+        made, least = cell.steps(), cell.least()
         cell.before, cell.reports = cell.reports, {}
-        made = max(report["steps"] for report in cell.before.values())
         # What was asked for in steps is made to the step, so that a run in turns ends where one without them does.
-        least = min(report["least"] or math.inf for report in cell.before.values())
         if until is None:
-            until = int(min(made + cell.granted, least)) if made < least else made + cell.granted
+            until = made + cell.granted if made >= least else int(min(made + cell.granted, least))
         self._say(cell, cell.before, {"until": until})
         self._holding.spread()
         state = cell.state
         self._wait(lambda: cell.ready or cell.state != state)
         if not cell.ready:
             return 0.0
-        took_s: float = max(
-            report["trained_s"] - cell.before[rank]["trained_s"] for rank, report in cell.reports.items()
-        )
+        took_s: float = max(cell.more("trained_s"))
         if until - made == cell.granted:
             cell.step_s.append(took_s / cell.granted)
         return took_s
@@ -602,8 +558,6 @@ class Conductor:
                 with suppress(OSError):  # that it is gone is heard from its channel, too
                     cell.channels[rank].send(message)
 
-    # ------------------------------------------------------------------------------------------------- what is held
-
     def _hold(self, cell: _Cell) -> None:
         """Stop the processes of a cell whose ranks wait."""
         with self._lock:
@@ -620,20 +574,15 @@ class Conductor:
             cell.held_since = None
 
     def _breathe(self) -> None:
-        due = [
-            cell
-            for cell in self._cells.values()
-            if cell.held_since is not None and now() - cell.breath >= _BREATH_EVERY_S
-        ]
-        for cell in due:
+        for cell in self._cells.values():
+            if cell.held_since is None or now() - cell.breath < _BREATH_EVERY_S:
+                continue
             self._holding.go_on(cell.held)
             sleep(_BREATH_S)
             with self._lock:
                 if cell.held_since is not None:
                     self._holding.stop(cell.held)
                     cell.breath = now()
-
-    # ---------------------------------------------------------------------------------------------- what is heard
 
     def _wait(self, until: Callable[[], bool], *, every_s: float = _BREATH_EVERY_S) -> None:
         """Listen until something is so, which is asked at least `every_s`; _Closed: nobody wants to know any more."""
@@ -684,22 +633,14 @@ class Conductor:
     def _note(self, cell: _Cell, rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
         """Keep what a rank reports. LookupError, TypeError, ValueError: that is no report."""
         for message in messages:
+            kinds = {"steps": int, "samples": int, "trained_s": float, "warm": bool, "enough": bool}
             cell.reports[rank] = {
-                "steps": int(message["steps"]),
-                "samples": int(message["samples"]),
-                "trained_s": float(message["trained_s"]),
-                "warm": bool(message["warm"]),
-                "enough": bool(message["enough"]),
+                **{name: kind(message[name]) for name, kind in kinds.items()},
                 "least": None if message["least"] is None else int(message["least"]),
                 "threads": {int(thread): int(core) for thread, core in message.get("threads", {}).items()},
             }
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})
-
-
-def _is_loud(made: TurnSlice) -> bool:
-    """Return whether other programs were at work in a slice; where that is not known it counts as quiet."""
-    return made.other_load is not None and made.other_load > OTHER_LOAD
 
 
 def rates(slices: Iterable[TurnSlice], cells: Mapping[str, str]) -> list[Slice]:

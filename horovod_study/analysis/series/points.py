@@ -58,7 +58,7 @@ UNSEEN = "unknown"
 
 _NO_SIZE = -1.0
 
-_TEXTS = tuple(name for name in CHOICES if name in KNOBS or OPTIONS[name].optional)
+_TEXTS = tuple(name for name in CHOICES if name in KNOBS or OPTIONS[name].default is None)
 """Choices that may be nobody's: they are texts in the table."""
 
 SETTINGS = (*_NAMED, *CHOICES)
