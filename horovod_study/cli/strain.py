@@ -190,11 +190,12 @@ def lr_range(options: argparse.Namespace) -> Result:
     from horovod_study.studies.range_run import range_config, run_range
 
     config = range_config(options.config, run_values(options), low=options.low, high=options.high)
-    rates, losses, record = run_range(config, options.out, workers=options.workers, runtime=options.runtime)
+    how = {"runtime": options.runtime, "command": shlex.join(["horovod-study", *options.words])}
+    rates, losses, record = run_range(config, options.out, workers=options.workers, **how)
     found = find_rate(rates, losses)
     paths = write_lr_range(found, options.out, batch=record.effective["global_batch"])
     return Result(
-        document={**found.to_dict(), "run_dir": str(options.out / "run")},
+        document={**found.to_dict(), "run_dir": str(options.out / record.key)},
         lines=[*found.lines(), f"figure: {options.out / 'lr_range.png'}"],
         files=paths,
     )
