@@ -86,5 +86,7 @@ def run_experiment(
     how: dict[str, Any] = {"runtimes": runtimes, "workers": workers or cores, "rounds": rounds, "cores": cores}
     cells = tuple(cells_of(given, out.name, **how))
     of_turns: dict[str, Any] = {"turns": turns, "equal_steps": True, "least_steps": _LEAST_STEPS}
-    sweep = StudyCells(name=out.name, directory=out, cells=cells, partitions={"local": this_machine("local")}, **of_turns)
+    sweep = StudyCells(
+        name=out.name, directory=out, cells=cells, partitions={"local": this_machine("local")}, **of_turns
+    )
     return run_all(sweep, RunOptions(command=command, smoke=False, yes=True))

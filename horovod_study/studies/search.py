@@ -16,7 +16,7 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,21 +26,34 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, Jou
 from optuna.trial import Trial, TrialState
 
 from horovod_study.cluster.process import stop_marked
-from horovod_study.config import Cell, available_cores
+from horovod_study.config import available_cores
 from horovod_study.documents import read_bytes
 from horovod_study.errors import ConfigError, StudyError, first_line
 from horovod_study.files import csv_rows, write_file, writing
-from horovod_study.lease import CLAIMS, Held, Lease, acquire, holder_of_run, is_stale, latest, read_claim, server_time
+from horovod_study.lease import (
+    ATTEMPTS,
+    CLAIMS,
+    Held,
+    Lease,
+    acquire,
+    holder_of_run,
+    is_stale,
+    latest,
+    move_run,
+    read_claim,
+    server_time,
+)
 from horovod_study.measure.clock import now
 from horovod_study.progress import say
 from horovod_study.records import MANIFEST, epoch_rows
 from horovod_study.studies import attempt as attempts
-from horovod_study.studies.engine import Lane, difference, set_aside, sweep
+from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.ledger import goes_on
 from horovod_study.studies.search_file import PARTS, SearchConfig, budget_done, ends
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import plural
+from horovod_study.text.words import cut, plural
+from horovod_study.workloads import Configuration
 
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
 MAX_RESTARTS = 3  # how often a trial whose command was killed is taken up again: it may be what kills it
@@ -111,13 +124,21 @@ def _open_study(search: SearchConfig, directory: Path) -> optuna.Study:
     except (ValueError, LookupError) as error:
         raise StudyError(f"{path}: is damaged ({first_line(error)}); {others}") from None
     meaning = search.meaning()
-    if told := difference(study.user_attrs.get("meaning", meaning), meaning):
+    old, new = _flat(study.user_attrs.get("meaning", meaning)), _flat(meaning)
+    if (name := next((name for name in {**new, **old} if old.get(name) != new.get(name)), None)) is not None:
+        was, now_is = (cut(str(each.get(name)), 60) for each in (old, new))
         raise StudyError(
-            f"search {search.name} was begun as another one ({told}), so its trials cannot be compared with new ones; "
-            "give the search another name in its file, or undo the change"
+            f"search {search.name} was begun as another one ({name} was {was}, now {now_is}), so its trials cannot be "
+            "compared with new ones; give the search another name in its file, or undo the change"
         )
     study.set_user_attr("meaning", meaning)
     return study
+
+
+def _flat(values: Mapping[str, Any], head: str = "") -> dict[str, Any]:
+    inner = {f"{head}{name}": value for name, value in values.items()}
+    deeper = (_flat(value, f"{name} ") if isinstance(value, dict) else {name: value} for name, value in inner.items())
+    return {name: value for each in deeper for name, value in each.items()}
 
 
 class _Search:
@@ -208,23 +229,21 @@ class _Search:
             cell = self._search.cell(values)
         except ConfigError as error:  # values that do not fit together
             return TrialState.FAIL, {"reason": str(error)}
-        out = self._directory.resolve() / name
-        record, ended = attempts.record_in(out), None
-        told = _Evaluations(trial, lease, cell, out)
+        out, folder, ended = self._directory.resolve() / name, self._directory, None
+        record, told = attempts.record_in(out), _Evaluations(trial, cell.config, out)
+
+        def watch(running: attempts.Running) -> attempts.Verdict | None:
+            if not lease.refresh():
+                return attempts.Verdict(attempts.TAKEN_OVER, "another command took it over")
+            return attempts.Verdict(attempts.PRUNED, hopeless) if (hopeless := told.judge()) else None
+
         try:
             if record is None or record.status != "done":
-                if not (resume := record is not None and goes_on(record, out)):
-                    set_aside(out)
-                ended = yield attempts.CellRun(
-                    cell=cell,
-                    out=out,
-                    config=self._directory / "configs" / f"{name}.yaml",
-                    log=self._directory / "logs" / f"{name}.log",
-                    launch=attempts.local_launch,
-                    resume=resume,
-                    timeout_s=self._search.timeout_s,
-                    watch=told.watch,
-                )
+                if not (resume := record is not None and goes_on(record, out)) and out.exists():
+                    move_run(out, folder / ATTEMPTS)
+                paths = {"out": out, "config": folder / "configs" / f"{name}.yaml", "log": folder / f"logs/{name}.log"}
+                how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s}
+                ended = yield attempts.CellRun(cell=cell, resume=resume, watch=watch, **paths, **how)
         except Held:  # somebody trains in its directory who runs no search
             return None
         if ended is not None and ended.state in (self._stop.state, "stopped", attempts.TAKEN_OVER):
@@ -248,40 +267,34 @@ class _Search:
 
     def _written(self) -> dict[str, Any]:
         """Write trials.csv and best.yaml, and return the document of the search."""
+        name, path = self._search.name, self._directory / "best.yaml"
         while True:
-            document = self._stands()
-            write_file(self._directory / "trials.csv", csv_rows(self._columns, document["rows"]))
-            if (best := document["best"]) is not None:
-                # Repeats of the best are runs of their own and not trials of the search.
-                values = {**self._search.cell(best["values"]).config.to_dict(), "study": f"{self._search.name}-best"}
+            rows = self._rows()
+            states = (*_ENDED.values(), "interrupted", "running", "waiting")
+            counts = {state: sum(row["state"] == state for row in rows) for state in states}
+            document: dict[str, Any] = {
+                "search": name,
+                "directory": str(self._directory),
+                "wanted": self._search.trials,
+            }
+            document |= {"ended": _ended_of(rows), "counts": counts}
+            document |= {**dict.fromkeys(("best", "best_config", "best_command")), "rows": rows}
+            write_file(self._directory / "trials.csv", csv_rows(self._columns, rows))
+            if done := [row for row in rows if row["state"] == "done"]:
+                best = min(done, key=lambda row: (row["test_mse"], row["trial"]))
+                values = {option: best[option] for option in self._search.space}
+                command = repeat_command(self._search, values, path)
+                document |= {"best": {**best, "values": values}, "best_config": str(path), "best_command": command}
                 head = (
-                    f"# The best of {document['counts']['done']} finished trials of search {self._search.name}: trial "
-                    f"{best['trial']}, test MSE {best['test_mse']:.4e}.\n#   {document['best_command']}\n# It was "
-                    "chosen by its test MSE, so that number is a little better than what other test curves would give."
+                    f"# The best of {len(done)} finished trials of search {name}: trial {best['trial']}, test MSE "
+                    f"{best['test_mse']:.4e}.\n#   {command}\n# It was chosen by its test MSE, so that number is a "
+                    "little better than what other test curves would give."
                 )
-                write_file(self._directory / "best.yaml", f"{head}\n\n{yaml.safe_dump(values, sort_keys=False)}")
-            if self._stands()["ended"] == document["ended"]:  # else another command may have written more in between
+                # Repeats of the best are runs of their own and not trials of the search.
+                again = {**self._search.cell(values).config.to_dict(), "study": f"{name}-best"}
+                write_file(path, f"{head}\n\n{yaml.safe_dump(again, sort_keys=False)}")
+            if _ended_of(self._rows()) == document["ended"]:  # else another command may have written more in between
                 return document
-
-    def _stands(self) -> dict[str, Any]:
-        rows, path = self._rows(), self._directory / "best.yaml"
-        states = (*_ENDED.values(), "interrupted", "running", "waiting")
-        counts = {state: sum(row["state"] == state for row in rows) for state in states}
-        document = {
-            "search": self._search.name,
-            "directory": str(self._directory),
-            "wanted": self._search.trials,
-            "ended": sum(counts[state] for state in _ENDED.values()),
-            "counts": counts,
-            **dict.fromkeys(("best", "best_config", "best_command")),
-            "rows": rows,
-        }
-        if done := [row for row in rows if row["state"] == "done"]:
-            best = min(done, key=lambda row: (row["test_mse"], row["trial"]))
-            values = {name: best[name] for name in self._search.space}
-            document |= {"best": {**best, "values": values}, "best_config": str(path)}
-            document["best_command"] = repeat_command(self._search, values, path)
-        return document
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return a row per trial, with the columns of trials.csv."""
@@ -305,26 +318,19 @@ class _Search:
 
 
 class _Evaluations:
-    """What the evaluations of a trial tell while it runs."""
+    """What the evaluations of a trial tell Optuna while it runs, and Optuna of it."""
 
-    def __init__(self, trial: Trial, lease: Lease, cell: Cell, out: Path) -> None:
-        self._trial, self._lease, self._cell, self._out = trial, lease, cell, out
+    def __init__(self, trial: Trial, config: Configuration, out: Path) -> None:
+        self._trial, self._config, self._out = trial, config, out
         self._seen = 0  # rows of epochs.csv
         self._test_mse: float | None = None  # the last one
 
-    def watch(self, running: attempts.Running) -> attempts.Verdict | None:
-        """Deal with new evaluations; end a hopeless trial, or one that is another command's now."""
-        if not self._lease.refresh():
-            return attempts.Verdict(attempts.TAKEN_OVER, "another command took it over")
-        hopeless = self._judge()
-        return attempts.Verdict(attempts.PRUNED, hopeless) if hopeless else None
-
-    def _judge(self) -> str:
+    def judge(self) -> str:
         """Report new evaluations to Optuna; return why the trial should end early, or ""."""
         hopeless = ""
         for row in epoch_rows(self._out)[self._seen :]:
             self._seen += 1
-            done, self._test_mse = budget_done(self._cell.config, row), row["test_mse"]
+            done, self._test_mse = budget_done(self._config, row), row["test_mse"]
             part = math.floor(done * PARTS + 1e-9)
             self._trial.report(self._test_mse, part)  # of several in one part Optuna keeps the first
             if not math.isfinite(self._test_mse):
@@ -335,7 +341,7 @@ class _Evaluations:
 
     def outcome(self, ended: attempts.Attempt | None) -> _Outcome:
         """Return how the trial ended; `ended`: None of a run that had ended before."""
-        self._judge()  # other trials are compared with these evaluations, too late for this one as they are
+        self.judge()  # other trials are compared with these evaluations, too late for this one as they are
         record = attempts.record_in(self._out) if ended is None else ended.record
         totals, effective = ({}, {}) if record is None else (record.totals, record.effective)
         told = {"seconds": None if ended is None else ended.seconds, "floor_mse": effective.get("floor_mse")}
@@ -349,6 +355,10 @@ class _Evaluations:
         # Not a failure: the values were tried and are bad, which the sampler should know.
         self._trial.report(math.nan, PARTS + 1)
         return TrialState.PRUNED, {**told, "reason": "diverged: the test MSE is not finite"}
+
+
+def _ended_of(rows: Iterable[Mapping[str, Any]]) -> int:
+    return sum(row["state"] in _ENDED.values() for row in rows)
 
 
 def _name(number: int) -> str:
