@@ -15,8 +15,9 @@ import math
 import random
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import count
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,18 +33,14 @@ _LOOK_LEVEL = 0.99
 something that is not there once in twenty."""
 LEAST_ROUNDS = 4  # before two settings are said to differ
 _LOOKS_AT = (LEAST_ROUNDS, 5, 7, 9, 12, 15, 19)  # rounds of a launch, each about a quarter more than before
-STAGES = 6
-_COMBINED = 5  # settings that are combined, at most
-_FAILURES = 3  # of the shipped settings, after which there is nothing to compare with
 SHIPPED, LIBRARY = "shipped settings", "library defaults"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """Settings to be tried: what is changed from the shipped ones; `knob` is that of a single setting."""
 
     name: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = MappingProxyType({})
     knob: str = ""
 
     @property
@@ -58,19 +55,13 @@ IN_TURNS: Way = {"first": (1, 8), "stage": (1, 20), "confirm": (3, MIN_ROUNDS)}
 """How settings are measured in the first stage, in the others, and for confirming: launches, and rounds of each."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heat:
+class Heat(NamedTuple):
     """One launch of some settings: in turns with at most so many rounds, or one after the other."""
 
     what: str  # stage | confirm
     number: int  # from 1
     arms: tuple[Candidate, ...]
     rounds: int
-
-    @property
-    def launch(self) -> str:
-        """What the rounds that are compared with each other have in common."""
-        return f"{self.what}/{self.number:03d}"
 
     def wanted(self, slices: Sequence[Slice]) -> Collection[str]:
         """Return who needs more rounds: all, but for the baselines those that are resolved to be slower."""
@@ -123,13 +114,10 @@ class Race:
         self.arms, self.chosen = list(arms), arms[0]
         self.out: dict[str, str] = {}  # arm -> why it is not in the race any more
         self.slices: list[Slice] = []
+        self.confirming: list[Slice] = []  # those of the launches that confirm
         self.stop = "stages"  # resolved | kept | time | stages
         self.text = ""  # the verdict in words
-        self._failures: Counter[str] = Counter()
-
-    def confirming(self) -> list[Slice]:
-        """Return the slices of the launches that confirm."""
-        return [each for each in self.slices if each.launch.startswith("confirm")]
+        self._first_failed = 0
 
     def gain(self, arm: Candidate, slices: Sequence[Slice] | None = None) -> Interval:
         """Return the speed of an arm over that of the shipped settings, by all slices or by these."""
@@ -152,14 +140,14 @@ class Race:
             return False
         slices, failed = made
         self.slices += slices
-        for name, why in failed.items():
-            self._failures[name] += 1
-            if name != self.arms[0].name:
-                self.out[name] = f"failed: {why}"
-            elif self._failures[name] == _FAILURES:
-                raise StudyError(
-                    f"the shipped settings failed {_FAILURES} times, so that there is nothing to compare with: {why}"
-                )
+        self.confirming += slices if heat.what == "confirm" else ()
+        first = self.arms[0].name
+        self.out |= {name: f"failed: {why}" for name, why in failed.items() if name != first}
+        self._first_failed += first in failed
+        if self._first_failed == 3:
+            raise StudyError(
+                f"the shipped settings failed 3 times, so that there is nothing to compare with: {failed[first]}"
+            )
         return True
 
     def halve(self, stage: int) -> None:
@@ -169,23 +157,22 @@ class Race:
         worse = _slower(slices)  # over all launches, and within one, whose rounds are many
         for launch in {each.launch for each in slices}:
             worse |= _slower([each for each in slices if each.launch == launch])
-        gains = {each.name: self.gain(each).value for each in self.left()}
-        alive = sorted(self.left(), key=lambda each: -np.nan_to_num(gains[each.name]))
-        for place, each in enumerate(alive):
-            if each.name in worse:
-                self.out[each.name] = f"slower than the fastest, after stage {stage}"
-            elif 2 * place >= len(alive) > 1:
-                self.out[each.name] = f"in the slower half after stage {stage}"
+        gains = {each.name: np.nan_to_num(self.gain(each).value) for each in self.left()}
+        for place, name in enumerate(sorted(gains, key=lambda name: -gains[name])):
+            if name in worse:
+                self.out[name] = f"slower than the fastest, after stage {stage}"
+            elif 2 * place >= len(gains) > 1:
+                self.out[name] = f"in the slower half after stage {stage}"
 
     def combine(self) -> None:
         """Add combinations of the best value of each knob that seems to help by EQUAL: the best two, three, ..."""
-        single = [each for each in self.arms if each.knob and not self.out.get(each.name, "").startswith("failed")]
-        gains = {each.name: self.gain(each).value for each in single}
+        tried = [each for each in self.arms if each.knob and not self.out.get(each.name, "").startswith("failed")]
+        single = [(value, each) for each in tried if (value := self.gain(each).value) > 1 + EQUAL]
         values: dict[str, Any] = {}
         knobs: list[str] = []
-        for each in sorted(single, key=lambda each: -np.nan_to_num(gains[each.name])):
+        for _, each in sorted(single, key=lambda known: -known[0]):
             clash = any(values.get(name, value) != value for name, value in each.values.items())  # hooks, and flat
-            if clash or each.knob in knobs or len(knobs) == _COMBINED or not gains[each.name] > 1 + EQUAL:
+            if clash or each.knob in knobs or len(knobs) == 5:
                 continue
             knobs, values = [*knobs, each.knob], {**values, **each.values}
             if len(knobs) > 1:
@@ -194,30 +181,30 @@ class Race:
 
     def choose(self, leader: Candidate) -> None:
         """Choose the leader where the launches of its own resolve that it gains, else the shipped settings."""
-        why, gain = "", self.gain(leader, self.confirming())
-        if leader is not self.arms[0]:
-            if leader.name in self.out:
-                why = f"{leader.name} {self.out[leader.name]} when it was launched again"
-            elif not (gain.n >= LEAST_ROUNDS and gain.low > 1):
-                why = f"{leader.name} led, but launched again its gain ({words(gain)}) is not resolved"
-            self.chosen = self.arms[0] if why else leader
         spent = {"time": "the time was used up; ", "stages": "the stages were used up; "}.get(self.stop, "")
-        if self.stop == "resolved" and self.chosen is self.arms[0]:
-            self.stop = "kept"
-        if self.stop == "resolved":
-            self.text = f"resolved: the fastest tried is {leader.name}, which gains over the shipped settings"
-        elif self.chosen is not self.arms[0]:
-            self.text = (
-                f"not resolved: {spent}others may be faster than {leader.name}, which gains over the shipped settings"
-            )
+        gain = self.gain(leader, self.confirming)
+        if leader is self.arms[0]:
+            why = f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
+        elif leader.name in self.out:
+            why = f"{leader.name} {self.out[leader.name]} when it was launched again"
+        elif not gain.n:
+            why = f"{leader.name} led, and there was no time to launch it again"
+        elif not (gain.n >= LEAST_ROUNDS and gain.low > 1):
+            why = f"{leader.name} led, but launched again its gain ({words(gain)}) is not resolved"
         else:
-            why = why or f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
+            self.chosen, why = leader, ""
+        if why:
+            self.stop = "kept" if self.stop == "resolved" else self.stop
             self.text = f"not resolved: {why}; the shipped settings are kept"
+        else:
+            best, others = f"the fastest tried is {leader.name}", f"{spent}others may be faster than {leader.name}"
+            told = f"resolved: {best}" if self.stop == "resolved" else f"not resolved: {others}"
+            self.text = f"{told}, which gains over the shipped settings"
 
 
 def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Generator[Heat, Made, None]:
     """Yield what is launched next until one arm of the `race` is left; `room`: so many fit into memory together."""
-    numbers = iter(range(1, 1000))
+    numbers = count(1)
 
     def measure(what: str, effort: str, group: Sequence[Candidate]) -> Generator[Heat, Made, bool]:
         """Launch a group with the first arm, in parts that fit; return False when time was up before."""
@@ -233,7 +220,7 @@ def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Gener
                     return False
         return True
 
-    for stage in range(1, STAGES + 1):
+    for stage in range(1, 7):
         if not (yield from measure("stage", "stage" if stage > 1 else "first", race.left(baselines=True))):
             race.stop = "time"
             break
