@@ -117,7 +117,6 @@ class Race:
         self.confirming: list[Slice] = []  # those of the launches that confirm
         self.stop = "stages"  # resolved | kept | time | stages
         self.text = ""  # the verdict in words
-        self._first_failed = 0
 
     def gain(self, arm: Candidate, slices: Sequence[Slice] | None = None) -> Interval:
         """Return the speed of an arm over that of the shipped settings, by all slices or by these."""
@@ -135,19 +134,15 @@ class Race:
         return min(close, key=lambda each: (len(each.values), -gains[each.name])) if best > 1 + EQUAL else self.arms[0]
 
     def take(self, heat: Heat, made: Made) -> bool:
-        """Take what came of a heat; return whether there was time for it. StudyError: the first arm keeps failing."""
+        """Take what came of a heat; return whether there was time for it. StudyError: the first arm failed."""
         if made is None:
             return False
         slices, failed = made
         self.slices += slices
         self.confirming += slices if heat.what == "confirm" else ()
-        first = self.arms[0].name
-        self.out |= {name: f"failed: {why}" for name, why in failed.items() if name != first}
-        self._first_failed += first in failed
-        if self._first_failed == 3:
-            raise StudyError(
-                f"the shipped settings failed 3 times, so that there is nothing to compare with: {failed[first]}"
-            )
+        if (why := failed.get(self.arms[0].name)) is not None:
+            raise StudyError(f"run: --tune: the shipped settings do not run: {why}; fix that, and type the same again")
+        self.out |= {name: f"failed: {why}" for name, why in failed.items()}
         return True
 
     def halve(self, stage: int) -> None:

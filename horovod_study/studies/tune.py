@@ -41,10 +41,10 @@ from horovod_study.studies.halving import (
 )
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside
 from horovod_study.studies.progress import say
-from horovod_study.studies.runner import RunOptions, run_sweep
+from horovod_study.studies.runner import RunOptions
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.studies.turns import apart_because, rates, workers_that_fit
+from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workloads import Configuration, Workload
 
@@ -86,29 +86,22 @@ def why_not(knob: Option, runtime: str) -> str:
     return "means something on several hosts only, and this is one" if knob.several_hosts else ""
 
 
-def arms_of(
-    base: Cell, knobs: Mapping[str, Sequence[Any]], effective: Mapping[str, Any], cores: int
-) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the arms, baselines first, and why which knob is not varied.
-
-    `effective` is that of a run with the shipped settings: a value that they have anyway is no arm.
-    """
-    workload, runtime, workers = base.config.workload, base.runtime, base.placement.workers
-    shipped = {**shipped_values(effective, workload), "threads": base.config.threads}
-    library, most = library_values(runtime, base.config), {"ps_servers": workers, "threads": cores // workers}
+def arms_of(base: Cell, knobs: Mapping[str, Sequence[Any]], cores: int) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the arms, baselines first, and why which knob is not varied."""
+    options, workers = base.config.workload.options, base.placement.workers
+    library, most = library_values(base.runtime, base.config), {"ps_servers": workers, "threads": cores // workers}
     arms = [Candidate(SHIPPED), *([Candidate(LIBRARY, library)] if library else [])]
     left_out: dict[str, str] = {}
     for knob, own in knobs.items():
-        option, why = workload.options[knob], why_not(workload.options[knob], runtime)
+        option, why = options[knob], why_not(options[knob], base.runtime)
         if why.startswith("has no effect"):
             continue  # what belongs to another library goes without saying
-        if not why and shipped.get(knob, "") is None:
-            why = "is not known to the Horovod that is installed"
-        tries = [each for each in own or option.tries if each != shipped.get(knob) and not each > most.get(knob, each)]
+        same = (base.config.threads,) if knob == "threads" else (option.default,)
+        tries = [each for each in own or option.tries if each not in same and not each > most.get(knob, each)]
         if why or not tries:
             left_out[knob] = why or f"has no other value {'that fits the cores' if knob == 'threads' else 'to try'}"
             continue
-        hooks = {"reduction": "hooks"} if option.hooks and shipped.get("reduction") != "hooks" else {}
+        hooks = {"reduction": "hooks"} if option.hooks else {}
         for value in tries:
             values = {**hooks, knob: value}
             try:
@@ -130,29 +123,6 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     of_hooks = {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False} if hooks else {}
     values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off", **of_hooks}
     return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
-
-
-def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
-    """Return knob -> value that a run with shipped settings really used; None: its library does not know the knob.
-
-    A knob that the record says nothing about is missing, or has the default of its option.
-    """
-    recorded = effective.get("settings", {})
-    read: dict[str, Any] = {"single_copy": lambda text: text != "none", "fusion_mb": lambda text: float(text) / 1e6}
-    found: dict[str, Any] = {"reduction": effective.get("reduction")}
-    for knob in workload.tuned:
-        option = workload.options[knob]
-        entry = recorded.get(option.variable or knob)
-        if not isinstance(entry, Mapping):
-            said = knob in workload.communication and option.default not in (None, "auto")
-            found |= {knob: option.default} if said else {}
-        elif entry.get("value") is not None:
-            kind = (lambda text: str(text).lower() in ("1", "true")) if option.kind is bool else option.kind
-            with suppress(TypeError, ValueError):  # an unusual text in the environment is no value of ours
-                found[knob] = read.get(knob, kind)(entry["value"])
-        elif entry.get("source") == "not in this build":
-            found[knob] = None
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ running
@@ -179,24 +149,15 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
         if each.variable in os.environ and each.matters(base.runtime):
             told = f"{each.variable} is set in the environment, and holds for the shipped settings; unset it"
             say(console, f"warning: {told}")
-    # Outside the race: it works, and which values are shipped anyway.
-    cell = replace(base, label="first look")
-    looked = run_sweep(replace(sweep, cells=(cell,)), options, console=console)
-    first = record_in(sweep.directory / cell.key)
-    if not looked.interrupted and (first is None or first.status != "done"):
-        why = looked.ledger.entries[0].reason
-        raise StudyError(f"run: --tune: {base.runtime} does not run with its shipped settings: {why}")
-    if not looked.interrupted and first is not None:
-        arms, left_out = arms_of(base, knobs, first.effective, available_cores())
-        if all(each.baseline for each in arms):
-            why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
-            raise StudyError(f"run: --tune: there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2")
-        each_mb = first.totals.get("pss_mb_max") or first.totals.get("rss_mb_max")
-        room = math.inf if alone else int(workers_that_fit(each_mb) / workers)
-        heats = _Heats(sweep, base, bool(alone), lasts_s, console, Race(arms))
-        how = replace(options, policy=heats.policy, smoke=False, watch_load_s=0.0)
-        looked = follow(heats.design(seed=study.seed, room=room), how, Console(quiet=True)) or looked
-    if looked.interrupted:
+    arms, left_out = arms_of(base, knobs, available_cores())
+    if all(each.baseline for each in arms):
+        why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
+        raise StudyError(f"run: --tune: there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2")
+    room = math.inf if alone else int(workers_that_fit(worker_mb(runs_dir / study.name)) / workers)
+    heats = _Heats(sweep, base, bool(alone), lasts_s, console, Race(arms))
+    how = replace(options, policy=heats.policy, watch_load_s=0.0)
+    ended = follow(heats.design(seed=study.seed, room=room), how, Console(quiet=True))
+    if ended is not None and ended.interrupted:
         say(console, f"interrupted; continue with: {options.command}")
         return False
     for line in (*_table(heats.race, left_out), "", *run_lines(base, heats.race.chosen)):
@@ -257,7 +218,8 @@ class _Heats:
         self._names, self._heat = {cell.key: cell.label for cell in cells}, heat
         self._until_s = self.lasts_s * (1.0 if heat.what == "confirm" else 1 - _RESERVED) - self.used_s
         ledger, self._began = read_ledger(sweep), now()
-        if ledger.count("done", "failed", "timed out") < len(cells):
+        first = next(each for each in ledger.entries if each.cell.label == SHIPPED)
+        if first.state != "done" or ledger.count("done", "failed", "timed out") < len(cells):
             if len(cells) * self.used_s / max(1, self.launches) > self._until_s:
                 return None
             for cell in cells:  # those that an interrupted heat has finished share no round with the others
