@@ -5,12 +5,10 @@ see the same files) then costs seconds, and not the first hours of a night. What
 folder, so that it is tried once per runtime, hosts, code and environment.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -18,9 +16,8 @@ from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import other_hosts, run_on
 from horovod_study.cluster.site import Site
 from horovod_study.config import Cell, Placement
-from horovod_study.documents import read_json
-from horovod_study.errors import RecordError, StudyError
-from horovod_study.files import write_file, writing
+from horovod_study.errors import StudyError
+from horovod_study.files import writing
 from horovod_study.measure.clock import utc_stamp
 from horovod_study.progress import duration
 from horovod_study.roles import Role
@@ -36,7 +33,6 @@ FOLDER = ".smoke"
 LIMIT_S = 90.0
 """It takes about 10 s; a machine that is loaded or starts Python from a slow file server takes several times that."""
 STEPS = 5
-_PASSED = "passed.json"
 
 
 def smoke_test(
@@ -59,10 +55,11 @@ def smoke_test(
             foreign, names = cell.config.workload.starts_ranks, [host.name for host in site.hosts] or ["this machine"]
             told = f"2 workers on {names[0]}" if len(names) == 1 else f"1 worker each on {' and '.join(names)}"
             told = told if foreign else f"{cell.runtime}, {told}"
-            if told in (passed := _read(sweep.directory)).get(cell.identity, []):
+            name = "command" if foreign else cell.runtime.replace("/", "-")
+            passed = folder / "-".join([name, cell.identity, *(host.name for host in site.hosts), "passed"])
+            if passed.exists():
                 continue
             say(console, f"smoke test: {told}")
-            name = "command" if foreign else cell.runtime.replace("/", "-")
             out = folder.resolve() / f"{name}-{utc_stamp()}"
             while out.exists():
                 out = out.with_name(f"{out.name}+")
@@ -93,8 +90,7 @@ def smoke_test(
                     "(--no-smoke)"
                 )
             say(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
-            passed[cell.identity] = [*passed.get(cell.identity, []), told]
-            write_file(folder / _PASSED, json.dumps(passed, indent=1) + "\n")
+            passed.touch()
 
 
 def _refuse_unreachable(
@@ -162,11 +158,3 @@ def _diagnose(hosts: Sequence[Host], cell: Cell, sweep: StudyCells, console: Con
         say(console, f"  {finding.verdict}: {finding.name}: {finding.what}; {finding.remedy}")
     if not findings:
         say(console, "  it found no fault")
-
-
-def _read(directory: Path) -> dict[str, list[str]]:
-    """Return identity -> what has passed with it; nothing where the file is missing or damaged."""
-    with suppress(RecordError):
-        passed: dict[str, list[str]] = read_json(directory / FOLDER / _PASSED, dict[str, list[str]], again="")
-        return passed
-    return {}
