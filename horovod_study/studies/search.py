@@ -62,8 +62,7 @@ _ENDED = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
 _LISTED = 10
 _LOOK_S = 5.0  # how soon it is noticed what other commands have done
 
-_Outcome = tuple[TrialState, dict[str, Any]]
-"""What Optuna is told of a trial, and what is remembered of it."""
+_Outcome = tuple[TrialState, dict[str, Any]]  # what Optuna is told of a trial, and what is remembered of it
 
 
 class SearchResult(NamedTuple):
@@ -158,7 +157,7 @@ class _Search:
         sweep([self._lane() for _ in range(jobs)], self._stop)
         document, stopped = self._written(), self._stop.requested
         document["importance"], document["importance_note"] = importance_of(self._study)
-        document["interrupted"], document["broken_off"] = stopped, "" if stopped else self._hopeless()
+        document |= {"interrupted": stopped, "broken_off": "" if stopped else self._hopeless()}
         if document["broken_off"]:
             say(f"broken off: {document['broken_off']}")
         if elsewhere := document["counts"]["running"]:
@@ -345,12 +344,12 @@ class _Evaluations:
         record = attempts.record_in(self._out) if ended is None else ended.record
         totals, effective = ({}, {}) if record is None else (record.totals, record.effective)
         told = {"seconds": None if ended is None else ended.seconds, "floor_mse": effective.get("floor_mse")}
-        finite = self._test_mse is None or math.isfinite(self._test_mse)
+        done, finite = ended is None or ended.done, self._test_mse is None or math.isfinite(self._test_mse)
         if ended is not None and ended.state == attempts.PRUNED:
             return TrialState.PRUNED, {**told, "test_mse": self._test_mse if finite else None, "reason": ended.reason}
-        if ended is not None and not ended.done and finite:
+        if ended is not None and not done and finite:
             return TrialState.FAIL, {**told, "reason": f"{ended.reason}; see {ended.log}"}
-        if (ended is None or ended.done) and math.isfinite(totals.get("test_mse") or math.nan):
+        if done and math.isfinite(totals.get("test_mse") or math.nan):
             return TrialState.COMPLETE, {**told, **{name: totals.get(name) for name in RESULTS}}
         # Not a failure: the values were tried and are bad, which the sampler should know.
         self._trial.report(math.nan, PARTS + 1)

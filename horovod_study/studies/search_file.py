@@ -94,15 +94,13 @@ def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
     """
     content, source = load_yaml(path), str(path)
     require_keys(source, content, _KEYS)
-    for key in ("search", "run", "space"):
-        if key not in content:
-            raise ConfigError(f"{source}: key {key!r} is missing; a search needs search, run and space")
+    for key in (key for key in ("search", "run", "space") if key not in content):
+        raise ConfigError(f"{source}: key {key!r} is missing; a search needs search, run and space")
     fixed, varied = mapping(source, "run", content["run"]), mapping(source, "space", content["space"])
     for name in (name for name in fixed if name in _ELSEWHERE):
         raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {_ELSEWHERE[name]}")
-    run = packaged().configure(
-        {**fixed, "study": content["search"], "partition": content.get("partition", "local")}, source=f"{source}: run"
-    )
+    named_by = {"study": content["search"], "partition": content.get("partition", "local")}
+    run = packaged().configure({**fixed, **named_by}, source=f"{source}: run")
     if not varied:
         raise ConfigError(f"{source}: space is empty; name at least one option to vary, for instance lr")
     runtime, workers = content.get("runtime", "serial"), number(source, content, "workers", 1, int, 1)
@@ -124,13 +122,12 @@ def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
         timeout_s=number(source, content, "timeout_s", 3600.0, float, 1),
         pruner=_pruner(source, content.get("pruner", "median")),
     )
-    for name, values in search.space.items():
-        for value in ends(values):
-            try:
-                replace(search, space={**search.space, name: CategoricalDistribution([value])}).example()
-            except ConfigError as error:
-                text = str(error).removeprefix(f"search {search.name}: ")
-                raise ConfigError(f"{source}: space: {name}: {value} is never valid: {text}") from None
+    for name, value in ((name, value) for name, values in search.space.items() for value in ends(values)):
+        try:
+            replace(search, space={**search.space, name: CategoricalDistribution([value])}).example()
+        except ConfigError as error:
+            text = str(error).removeprefix(f"search {search.name}: ")
+            raise ConfigError(f"{source}: space: {name}: {value} is never valid: {text}") from None
     return search
 
 
@@ -152,16 +149,14 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
             f"{where}: {name} is {value!r}; it must be a list of values such as [64, 128], or of a number a range such "
             "as {low: 1e-4, high: 1e-2, log: true}; a single value belongs under run"
         )
-    require_keys(f"{where}: {name}", value, ("low", "high", "log", "step"))
-    if missing := [key for key in ("low", "high") if key not in value]:
-        raise ConfigError(f"{where}: {name}: key {missing[0]!r} is missing; a range needs low and high")
-    low, high = (check_field(where, f"{name}: {key}", value[key], option, optional=False) for key in ("low", "high"))
-    log = check_field(where, f"{name}: log", value.get("log", False), limits(bool), optional=False)
-    step = check_field(where, f"{name}: step", value.get("step"), limits(option.kind, above=0), optional=True)
+    keys = {"low": option, "high": option, "log": limits(bool), "step": limits(option.kind, above=0)}
+    require_keys(f"{where}: {name}", value, keys)
+    for key in (key for key in ("low", "high") if key not in value):
+        raise ConfigError(f"{where}: {name}: key {key!r} is missing; a range needs low and high")
+    told = {"log": False, "step": 1 if option.kind is int else None, **value}
+    how = {key: check_field(where, f"{name}: {key}", told[key], keys[key], optional=key == "step") for key in keys}
     try:
-        if option.kind is int:
-            return IntDistribution(low, high, log=log, step=step or 1)
-        return FloatDistribution(low, high, log=log, step=step)
+        return (IntDistribution if option.kind is int else FloatDistribution)(**how)
     except ValueError as error:
         raise ConfigError(f"{where}: {name}: {first_line(error)}") from None
 
