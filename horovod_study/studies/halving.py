@@ -141,7 +141,7 @@ class Race:
         self.slices += slices
         self.confirming += slices if heat.what == "confirm" else ()
         if (why := failed.get(self.arms[0].name)) is not None:
-            raise StudyError(f"run: --tune: the shipped settings do not run: {why}; fix that, and type the same again")
+            raise StudyError(f"run: --tune: the shipped settings do not run: {why}")
         self.out |= {name: f"failed: {why}" for name, why in failed.items()}
         return True
 
