@@ -104,7 +104,7 @@ class Aim:
             ratio = f"{known.ratio.value:.3f} [{known.ratio.low:.3f}, {known.ratio.high:.3f}]"
             said = f"{cell} / {base}: {ratio}, +- {100 * known.half_width:.2g} %"
             said += ", on a shared machine" if known.shared else ""
-            if not verdict.resolved and verdict.rounds is None:
+            if verdict.rounds is None:
                 said += f"; {aim} is out of reach"
             elif not verdict.resolved:
                 more = duration(verdict.rounds * self._round_s) if math.isfinite(self._round_s) else "an unknown time"

@@ -240,7 +240,7 @@ class _Search:
             if record is None or record.status != "done":
                 if not (resume := record is not None and goes_on(record, out)) and out.exists():
                     move_run(out, folder / ATTEMPTS)
-                paths = {"out": out, "config": folder / "configs" / f"{name}.yaml", "log": folder / f"logs/{name}.log"}
+                paths: dict[str, Any] = {"out": out, "config": folder / "configs" / f"{name}.yaml", "log": folder / f"logs/{name}.log"}
                 how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s}
                 ended = yield attempts.CellRun(cell=cell, resume=resume, watch=watch, **paths, **how)
         except Held:  # somebody trains in its directory who runs no search
