@@ -3,7 +3,7 @@
 import os
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,7 @@ from horovod_study.config import Cell
 from horovod_study.studies import attempt, attribute, range_run, tune
 from horovod_study.studies.design import follow
 from horovod_study.studies.runner import RunOptions
-from horovod_study.studies.search import run_search
-from horovod_study.studies.search_file import load_search
+from horovod_study.studies.search import load_search, run_search
 
 QUIET = Console(quiet=True)
 
@@ -50,8 +49,9 @@ class Launches:
 def finished_run(cell: Cell, folder: Path, key: str) -> None:
     config, workers = cell.config, cell.placement.workers
     asked = {**config.to_dict(), "workers": workers}
-    record = make.records.record(study=config.study, key=key, repeat=config.repeat, requested=asked)
-    record.effective.update(workers=workers, global_batch=config.batch * workers, steps_per_epoch=10)
+    effective = {"workers": workers, "global_batch": config.batch * workers, "steps_per_epoch": 10}
+    told: dict[str, Any] = {"requested": asked, "effective": effective, "repeat": config.repeat}
+    record = make.records.record(study=config.study, key=key, **told)
     records.create_run(folder, record)
     columns = {name: np.zeros(60) for name in records.step_schema().names} | {"step": np.arange(60)}
     make.records.write_rows(folder, dict.fromkeys(range(workers), columns))
@@ -90,7 +90,7 @@ def arms(folder: Path, how: Callable[..., RunOptions]) -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, set[str]]]]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, set[str]]]:
     """Return what runs a design in a folder, and returns how many launches that took and which runs are done then."""
 
     def go(design: Callable[..., None], folder: Path, stops_at: int = 0) -> tuple[int, set[str]]:

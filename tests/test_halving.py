@@ -12,7 +12,7 @@ from make.wording import Golden
 
 from horovod_study.analysis.paired import Slice
 from horovod_study.errors import StudyError
-from horovod_study.studies.halving import (
+from horovod_study.studies.tune import (
     ALONE,
     EQUAL,
     IN_TURNS,

@@ -40,7 +40,7 @@ READING = {
     "cluster/doctor/checks.py": "the question of the doctor that started it",
     "cluster/identity.py": "what pip and `make setup` wrote",
     "cluster/remote.py": "the answer of a program that this one started on a host",
-    "studies/search_file.py": "its own values as JSON has them",
+    "studies/search.py": "its own values as JSON has them",
     "comm/builds.py": "what `make setup` wrote",
     "programs/answer.py": "the plan of the program that started it",
     "programs/equality.py": "the arrays of the program that started it",

@@ -153,8 +153,7 @@ def search(options: argparse.Namespace) -> Result:
     """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
     from horovod_study.report.figures.search import write_search
     from horovod_study.report.kit.files import figure_lines
-    from horovod_study.studies.search import result_lines, run_search
-    from horovod_study.studies.search_file import load_search
+    from horovod_study.studies.search import load_search, result_lines, run_search
 
     command = shlex.join(["horovod-study", *options.words])
     wanted = load_search(options.search, trials=options.trials)
