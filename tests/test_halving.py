@@ -145,8 +145,8 @@ def simulate(
                 rate = true_speed(effects, each) * math.exp(log + at["noise"] * generator.standard_normal())
                 rate = change(heat, each, rate)
                 slices.append(Slice(launch=f"{heat.what}/{heat.number}", round=number, cell=each.name, rate=rate))
-            left &= set(heat.wanted(slices))
             number += 1
+            left = left if number < heat.rounds else set()
         done.append((heat, slices))
         return slices, {name: "crash" for name in levels if all(each.cell != name for each in slices)}
 
@@ -209,15 +209,11 @@ def test_each_stage_has_half_of_those_before_with_both_baselines() -> None:
     assert race.stop == "kept", "it is over when nobody else is left"
 
 
-def test_who_is_resolved_to_be_slower_leaves_a_heat_and_the_baselines_stay(golden: Golden) -> None:
+def test_who_is_resolved_to_be_slower_or_fails_is_not_launched_again() -> None:
     fails: Change = lambda _, each, rate: 0.0 if each.name == "c=1" else rate  # noqa: E731
-    race, ((first, slices), *later), _ = simulate(BEST, 3, "turns", change=fails)
-    made = {each.name: sum(one.cell == each.name for one in slices) for each in first.arms}
+    race, (_, *later), _ = simulate(BEST, 3, "turns", change=fails)
 
-    assert made["d=1"] in (4, 5, 7)
-    golden(race.out["d=1"])
-    assert made["shipped settings"] == made["library defaults"] == made["b=1"] == first.rounds == 8
-    assert race.out["c=1"] == "failed: crash"
+    assert race.out["c=1"] == "failed: crash" and "d=1" in race.out
     assert not {"d=1", "c=1"} & set(launched(later)) and race.chosen.name == "b=1"
 
 

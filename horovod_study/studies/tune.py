@@ -56,11 +56,7 @@ _START_UP_S = 90.0  # a launch that has not ended after this and ten times its s
 _RESERVED = 0.4  # of the time, at most, is kept for confirming
 EQUAL = 0.01
 """Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
-_LOOK_LEVEL = 0.99
-"""Level at which somebody is said to be slower: that is looked at again and again, and at 0.95 each look would find
-something that is not there once in twenty."""
 LEAST_ROUNDS = 4  # before two settings are said to differ
-_LOOKS_AT = (LEAST_ROUNDS, 5, 7, 9, 12, 15, 19)  # rounds of a launch, each about a quarter more than before
 SHIPPED, LIBRARY = "shipped settings", "library defaults"
 
 
@@ -94,16 +90,6 @@ class Heat(NamedTuple):
     arms: tuple[Candidate, ...]
     rounds: int
 
-    def wanted(self, slices: Sequence[Slice]) -> Collection[str]:
-        """Return who needs more rounds: all, but for the baselines those that are resolved to be slower."""
-        made = 1 + max(each.round for each in slices)
-        if made >= self.rounds:
-            return ()
-        last = {each.cell for each in slices if each.round == made - 1}
-        if self.what == "confirm" or made not in _LOOKS_AT:
-            return last
-        return last - _slower(slices) | {each.name for each in self.arms if each.baseline and each.name in last}
-
 
 Made: TypeAlias = tuple[Sequence[Slice], Mapping[str, str]] | None
 """What came of a heat: the slices of all arms, and why an arm failed. None: there was no time for it."""
@@ -133,7 +119,8 @@ def _slower(slices: Sequence[Slice]) -> set[str]:
     known = {cell: ratio_of(slices, cell, most) for cell in counts if cell != most}
     gains = {most: 1.0, **{cell: ratio.value for cell, ratio in known.items() if ratio.n >= LEAST_ROUNDS}}
     best = max(gains, key=lambda cell: gains[cell])
-    compared = {cell: ratio_of(slices, best, cell, _LOOK_LEVEL) for cell in counts if cell != best}
+    # Not 0.95: that is looked at after each stage, and each look would find something once in twenty.
+    compared = {cell: ratio_of(slices, best, cell, 0.99) for cell in counts if cell != best}
     return {cell for cell, ratio in compared.items() if ratio.n >= LEAST_ROUNDS and ratio.low > 1}
 
 
@@ -414,8 +401,7 @@ class _Heats:
     def policy(self, slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
         """Return who of the present heat needs more turns; nobody when its time is up."""
         late = now() - self._began > self._until_s and slices and slices[-1].round + 1 >= LEAST_ROUNDS
-        more = self._heat.wanted(rates(slices, self._names)) if slices else self._names.values()
-        return [] if late else [run for run in left if self._names[run] in more]
+        return [] if late or (slices and slices[-1].round + 1 >= self._rounds) else list(left)
 
     def _measured(self, heat: Heat) -> Generator[StudyCells, Ledger, Made]:
         """Launch a heat that is not there yet, and return what it has made; None: there is no time for it."""
@@ -424,7 +410,7 @@ class _Heats:
             for arm in heat.arms
         ]
         sweep = replace(self.sweep, cells=tuple(cells), timeout_s=_START_UP_S + 10 * SECONDS)
-        self._names, self._heat = {cell.key: cell.label for cell in cells}, heat
+        self._names, self._rounds = {cell.key: cell.label for cell in cells}, heat.rounds
         self._until_s = self.lasts_s * (1.0 if heat.what == "confirm" else 1 - _RESERVED) - self.used_s
         ledger, self._began = read_ledger(sweep), now()
         first = next(each for each in ledger.entries if each.cell.label == SHIPPED)
