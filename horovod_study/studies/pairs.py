@@ -299,18 +299,10 @@ class Comparison:
 
     def _sweep(self, cells: Sequence[Cell]) -> StudyCells:
         labels = {(cell.arm, cell.placement.workers): cell.label for cell in cells}
-        return StudyCells(
-            name=self.directory.name,
-            directory=self.directory,
-            cells=tuple(cells),
-            partitions={self._partition.name: self._partition},
-            part=True,
-            seed=self._run.seed,
-            turns=not self.alone,
-            equal_steps=True,
-            precision=self.precision,
-            wanted=tuple((label, labels["A", count]) for (arm, count), label in labels.items() if arm == "B"),
-        )
+        wanted = tuple((label, labels["A", count]) for (arm, count), label in labels.items() if arm == "B")
+        how: dict[str, Any] = {"part": True, "seed": self._run.seed, "turns": not self.alone, "equal_steps": True}
+        how |= {"precision": self.precision, "wanted": wanted, "partitions": {self._partition.name: self._partition}}
+        return StudyCells(name=self.directory.name, directory=self.directory, cells=tuple(cells), **how)
 
     def _cell(self, arm: str, workers: int, repeat: int, steps: int | None = None) -> Cell:
         config, workload = self.sides[arm].config, self._run.workload

@@ -149,12 +149,8 @@ def _diagnose(hosts: Sequence[Host], cell: Cell, sweep: StudyCells, console: Con
 
     say(console, "looking for the cause (horovod-study doctor):")
     partition = sweep.partitions.get(cell.placement.partition)
-    findings = [
-        each
-        for each in examine(hosts=hosts, partition=partition, runs=sweep.directory.parent)
-        if each.verdict != "ok" and (each.area != "Slurm" or (partition and partition.scheduler == "slurm"))
-    ]
-    for finding in findings:
-        say(console, f"  {finding.verdict}: {finding.name}: {finding.what}; {finding.remedy}")
-    if not findings:
-        say(console, "  it found no fault")
+    found = examine(hosts=hosts, partition=partition, runs=sweep.directory.parent)
+    slurm = partition is not None and partition.scheduler == "slurm"
+    wrong = [each for each in found if each.verdict != "ok" and (slurm or each.area != "Slurm")]
+    for line in [f"{each.verdict}: {each.name}: {each.what}; {each.remedy}" for each in wrong] or ["it found no fault"]:
+        say(console, f"  {line}")
