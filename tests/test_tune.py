@@ -197,12 +197,13 @@ def test_a_tune_ends_with_lines_that_a_study_file_takes(raced: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("launches", [1, 6, 30])
 def test_an_interrupted_tune_goes_on(raced: Any, launches: int) -> None:
-    told = raced(FakeEngine(SPEEDS, stop_after=launches), finished=False)
+    told = raced(stopped := FakeEngine(SPEEDS, stop_after=launches), finished=False)
     again = FakeEngine(SPEEDS)
     ended = raced(again)
 
     assert told[-1] == "interrupted; continue with: horovod-study run s.yaml --tune"
     assert any("which gains over the shipped" in line for line in ended)
+    assert stopped.launched[-1] in again.launched[:12], "of a heat that was not whole all are launched again"
     raced(third := FakeEngine(SPEEDS))
     assert third.launched == [], "all is there"
 
