@@ -50,25 +50,21 @@ class Line:
         """Show `text`, in place of the text before it on a terminal."""
         self._last = now()
         if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
-            sys.stderr.flush()
-            self._open = True
+            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+            self._open = bool(text)
         else:
             say(text)
 
     def keep(self, text: str) -> None:
         """Show `text` for good, and go on below it."""
-        if not self._enabled:
-            return
-        self.close()
-        say(text)
+        if self._enabled:
+            self.close()
+            say(text)
 
     def close(self) -> None:
         """Remove the updating line."""
         if self._open:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._open = False
+            self.show("")
 
 
 class Progress(Line):

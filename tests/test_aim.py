@@ -78,11 +78,9 @@ def test_a_launch_goes_on_until_it_is_long_enough_and_what_was_asked_for_is_made
     first = [cell.key for cell in aimed.cells() if cell.config.repeat == 0]
     short, long = made(aimed, 1, rounds=8), made(aimed, 1, rounds=60)
 
-    assert set(Aim.of(sweep_of(aimed, Path("runs")))(short, dict.fromkeys(first, True))) == set(first)
-    assert list(Aim.of(sweep_of(aimed, Path("runs")))(long, dict.fromkeys(first, True))) == []
-    assert list(Aim.of(sweep_of(aimed, Path("runs")))(long, {**dict.fromkeys(first, True), first[0]: False})) == [
-        first[0]
-    ]
+    assert set(Aim(sweep_of(aimed, Path("runs")))(short, dict.fromkeys(first, True))) == set(first)
+    assert list(Aim(sweep_of(aimed, Path("runs")))(long, dict.fromkeys(first, True))) == []
+    assert list(Aim(sweep_of(aimed, Path("runs")))(long, {**dict.fromkeys(first, True), first[0]: False})) == [first[0]]
 
 
 def test_a_precision_says_how_long_a_launch_is_in_place_of_seconds() -> None:
@@ -91,9 +89,9 @@ def test_a_precision_says_how_long_a_launch_is_in_place_of_seconds() -> None:
     short, long = made(aimed, 1, rounds=8), made(aimed, 1, rounds=60)
     before = dict.fromkeys(first, False)  # the seconds are not over
 
-    assert set(Aim.of(sweep_of(aimed, Path("runs")))(short, before)) == set(first)
-    assert list(Aim.of(sweep_of(aimed, Path("runs")))(long, before)) == []
-    assert list(Aim.of(sweep_of(aimed, Path("runs")))(long, {first[0]: False})) == [first[0]], (
+    assert set(Aim(sweep_of(aimed, Path("runs")))(short, before)) == set(first)
+    assert list(Aim(sweep_of(aimed, Path("runs")))(long, before)) == []
+    assert list(Aim(sweep_of(aimed, Path("runs")))(long, {first[0]: False})) == [first[0]], (
         "in no ratio without its baseline"
     )
 
@@ -102,8 +100,8 @@ def test_after_three_launches_that_agree_no_further_one_is_needed() -> None:
     aimed = study()
     fourth = [cell for cell in aimed.cells() if cell.config.repeat == 3]
 
-    assert len(Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 2)).needed(fourth)) == 3
-    done = Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 5))
+    assert len(Aim(sweep_of(aimed, Path("runs")), made(aimed, 2)).needed(fourth)) == 3
+    done = Aim(sweep_of(aimed, Path("runs")), made(aimed, 5))
     assert done.needed(fourth) == [] and done.open() == []
     assert len(done.lines()) == 2 and ": 1.5" in done.lines()[1] and "more rounds" not in done.lines()[1]
 
@@ -114,18 +112,16 @@ def test_a_resolved_ratio_drops_out_and_the_other_goes_on_with_its_baseline() ->
     noisy = made(aimed, 5, noise=0.2)
     two = {cell.key for cell in aimed.cells() if cell.placement.workers == 2}
     mixed = [other if one.run in two else one for one, other in zip(rows, noisy, strict=True)]
-    left = Aim.of(sweep_of(aimed, Path("runs")), mixed).needed(
-        [cell for cell in aimed.cells() if cell.config.repeat == 5]
-    )
+    left = Aim(sweep_of(aimed, Path("runs")), mixed).needed([cell for cell in aimed.cells() if cell.config.repeat == 5])
 
     assert {(cell.runtime, cell.placement.workers) for cell in left} == {("serial", 1), ("horovod/mpi", 2)}
-    said = Aim.of(sweep_of(aimed, Path("runs")), mixed).lines()
+    said = Aim(sweep_of(aimed, Path("runs")), mixed).lines()
     assert "more rounds" in said[1] and "more rounds" not in said[0]
 
 
 def test_nothing_is_begun_after_the_budget() -> None:
     aimed = study()
-    ended = Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 1))
+    ended = Aim(sweep_of(aimed, Path("runs")), made(aimed, 1))
     ended._until = -math.inf
     cells = [cell for cell in aimed.cells() if cell.config.repeat == 1]
 
@@ -137,9 +133,9 @@ def test_nothing_is_begun_after_the_budget() -> None:
 def test_progress_says_interval_and_aim() -> None:
     aimed = study()
 
-    assert Aim.of(sweep_of(aimed, Path("runs"))).progress() == "aim 2 %"
-    assert Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 3, noise=0.3)).progress().endswith("aim 2 %")
-    assert Aim.of(sweep_of(aimed, Path("runs")), made(aimed, 3, noise=0.3)).progress().startswith("+-")
+    assert Aim(sweep_of(aimed, Path("runs"))).progress() == "aim 2 %"
+    assert Aim(sweep_of(aimed, Path("runs")), made(aimed, 3, noise=0.3)).progress().endswith("aim 2 %")
+    assert Aim(sweep_of(aimed, Path("runs")), made(aimed, 3, noise=0.3)).progress().startswith("+-")
 
 
 @pytest.mark.slow

@@ -11,10 +11,9 @@ from make.wording import Golden
 import horovod_study
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config import Cell, local_cell
-from horovod_study.errors import StudyError
 from horovod_study.records import read_run
 from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict
-from horovod_study.studies.engine import Lane, attempt, set_aside_unless_done, sweep, working_in
+from horovod_study.studies.engine import Lane, attempt, sweep
 from horovod_study.studies.interruption import Interruption
 from horovod_study.workload.options import StrainConfig
 
@@ -216,21 +215,3 @@ def test_a_follow_on_in_the_record_is_replaced_by_the_cause(tmp_path: Path) -> N
 
     assert (ended.state, ended.reason) == ("failed", "the disk is full; make room")
     assert read_run(tmp_path / "run").reason == ended.reason
-
-
-def test_what_is_done_stays_and_what_is_not_is_set_aside(tmp_path: Path) -> None:
-    with Interruption() as stop:
-        attempt(run_of(tmp_path), stop)
-        attempt(run_of(tmp_path / "other", "traceback"), stop)
-
-    assert set_aside_unless_done(tmp_path / "run")
-    assert not set_aside_unless_done(tmp_path / "other" / "run")
-    assert read_run(tmp_path / "other" / ".attempts" / "run-1").status == "failed"
-
-
-def test_a_folder_that_cannot_be_held_is_told_with_the_option_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / ".claims").write_text("in the way")
-    with pytest.raises(StudyError, match="--out") as told, working_in(tmp_path, "race"):
-        pass
-
-    assert "--runs" not in str(told.value)

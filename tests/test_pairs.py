@@ -30,7 +30,8 @@ from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.roles import Role
 from horovod_study.studies import pairs, turns
-from horovod_study.studies.pairs import Comparison, check_configs, follow, pairs_of, read_side, sides_of, told
+from horovod_study.studies.design import follow
+from horovod_study.studies.pairs import Comparison, check_configs, pairs_of, read_side, sides_of, told
 from horovod_study.studies.runner import RunOptions, StudyResult
 from horovod_study.workload.options import STRAIN
 
@@ -317,6 +318,7 @@ def test_what_cannot_alternate_runs_one_after_the_other_and_says_why(
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {tests!r})
+from horovod_study.studies import design
 from test_pairs import *
 
 turns.WARM_S, turns.SLICE_S = 0.05, (0.03, 0.03)
@@ -330,7 +332,7 @@ def counted(what, function):
         return function(*words, **how)
     return call
 
-pairs.run_sweep = counted("run", pairs.run_sweep)
+design.run_sweep = counted("run", design.run_sweep)
 turns.Conductor.give_turns = counted("block", turns.Conductor.give_turns)
 found, _ = in_turns(Path(sys.argv[1]), {{"*": "turns"}}, blocks=3, given={{"device": "cpu", "steps": "500"}})
 print(len(found["blocks"]))
@@ -403,16 +405,17 @@ def test_the_first_run_of_a_says_how_many_steps_all_others_make(tmp_path: Path) 
     assert len(starts(tmp_path / "out")) == 8
 
 
-def test_a_block_of_which_one_run_fails_gives_its_place_to_another(tmp_path: Path, golden: Golden) -> None:
+def test_of_a_block_of_which_one_run_fails_both_are_run_again(tmp_path: Path, golden: Golden) -> None:
     found = start(tmp_path / "once", {"B/1/1": "fails once"}, blocks=3)
-    assert [block["block"] for block in found["blocks"]] == [1, 3, 4] and found["dropped"] == []
+    assert [block["block"] for block in found["blocks"]] == [1, 2, 3] and found["dropped"] == []
+    assert starts(tmp_path / "once").count("A/1/1") == starts(tmp_path / "once").count("B/1/1") == 2
 
-    twice = {"A/1/1": "fails", "A/1/3": "fails"}
+    twice = {"A/1/1": "fails"}
     found, result, _ = followed(made(tmp_path / "twice", blocks=3), fake(twice))
     assert [block["block"] for block in found["blocks"]] == [1, 3]
     assert result is not None and result.exit_code == 1
-    golden(found["dropped"], "rank 1", "1 worker", "repeat 4")
-    golden("\n".join(told(found)), "1 worker", "repeat 4")
+    golden(found["dropped"], "rank 1", "1 worker", "repeat 2")
+    golden("\n".join(told(found)), "1 worker", "repeat 2")
     assert len(start(tmp_path / "twice", blocks=3)["blocks"]) == 3, "tried again by the same command"
 
 
@@ -421,7 +424,8 @@ def test_half_a_block_counts_no_more(tmp_path: Path) -> None:
     found = start(tmp_path / "out")
     shutil.move(found["blocks"][1]["B"]["run"], tmp_path / "gone")
 
-    assert [block["block"] for block in start(tmp_path / "out")["blocks"]] == [1, 3]
+    assert [block["block"] for block in start(tmp_path / "out")["blocks"]] == [1, 2]
+    assert starts(tmp_path / "out").count("A/1/1") == 2 and starts(tmp_path / "out").count("A/1/0") == 1
 
 
 def test_what_never_works_ends_early(tmp_path: Path, golden: Golden) -> None:

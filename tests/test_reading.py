@@ -24,7 +24,7 @@ import horovod_study
 from horovod_study import documents
 from horovod_study.cluster import jobs
 from horovod_study.errors import ConfigError, RecordError, StudyError
-from horovod_study.studies import ledger, smoke
+from horovod_study.studies import ledger
 from horovod_study.workload import checkpoint, dataset
 from horovod_study.workload.curves import open_curves
 
@@ -39,7 +39,7 @@ READING = {
     "cluster/doctor/checks.py": "the question of the doctor that started it",
     "cluster/identity.py": "what pip and `make setup` wrote",
     "cluster/remote.py": "the answer of a program that this one started on a host",
-    "studies/search_file.py": "its own values as JSON has them",
+    "studies/search.py": "its own values as JSON has them",
     "comm/builds.py": "what `make setup` wrote",
     "programs/answer.py": "the plan of the program that started it",
     "programs/equality.py": "the arrays of the program that started it",
@@ -272,7 +272,6 @@ DOCUMENTS: dict[str, tuple[Callable[[Path], Any], str, Any]] = {
     "job": (jobs.read_job, jobs.JOB_FILE, json.loads(json.dumps(asdict(JOB)))),
     "note": (read_notes, "jobs/n/note-0.json", {"job_id": "1", "host": "h", "state": "running", "left_out": ["k"]}),
     "ledger": (read_cache, ledger._CACHE, {"schema": ledger._CACHE_SCHEMA, "runs": {"k": [1, 2, 3.0, "r"]}}),
-    "smoke": (smoke._read, f"{smoke.FOLDER}/{smoke._PASSED}", {"identity": ["2 workers"]}),
 }
 
 

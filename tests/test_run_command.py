@@ -306,7 +306,7 @@ def test_an_aim_takes_runs_that_did_not_alternate(here: Path, scatter: float, mo
         if cell.config.repeat < 3:
             place = here / "runs" / cell.key
             write_command_run(place, workers=cell.placement.workers, wall_s=wall_s, repeat=cell.config.repeat)
-    aim = Aim.of(sweep := replace(sweep_of(study, here), directory=here / "runs"))
+    aim = Aim(sweep := replace(sweep_of(study, here), directory=here / "runs"))
     fourth = [cell for cell in some if cell.config.repeat == 3]
 
     assert len(aim.needed(fourth)) == 2

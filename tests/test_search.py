@@ -32,8 +32,17 @@ from horovod_study.report.figures.search import write_search
 from horovod_study.studies import attempt, engine
 from horovod_study.studies import search as searching
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.search import SearchResult, importance_of, repeat_command, result_lines, run_search
-from horovod_study.studies.search_file import PARTS, SearchConfig, budget_done, load_search
+from horovod_study.studies.search import (
+    PARTS,
+    SearchConfig,
+    SearchResult,
+    budget_done,
+    importance_of,
+    load_search,
+    repeat_command,
+    result_lines,
+    run_search,
+)
 from horovod_study.workload.options import StrainConfig, strain_config
 
 ROOT = Path(__file__).resolve().parent.parent

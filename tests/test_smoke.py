@@ -1,7 +1,6 @@
 """The smoke test before a sweep: what passed is remembered, and what fails is explained before anything is started."""
 
 import io
-import json
 import sys
 from dataclasses import replace
 
@@ -61,16 +60,13 @@ def test_nothing_is_tried_where_workers_are_alone_or_when_told_not_to(tmp_path, 
 
 
 @pytest.mark.slow
-def test_other_code_is_tried_again(tmp_path, golden):
-    study = make_study(repeats=1)
-    run(study, tmp_path)
-    passed = tmp_path / "tiny" / ".smoke" / "passed.json"
-    golden(json.loads(passed.read_text()), "horovod/mpi", "2 workers")
+def test_other_code_is_tried_again(tmp_path):
+    run(make_study(repeats=1), tmp_path)
 
     _, output = run(make_study(repeats=1, identity={"local": "abcdef012345"}), tmp_path)
 
     assert "  passed after " in output
-    assert ["", "abcdef012345"] == list(json.loads(passed.read_text()))
+    assert 2 == len(list((tmp_path / "tiny" / ".smoke").glob("horovod-mpi-*passed")))
 
 
 def test_failure_is_explained_with_its_remedies_and_nothing_is_started(tmp_path, monkeypatch, golden):
@@ -100,7 +96,7 @@ def test_failure_is_explained_with_its_remedies_and_nothing_is_started(tmp_path,
     assert "3.11" not in output
     assert tmp_path == asked[0]["runs"]
     assert [] == starts(tmp_path)
-    assert not (tmp_path / "tiny" / ".smoke" / "passed.json").exists()
+    assert not list((tmp_path / "tiny" / ".smoke").glob("*passed"))
 
 
 def test_test_that_hangs_ends_and_leaves_no_process(tmp_path, monkeypatch, golden):

@@ -155,8 +155,7 @@ def search(options: argparse.Namespace) -> Result:
     """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
     from horovod_study.report.figures.search import write_search
     from horovod_study.report.kit.files import figure_lines
-    from horovod_study.studies.search import result_lines, run_search
-    from horovod_study.studies.search_file import load_search
+    from horovod_study.studies.search import load_search, result_lines, run_search
 
     command = shlex.join(["horovod-study", *options.words])
     wanted = load_search(options.search, trials=options.trials)
@@ -192,11 +191,12 @@ def lr_range(options: argparse.Namespace) -> Result:
     from horovod_study.studies.range_run import range_config, run_range
 
     config = range_config(options.config, run_values(options), low=options.low, high=options.high)
-    rates, losses, record = run_range(config, options.out, workers=options.workers, runtime=options.runtime)
+    how = {"runtime": options.runtime, "command": shlex.join(["horovod-study", *options.words])}
+    rates, losses, record = run_range(config, options.out, workers=options.workers, **how)
     found = find_rate(rates, losses)
     paths = write_lr_range(found, options.out, batch=record.effective["global_batch"])
     return Result(
-        document={**found.to_dict(), "run_dir": str(options.out / "run")},
+        document={**found.to_dict(), "run_dir": str(options.out / record.key)},
         lines=[*found.lines(), f"figure: {options.out / 'lr_range.png'}"],
         files=paths,
     )

@@ -150,8 +150,9 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.progress import say
     from horovod_study.report.figures.comparison import write_comparison
+    from horovod_study.studies.design import follow
     from horovod_study.studies.interruption import exit_code
-    from horovod_study.studies.pairs import follow, pairs_of, told
+    from horovod_study.studies.pairs import pairs_of, told
     from horovod_study.studies.runner import RunOptions, show_plan
     from horovod_study.workloads import find_workload
 

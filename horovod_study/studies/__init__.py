@@ -18,9 +18,10 @@
     runner      what a study still needs: found, said, run; retries and cancels
     submit      cells given to Slurm, and jobs taken back
     job         the program inside a job: a grid that stops with a checkpoint when Slurm says so
+    design      what is to be run next, given what came of it so far: what the engine runs, resumes and retries
     pairs       `run A B`: two configurations in blocks, side by side
-    halving, tune   a race of settings of how workers communicate
-    search_file, search    a hyper-parameter search: its YAML file, and Optuna's study whose trials are cells
+    tune        a race of settings of how workers communicate
+    search      a hyper-parameter search: its YAML file, and Optuna's study whose trials are cells
     attribute   arms of runtimes in rounds, with --measure-sync
     range_run   the training run of a learning-rate range test
     bench       programs that ranks run (programs/), and the launches of `bench` and `bench timers`

@@ -21,43 +21,18 @@ from horovod_study.studies.turns import rates
 
 
 class Aim:
-    """Ratios that are wanted and how far they are; is asked as the policy of turns."""
+    """Ratios that are wanted in a sweep and how far they are; is asked as the policy of turns."""
 
-    def __init__(
-        self,
-        half_width: float,
-        labels: Mapping[str, str],
-        wanted: Sequence[tuple[str, str]],
-        *,
-        lasts_s: float = math.inf,
-        timed: Collection[str] = (),
-        slices: Iterable[TurnSlice] = (),
-    ) -> None:
-        """`labels`: run -> cell; `wanted`: cell and base of each ratio; `slices`: of launches before.
-
-        After `lasts_s` from now on nothing more is needed. `timed`: cells that were asked for seconds, in place of
-        which the aim says how long a launch is.
-        """
-        self.precision = Precision(half_width=half_width)
-        self._labels, self.wanted, self._timed = labels, wanted, frozenset(timed)
-        self._until = now() + lasts_s
-        self.before: list[TurnSlice] = []
+    def __init__(self, sweep: StudyCells, slices: Iterable[TurnSlice] = ()) -> None:
+        """`slices`: of launches before. Nothing more is needed after the hours of the sweep's budget, from now on."""
+        self.precision = Precision(half_width=sweep.precision or 0.02)
+        self.wanted = sweep.wanted
+        self._labels = {cell.key: cell.label for cell in sweep.cells}  # run -> cell
+        # Where seconds were asked for, the aim says how long a launch is.
+        self._timed = {cell.label for cell in sweep.cells if cell.config.seconds is not None}
+        self._until = now() + 3600 * sweep.budget.get("hours", math.inf)
         self._round_s = math.nan
-        self._verdicts: dict[tuple[str, str], RatioVerdict] = {}
-        self._alone: Mapping[str, Sequence[float]] = {}
         self.take(slices)
-
-    @classmethod
-    def of(cls, sweep: StudyCells, slices: Iterable[TurnSlice] = ()) -> "Aim":
-        """Return the aim of a sweep: its wanted ratios, within the hours of its budget."""
-        return cls(
-            sweep.precision or 0.02,
-            {cell.key: cell.label for cell in sweep.cells},
-            sweep.wanted,
-            lasts_s=3600 * sweep.budget.get("hours", math.inf),
-            timed=[cell.label for cell in sweep.cells if cell.config.seconds is not None],
-            slices=slices,
-        )
 
     def look(self, sweep: StudyCells) -> Self:
         """Take what all runs of a sweep have come to."""
@@ -85,13 +60,9 @@ class Aim:
             return ()
         self._verdicts = self._judged([*self.before, *slices])
         present = {self._labels[run] for run in left if run in self._labels}
-        judged: set[str] = set()
-        needed: set[str] = set()
-        for (cell, base), verdict in self._verdicts.items():
-            if {cell, base} <= present:
-                judged |= {cell, base}
-                needed |= set() if verdict.launch_done else {cell, base}
-        done = judged & self._timed - needed
+        judged = {pair: verdict.launch_done for pair, verdict in self._verdicts.items() if present.issuperset(pair)}
+        needed = {name for pair, enough in judged.items() if not enough for name in pair}
+        done = {name for pair in judged for name in pair} & self._timed - needed
         return [
             run
             for run, enough in left.items()
@@ -102,15 +73,14 @@ class Aim:
         """Return those of `cells`, of one launch, whose ratios are not resolved; none after the budget is used up."""
         if self.over and self.before:
             return []
-        open_ones = {name for pair in self.open() for name in pair}
-        paired_ones = {name for pair in self.wanted for name in pair}
+        open_ones, paired_ones = ({name for pair in pairs for name in pair} for pairs in (self.open(), self.wanted))
         # A cell that is in no ratio is run as often as the aim takes launches at least.
-        rest = {self._labels[cell.key] for cell in cells} - paired_ones
+        least = self.precision.launches
         return [
             cell
             for cell in cells
-            if self._labels[cell.key] in open_ones
-            or (self._labels[cell.key] in rest and cell.config.repeat < self.precision.launches)
+            if (label := self._labels[cell.key]) in open_ones
+            or (label not in paired_ones and cell.config.repeat < least)
         ]
 
     def open(self) -> list[tuple[str, str]]:
@@ -125,28 +95,23 @@ class Aim:
 
     def lines(self) -> list[str]:
         """Return a line for each wanted ratio: its interval, and what is left to do where it is not resolved."""
-        aim = f"+- {100 * self.precision.half_width:.3g} %"
-        found = []
+        aim, found = f"+- {100 * self.precision.half_width:.3g} %", []
         for cell, base in self.wanted:
             verdict = self._verdicts.get((cell, base))
-            head = f"{cell} / {base}: "
-            if verdict is None or verdict.estimate is None:
-                found.append(f"{head}not measured in turns")
+            if verdict is None or (known := verdict.estimate) is None:
+                found.append(f"{cell} / {base}: not measured in turns")
                 continue
-            estimate = verdict.estimate
-            ratio = estimate.ratio
-            said = f"{head}{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}], +- {100 * estimate.half_width:.2g} %"
-            if estimate.shared:
-                said += ", on a shared machine"
-            if verdict.resolved:
-                found.append(said)
-            elif verdict.rounds is None:
-                found.append(f"{said}; {aim} is out of reach")
-            else:
+            ratio = f"{known.ratio.value:.3f} [{known.ratio.low:.3f}, {known.ratio.high:.3f}]"
+            said = f"{cell} / {base}: {ratio}, +- {100 * known.half_width:.2g} %"
+            said += ", on a shared machine" if known.shared else ""
+            if verdict.rounds is None:
+                said += f"; {aim} is out of reach"
+            elif not verdict.resolved:
                 more = duration(verdict.rounds * self._round_s) if math.isfinite(self._round_s) else "an unknown time"
                 launches = f"{verdict.launches or 1} more launch{'' if verdict.launches == 1 else 'es'}"
                 rounds = f"{verdict.rounds} more rounds, {more}, in {launches}"
-                found.append(f"{said}; {aim} takes about {rounds if verdict.rounds else launches}")
+                said += f"; {aim} takes about {rounds if verdict.rounds else launches}"
+            found.append(said)
         return found
 
     def _judged(self, slices: Sequence[TurnSlice]) -> dict[tuple[str, str], RatioVerdict]:

@@ -13,15 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from horovod_study.cluster.partitions import this_machine
 from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
-from horovod_study.errors import ConfigError, StudyError, require_known
+from horovod_study.errors import ConfigError, require_known
 from horovod_study.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, require_workers
 from horovod_study.roles import Role, named, plain
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.runner import RunOptions, run_sweep
+from horovod_study.studies.design import run_all
+from horovod_study.studies.runner import RunOptions
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.workloads import packaged
 
@@ -34,13 +33,9 @@ _LEAST_STEPS = 5
 
 def arms_of(runtime: str) -> list[dict[str, Any]]:
     """Return what the arms of a runtime set, beside the options of all."""
-    arms: list[dict[str, Any]] = [{}]
-    if packaged().options["horovod_defaults"].matters(runtime):
-        arms.append({"horovod_defaults": True})
-    if runtime.startswith("horovod/"):
-        # Horovod's default, and ten times that.
-        arms += [{"cycle_time_ms": cycle_ms, "idle_cycle_time_ms": 0.0} for cycle_ms in (1.0, 10.0)]
-    return arms
+    defaults = [{"horovod_defaults": True}] if packaged().options["horovod_defaults"].matters(runtime) else []
+    cycles_ms = (1.0, 10.0) if runtime.startswith("horovod/") else ()  # Horovod's default, and ten times that
+    return [{}, *defaults, *({"cycle_time_ms": each, "idle_cycle_time_ms": 0.0} for each in cycles_ms)]
 
 
 def cells_of(
@@ -89,21 +84,9 @@ def run_experiment(
     """
     cores = available_cores()
     how: dict[str, Any] = {"runtimes": runtimes, "workers": workers or cores, "rounds": rounds, "cores": cores}
-    cells = cells_of(given, out.name, **how)
+    cells = tuple(cells_of(given, out.name, **how))
+    of_turns: dict[str, Any] = {"turns": turns, "equal_steps": True, "least_steps": _LEAST_STEPS}
     sweep = StudyCells(
-        name=out.name,
-        directory=out,
-        cells=tuple(cells),
-        partitions={"local": this_machine("local")},
-        turns=turns,
-        equal_steps=True,
-        least_steps=_LEAST_STEPS,
+        name=out.name, directory=out, cells=cells, partitions={"local": this_machine("local")}, **of_turns
     )
-    # What is printed on standard output is the answer.
-    result = run_sweep(sweep, RunOptions(command=command, smoke=False, yes=True), console=Console(stderr=True))
-    if result.interrupted:
-        raise KeyboardInterrupt
-    for each in result.ledger.entries:
-        if each.state != "done":
-            raise StudyError(f"{each.name}: {each.reason or each.state}; type the same again to go on")
-    return [out / cell.key for cell in cells]
+    return run_all(sweep, RunOptions(command=command, smoke=False, yes=True))

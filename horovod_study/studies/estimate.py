@@ -39,18 +39,17 @@ class Estimate:
 
     def of(self, cell: Cell) -> TimeLeft:
         """Return how long `cell` will take."""
-        kind = (cell.runtime, cell.placement.workers, cell.config.seconds)
-        if kind not in self._known:
-            self._known[kind] = self._of(cell)
+        workers, asked_s = cell.placement.workers, cell.config.seconds
+        if (kind := (cell.runtime, workers, asked_s)) not in self._known:
+            alike = [each for each in self._past if each[0] == cell.runtime]
+            if seen := [each for each in alike if each[1] == workers] or alike:
+                found = TimeLeft(median(seconds for *_, seconds in seen), guess=False)
+            elif asked_s is not None:
+                found = TimeLeft(asked_s + CARRIED[cell.runtime][0].start_up_s, guess=True)
+            else:
+                found = TimeLeft(median(seconds for *_, seconds in self._past) if self._past else None, guess=True)
+            self._known[kind] = found
         return self._known[kind]
-
-    def _of(self, cell: Cell) -> TimeLeft:
-        alike = [each for each in self._past if each[0] == cell.runtime]
-        if seen := [each for each in alike if each[1] == cell.placement.workers] or alike:
-            return TimeLeft(median(seconds for *_, seconds in seen), guess=False)
-        if cell.config.seconds is not None:
-            return TimeLeft(cell.config.seconds + CARRIED[cell.runtime][0].start_up_s, guess=True)
-        return TimeLeft(median(seconds for *_, seconds in self._past) if self._past else None, guess=True)
 
     def expected(self, cell: Cell, *, at_most_s: float) -> tuple[float, str]:
         """Return the seconds to count `cell` with, and whether they are "" (learned), "guess" or "unknown".
@@ -65,10 +64,9 @@ class Estimate:
 
     def left(self, cells: Sequence[Cell], *, running_s: float = 0.0) -> TimeLeft:
         """Return the time left for `cells`, the first of which has been running for `running_s`."""
-        parts = [self.of(cell) for cell in cells]
-        if parts and parts[0].seconds is not None:
-            parts[0] = TimeLeft(max(0.0, parts[0].seconds - running_s), parts[0].guess)
-        return together(parts)
+        first, *rest = [*map(self.of, cells)] or [TimeLeft(0.0, guess=False)]
+        known = None if first.seconds is None else max(0.0, first.seconds - running_s)
+        return together([TimeLeft(known, first.guess), *rest])
 
 
 def together(parts: Sequence[TimeLeft], *, lanes: int = 1) -> TimeLeft:
@@ -82,13 +80,11 @@ def together(parts: Sequence[TimeLeft], *, lanes: int = 1) -> TimeLeft:
 def rough_s(cell: Cell) -> float | None:
     """Guess the seconds of a cell whose budget counts steps or epochs; None where the size of its data is not known."""
     config = cell.config
+    samples: float | None
     if config.seconds is not None:
         samples = config.seconds * SAMPLES_GUESS_PER_S
     elif config.steps is not None:
         samples = float(config.steps + config.warmup_steps) * config.batch
-    else:
-        epoch = config.workload.samples_of_epoch(config)
-        if epoch is None:
-            return None
-        samples = epoch * (config.epochs or 1) / cell.placement.workers
-    return CARRIED[cell.runtime][0].start_up_s + samples / SAMPLES_GUESS_PER_S
+    elif (samples := config.workload.samples_of_epoch(config)) is not None:
+        samples *= (config.epochs or 1) / cell.placement.workers
+    return None if samples is None else CARRIED[cell.runtime][0].start_up_s + samples / SAMPLES_GUESS_PER_S

@@ -451,7 +451,7 @@ def _reached(sweep: StudyCells, missing: Sequence[Cell]) -> str:
     """Return the precision that is the aim if it needs none of the `missing` cells; else ""."""
     if sweep.precision is None or not missing or not sweep.directory.is_dir():
         return ""
-    aim = Aim.of(sweep).look(sweep)
+    aim = Aim(sweep).look(sweep)
     return "" if aim.open() or aim.needed(missing) else f"+- {100 * sweep.precision:.3g} %"
 
 

@@ -2,16 +2,15 @@
 
 A block is one run of A and one of B at one worker count, with the number of a repeat in common: they train in turns
 (turns.py), or, where they cannot, one right after the other. `Comparison.design` yields which cells are to be run and
-is told what came of them; the engine runs them as those of any study (`follow`), below RUNS/NAME/.
+is told what came of them; the engine runs them as those of any study, below RUNS/NAME/.
 
-A block counts when both its runs are done and, in turns, have alternated. One of which a single side is done (the
-other one has failed, or was broken off) is left as it is, and a further block takes its place: a partner from another
-time is none. What `analysis/compare/comparison.py` says about the blocks is written beside them by the command line.
+A block counts when both its runs are done and, in turns, have alternated. Of one of which a single side is done (the
+other one has failed, or was broken off) both are run again: a partner from another time is none. What
+`analysis/compare/comparison.py` says about the blocks is written beside them by the command line.
 """
 
 import random
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster.identity import identify
@@ -32,8 +30,9 @@ from horovod_study.records import RunRecord, TurnSlice, read_steps, read_turns, 
 from horovod_study.roles import TRUTH, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.ledger import Ledger
-from horovod_study.studies.runner import AGAIN, RunOptions, StudyResult, run_sweep
+from horovod_study.studies.design import Design
+from horovod_study.studies.ledger import Ledger, read_ledger, set_aside_part_blocks
+from horovod_study.studies.runner import AGAIN, StudyResult
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Policy, apart_because, until_all_have, until_asked_for, worker_mb
 from horovod_study.text.tables import table_of, to_lines
@@ -44,19 +43,6 @@ ARMS = ("A", "B")
 _SECONDS, _BLOCKS = {True: 5.0, False: 2.0}, {True: 5, False: 10}
 """Defaults, in turns or not: in turns a block says as much as it has rounds."""
 _SAME_FOR_BOTH = (*SET_BY_COMPARE, "seconds", "steps", "workers")
-
-Design = Generator[StudyCells, Ledger, None]
-"""Yields cells that are to be run next, and receives where these stand then."""
-
-
-def follow(design: Design, how: RunOptions, console: Console) -> StudyResult | None:
-    """Run what a design yields until it is at its end or a run is interrupted; None: there was nothing to run."""
-    result: StudyResult | None = None
-    with suppress(StopIteration):
-        sweep = next(design)
-        while not (result := run_sweep(sweep, how, console=console)).interrupted:
-            sweep = design.send(result.ledger)
-    return result
 
 
 # ------------------------------------------------------------------------------------------------------------ the arms
@@ -246,8 +232,12 @@ class Comparison:
                 cells = stage()
                 if all(self._done(cell) for cell in cells):
                     break
-                ledger = yield self._sweep(cells)
-                if stage() == cells and not self.failed(ledger):
+                sweep = self._sweep(cells)
+                # All but the run of A that says how many steps others make: B comes after it has said.
+                own = tuple(each for each in read_ledger(sweep).entries if not self.alone or each.cell.config.steps)
+                set_aside_part_blocks(Ledger(sweep=sweep, entries=own))
+                ledger = yield sweep
+                if not self.failed(ledger):
                     break
             if ledger is not None and (self._givers() or (stage != self._givers and not self.whole())):
                 why = next(iter(self.failed(ledger)), "no slice of one of them was whole; give more --steps")
@@ -261,18 +251,16 @@ class Comparison:
         """Return the blocks that count, as `compare` takes them; StudyError: runs did not do the same work."""
         slices, found = read_turns(self.directory), []
         first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
-        blocks = {(cell.placement.workers, cell.config.repeat) for cell in self._cells(self.blocks)}
-        for workers, repeat in sorted(blocks):
-            cells = self._block(workers, repeat)
-            if not self._counts(cells, slices):
-                continue
-            named = {}
+        # In turns a block lasts as long as it is to be precise, so that its steps are its own.
+        own = ("steps",) if not self.alone and self._run.steps is None else ()
+        for workers, repeat in sorted((count, number) for count in self.workers for number in range(self.blocks)):
+            cells, named = self._block(workers, repeat), {}
+            launches = [{(each.block, each.launch) for each in slices if each.run == cell.key} for cell in cells]
             for cell in sorted(cells, key=lambda cell: cell.arm):
-                name = f"{cell.arm} in block {repeat + 1} ({plural(workers, 'worker')})"
                 if (record := self._done(cell)) is not None:
-                    named[cell.arm] = name, record
-            # In turns a block lasts as long as it is to be precise, so that its steps are its own.
-            own = ("steps",) if not self.alone and self._run.steps is None else ()
+                    named[cell.arm] = f"{cell.arm} in block {repeat + 1} ({plural(workers, 'worker')})", record
+            if len(named) < 2 or not (self.alone or launches[0] & launches[1]):
+                continue
             for each in named.values():
                 _require_same_work(self._run.workload, first.setdefault(workers, each), each, but=own)
             _require_same_work(self._run.workload, named["A"], named["B"])
@@ -311,18 +299,10 @@ class Comparison:
 
     def _sweep(self, cells: Sequence[Cell]) -> StudyCells:
         labels = {(cell.arm, cell.placement.workers): cell.label for cell in cells}
-        return StudyCells(
-            name=self.directory.name,
-            directory=self.directory,
-            cells=tuple(cells),
-            partitions={self._partition.name: self._partition},
-            part=True,
-            seed=self._run.seed,
-            turns=not self.alone,
-            equal_steps=True,
-            precision=self.precision,
-            wanted=tuple((label, labels["A", count]) for (arm, count), label in labels.items() if arm == "B"),
-        )
+        wanted = tuple((label, labels["A", count]) for (arm, count), label in labels.items() if arm == "B")
+        how: dict[str, Any] = {"part": True, "seed": self._run.seed, "turns": not self.alone, "equal_steps": True}
+        how |= {"precision": self.precision, "wanted": wanted, "partitions": {self._partition.name: self._partition}}
+        return StudyCells(name=self.directory.name, directory=self.directory, cells=tuple(cells), **how)
 
     def _cell(self, arm: str, workers: int, repeat: int, steps: int | None = None) -> Cell:
         config, workload = self.sides[arm].config, self._run.workload
@@ -365,29 +345,12 @@ class Comparison:
 
         More blocks later only continue the list.
         """
-        slices, cells = read_turns(self.directory), []
-        open_ones = {count: self._blocks(count, slices) for count in self.workers}
+        cells = []
         for number in range(blocks):
             counts = list(self.workers)
             random.Random(f"round {number + 1} of {self._run.seed}").shuffle(counts)
-            cells += [cell for count in counts for cell in next(open_ones[count])]
+            cells += [cell for count in counts for cell in self._block(count, number)]
         return cells
-
-    def _blocks(self, workers: int, slices: Sequence[TurnSlice]) -> Iterator[list[Cell]]:
-        """Yield the blocks of a worker count that count, or can: without half ones."""
-        repeat = 0
-        while True:
-            cells = self._block(workers, repeat)
-            done = [cell for cell in cells if self._done(cell)]
-            gave = self.alone != "" and [cell.config.steps for cell in done] == [None]  # B comes after A has said
-            if not done or gave or self._counts(cells, slices):
-                yield cells
-            repeat += 1
-
-    def _counts(self, cells: Sequence[Cell], slices: Sequence[TurnSlice]) -> bool:
-        """Return whether both runs of a block are done and, in turns, have alternated."""
-        one, other = ({(each.block, each.launch) for each in slices if each.run == cell.key} for cell in cells)
-        return all(self._done(cell) for cell in cells) and (self.alone != "" or bool(one & other))
 
     def _done(self, cell: Cell) -> RunRecord | None:
         record = record_in(self.directory / cell.key)

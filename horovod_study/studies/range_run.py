@@ -1,23 +1,26 @@
-"""The cell of a learning-rate range test, during which the rate rises, in the folder of the test."""
+"""The design of a learning-rate range test: one cell, during which the rate rises, in the folder of the test."""
 
 import math
 from collections.abc import Mapping
-from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.cluster.partitions import this_machine
 from horovod_study.config import available_cores, local_cell
 from horovod_study.documents import load_yaml
-from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
+from horovod_study.errors import ConfigError, StudyError, require_known
 from horovod_study.options import BY_RUNTIME, SET_BY_RANGE_TEST, refuse_set, require_workers
-from horovod_study.progress import Line, say
-from horovod_study.records import RunRecord, read_run, read_steps, step_ranks
+from horovod_study.progress import say
+from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import CellRun, local_launch
-from horovod_study.studies.engine import attempt, difference, set_aside_unless_done, working_in
+from horovod_study.studies.attempt import record_in
+from horovod_study.studies.design import run_all
+from horovod_study.studies.runner import RunOptions
+from horovod_study.studies.sweep import StudyCells
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor
 
@@ -33,8 +36,8 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
     refuse_set("lr-range", given, SET_BY_RANGE_TEST, {**BY_RUNTIME, **_ENDS, "seconds": "use --steps or --epochs"})
     if not 0 < low < high < math.inf:
         raise ConfigError(f"lr-range: --low is {low:g} and --high is {high:g}; it must be 0 < low < high")
-    file = {name: value for name, value in (load_yaml(path) if path else {}).items() if name not in STRAIN.budgets}
-    kept = {name: value for name, value in file.items() if name not in SET_BY_RANGE_TEST}
+    file = load_yaml(path) if path else {}
+    kept = {name: value for name, value in file.items() if name not in (*STRAIN.budgets, *SET_BY_RANGE_TEST)}
     length = {} if {"steps", "epochs"} & set(given) else {"steps": 1000}
     values = {"study": "lr-range", **kept, **length, **given, **STRAIN.quiet}
     config = strain_config(values, source=str(path) if path else "lr-range")
@@ -44,13 +47,13 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
 
 
 def run_range(
-    config: StrainConfig, out: Path, *, workers: int = 1, runtime: str | None = None
+    config: StrainConfig, out: Path, *, workers: int = 1, runtime: str | None = None, command: str = ""
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], RunRecord]:
-    """Train as `config` says in `out`/run; return rate and loss of every step, both (S,), and the run's record.
+    """Train as `config` says below `out`; return rate and loss of every step, both (S,), and the run's record.
 
     The rate is the option `lr`, before it is scaled by the number of workers; the loss is the mean over the workers.
-    A run that ended because its loss was no number any more is a result and not a failure. One that has finished is
-    read again, so that a command that was killed goes on.
+    A run that ended because its loss was no number any more is a result and not a failure. One that has ended is read
+    again. StudyError: the run failed; `command` is what the user typed.
     """
     runtime = runtime or ("serial" if workers == 1 else "horovod/mpi")
     require_known("lr-range: --runtime", runtime, RUNTIMES)
@@ -59,26 +62,35 @@ def run_range(
         raise ConfigError(
             f"lr-range: --workers is {workers}, but --runtime serial has one worker; name another runtime"
         )
-    cell = local_cell(runtime, config.to_dict(), workers=workers, source="lr-range")
-    run, failed = out / "run", ""
-    with working_in(out, "range test") as stop, closing(Line()) as line:
-        if not set_aside_unless_done(run):
-            length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
-            say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
-            how: dict[str, Any] = {"out": run, "config": out / "config.yaml", "log": out / "output.log"}
-            how["watch"] = lambda running: line.now_and_then(running.last_line() or "  starting")
-            ended = attempt(CellRun(cell=cell, launch=local_launch, **how), stop)
-            failed = "" if ended.done else f"the range test failed: {ended.reason}; see {ended.log}"
-        if failed and not step_ranks(run):
-            raise StudyError(failed)
-        record = read_run(run)
-        if told := difference(record.requested, {**cell.config.to_dict(), "workers": workers}):
-            raise RecordError(f"{run}: is of another range test ({told}); choose another --out, or move it away")
-    tables = [read_steps(run, rank) for rank in step_ranks(run)]
-    rows = min(table.num_rows for table in tables)  # a rank that was ended first has fewer
-    losses = np.mean([table.column("loss").to_numpy()[:rows].astype(np.float64) for table in tables], axis=0)
-    if failed and (not rows or np.isfinite(losses[-1])):
-        raise StudyError(failed)
+    cell = replace(local_cell(runtime, config.to_dict(), workers=workers, source="lr-range"), label="range test")
+    if (curve := _curve(out / cell.key)) is None:
+        length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
+        say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}")
+        here = {config.partition: this_machine(config.partition)}
+        a_week = 7 * 86400.0  # whoever watches ends it before
+        how: dict[str, Any] = {"part": True, "equal_steps": True, "timeout_s": a_week}
+        sweep = StudyCells(name=out.name, directory=out, cells=(cell,), partitions=here, **how)
+        try:
+            run_all(sweep, RunOptions(command=command, smoke=False, yes=True))
+        except StudyError:
+            if _curve(out / cell.key) is None:
+                raise
+        curve = _curve(out / cell.key)
+    assert curve is not None, "a run that is done has steps"
+    steps, losses, record = curve
     total = config.steps or (config.epochs or 1) * int(record.effective["steps_per_epoch"])
-    steps = tables[0].column("step").to_numpy()[:rows]
     return np.array([config.lr * lr_factor(config, int(step), step / total) for step in steps]), losses, record
+
+
+def _curve(run: Path) -> tuple[NDArray[Any], NDArray[np.float64], RunRecord] | None:
+    """Return steps, losses and record of a run that is done or has diverged, None of any other."""
+    if (record := record_in(run)) is None or record.status not in ("done", "failed"):
+        return None
+    tables = [read_steps(run, rank) for rank in step_ranks(run)]
+    if not tables:
+        return None
+    rows = min(table.num_rows for table in tables)  # a rank that was ended first has fewer
+    losses = np.array([table.column("loss").to_numpy()[:rows].astype(np.float64) for table in tables]).mean(axis=0)
+    if record.status == "failed" and (not rows or np.isfinite(losses[-1])):
+        return None
+    return tables[0].column("step").to_numpy()[:rows], losses, record

@@ -441,7 +441,7 @@ class Grid:
         self._began = now()
         self._warned = False
         self._source = identify()
-        self._aim = None if self.sweep.precision is None else Aim.of(self.sweep)
+        self._aim = None if self.sweep.precision is None else Aim(self.sweep)
 
     def run(self, cells: Sequence[Cell], *, total: int | None = None, ended: int = 0) -> str:
         """Run `cells` in their order until all have ended or a stop is requested; return the one broken off, or "".

@@ -7,41 +7,81 @@ A search called NAME lives in RUNS/NAME:
     trial-0007/             the run directory of trial 7; configs/ and logs/ hold what it was asked and what it said
     trials.csv, best.yaml   all trials as a table, and the configuration of the best one; written again after each trial
 
+Its file says what is fixed, which options are varied between which values, and how long: `experiments/search.yaml` is
+an example and docs/search.md explains every key.
+
 A trial is open in the journal until Optuna is told how it ended, and whoever holds its claim runs it. One whose command
 was stopped or killed stays open: the next command takes it up with the same values, and only tells how it ended where
 its run directory holds a finished run.
 """
 
+import itertools
+import json
 import math
 import os
 import shlex
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import optuna
 import yaml
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 from optuna.trial import Trial, TrialState
 
 from horovod_study.cluster.process import stop_marked
-from horovod_study.config import Cell, available_cores
-from horovod_study.documents import read_bytes
-from horovod_study.errors import ConfigError, StudyError, first_line
+from horovod_study.cluster.yaml_keys import limits, mapping, number, one_of
+from horovod_study.config import Cell, available_cores, local_cell
+from horovod_study.documents import load_yaml, read_bytes
+from horovod_study.errors import ConfigError, StudyError, first_line, require_keys
 from horovod_study.files import csv_rows, write_file, writing
-from horovod_study.lease import CLAIMS, Held, Lease, acquire, holder_of_run, is_stale, latest, read_claim, server_time
+from horovod_study.lease import (
+    ATTEMPTS,
+    CLAIMS,
+    Held,
+    Lease,
+    acquire,
+    holder_of_run,
+    is_stale,
+    latest,
+    move_run,
+    read_claim,
+    server_time,
+)
 from horovod_study.measure.clock import now
 from horovod_study.progress import say
 from horovod_study.records import MANIFEST, epoch_rows
+from horovod_study.roles import Role, check_field, named
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import attempt as attempts
-from horovod_study.studies.engine import Lane, difference, set_aside, sweep
+from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.ledger import goes_on
-from horovod_study.studies.search_file import PARTS, SearchConfig, budget_done, ends
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import plural
+from horovod_study.text.words import cut, plural
+from horovod_study.workloads import Configuration, packaged
 
+OPTIONS = packaged().options
+PARTS = 20
+"""A trial is compared with others at twentieths of its budget."""
+
+_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
+_ELSEWHERE = {
+    **dict.fromkeys(named(OPTIONS, Role.RUNTIME), "runtime at the top of the file"),
+    "study": "search at the top of the file",
+    "partition": "the top of the file",
+    "repeat": "nothing: a search tries each combination once",
+}
+_SAME = "it must be the same in all trials, or their results could not be compared; put it under run"
+_NOT_VARIED = {
+    **{name: f"it comes from {place}" for name, place in _ELSEWHERE.items()},
+    **dict.fromkeys(named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET), _SAME),
+    **{name: _SAME for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE},
+}
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
 MAX_RESTARTS = 3  # how often a trial whose command was killed is taken up again: it may be what kills it
 HOPELESS = 5  # so many failed trials and not one good end the search
@@ -49,8 +89,159 @@ _ENDED = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
 _LISTED = 10
 _LOOK_S = 5.0  # how soon it is noticed what other commands have done
 
-_Outcome = tuple[TrialState, dict[str, Any]]
-"""What Optuna is told of a trial, and what is remembered of it."""
+_Outcome = tuple[TrialState, dict[str, Any]]  # what Optuna is told of a trial, and what is remembered of it
+
+
+# -------------------------------------------------------------------------------------------------------- the file
+
+
+def ends(values: BaseDistribution) -> tuple[Any, ...]:
+    """Return the values that show whether an option can be used."""
+    return tuple(getattr(values, "choices", ()) or (getattr(values, name) for name in ("low", "high")))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchConfig:
+    """A search: fixed options (`run`), varied ones (`space`), and how each trial is launched."""
+
+    name: str
+    run: Configuration
+    space: Mapping[str, BaseDistribution]
+    trials: int
+    runtime: str
+    workers: int
+    seed: int
+    timeout_s: float
+    pruner: BasePruner
+
+    def cell(self, values: Mapping[str, Any]) -> Cell:
+        """Return the run with the varied options set to `values`; ConfigError: they do not fit together."""
+        values = {**self.run.to_dict(), **values}
+        return local_cell(self.runtime, values, workers=self.workers, source=f"search {self.name}")
+
+    def example(self) -> Cell:
+        """Return one valid cell; all are launched alike."""
+        problem: ConfigError | None = None
+        for values in itertools.islice(itertools.product(*map(ends, self.space.values())), 1000):
+            try:
+                return self.cell(dict(zip(self.space, values, strict=True)))
+            except ConfigError as error:
+                problem = problem or error
+        assert problem is not None, "a space is never empty"
+        raise problem
+
+    def highest(self, name: str) -> Any:
+        """Return the largest value that the option `name`, a number, can take."""
+        return max(ends(self.space[name])) if name in self.space else getattr(self.run, name)
+
+    def meaning(self) -> dict[str, Any]:
+        """Return what must be the same whenever the search is continued, or its trials could not be compared."""
+        space = {name: vars(each) for name, each in self.space.items()}
+        whole = {"run": self.run.to_dict(), "space": space, "runtime": self.runtime, "workers": self.workers}
+        return dict(json.loads(json.dumps(whole)))  # as it comes back from the journal: lists for tuples
+
+
+def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
+    """Read a search file; whatever is wrong with it is a ConfigError naming the file, the key and the value.
+
+    `trials`: of the command line, in place of the file's.
+    """
+    content, source = load_yaml(path), str(path)
+    require_keys(source, content, _KEYS)
+    for key in (key for key in ("search", "run", "space") if key not in content):
+        raise ConfigError(f"{source}: key {key!r} is missing; a search needs search, run and space")
+    fixed, varied = mapping(source, "run", content["run"]), mapping(source, "space", content["space"])
+    for name in (name for name in fixed if name in _ELSEWHERE):
+        raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {_ELSEWHERE[name]}")
+    named_by = {"study": content["search"], "partition": content.get("partition", "local")}
+    run = packaged().configure({**fixed, **named_by}, source=f"{source}: run")
+    if not varied:
+        raise ConfigError(f"{source}: space is empty; name at least one option to vary, for instance lr")
+    runtime, workers = content.get("runtime", "serial"), number(source, content, "workers", 1, int, 1)
+    if one_of(source, "runtime", runtime, RUNTIMES) == "serial" and workers > 1:
+        raise ConfigError(
+            f"{source}: runtime serial has one worker, but workers is {workers}; "
+            "name a runtime such as horovod/mpi, or leave workers out"
+        )
+    if trials is not None:
+        content["trials"] = number("strain search", {"--trials": trials}, "--trials", 20, int, 1)
+    search = SearchConfig(
+        name=run.study,
+        run=run,
+        space={str(name): _dimension(source, str(name), value, fixed) for name, value in varied.items()},
+        trials=number(source, content, "trials", 20, int, 1),
+        runtime=runtime,
+        workers=workers,
+        seed=number(source, content, "seed", 1, int, 0),
+        timeout_s=number(source, content, "timeout_s", 3600.0, float, 1),
+        pruner=_pruner(source, content.get("pruner", "median")),
+    )
+    for name, value in ((name, value) for name, values in search.space.items() for value in ends(values)):
+        try:
+            replace(search, space={**search.space, name: CategoricalDistribution([value])}).example()
+        except ConfigError as error:
+            text = str(error).removeprefix(f"search {search.name}: ")
+            raise ConfigError(f"{source}: space: {name}: {value} is never valid: {text}") from None
+    return search
+
+
+def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> BaseDistribution:
+    where = f"{source}: space"
+    if name in _NOT_VARIED:
+        raise ConfigError(f"{where}: {name} cannot be searched over: {_NOT_VARIED[name]}")
+    require_keys(where, [name], [each for each in OPTIONS if each not in _NOT_VARIED])
+    if name in fixed:
+        raise ConfigError(f"{source}: {name} is both fixed under run and varied under space; give it once")
+    option = OPTIONS[name]
+    if isinstance(value, list):
+        values = [option.check(where, each) for each in value]
+        if len(values) < 2 or len(set(values)) < len(values):
+            raise ConfigError(f"{where}: {name} is {value}; give two or more different values, or put it under run")
+        return CategoricalDistribution(values)
+    if not isinstance(value, dict) or option.kind not in (int, float):
+        raise ConfigError(
+            f"{where}: {name} is {value!r}; it must be a list of values such as [64, 128], or of a number a range such "
+            "as {low: 1e-4, high: 1e-2, log: true}; a single value belongs under run"
+        )
+    keys = {"low": option, "high": option, "log": limits(bool), "step": limits(option.kind, above=0)}
+    require_keys(f"{where}: {name}", value, keys)
+    for key in (key for key in ("low", "high") if key not in value):
+        raise ConfigError(f"{where}: {name}: key {key!r} is missing; a range needs low and high")
+    told = {"log": False, "step": 1 if option.kind is int else None, **value}
+    how = {key: check_field(where, f"{name}: {key}", told[key], keys[key], optional=key == "step") for key in keys}
+    try:
+        return (IntDistribution if option.kind is int else FloatDistribution)(**how)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {name}: {first_line(error)}") from None
+
+
+def _pruner(source: str, value: Any) -> BasePruner:
+    """Return Optuna's pruner, which counts in `PARTS` of a budget; a warm-up is a share of it."""
+    where = f"{source}: pruner"
+    options = {"kind": value} if isinstance(value, str) else mapping(source, "pruner", value)
+    own = {"median": ("startup_trials", "warmup"), "hyperband": ("warmup", "reduction_factor"), "none": ()}
+    kind = one_of(where, "kind", options.get("kind", "median"), own)
+    require_keys(f"{where} {kind}", options, ("kind", *own[kind]))
+    if (warmup := number(where, options, "warmup", 0.15, float, 0)) >= 1:
+        raise ConfigError(f"{where}: warmup is {warmup}; it is a share of a trial's budget, below 1")
+    first = max(1, math.ceil(warmup * PARTS - 1e-9))
+    startup = number(where, options, "startup_trials", 5, int, 1)
+    factor = number(where, options, "reduction_factor", 3, int, 2)
+    if kind == "hyperband":
+        return HyperbandPruner(min_resource=first, max_resource=PARTS, reduction_factor=factor)
+    return MedianPruner(n_startup_trials=startup, n_warmup_steps=first) if kind == "median" else NopPruner()
+
+
+def budget_done(config: Configuration, row: Mapping[str, float]) -> float:
+    """Return the share of its budget, 0..1, that a run has used at an evaluation, given its row of epochs.csv."""
+    if config.seconds is not None:
+        return min(1.0, row["train_s"] / config.seconds)
+    if config.steps is not None:
+        return min(1.0, row["steps"] / (config.warmup_steps + config.steps))
+    return min(1.0, row["epoch"] / (config.epochs or 1))
+
+
+# ------------------------------------------------------------------------------------------------------ the search
 
 
 class SearchResult(NamedTuple):
@@ -111,13 +302,21 @@ def _open_study(search: SearchConfig, directory: Path) -> optuna.Study:
     except (ValueError, LookupError) as error:
         raise StudyError(f"{path}: is damaged ({first_line(error)}); {others}") from None
     meaning = search.meaning()
-    if told := difference(study.user_attrs.get("meaning", meaning), meaning):
+    old, new = _flat(study.user_attrs.get("meaning", meaning)), _flat(meaning)
+    if (name := next((name for name in {**new, **old} if old.get(name) != new.get(name)), None)) is not None:
+        was, now_is = (cut(str(each.get(name)), 60) for each in (old, new))
         raise StudyError(
-            f"search {search.name} was begun as another one ({told}), so its trials cannot be compared with new ones; "
-            "give the search another name in its file, or undo the change"
+            f"search {search.name} was begun as another one ({name} was {was}, now {now_is}), so its trials cannot be "
+            "compared with new ones; give the search another name in its file, or undo the change"
         )
     study.set_user_attr("meaning", meaning)
     return study
+
+
+def _flat(values: Mapping[str, Any], head: str = "") -> dict[str, Any]:
+    inner = {f"{head}{name}": value for name, value in values.items()}
+    deeper = (_flat(value, f"{name} ") if isinstance(value, dict) else {name: value} for name, value in inner.items())
+    return {name: value for each in deeper for name, value in each.items()}
 
 
 class _Search:
@@ -137,7 +336,7 @@ class _Search:
         sweep([self._lane() for _ in range(jobs)], self._stop)
         document, stopped = self._written(), self._stop.requested
         document["importance"], document["importance_note"] = importance_of(self._study)
-        document["interrupted"], document["broken_off"] = stopped, "" if stopped else self._hopeless()
+        document |= {"interrupted": stopped, "broken_off": "" if stopped else self._hopeless()}
         if document["broken_off"]:
             say(f"broken off: {document['broken_off']}")
         if elsewhere := document["counts"]["running"]:
@@ -208,23 +407,25 @@ class _Search:
             cell = self._search.cell(values)
         except ConfigError as error:  # values that do not fit together
             return TrialState.FAIL, {"reason": str(error)}
-        out = self._directory.resolve() / name
-        record, ended = attempts.record_in(out), None
-        told = _Evaluations(trial, lease, cell, out)
+        out, folder, ended = self._directory.resolve() / name, self._directory, None
+        record, told = attempts.record_in(out), _Evaluations(trial, cell.config, out)
+
+        def watch(running: attempts.Running) -> attempts.Verdict | None:
+            if not lease.refresh():
+                return attempts.Verdict(attempts.TAKEN_OVER, "another command took it over")
+            return attempts.Verdict(attempts.PRUNED, hopeless) if (hopeless := told.judge()) else None
+
         try:
             if record is None or record.status != "done":
-                if not (resume := record is not None and goes_on(record, out)):
-                    set_aside(out)
-                ended = yield attempts.CellRun(
-                    cell=cell,
-                    out=out,
-                    config=self._directory / "configs" / f"{name}.yaml",
-                    log=self._directory / "logs" / f"{name}.log",
-                    launch=attempts.local_launch,
-                    resume=resume,
-                    timeout_s=self._search.timeout_s,
-                    watch=told.watch,
-                )
+                if not (resume := record is not None and goes_on(record, out)) and out.exists():
+                    move_run(out, folder / ATTEMPTS)
+                paths: dict[str, Any] = {
+                    "out": out,
+                    "config": folder / "configs" / f"{name}.yaml",
+                    "log": folder / f"logs/{name}.log",
+                }
+                how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s}
+                ended = yield attempts.CellRun(cell=cell, resume=resume, watch=watch, **paths, **how)
         except Held:  # somebody trains in its directory who runs no search
             return None
         if ended is not None and ended.state in (self._stop.state, "stopped", attempts.TAKEN_OVER):
@@ -248,40 +449,34 @@ class _Search:
 
     def _written(self) -> dict[str, Any]:
         """Write trials.csv and best.yaml, and return the document of the search."""
+        name, path = self._search.name, self._directory / "best.yaml"
         while True:
-            document = self._stands()
-            write_file(self._directory / "trials.csv", csv_rows(self._columns, document["rows"]))
-            if (best := document["best"]) is not None:
-                # Repeats of the best are runs of their own and not trials of the search.
-                values = {**self._search.cell(best["values"]).config.to_dict(), "study": f"{self._search.name}-best"}
+            rows = self._rows()
+            states = (*_ENDED.values(), "interrupted", "running", "waiting")
+            counts = {state: sum(row["state"] == state for row in rows) for state in states}
+            document: dict[str, Any] = {
+                "search": name,
+                "directory": str(self._directory),
+                "wanted": self._search.trials,
+            }
+            document |= {"ended": _ended_of(rows), "counts": counts}
+            document |= {**dict.fromkeys(("best", "best_config", "best_command")), "rows": rows}
+            write_file(self._directory / "trials.csv", csv_rows(self._columns, rows))
+            if done := [row for row in rows if row["state"] == "done"]:
+                best = min(done, key=lambda row: (row["test_mse"], row["trial"]))
+                values = {option: best[option] for option in self._search.space}
+                command = repeat_command(self._search, values, path)
+                document |= {"best": {**best, "values": values}, "best_config": str(path), "best_command": command}
                 head = (
-                    f"# The best of {document['counts']['done']} finished trials of search {self._search.name}: trial "
-                    f"{best['trial']}, test MSE {best['test_mse']:.4e}.\n#   {document['best_command']}\n# It was "
-                    "chosen by its test MSE, so that number is a little better than what other test curves would give."
+                    f"# The best of {len(done)} finished trials of search {name}: trial {best['trial']}, test MSE "
+                    f"{best['test_mse']:.4e}.\n#   {command}\n# It was chosen by its test MSE, so that number is a "
+                    "little better than what other test curves would give."
                 )
-                write_file(self._directory / "best.yaml", f"{head}\n\n{yaml.safe_dump(values, sort_keys=False)}")
-            if self._stands()["ended"] == document["ended"]:  # else another command may have written more in between
+                # Repeats of the best are runs of their own and not trials of the search.
+                again = {**self._search.cell(values).config.to_dict(), "study": f"{name}-best"}
+                write_file(path, f"{head}\n\n{yaml.safe_dump(again, sort_keys=False)}")
+            if _ended_of(self._rows()) == document["ended"]:  # else another command may have written more in between
                 return document
-
-    def _stands(self) -> dict[str, Any]:
-        rows, path = self._rows(), self._directory / "best.yaml"
-        states = (*_ENDED.values(), "interrupted", "running", "waiting")
-        counts = {state: sum(row["state"] == state for row in rows) for state in states}
-        document = {
-            "search": self._search.name,
-            "directory": str(self._directory),
-            "wanted": self._search.trials,
-            "ended": sum(counts[state] for state in _ENDED.values()),
-            "counts": counts,
-            **dict.fromkeys(("best", "best_config", "best_command")),
-            "rows": rows,
-        }
-        if done := [row for row in rows if row["state"] == "done"]:
-            best = min(done, key=lambda row: (row["test_mse"], row["trial"]))
-            values = {name: best[name] for name in self._search.space}
-            document |= {"best": {**best, "values": values}, "best_config": str(path)}
-            document["best_command"] = repeat_command(self._search, values, path)
-        return document
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return a row per trial, with the columns of trials.csv."""
@@ -305,26 +500,19 @@ class _Search:
 
 
 class _Evaluations:
-    """What the evaluations of a trial tell while it runs."""
+    """What the evaluations of a trial tell Optuna while it runs, and Optuna of it."""
 
-    def __init__(self, trial: Trial, lease: Lease, cell: Cell, out: Path) -> None:
-        self._trial, self._lease, self._cell, self._out = trial, lease, cell, out
+    def __init__(self, trial: Trial, config: Configuration, out: Path) -> None:
+        self._trial, self._config, self._out = trial, config, out
         self._seen = 0  # rows of epochs.csv
         self._test_mse: float | None = None  # the last one
 
-    def watch(self, running: attempts.Running) -> attempts.Verdict | None:
-        """Deal with new evaluations; end a hopeless trial, or one that is another command's now."""
-        if not self._lease.refresh():
-            return attempts.Verdict(attempts.TAKEN_OVER, "another command took it over")
-        hopeless = self._judge()
-        return attempts.Verdict(attempts.PRUNED, hopeless) if hopeless else None
-
-    def _judge(self) -> str:
+    def judge(self) -> str:
         """Report new evaluations to Optuna; return why the trial should end early, or ""."""
         hopeless = ""
         for row in epoch_rows(self._out)[self._seen :]:
             self._seen += 1
-            done, self._test_mse = budget_done(self._cell.config, row), row["test_mse"]
+            done, self._test_mse = budget_done(self._config, row), row["test_mse"]
             part = math.floor(done * PARTS + 1e-9)
             self._trial.report(self._test_mse, part)  # of several in one part Optuna keeps the first
             if not math.isfinite(self._test_mse):
@@ -335,20 +523,24 @@ class _Evaluations:
 
     def outcome(self, ended: attempts.Attempt | None) -> _Outcome:
         """Return how the trial ended; `ended`: None of a run that had ended before."""
-        self._judge()  # other trials are compared with these evaluations, too late for this one as they are
+        self.judge()  # other trials are compared with these evaluations, too late for this one as they are
         record = attempts.record_in(self._out) if ended is None else ended.record
         totals, effective = ({}, {}) if record is None else (record.totals, record.effective)
         told = {"seconds": None if ended is None else ended.seconds, "floor_mse": effective.get("floor_mse")}
-        finite = self._test_mse is None or math.isfinite(self._test_mse)
+        done, finite = ended is None or ended.done, self._test_mse is None or math.isfinite(self._test_mse)
         if ended is not None and ended.state == attempts.PRUNED:
             return TrialState.PRUNED, {**told, "test_mse": self._test_mse if finite else None, "reason": ended.reason}
-        if ended is not None and not ended.done and finite:
+        if ended is not None and not done and finite:
             return TrialState.FAIL, {**told, "reason": f"{ended.reason}; see {ended.log}"}
-        if (ended is None or ended.done) and math.isfinite(totals.get("test_mse") or math.nan):
+        if done and math.isfinite(totals.get("test_mse") or math.nan):
             return TrialState.COMPLETE, {**told, **{name: totals.get(name) for name in RESULTS}}
         # Not a failure: the values were tried and are bad, which the sampler should know.
         self._trial.report(math.nan, PARTS + 1)
         return TrialState.PRUNED, {**told, "reason": "diverged: the test MSE is not finite"}
+
+
+def _ended_of(rows: Iterable[Mapping[str, Any]]) -> int:
+    return sum(row["state"] in _ENDED.values() for row in rows)
 
 
 def _name(number: int) -> str:

@@ -5,12 +5,10 @@ see the same files) then costs seconds, and not the first hours of a night. What
 folder, so that it is tried once per runtime, hosts, code and environment.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -18,9 +16,8 @@ from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import other_hosts, run_on
 from horovod_study.cluster.site import Site
 from horovod_study.config import Cell, Placement
-from horovod_study.documents import read_json
-from horovod_study.errors import RecordError, StudyError
-from horovod_study.files import write_file, writing
+from horovod_study.errors import StudyError
+from horovod_study.files import writing
 from horovod_study.measure.clock import utc_stamp
 from horovod_study.progress import duration
 from horovod_study.roles import Role
@@ -35,7 +32,6 @@ FOLDER = ".smoke"
 LIMIT_S = 90.0
 """It takes about 10 s; a machine that is loaded or starts Python from a slow file server takes several times that."""
 STEPS = 5
-_PASSED = "passed.json"
 
 
 def smoke_test(
@@ -55,21 +51,37 @@ def smoke_test(
     _refuse_unreachable(cells, sweep, sites, console)
     with writing(folder, "choose another folder with --runs", error=StudyError), suppress(KeyboardInterrupt):
         for cell, site in small_cells(cells, sites):
-            packaged, names = not cell.config.workload.starts_ranks, [host.name for host in site.hosts]
-            told = "2 workers on this machine"
-            if names:
-                told = f"2 workers on {names[0]}" if len(names) == 1 else f"1 worker each on {' and '.join(names)}"
-            told = f"{cell.runtime}, {told}" if packaged else told
-            if told in (passed := _read(sweep.directory)).get(cell.identity, []):
+            foreign, names = cell.config.workload.starts_ranks, [host.name for host in site.hosts] or ["this machine"]
+            told = f"2 workers on {names[0]}" if len(names) == 1 else f"1 worker each on {' and '.join(names)}"
+            told = told if foreign else f"{cell.runtime}, {told}"
+            name = "command" if foreign else cell.runtime.replace("/", "-")
+            passed = folder / "-".join([name, cell.identity, *(host.name for host in site.hosts), "passed"])
+            if passed.exists():
                 continue
             say(console, f"smoke test: {told}")
-            ended = attempt(_run(cell, site, folder, places), stop)
+            out = folder.resolve() / f"{name}-{utc_stamp()}"
+            while out.exists():
+                out = out.with_name(f"{out.name}+")
+            ended = attempt(
+                CellRun(
+                    cell=cell,
+                    out=out,
+                    config=folder / f"{out.name}.yaml",
+                    log=folder / f"{out.name}.log",
+                    site=site,
+                    launch=places.launch,
+                    # Other trainings may read their data for minutes before the first step.
+                    timeout_s=LIMIT_S if foreign or cell.config.workload.small is not None else 600.0,
+                    grace_s=places.grace_s,
+                ),
+                stop,
+            )
             if ended.unreached:
                 say(console, f"warning: {ended.unreached}")
             # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.
-            slow = ended.state == TIMED_OUT and not packaged
+            slow = foreign and ended.state == TIMED_OUT
             if not ended.done and not slow:
-                if site.hosts or packaged:  # else it has said itself what is wrong
+                if site.hosts or not foreign:  # else it has said itself what is wrong
                     _diagnose(site.hosts, cell, sweep, console)
                 reason = f"{ended.reason} ({ended.said})" if ended.state == TIMED_OUT else ended.reason
                 raise StudyError(
@@ -77,26 +89,7 @@ def smoke_test(
                     "(--no-smoke)"
                 )
             say(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
-            passed[cell.identity] = [*passed.get(cell.identity, []), told]
-            write_file(folder / _PASSED, json.dumps(passed, indent=1) + "\n")
-
-
-def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:
-    name = "command" if cell.config.workload.starts_ranks else cell.runtime.replace("/", "-")
-    first = f"{name}-{utc_stamp()}"
-    names = (first, *(f"{first}+{number}" for number in range(2, 1000)))
-    out = next(path for each in names if not (path := folder.resolve() / each).exists())
-    return CellRun(
-        cell=cell,
-        out=out,
-        config=folder / f"{out.name}.yaml",
-        log=folder / f"{out.name}.log",
-        site=site,
-        launch=places.launch,
-        # Other trainings may read their data for minutes before the first step.
-        timeout_s=LIMIT_S if cell.config.workload.small is not None or cell.config.workload.starts_ranks else 600.0,
-        grace_s=places.grace_s,
-    )
+            passed.touch()
 
 
 def _refuse_unreachable(
@@ -105,17 +98,15 @@ def _refuse_unreachable(
     """Raise a StudyError when a host does not answer, also one that answered yesterday; launchers take long to say."""
     used = [site for cell in cells if not (site := sites[cell.placement]).allocation]
     hosts = {host.name: host for site in used for host in site.hosts}
-    away = other_hosts(list(hosts))
-    if not away:
+    if not (away := other_hosts(list(hosts))):
         return
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
-    if lost := [answer for answer in answers if answer.problem]:
+    if lost := [f"{answer.host}: {answer.problem}" for answer in answers if answer.problem]:
         _diagnose(tuple(hosts.values()), cells[0], sweep, console)
-        named = "; ".join(f"{answer.host}: {answer.problem}" for answer in lost)
         raise StudyError(
-            f"{len(lost)} of {len(hosts)} hosts cannot be used ({named}); nothing was started: fix that, or leave "
-            "them out (--hosts)"
+            f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started: fix that, or "
+            "leave them out (--hosts)"
         )
 
 
@@ -140,21 +131,14 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
     found: dict[tuple[str, str, str], tuple[Cell, Site]] = {}
     # The cell with most hosts says most about whether workers can communicate with each other.
     for cell in sorted(cells, key=lambda each: -each.placement.nodes):
-        placement = cell.placement
-        case = (cell.runtime, placement.partition, cell.identity)
+        placement, case = cell.placement, (cell.runtime, cell.placement.partition, cell.identity)
         if placement.workers == 1 or case in found:
             continue
-        site = sites[placement]
-        if placement.nodes > 1:
-            hosts, per_node = tuple(Host(name=host.name, slots=1) for host in site.hosts[:2]), 1
-        else:
-            hosts, per_node = tuple(Host(name=host.name, slots=2) for host in site.hosts[:1]), 2
-        config = _small_config(cell.config)
+        site, per_node = sites[placement], 1 if placement.nodes > 1 else 2
+        hosts = tuple(Host(name=host.name, slots=per_node) for host in site.hosts[: 2 // per_node])
         small = Placement(partition=placement.partition, workers=2, workers_per_node=per_node)
-        found[case] = (
-            Cell(config=config, runtime=cell.runtime, placement=small, identity=cell.identity),
-            replace(site, hosts=hosts),
-        )
+        tried = replace(cell, config=_small_config(cell.config), placement=small, arm="", label="")
+        found[case] = (tried, replace(site, hosts=hosts))
     return list(found.values())
 
 
@@ -164,20 +148,8 @@ def _diagnose(hosts: Sequence[Host], cell: Cell, sweep: StudyCells, console: Con
 
     say(console, "looking for the cause (horovod-study doctor):")
     partition = sweep.partitions.get(cell.placement.partition)
-    findings = [
-        each
-        for each in examine(hosts=hosts, partition=partition, runs=sweep.directory.parent)
-        if each.verdict != "ok" and (each.area != "Slurm" or (partition and partition.scheduler == "slurm"))
-    ]
-    for finding in findings:
-        say(console, f"  {finding.verdict}: {finding.name}: {finding.what}; {finding.remedy}")
-    if not findings:
-        say(console, "  it found no fault")
-
-
-def _read(directory: Path) -> dict[str, list[str]]:
-    """Return identity -> what has passed with it; nothing where the file is missing or damaged."""
-    passed: dict[str, list[str]] = {}
-    with suppress(RecordError):
-        passed = read_json(directory / FOLDER / _PASSED, dict[str, list[str]], again="")
-    return passed
+    found = examine(hosts=hosts, partition=partition, runs=sweep.directory.parent)
+    slurm = partition is not None and partition.scheduler == "slurm"
+    wrong = [each for each in found if each.verdict != "ok" and (slurm or each.area != "Slurm")]
+    for line in [f"{each.verdict}: {each.name}: {each.what}; {each.remedy}" for each in wrong] or ["it found no fault"]:
+        say(console, f"  {line}")

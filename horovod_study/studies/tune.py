@@ -1,56 +1,252 @@
 """`run STUDY --tune`: which settings of communication make the training of a study fastest, at its most workers.
 
-Settings are arms of a race (halving.py). Libraries read theirs when they start, so that every arm is launched: it is a
+Settings are arms of a race by halving. Libraries read theirs when they start, so that every arm is launched: it is a
 cell of the study RUNS/<study>-tune, run as the cells of any other one, in turns where that is possible. What is typed
 again goes on: a launch that is whole is only read.
+
+Machines drift, so settings are only ever compared within rounds, by the estimate of `analysis.paired`. In turns
+(turns.py) one launch of all settings together has many rounds of slices; where they cannot alternate a launch is one
+round of runs one after the other. Everything else is the same for both:
+
+A stage measures all settings that are left, with the shipped ones and the library's defaults. Then whoever is resolved
+to be slower than the fastest is out (O. Maron and A. Moore, Hoeffding races, 1994), and the slower half of the rest
+(Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed bandits", 2013). After the first one the
+best values of single settings that help are combined. Whoever wins was also lucky: the leader is launched again,
+against both baselines, and is chosen where these launches alone resolve its gain.
 """
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+import random
+from collections import Counter
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import yaml
 from rich.console import Console
 
-from horovod_study.analysis.paired import Slice
+from horovod_study.analysis.paired import MIN_ROUNDS, Slice, estimate, pairs
+from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
 from horovod_study.config import Cell, available_cores
 from horovod_study.errors import ConfigError, StudyError, require_known
 from horovod_study.measure.clock import now
 from horovod_study.progress import duration
-from horovod_study.records import RunRecord, TurnSlice, read_turns
+from horovod_study.records import TurnSlice, read_turns
 from horovod_study.roles import TRUTH, Option, check_field, plain
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.halving import (
-    ALONE,
-    IN_TURNS,
-    LEAST_ROUNDS,
-    LIBRARY,
-    SHIPPED,
-    Candidate,
-    Heat,
-    Made,
-    Race,
-    halving,
-    words,
-)
+from horovod_study.studies.design import Design, follow
+from horovod_study.studies.ledger import Ledger, read_ledger, set_aside
 from horovod_study.studies.progress import say
-from horovod_study.studies.runner import RunOptions, run_sweep
+from horovod_study.studies.runner import RunOptions
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.studies.turns import SLICE_S, apart_because, rates, workers_that_fit
+from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workloads import Configuration, Workload
 
 SECONDS = 2.0  # of a launch that does not alternate
-HOURS = {True: 3 / 60, False: 10 / 60}  # where the study has no budget; True: in turns
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
 _RESERVED = 0.4  # of the time, at most, is kept for confirming
+EQUAL = 0.01
+"""Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
+LEAST_ROUNDS = 4  # before two settings are said to differ
+SHIPPED, LIBRARY = "shipped settings", "library defaults"
+
+
+# -------------------------------------------------------------------------------------------------------- the race
+
+
+class Candidate(NamedTuple):
+    """Settings to be tried: what is changed from the shipped ones; `knob` is that of a single setting."""
+
+    name: str
+    values: Mapping[str, Any] = MappingProxyType({})
+    knob: str = ""
+
+    @property
+    def baseline(self) -> bool:
+        """Whether it stays in the race whatever it does."""
+        return self.name in (SHIPPED, LIBRARY)
+
+
+Way: TypeAlias = Mapping[str, tuple[int, int]]
+ALONE: Way = {"first": (2, 1), "stage": (3, 1), "confirm": (5, 1)}
+IN_TURNS: Way = {"first": (1, 8), "stage": (1, 20), "confirm": (3, MIN_ROUNDS)}
+"""How settings are measured in the first stage, in the others, and for confirming: launches, and rounds of each."""
+
+
+class Heat(NamedTuple):
+    """One launch of some settings: in turns with at most so many rounds, or one after the other."""
+
+    what: str  # stage | confirm
+    number: int  # from 1
+    arms: tuple[Candidate, ...]
+    rounds: int
+
+
+Made: TypeAlias = tuple[Sequence[Slice], Mapping[str, str]] | None
+"""What came of a heat: the slices of all arms, and why an arm failed. None: there was no time for it."""
+
+
+def ratio_of(slices: Sequence[Slice], one: str, other: str, level: float = LEVEL) -> Interval:
+    """Return speed of `one` over that of `other` within rounds; without ends where they share less than two.
+
+    Launches of a single round are independent of each other: Student's t of their differences.
+    """
+    found = pairs(slices, one, other)
+    if (known := estimate(found, level=level)) is not None:
+        return known.ratio
+    return moderated_ratio(np.concatenate([*found.differences, np.empty(0)]), math.nan, 0.0, level)
+
+
+def words(ratio: Interval) -> str:
+    """Return e.g. 1.052 [1.031, 1.074]."""
+    ends = f" [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio.known else ""
+    return f"{ratio.value:.3f}{ends}" if math.isfinite(ratio.value) else "-"
+
+
+def _slower(slices: Sequence[Slice]) -> set[str]:
+    """Return who is resolved to be slower than the fastest."""
+    counts = Counter(each.cell for each in slices)
+    most = max(counts, key=lambda cell: counts[cell], default="")
+    known = {cell: ratio_of(slices, cell, most) for cell in counts if cell != most}
+    gains = {most: 1.0, **{cell: ratio.value for cell, ratio in known.items() if ratio.n >= LEAST_ROUNDS}}
+    best = max(gains, key=lambda cell: gains[cell])
+    # Not 0.95: that is looked at after each stage, and each look would find something once in twenty.
+    compared = {cell: ratio_of(slices, best, cell, 0.99) for cell in counts if cell != best}
+    return {cell for cell, ratio in compared.items() if ratio.n >= LEAST_ROUNDS and ratio.low > 1}
+
+
+class Race:
+    """Where a race stands: who is left, all slices, and in the end who is chosen."""
+
+    def __init__(self, arms: Sequence[Candidate]) -> None:
+        """`arms`: the first is what is to be beaten."""
+        self.arms, self.chosen = list(arms), arms[0]
+        self.out: dict[str, str] = {}  # arm -> why it is not in the race any more
+        self.slices: list[Slice] = []
+        self.confirming: list[Slice] = []  # those of the launches that confirm
+        self.stop = "stages"  # resolved | kept | time | stages
+        self.text = ""  # the verdict in words
+
+    def gain(self, arm: Candidate, slices: Sequence[Slice] | None = None) -> Interval:
+        """Return the speed of an arm over that of the shipped settings, by all slices or by these."""
+        return ratio_of(self.slices if slices is None else slices, arm.name, self.arms[0].name)
+
+    def left(self, *, baselines: bool = False) -> list[Candidate]:
+        """Return who is in the race."""
+        return [each for each in self.arms if each.name not in self.out and (baselines or not each.baseline)]
+
+    def leader(self) -> Candidate:
+        """Return who leads: of those that seem as fast the one with the fewest changes, the first where none gains."""
+        gains = {each.name: self.gain(each).value for each in self.left(baselines=True)}
+        best = max((value for value in gains.values() if not math.isnan(value)), default=1.0)
+        close = [each for each in self.left(baselines=True) if gains[each.name] * (1 + EQUAL) >= best]
+        return min(close, key=lambda each: (len(each.values), -gains[each.name])) if best > 1 + EQUAL else self.arms[0]
+
+    def take(self, heat: Heat, made: Made) -> bool:
+        """Take what came of a heat; return whether there was time for it. StudyError: the first arm failed."""
+        if made is None:
+            return False
+        slices, failed = made
+        self.slices += slices
+        self.confirming += slices if heat.what == "confirm" else ()
+        if (why := failed.get(self.arms[0].name)) is not None:
+            raise StudyError(f"run: --tune: the shipped settings do not run: {why}")
+        self.out |= {name: f"failed: {why}" for name, why in failed.items()}
+        return True
+
+    def halve(self, stage: int) -> None:
+        """Take out what is resolved to be slower, and the slower half of the rest."""
+        left = {each.name for each in self.left(baselines=True)}
+        slices = [each for each in self.slices if each.cell in left]
+        worse = _slower(slices)  # over all launches, and within one, whose rounds are many
+        for launch in {each.launch for each in slices}:
+            worse |= _slower([each for each in slices if each.launch == launch])
+        gains = {each.name: np.nan_to_num(self.gain(each).value) for each in self.left()}
+        for place, name in enumerate(sorted(gains, key=lambda name: -gains[name])):
+            if name in worse:
+                self.out[name] = f"slower than the fastest, after stage {stage}"
+            elif 2 * place >= len(gains) > 1:
+                self.out[name] = f"in the slower half after stage {stage}"
+
+    def combine(self) -> None:
+        """Add combinations of the best value of each knob that seems to help by EQUAL: the best two, three, ..."""
+        tried = [each for each in self.arms if each.knob and not self.out.get(each.name, "").startswith("failed")]
+        single = [(value, each) for each in tried if (value := self.gain(each).value) > 1 + EQUAL]
+        values: dict[str, Any] = {}
+        knobs: list[str] = []
+        for _, each in sorted(single, key=lambda known: -known[0]):
+            clash = any(values.get(name, value) != value for name, value in each.values.items())  # hooks, and flat
+            if clash or each.knob in knobs or len(knobs) == 5:
+                continue
+            knobs, values = [*knobs, each.knob], {**values, **each.values}
+            if len(knobs) > 1:
+                name = " ".join(f"{knob}={plain(value)}" for knob, value in values.items())
+                self.arms.append(Candidate(name=name, values=values))
+
+    def choose(self, leader: Candidate) -> None:
+        """Choose the leader where the launches of its own resolve that it gains, else the shipped settings."""
+        spent = {"time": "the time was used up; ", "stages": "the stages were used up; "}.get(self.stop, "")
+        gain = self.gain(leader, self.confirming)
+        if leader is self.arms[0]:
+            why = f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
+        elif leader.name in self.out:
+            why = f"{leader.name} {self.out[leader.name]} when it was launched again"
+        elif not gain.n:
+            why = f"{leader.name} led, and there was no time to launch it again"
+        elif not (gain.n >= LEAST_ROUNDS and gain.low > 1):
+            why = f"{leader.name} led, but launched again its gain ({words(gain)}) is not resolved"
+        else:
+            self.chosen, why = leader, ""
+        if why:
+            self.stop = "kept" if self.stop == "resolved" else self.stop
+            self.text = f"not resolved: {why}; the shipped settings are kept"
+        else:
+            best, others = f"the fastest tried is {leader.name}", f"{spent}others may be faster than {leader.name}"
+            told = f"resolved: {best}" if self.stop == "resolved" else f"not resolved: {others}"
+            self.text = f"{told}, which gains over the shipped settings"
+
+
+def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Generator[Heat, Made, None]:
+    """Yield what is launched next until one arm of the `race` is left; `room`: so many fit into memory together."""
+    numbers = count(1)
+
+    def measure(what: str, effort: str, group: Sequence[Candidate]) -> Generator[Heat, Made, bool]:
+        """Launch a group with the first arm, in parts that fit; return False when time was up before."""
+        first, (launches, rounds) = race.arms[0], way[effort]
+        for _ in range(launches):
+            others = [each for each in group if each is not first and each.name not in race.out]
+            size = int(min(max(room, 2) - 1, max(len(others), 1)))
+            for place in range(0, len(others), size):
+                part, number = [first, *others[place : place + size]], next(numbers)
+                random.Random(f"{seed} {what} {number}").shuffle(part)
+                heat = Heat(what=what, number=number, arms=tuple(part), rounds=rounds)
+                if not race.take(heat, (yield heat)):
+                    return False
+        return True
+
+    for stage in range(1, 7):
+        if not (yield from measure("stage", "stage" if stage > 1 else "first", race.left(baselines=True))):
+            race.stop = "time"
+            break
+        race.halve(stage)
+        if stage == 1:
+            race.combine()
+        if len(race.left()) <= 1:
+            race.stop = "resolved"
+            break
+    if (leader := race.leader()) is not race.arms[0]:
+        near = [each for each in race.left(baselines=True) if each.baseline and each is not leader]
+        yield from measure("confirm", "confirm", [leader, *near])
+    race.choose(leader)
 
 
 # ------------------------------------------------------------------------------------------------------------- arms
@@ -86,41 +282,30 @@ def why_not(knob: Option, runtime: str) -> str:
     return "means something on several hosts only, and this is one" if knob.several_hosts else ""
 
 
-def arms_of(
-    base: Cell, knobs: Mapping[str, Sequence[Any]], effective: Mapping[str, Any], cores: int
-) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the arms, baselines first, and why which knob is not varied.
-
-    `effective` is that of a run with the shipped settings: a value that they have anyway is no arm.
-    """
-    workload, runtime, workers = base.config.workload, base.runtime, base.placement.workers
-    shipped = shipped_values(effective, workload)
-    arms = [Candidate(name=SHIPPED)]
-    if library := library_values(runtime, base.config):
-        arms.append(Candidate(name=LIBRARY, values=library))
+def arms_of(base: Cell, knobs: Mapping[str, Sequence[Any]], cores: int) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the arms, baselines first, and why which knob is not varied."""
+    options, workers = base.config.workload.options, base.placement.workers
+    library, most = library_values(base.runtime, base.config), {"ps_servers": workers, "threads": cores // workers}
+    arms = [Candidate(SHIPPED), *([Candidate(LIBRARY, library)] if library else [])]
     left_out: dict[str, str] = {}
     for knob, own in knobs.items():
-        option, why = workload.options[knob], why_not(workload.options[knob], runtime)
+        option, why = options[knob], why_not(options[knob], base.runtime)
         if why.startswith("has no effect"):
             continue  # what belongs to another library goes without saying
-        if not why and knob in shipped and shipped[knob] is None:
-            why = "is not known to the Horovod that is installed"
-        same, most = shipped.get(knob), {"ps_servers": workers}.get(knob)
-        if knob == "threads":
-            same, most = base.config.threads, cores // workers
-        tries = [each for each in ([] if why else own or option.tries) if each != same and not (most and each > most)]
-        if not tries:
+        same = (base.config.threads,) if knob == "threads" else (option.default,)
+        tries = [each for each in own or option.tries if each not in same and not each > most.get(knob, each)]
+        if why or not tries:
             left_out[knob] = why or f"has no other value {'that fits the cores' if knob == 'threads' else 'to try'}"
-        hooks = option.hooks and shipped.get("reduction") != "hooks"
+            continue
+        hooks = {"reduction": "hooks"} if option.hooks else {}
         for value in tries:
-            values = {"reduction": "hooks", knob: value} if hooks else {knob: value}
-            arm = Candidate(name=f"{knob}={plain(value)}{' with hooks' if hooks else ''}", values=values, knob=knob)
+            values = {**hooks, knob: value}
             try:
                 base.config.changed(**values)
             except ConfigError as error:
                 left_out[knob] = f"would be refused: {str(error).partition('; ')[0]}"
             else:
-                arms.append(arm)
+                arms.append(Candidate(f"{knob}={plain(value)}{' with hooks' if hooks else ''}", values, knob))
     return arms, left_out
 
 
@@ -136,34 +321,6 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
 
 
-def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
-    """Return knob -> value that a run with shipped settings really used; None: its library does not know the knob.
-
-    A knob that the record says nothing about is missing, or has the default of its option.
-    """
-    recorded = effective.get("settings", {})
-    found: dict[str, Any] = {"reduction": effective.get("reduction")}
-    for knob in workload.tuned:
-        option = workload.options[knob]
-        entry = recorded.get(option.variable or knob)
-        if not isinstance(entry, Mapping):
-            if knob in workload.communication and option.default not in (None, "auto"):
-                found[knob] = option.default
-            continue
-        value, kind = entry.get("value"), option.kind
-        if value is None:
-            found |= {knob: None} if entry.get("source") == "not in this build" else {}
-            continue
-        with suppress(TypeError, ValueError):  # an unusual text in the environment is no value of ours
-            if knob == "single_copy":
-                found[knob] = value != "none"
-            elif knob == "fusion_mb":
-                found[knob] = float(value) / 1e6
-            else:
-                found[knob] = str(value).lower() in ("1", "true") if kind is bool else kind(value)
-    return found
-
-
 # ------------------------------------------------------------------------------------------------------------ running
 
 
@@ -172,45 +329,34 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
 
     StudyError: there is nothing to vary, or the shipped settings do not run.
     """
-    base = base_of(study)
+    base, name = base_of(study), f"{study.name}-tune"
     workload, workers = base.config.workload, base.placement.workers
     knobs = knobs_of(texts, workload, base.runtime)
     alone = apart_because([base, base])  # that two fit is the least
     if study.partitions[base.placement.partition].scheduler != "local":
         alone = "it runs on other hosts than this machine"
-    hours, name = study.budget.get("hours", HOURS[not alone]), f"{study.name}-tune"
-    plain_sweep = replace(sweep_of(study, runs_dir), part=True, precision=None, wanted=(), budget={})
-    sweep = replace(plain_sweep, name=name, directory=runs_dir / name, turns=not alone)
-    heats = _Heats(sweep, base, options, bool(alone), 3600 * hours, console)
+    lasts_s = 3600 * study.budget.get("hours", 10 / 60 if alone else 3 / 60)
+    own: dict[str, Any] = {"part": True, "precision": None, "wanted": (), "budget": {}, "turns": not alone}
+    sweep = replace(sweep_of(study, runs_dir), name=name, directory=runs_dir / name, **own)
     way = "one launch after the other: " + alone if alone else "in turns"
     what = f"{base.runtime} with {workers} workers, batch {base.config.batch}"
-    say(console, f"tuning {what}, {way}, at most {duration(3600 * hours)}")
+    say(console, f"tuning {what}, {way}, at most {duration(lasts_s)}")
     for each in workload.options.values():
         if each.variable in os.environ and each.matters(base.runtime):
             told = f"{each.variable} is set in the environment, and holds for the shipped settings; unset it"
             say(console, f"warning: {told}")
-    try:
-        first = heats.first_look()
-        arms, left_out = arms_of(base, knobs, first.effective, available_cores())
-        if all(each.baseline for each in arms):
-            reasons = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
-            raise StudyError(
-                f"run: --tune: there is nothing to vary: {reasons}; name other knobs, or values as KNOB=V1,V2"
-            )
-        race = heats.race = Race(arms)
-        each_mb = first.totals.get("pss_mb_max") or first.totals.get("rss_mb_max")
-        room = math.inf if alone else int(workers_that_fit(each_mb) / workers)
-        design = halving(race, ALONE if alone else IN_TURNS, seed=study.seed, room=room)
-        made: Made = None
-        with suppress(StopIteration):
-            heat = next(design)
-            while True:
-                made = heats.run(heat)
-                heat = design.send(made)
-    except KeyboardInterrupt:
+    arms, left_out = arms_of(base, knobs, available_cores())
+    if all(each.baseline for each in arms):
+        why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
+        raise StudyError(f"run: --tune: there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2")
+    room = math.inf if alone else int(workers_that_fit(worker_mb(runs_dir / study.name)) / workers)
+    heats = _Heats(sweep, base, bool(alone), lasts_s, console, Race(arms))
+    how = replace(options, policy=heats.policy, watch_load_s=0.0)
+    ended = follow(heats.design(seed=study.seed, room=room), how, Console(quiet=True))
+    if ended is not None and ended.interrupted:
         say(console, f"interrupted; continue with: {options.command}")
         return False
-    for line in (*_table(race, left_out), "", *run_lines(base, race.chosen)):
+    for line in (*_table(heats.race, left_out), "", *run_lines(base, heats.race.chosen)):
         say(console, line)
     return True
 
@@ -237,101 +383,62 @@ class _Heats:
 
     sweep: StudyCells
     base: Cell
-    options: RunOptions
     alone: bool
     lasts_s: float
     console: Console
-    race: Race | None = None
+    race: Race
     used_s: float = 0.0
-    start_s: float = 5.0  # what an arm of a heat takes to start, as far as is known
     launches: int = 0
 
-    def first_look(self) -> RunRecord:
-        """Launch the shipped settings once, outside the race: it works, and which values are shipped anyway."""
-        cell = replace(self.base, label="first look")
-        result = run_sweep(replace(self.sweep, cells=(cell,)), self.options, console=self.console)
-        record = record_in(self.sweep.directory / cell.key)
-        if result.interrupted:
-            raise KeyboardInterrupt
-        if record is None or record.status != "done":
-            reason = result.ledger.entries[0].reason
-            raise StudyError(f"run: --tune: {self.base.runtime} does not run with its shipped settings: {reason}")
-        return record
+    def design(self, *, seed: int, room: float) -> Design:
+        """Yield the cells of each heat of the race until somebody is chosen."""
+        heats = halving(self.race, ALONE if self.alone else IN_TURNS, seed=seed, room=room)
+        with suppress(StopIteration):
+            heat = next(heats)
+            while True:
+                heat = heats.send((yield from self._measured(heat)))
 
-    def run(self, heat: Heat) -> Made:
+    def policy(self, slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
+        """Return who of the present heat needs more turns; nobody when its time is up."""
+        late = now() - self._began > self._until_s and slices and slices[-1].round + 1 >= LEAST_ROUNDS
+        return [] if late or (slices and slices[-1].round + 1 >= self._rounds) else list(left)
+
+    def _measured(self, heat: Heat) -> Generator[StudyCells, Ledger, Made]:
         """Launch a heat that is not there yet, and return what it has made; None: there is no time for it."""
-        names, cells = self._cells(heat)
-        until_s, began = self._until_s(heat), now()
-        todo = [cell for cell in cells if record_in(self.sweep.directory / cell.key) is None]
-        if todo and self.used_s + self._cost_s(len(cells), 1, min(heat.rounds, LEAST_ROUNDS)) > until_s:
-            return None
-        up_s: list[float] = []
-
-        def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
-            up_s.append(now() - began)
-            if slices and slices[-1].round + 1 >= LEAST_ROUNDS and self.used_s + now() - began > until_s:
-                return ()
-            more = heat.wanted(rates(slices, names)) if slices else names.values()
-            return [run for run in left if names[run] in more]
-
+        cells = [
+            replace(self.base, config=self.base.config.changed(**arm.values), label=arm.name).repeated(heat.number)
+            for arm in heat.arms
+        ]
         sweep = replace(self.sweep, cells=tuple(cells), timeout_s=_START_UP_S + 10 * SECONDS)
-        how = replace(self.options, policy=policy, smoke=False, watch_load_s=0.0)
-        result = run_sweep(sweep, how, console=Console(quiet=True))
-        if result.interrupted:
-            raise KeyboardInterrupt
-        if todo:
-            self.used_s += now() - began
-            self.launches += len(todo)
-            self.start_s = (up_s[0] if up_s else now() - began) / len(cells)
-        slices = self._slices(heat, names)
-        failed = {names[each.key]: each.reason for each in result.ledger.entries if each.state != "done"}
-        for arm in {each.name for each in heat.arms} - {each.cell for each in slices} - set(failed):
+        self._names, self._rounds = {cell.key: cell.label for cell in cells}, heat.rounds
+        self._until_s = self.lasts_s * (1.0 if heat.what == "confirm" else 1 - _RESERVED) - self.used_s
+        ledger, self._began = read_ledger(sweep), now()
+        first = next(each for each in ledger.entries if each.cell.label == SHIPPED)
+        if first.state != "done" or ledger.count("done", "failed", "timed out") < len(cells):
+            if len(cells) * self.used_s / max(1, self.launches) > self._until_s:
+                return None
+            for cell in cells:  # those that an interrupted heat has finished share no round with the others
+                set_aside(self.sweep.directory, cell)
+            ledger = yield sweep
+            self.used_s, self.launches = self.used_s + now() - self._began, self.launches + len(cells)
+        slices = [replace(each, launch=f"{heat.what}/{heat.number:03d}/{each.launch}") for each in self._slices(cells)]
+        failed = {self._names[each.key]: each.reason for each in ledger.entries if each.state != "done"}
+        for arm in {each.label for each in cells} - {each.cell for each in slices} - set(failed):
             failed[arm] = "it trained too little to be measured; give the study more seconds"
         self._report(heat, slices)
         return slices, failed
 
-    def _cells(self, heat: Heat) -> tuple[dict[str, str], list[Cell]]:
-        """Return {key: arm} and the cells of a heat: those that are all there, or new ones.
-
-        Some that an interrupted heat has finished share no round with the others, and count for nothing.
-        """
-        for tries in count():
-            cells = [
-                replace(self.base, config=self.base.config.changed(**arm.values), label=arm.name).repeated(
-                    100 * heat.number + tries
-                )
-                for arm in heat.arms
-            ]
-            there = [record_in(self.sweep.directory / cell.key) is not None for cell in cells]
-            if all(there) or not any(there):
-                return {cell.key: arm.name for cell, arm in zip(cells, heat.arms, strict=True)}, cells
-        raise AssertionError
-
-    def _slices(self, heat: Heat, names: Mapping[str, str]) -> list[Slice]:
+    def _slices(self, cells: Sequence[Cell]) -> list[Slice]:
         if not self.alone:
-            return [
-                replace(each, launch=f"{heat.launch}/{each.launch}")
-                for each in rates(read_turns(self.sweep.directory), names)
-            ]
-        records = {arm: record_in(self.sweep.directory / key) for key, arm in names.items()}
+            return rates(read_turns(self.sweep.directory), self._names)
+        records = {cell.label: record_in(self.sweep.directory / cell.key) for cell in cells}
         speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
-        return [Slice(launch=heat.launch, round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]
-
-    def _cost_s(self, arms: int, launches: int, rounds: int) -> float:
-        """Return how long so many arms probably take: so many launches of each, with rounds."""
-        return arms * launches * (self.start_s + (0.0 if self.alone else rounds * SLICE_S[0]))
-
-    def _until_s(self, heat: Heat) -> float:
-        """Return the seconds at which a heat is to be over, so that there is time to confirm what leads."""
-        if heat.what != "stage" or self.race is None or self.race.leader() is self.race.arms[0]:
-            return self.lasts_s
-        way = ALONE if self.alone else IN_TURNS
-        return self.lasts_s - min(self._cost_s(3, *way["confirm"]), self.lasts_s * _RESERVED)
+        return [Slice(launch="", round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]
 
     def _report(self, heat: Heat, slices: Sequence[Slice]) -> None:
         """Print a line on a heat: who leads, where that is known, and the time left."""
         race, told = self.race, ""
-        if race is not None and race.slices and (best := race.leader()) is not race.arms[0]:
+        if race.slices and (best := race.leader()) is not race.arms[0]:
             told = f"; best before it: {best.name}, {words(race.gain(best))} of shipped"
         rounds = 1 + max((each.round for each in slices), default=-1)
         left = duration(max(0.0, self.lasts_s - self.used_s))
@@ -346,35 +453,18 @@ def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:
     """Return the lines of the table: setting, ratio to shipped with its interval, verdict; and who is chosen, why."""
     rows = []
     for arm in race.arms:
-        gain = race.gain(arm)
+        gain, why = race.gain(arm), race.out.get(arm.name, "")
         speeds = [each.rate for each in race.slices if each.cell == arm.name]
-        verdict = (
-            "faster"
-            if gain.low > 1
-            else "slower"
-            if gain.high < 1
-            else "no difference resolved"
-            if gain.known
-            else "too few rounds"
-        )
-        if arm.name == SHIPPED:
-            verdict = "what the others are compared with"
-        elif race.out.get(arm.name, "").startswith("failed"):
-            verdict = race.out[arm.name]
-        ratio = "1" if arm.name == SHIPPED else words(gain)
-        rows.append(
-            (
-                f"{'*' if arm is race.chosen else ' '} {arm.name}",
-                ratio,
-                f"{median(speeds):,.0f}" if speeds else "-",
-                verdict,
-            )
-        )
+        verdict = "faster" if gain.low > 1 else "slower" if gain.high < 1 else "no difference resolved"
+        verdict = why if why.startswith("failed") else verdict if gain.known else "too few rounds"
+        ratio, verdict = ("1", "what the others are compared with") if arm.name == SHIPPED else (words(gain), verdict)
+        name = f"{'*' if arm is race.chosen else ' '} {arm.name}"
+        rows.append((name, ratio, f"{median(speeds):,.0f}" if speeds else "-", verdict))
     lines = to_lines(table_of(("setting", "of shipped", "samples/s", ""), rows, texts=(0, 3)), indent=2)
     lines += [f"    {knob} was not varied: it {why}" for knob, why in left_out.items()]
     lines += ["", f"{race.text[:1].upper()}{race.text[1:]}."]
     if race.chosen is not race.arms[0]:
-        lines.append(f"  over the shipped settings: {words(race.gain(race.chosen, race.confirming()))}, launched again")
+        lines.append(f"  over the shipped settings: {words(race.gain(race.chosen, race.confirming))}, launched again")
     return lines
 
 

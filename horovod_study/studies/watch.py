@@ -35,9 +35,7 @@ from horovod_study.text.words import plural
 
 RECENT_STEPS = 200
 """So many steps, the last that all ranks have, are what is shown as now."""
-_SILENT_S = 60.0  # a run of which nothing was heard for so long is shown with that
 _TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")  # the worst first
-_Row = tuple[str, ...]
 
 
 class View(NamedTuple):
@@ -69,7 +67,6 @@ def how_far(record: records.RunRecord, at: tuple[int, int, float] | None) -> tup
 
 def study_view(sweep: StudyCells, *, height: int) -> View:
     """Return what there is to see of a study now, on a terminal of `height` lines."""
-    submitted = (sweep.directory / JOBS).is_dir()
     ledger = read_ledger(sweep)
     estimate, summary = Estimate(past_durations(ledger.directory)), ledger.summary()
     state = {each: [entry for entry in ledger.entries if entry.state == each] for each in ledger.counts()}
@@ -80,27 +77,23 @@ def study_view(sweep: StudyCells, *, height: int) -> View:
     if busy := bool(going or ahead or at_work):
         parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
         left = str(together(parts, lanes=max(1, len(going))))
-    wrong: list[_Row] = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
     waits = Counter(each.reason for each in state["queued"])
-    groups: list[list[_Row]] = [
+    wrong = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
+    groups = [
         [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
         [("queued", plural(n, "cell"), why) for why, n in waits.most_common()],
         wrong,
     ]
     most = max(2, (height - 6) // max(1, sum(map(bool, groups))) - 1)
-    rows = [row for rows in groups for row in _first(rows, most)]
+    rows = []
+    for each in groups:
+        rows += each[:most] + ([("", f"and {len(each) - most} more", "")] if len(each) > most else [])
     ended = ledger.count("done", "failed", "timed out", "cancelled")
     lines = [summary, f"{ended} of {'at most ' * bool(ledger.reached)}{len(ledger.entries)} ended; {left}", ""]
-    return View(
-        lines=lines + (to_lines(table_of(("state", "cell", ""), rows, texts=(0, 1, 2))) if rows else []),
-        news={": ".join(row): ": ".join(row) for row in wrong} | {f"{summary} {busy}": f"{summary}; {left}"},
-        over=not busy,
-        every_s=15.0 if submitted else 2.0,  # sites do not like their scheduler to be asked all the time
-    )
-
-
-def _first(rows: Sequence[_Row], most: int) -> list[_Row]:
-    return [*rows[:most], *([("", f"and {len(rows) - most} more", "")] if len(rows) > most else [])]
+    news = {text: text for text in map(": ".join, wrong)} | {f"{summary} {busy}": f"{summary}; {left}"}
+    every_s = 15.0 if (sweep.directory / JOBS).is_dir() else 2.0  # sites do not like their scheduler to be asked often
+    table = to_lines(table_of(("state", "cell", ""), rows, texts=(0, 1, 2))) if rows else []
+    return View(lines + table, news, over=not busy, every_s=every_s)
 
 
 def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, TimeLeft]:
@@ -161,12 +154,9 @@ def run_now(directory: Path) -> dict[str, Any]:
     for k, (rank, host) in enumerate(records.hosts_of(record, rows).items()):
         times = {"step_s": step[k].mean(), "wait_s": sync[k].mean(), "late_s": late[k]}
         found["ranks"].append({"rank": rank, "host": host} | {n: finite_or_none(each) for n, each in times.items()})
-    return found | {
-        "steps_per_s": finite_or_none((common - first) / seconds),
-        "samples_per_s": finite_or_none(samples.sum() / seconds),
-        "wait_share": finite_or_none(sync.sum() / step.sum()),
-        "slowest_rank": list(rows)[int(np.nanargmax(late))] if np.isfinite(late).any() else None,
-    }
+    rates = {"steps_per_s": (common - first) / seconds, "samples_per_s": samples.sum() / seconds}
+    found |= {name: finite_or_none(each) for name, each in {**rates, "wait_share": sync.sum() / step.sum()}.items()}
+    return found | {"slowest_rank": list(rows)[int(np.nanargmax(late))] if np.isfinite(late).any() else None}
 
 
 def _last_step(directory: Path) -> tuple[int, int, float] | None:
@@ -187,25 +177,25 @@ def run_view(directory: Path, *, height: int = 24) -> View:
         rate = "" if seen["samples_per_s"] is None else f", {seen['samples_per_s']:,.0f} samples/s"
         waits = "unknown" if seen["wait_share"] is None else f"{100 * seen['wait_share']:.1f} % of the ranks' time"
         facts += [f"speed {seen['steps_per_s']:,.1f} steps/s{rate}", f"waiting for gradients {waits}"]
+    rows = [
+        (
+            str(each["rank"]),
+            *("" if each[n] is None else f"{1e3 * each[n]:.2f}" for n in ("step_s", "wait_s", "late_s")),
+            each["host"],
+        )
+        for each in ranks
+    ]
     if seen["slowest_rank"] is not None:
-        worst = ranks[0]
-        facts += [f"slowest rank {worst['rank']} on {worst['host']}, {_ms(worst['late_s'])} ms over the others"]
-    line, table = f"{seen['status']}: {'; '.join(facts)}", []
-    if len(ranks) > 1:
-        rows = [
-            (f"{each['rank']}", *(_ms(each[n]) for n in ("step_s", "wait_s", "late_s")), each["host"]) for each in ranks
-        ]
-        most = max(3, height - len(facts) - 6)
+        facts += [f"slowest rank {rows[0][0]} on {rows[0][4]}, {rows[0][3]} ms over the others"]
+    table, most = [], max(3, height - len(facts) - 6)
+    if len(rows) > 1:
         heads = ("rank", "step ms", "wait ms", "over others ms", "host")
         table = ["", *to_lines(table_of(heads, rows[:most], texts=(4,)))]
         table += [f"and {len(rows) - most} more"] if len(rows) > most else []
-    silent = seen["status"] == "running" and seen["silent_s"] > _SILENT_S
+    silent = seen["status"] == "running" and seen["silent_s"] > 60.0
     head = f"{directory.name}: {seen['status']}" + f", nothing was written for {seen['silent_s']:.0f} s" * silent
-    return View(lines=[head, *facts, *table], news={line: line}, over=seen["status"] != "running", document=seen)
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.2f}"
+    line = f"{seen['status']}: {'; '.join(facts)}"
+    return View([head, *facts, *table], {line: line}, over=seen["status"] != "running", document=seen)
 
 
 def watch(look: Callable[..., View], console: Console) -> int:
@@ -225,7 +215,7 @@ def watch(look: Callable[..., View], console: Console) -> int:
                 say(console, view.news[key])
             told = view.news
             if view.over:
-                return 0
+                break
             sleep(max(view.every_s, 20 * (now() - began)))  # reading takes 5 % of one core at most
     return 0
 

@@ -35,8 +35,6 @@ from horovod_study.text.words import plural
 
 ALIKE = 1e-4
 """Losses of the first steps that agree to this part: rounding differs between ways to add, and little else does."""
-_MOST_BLOCKS = 1000
-"""More of them are not said to be needed."""
 
 Block: TypeAlias = Mapping[str, Any]
 """As `studies/pairs.py` makes them: `workers`, `block` (its number, from 1), `first`, and under `A` and `B` the figures
@@ -73,8 +71,8 @@ def compare(blocks: Sequence[Block], *, aim: float | None = None) -> dict[str, A
     speeds = {count: _speed(rows, turns[count]) for count, rows in by_count.items()}
     adjusted = stats.holm([each.ratio.p for each in speeds.values()])
     rows = [
-        _count(blocks, speeds[count], turns[count], p_holm, tests=len(by_count), aim=aim)
-        for (count, blocks), p_holm in zip(by_count.items(), adjusted, strict=True)
+        _count(each, speeds[count], turns[count], p_holm, len(by_count), aim)
+        for (count, each), p_holm in zip(by_count.items(), adjusted, strict=True)
     ]
     return {"workers": finite(rows), "learning": finite(_learning(blocks))}
 
@@ -114,13 +112,7 @@ def _values(rows: Sequence[Block], arm: str, name: str) -> Floats:
 
 
 def _count(
-    rows: Sequence[Block],
-    speed: PairedRatio,
-    in_turns: _InTurns | None,
-    p_holm: float,
-    *,
-    tests: int,
-    aim: float | None,
+    rows: Sequence[Block], speed: PairedRatio, in_turns: _InTurns | None, p_holm: float, tests: int, aim: float | None
 ) -> dict[str, Any]:
     """Return the comparison at one worker count."""
     rounds, known = in_turns or (None, None)
@@ -137,8 +129,7 @@ def _count(
     needed = None if known is None else _blocks_for(known, stats.OF_INTEREST)
     if known is None and speed.log_sd is not None and not odd:
         needed = stats.needed_blocks(speed.log_sd, tests=tests)
-    said: dict[str, Any] = {"odd": bool(odd), "resolved": resolved, "turns": known is not None}
-    ratios = np.exp(logs)
+    how = {"odd": bool(odd), "resolved": resolved, "turns": known is not None}
     return {
         "workers": int(rows[0]["workers"]),
         "a_samples_per_s": stats.geometric_mean(a),
@@ -150,30 +141,24 @@ def _count(
         **{f"typical_{name.replace('value', 'ratio')}": value for name, value in typical.to_dict().items()},
         "odd_blocks": odd,
         "resolved": resolved,
-        "b_faster_in": int((ratios > 1).sum()),
-        "ratios": ratios.tolist(),
-        "block_numbers": [int(row["block"]) for row in rows],
-        **{
-            f"{arm.lower()}_step_ms_median": 1e3 * float(np.median(_values(rows, arm, "step_s_median"))) for arm in "AB"
-        },
-        **{f"{arm.lower()}_p90_over_median": float(np.median(unrest[arm])) for arm in "AB"},
+        "ratios": np.exp(logs).tolist(),
+        **{f"{arm.lower()}_p90_over_median": float(np.median(each)) for arm, each in unrest.items()},
         "p90_over_median": stats.paired_ratio(unrest["A"], unrest["B"]).to_dict(),
-        "unpaired_p": stats.finite_or_none(stats.welch_p(np.log(a), np.log(b))),  # as if they had no partners
         "blocks_for_one_percent": needed,
-        "verdict": _verdict(speed.ratio, typical, p_holm, needed, tests, **said),
-        "doubts": [*_unreached(known, aim), *_doubts(rows, logs, odd, unrest, known)],
+        "verdict": _verdict(speed.ratio, typical, p_holm, needed, tests, **how),
+        "doubts": [*_doubts(rows, logs, odd, unrest, known, aim)],
     }
 
 
 def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
-    """Return how many blocks as long as these make the interval so narrow; None: more than _MOST_BLOCKS, or unknown.
+    """Return how many blocks as long as these make the interval so narrow; None: more than 1000, or unknown.
 
     The variance of a block is that of its level and, over its rounds, theirs.
     """
     if known.launches < 2:
         return None
     variance = known.launch_sd**2 + known.launches * known.round_error**2
-    for count in range(2, _MOST_BLOCKS):
+    for count in range(2, 1000):
         if stats.t_quantile(0.5 + stats.LEVEL / 2, count - 1.0) * math.sqrt(variance / count) <= half_width:
             return count
     return None
@@ -187,15 +172,17 @@ def _verdict(
     if not mean.known:
         return f"not resolved: one block says B/A = {mean.value:.3f}, and nothing says how far that can be trusted"
     shown, usually = (typical, "typically ") if odd else (mean, "")
-    if how["resolved"] and shown.excludes(1):
+    resolved = how["resolved"] and shown.excludes(1)
+    if not resolved and not shown.known:
+        shown, usually = mean, ""
+    digits = 0 if shown.width >= 0.2 else 1 if shown.width >= 0.002 else 2
+    if resolved:
         word = "faster" if shown.value > 1 else "slower"
         ends = sorted((abs(shown.low - 1), abs(shown.high - 1)))
-        change, least, most = (f"{100 * value:.{_digits(shown)}f}" for value in (abs(shown.value - 1), *ends))
+        change, least, most = (f"{100 * value:.{digits}f}" for value in (abs(shown.value - 1), *ends))
         apart = f", in the mean by a factor of {mean.value:.3g} that odd blocks leave uncertain" if odd else ""
         return f"B is {usually}{word} by {change} % ({least} - {most} %), resolved ({p}){apart}"
-    if not shown.known:
-        shown, usually = mean, ""
-    low, high = (f"{100 * (end - 1):+.{_digits(shown)}f} %" for end in (shown.low, shown.high))
+    low, high = (f"{100 * (end - 1):+.{digits}f} %" for end in (shown.low, shown.high))
     text = f"not resolved: the difference is {usually}between {low} and {high} ({p})"
     if odd and needed is None:
         return f"{text}; how many blocks would resolve it cannot be said while some are outliers"
@@ -210,38 +197,30 @@ def _verdict(
     return f"{text}; {would}"
 
 
-def _digits(each: Interval) -> int:
-    width = each.width * 100
-    return 0 if width >= 20 else 1 if width >= 0.2 else 2
-
-
-def _unreached(known: RatioEstimate | None, aim: float | None) -> Iterator[str]:
-    """Yield that an interval is wider than was wanted, where it is."""
-    if known is not None and aim is not None and known.half_width > aim:
-        width = f"+- {100 * known.half_width:.2g} %" if math.isfinite(known.half_width) else "an unknown width"
-        count = _blocks_for(known, aim)
-        takes = "how many blocks that takes cannot be said" if count is None else f"that takes about {count} blocks"
-        yield f"B/A is known to {width}, not to the {100 * aim:.3g} % that were wanted; {takes}"
-
-
 def _doubts(
     rows: Sequence[Block],
     logs: Floats,
     odd: Sequence[int],
     unrest: Mapping[str, Floats],
     known: RatioEstimate | None,
+    aim: float | None,
 ) -> Iterator[str]:
+    if known is not None and aim is not None and known.half_width > aim:
+        width = f"+- {100 * known.half_width:.2g} %" if math.isfinite(known.half_width) else "an unknown width"
+        count = _blocks_for(known, aim)
+        takes = "how many blocks that takes cannot be said" if count is None else f"that takes about {count} blocks"
+        yield f"B/A is known to {width}, not to the {100 * aim:.3g} % that were wanted; {takes}"
     if known is not None and known.shared:
         yield "other programs used the cores in more than three quarters of the rounds: B/A is that of a shared machine"
-    middle = float(np.median(logs))
+    own = {arm: float(np.median(_values(rows, arm, "samples_per_s"))) for arm in "AB"}
     for row, log in zip(rows, logs.tolist(), strict=True) if odd else ():
         if row["block"] in odd:  # of the two, the one that is further from its own median had something happen to it
-            own = {arm: float(np.median(_values(rows, arm, "samples_per_s"))) for arm in "AB"}
             arm = max("AB", key=lambda arm: abs(math.log(row[arm]["samples_per_s"] / own[arm])))
+            usual = math.exp(float(np.median(logs)))
             yield (
-                f"block {row['block']} is an outlier (B/A = {math.exp(log):.3f}, usually {math.exp(middle):.3f}): "
-                f"{arm} made {row[arm]['samples_per_s']:,.0f} samples/s there against {own[arm]:,.0f} usually; it "
-                "counts like the others"
+                f"block {row['block']} is an outlier (B/A = {math.exp(log):.3f}, usually {usual:.3f}): {arm} made "
+                f"{row[arm]['samples_per_s']:,.0f} samples/s there against {own[arm]:,.0f} usually; it counts like "
+                "the others"
             )
     for arm in "AB":
         if (restless := float(np.median(unrest[arm]))) > 1.5:

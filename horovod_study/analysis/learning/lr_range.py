@@ -5,7 +5,9 @@ step to the next and reads good rates off the loss. Two rules for reading are in
 of steepest descent (Howard and Gugger's fastai), and a tenth of the rate at which the loss diverges. Letter: S steps.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,19 +62,15 @@ class RangeTest:
         """Return the result in words."""
         lines = []
         if self.steepest_rate is not None and self.slope is not None:
-            fall = 1 - 10.0 ** (self.slope * 0.1)
-            lines.append(
-                f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {100 * fall:.0f} % for "
-                "every 26 % that the rate rises"
-            )
+            fall = f"{100 * (1 - 10.0 ** (self.slope * 0.1)):.0f} % for every 26 % that the rate rises"
+            lines.append(f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {fall}")
         lines.append(f"smallest loss {self.lowest_loss:.3g} at lr {self.lowest_rate:.2g}")
-        if self.diverged_rate is not None and self.careful_rate is not None:
-            lines.append(
-                f"divergence at lr {self.diverged_rate:.2g}, beyond which the loss stays above twice its smallest "
-                f"value; a tenth of it is {self.careful_rate:.2g}"
+        if self.diverged_rate is not None:
+            beyond = (
+                f"beyond which the loss stays above twice its smallest value; a tenth of it is {self.careful_rate:.2g}"
             )
-        lines.append(f"suggested: {self.reason}")
-        return [*lines, *(f"doubt: {doubt}" for doubt in self.doubts)]
+            lines.append(f"divergence at lr {self.diverged_rate:.2g}, {beyond}")
+        return [*lines, f"suggested: {self.reason}", *(f"doubt: {doubt}" for doubt in self.doubts)]
 
 
 def smoothed(losses: Floats, window: int) -> Floats:
@@ -130,7 +128,7 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
     steepest, slope = _steepest(rates[: lowest + 1], smooth[: lowest + 1]) if descended else (None, None)
     diverged_rate = None if diverged is None else float(rates[diverged])
     suggested, reason = _suggestion(steepest, diverged_rate, float(rates[lowest]), descended)
-    return RangeTest(
+    found = RangeTest(
         rates=rates,
         losses=losses,
         smooth=smooth,
@@ -142,8 +140,9 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
         diverged_rate=diverged_rate,
         suggested=suggested,
         reason=reason,
-        doubts=_doubts(rates, smooth, steepest, suggested, diverged, descended),
+        doubts=(),
     )
+    return replace(found, doubts=tuple(_doubts(found, descended)))
 
 
 def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None]:
@@ -153,12 +152,11 @@ def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None
     half = min(int(0.5 / 2 * np.log(10) / per_step) if per_step else 0, (len(x) - 1) // 2)
     if half < 1:
         return None, None
-    centres = np.arange(half, len(x) - half)
     stretches = (np.lib.stride_tricks.sliding_window_view(values, 2 * half + 1) for values in (x, y))  # (centres, W)
     dx, dy = (each - each.mean(axis=1, keepdims=True) for each in stretches)
     slopes = (dx * dy).sum(axis=1) / (dx * dx).sum(axis=1)
     best = int(np.argmin(slopes))
-    return (float(rates[centres[best]]), float(slopes[best])) if slopes[best] < 0 else (None, None)
+    return (float(rates[half + best]), float(slopes[best])) if slopes[best] < 0 else (None, None)
 
 
 def _suggestion(
@@ -166,64 +164,49 @@ def _suggestion(
 ) -> tuple[float | None, str]:
     if not descended:
         return None, "none; the loss never fell, so there is nothing to read"
+    if diverged_rate is not None and diverged_rate / MARGIN > lowest_rate:
+        why = "the rate of the smallest loss, as a tenth of the divergence is beyond it"
+        return lowest_rate, f"lr {lowest_rate:.2g}, {why}"
     if diverged_rate is not None:
         careful = diverged_rate / MARGIN
-        if careful > lowest_rate:
-            return lowest_rate, (
-                f"lr {lowest_rate:.2g}, the rate of the smallest loss, as a tenth of the divergence is beyond it"
-            )
         return careful, f"lr {careful:.2g}, a tenth of the rate at which the loss diverges"
     if steepest is not None:
         return steepest, f"lr {steepest:.2g}, the steepest descent, as the loss never diverged"
     return None, "none; the loss fell too briefly to say where"
 
 
-def _doubts(
-    rates: Floats,
-    smooth: Floats,
-    steepest: float | None,
-    suggested: float | None,
-    diverged: int | None,
-    descended: bool,
-) -> tuple[str, ...]:
-    doubts = []
-    if diverged is None:
-        doubts.append(
-            f"the loss never diverged up to rate {rates[-1]:.2g}: rates beyond may be better; raise --high to see"
-        )
+def _doubts(found: RangeTest, descended: bool) -> Iterator[str]:
+    rates, smooth, steepest, careful = found.rates, found.smooth, found.steepest_rate, found.careful_rate
+    early = found.diverged_rate is not None and found.diverged_rate < rates[math.ceil(len(rates) / 4)]
+    if careful is None:
+        yield f"the loss never diverged up to rate {rates[-1]:.2g}: rates beyond may be better; raise --high to see"
     if not descended:
-        doubts.append(
-            f"the loss never fell below {100 * _DESCENDED:.0f} % of its start: "
-            + (
-                "the first rate is too large already; lower --low"
-                if diverged is not None and diverged < len(rates) / 4
-                else "the steps are too few or the rates too small; give more --steps or raise --high"
-            )
-        )
-    elif diverged is not None and diverged < len(rates) / 4:
-        doubts.append("the loss diverged in the first quarter of the test, before it could fall far; lower --low")
-    careful = None if diverged is None else float(rates[diverged]) / MARGIN
+        few = "the steps are too few or the rates too small; give more --steps or raise --high"
+        why = "the first rate is too large already; lower --low" if early else few
+        yield f"the loss never fell below {100 * _DESCENDED:.0f} % of its start: {why}"
+    elif early:
+        yield "the loss diverged in the first quarter of the test, before it could fall far; lower --low"
     if steepest is not None and steepest < rates[len(rates) // 5]:
-        doubts.append(
+        yield (
             "the steepest descent is in the first fifth of the test, where a network learns little but the mean of "
             "its targets; do not rely on that rate"
         )
     elif steepest is not None and careful is not None and not 1 / MARGIN <= steepest / careful <= MARGIN:
-        doubts.append(
-            f"the two rules differ {max(steepest / careful, careful / steepest):.0f}-fold; try rates between them, "
-            "for instance with horovod-study strain search"
+        fold = max(steepest / careful, careful / steepest)
+        yield (
+            f"the two rules differ {fold:.0f}-fold; try rates between them, for instance with horovod-study strain "
+            "search"
         )
     # The steps after the first whose smoothed loss is more than twice the smallest before them.
     unsteady = rates[1:][smooth[1:] > UNSTEADY * np.minimum.accumulate(smooth)[:-1]]
-    if suggested is not None and len(unsteady) and unsteady[0] < suggested:
-        doubts.append(
+    if found.suggested is not None and len(unsteady) and unsteady[0] < found.suggested:
+        yield (
             f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {unsteady[0]:.2g}, "
             "below the suggested one; smaller rates are safer"
         )
     decades = float(np.log10(rates[-1] / rates[0]))
     if len(rates) < 50 * decades:
-        doubts.append(
+        yield (
             f"{len(rates)} steps for {decades:.1f} decades are few: the loss has no time to fall at any rate; "
-            f"give at least {int(np.ceil(decades)) * 100} --steps"
+            f"give at least {math.ceil(decades) * 100} --steps"
         )
-    return tuple(doubts)
