@@ -37,7 +37,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -56,44 +55,30 @@ from horovod_study.text.words import cut, listed, plural
 
 REQUIRED = ("workers", "samples_per_s")
 COLUMNS = (*REQUIRED, "nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
-RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "efficiency")
-"""Of these one is enough, the first that is there."""
-
+RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "efficiency")  # one is enough
 TIMES = ("step_s", "epoch_s", "sync_s")
-ROLES = (*COLUMNS, *RATES[1:], "global_batch", "accumulation")
-"""What a column can be: the columns of a points file, and what these can be worked out from."""
-
+ROLES = (*COLUMNS, *RATES[1:], "global_batch", "accumulation")  # what a column can be
 MAX_WORKERS, MAX_POINTS, _MAX_CELLS = 10_000_000, 1_000_000, 9_000_000
 _LONG = 200  # letters; a longer cell or name says nothing that is known
 SAMPLES, _TOKENS = "samples/s", "tokens/s"
 
-UNITS: Mapping[str, float] = MappingProxyType(
-    {
-        **dict.fromkeys(("ns", "nsec", "nanoseconds"), 1e-9),
-        **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e-6),
-        **dict.fromkeys(("ms", "msec", "msecs", "millis", "milliseconds"), 1e-3),
-        **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
-        **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
-        **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
-        **dict.fromkeys(("d", "day", "days"), 86400.0),
-    }
-)
-"""Units of time, in seconds."""
-
-PREFIXES: Mapping[str, float] = MappingProxyType(
-    {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "thousand": 1e3, "million": 1e6, "billion": 1e9}
-)
-
+_NAMES_OF_UNITS = {
+    1e-9: "ns nsec nanoseconds",
+    1e-6: "us µs μs usec microseconds",
+    1e-3: "ms msec msecs millis milliseconds",
+    1.0: "s sec secs second seconds",
+    60.0: "m min mins minute minutes",
+    3600.0: "h hr hrs hour hours",
+    86400.0: "d day days",
+}
+UNITS = {name: seconds for seconds, names in _NAMES_OF_UNITS.items() for name in names.split()}
+PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 FAILED = frozenset(
     "oom|o.o.m.|out of memory|cuda oom|fail|failed|failure|error|err|crash|crashed|killed|timeout|time out|timed out|"
     "out_of_memory|node_fail|cancelled|canceled|aborted|preempted|diverged|hang|did not run|dnf".split("|")
 )
-NO_VALUE = FAILED | {
-    "",
-    *"- -- --- \u2013 \u2014 ? / . \u2026 ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped".split(),
-}
-"""What stands in a cell that has no value, in small letters."""
-
+_WITHOUT = "- -- --- \u2013 \u2014 ? / . \u2026 ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped"
+NO_VALUE = {"", *FAILED, *_WITHOUT.split()}  # what stands in a cell that has no value, in small letters
 _DASHES = ("-", "--", "---", "\u2013", "\u2014")
 
 _WORKER = r"(?:gpu|device|accelerator|tpu|npu|chip|core|worker|rank|proc|process|gcd|card|hpu)(?:e?s)?"
@@ -104,31 +89,26 @@ _COUNT = rf"(?:num(?:ber)? |n |no |# ?|total |count of )?(?:of )?{_KIND}"
 _TIME = "(?:" + "|".join(sorted(UNITS, key=len, reverse=True)) + ")"
 _STEP = r"(?:step|iter|iteration|batch|batche|update|it)s?"
 
-HEADERS: Mapping[str, str] = MappingProxyType(
-    {
-        "workers_per_node": rf"{_COUNT}{_WORKER} ?(?:/|per) ?{_NODE}|ppn|n?tasks ?(?:/|per) ?node|"
-        rf"(?:ranks|slots) (?:/|per) node|local size",
-        "workers": rf"{_COUNT}{_WORKER}(?: count)?|np|n ?procs?|n ?tasks|world size|ranks|parallelism|dp(?: size)?",
-        "nodes": rf"{_COUNT}{_NODE}(?: count)?|n ?nodes",
-        "global_batch": r"(?:global|total|effective) (?:(?:mini ?)?batch(?: ?size)?|bs)|gbs",
-        "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|mbs|"
-        rf"batch(?: ?size)? ?(?:/|per) ?{_WORKER}",
-        "accumulation": r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas",
-        "speedup": r"(?:(?:relative )?speed ?up|relative throughput)(?: %)?",
-        "efficiency": r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?",
-        "sync_s": r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?",
-        "epoch_s": r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch",
-        "step_s": rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}",
-        "repeat": r"repeat|run|trial|rep|repetition|seed|random seed|attempt|replica(?:te)?",
-        "series": r"series|curve|model|network|framework|system|config|configuration|experiment|setting|label",
-        "status": r"(?:job )?(?:state|status|outcome)",
-        "other": r".*\b(?:loss|acc|accuracy|perplexity|ppl|bleu|top ?[15]|mse|memory|mem|vram|power|temp|temperature|"
-        r"date|time ?stamp|started|submitted|job ?id|std|stdev|stddev|sd|sem|ci|error|flops?|mfu|index|comment|notes?|"
-        r"util)\b.*",
-    }
-)
-"""What the name of a column says that it is, as the whole of the name without units; rates are found by _RATE."""
-
+HEADERS = {  # what the whole name of a column, without units, says that it is; rates are found by _RATE
+    "workers_per_node": rf"{_COUNT}{_WORKER} ?(?:/|per) ?{_NODE}|ppn|n?tasks ?(?:/|per) ?node|"
+    rf"(?:ranks|slots) (?:/|per) node|local size",
+    "workers": rf"{_COUNT}{_WORKER}(?: count)?|np|n ?procs?|n ?tasks|world size|ranks|parallelism|dp(?: size)?",
+    "nodes": rf"{_COUNT}{_NODE}(?: count)?|n ?nodes",
+    "global_batch": r"(?:global|total|effective) (?:(?:mini ?)?batch(?: ?size)?|bs)|gbs",
+    "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|mbs|"
+    rf"batch(?: ?size)? ?(?:/|per) ?{_WORKER}",
+    "accumulation": r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas",
+    "speedup": r"(?:(?:relative )?speed ?up|relative throughput)(?: %)?",
+    "efficiency": r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?",
+    "sync_s": r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?",
+    "epoch_s": r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch",
+    "step_s": rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}",
+    "repeat": r"repeat|run|trial|rep|repetition|seed|random seed|attempt|replica(?:te)?",
+    "series": r"series|curve|model|network|framework|system|config|configuration|experiment|setting|label",
+    "status": r"(?:job )?(?:state|status|outcome)",
+    "other": r".*\b(?:loss|acc|accuracy|perplexity|ppl|bleu|top ?[15]|mse|memory|mem|vram|power|temp|temperature|date|"
+    r"time ?stamp|started|submitted|job ?id|std|stdev|stddev|sd|sem|ci|error|flops?|mfu|index|comment|notes?|util)\b.*",
+}
 _RATE = re.compile(
     rf"(?:\b(thousand|million|billion|[kmg]) ?)?\b({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
     rf"|\b([kmg])({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
@@ -160,6 +140,12 @@ class Meaning:
     inverse: bool = False  # it/s of a time of a step
     label: str = ""  # of a rate or speedup, the words that say of what
     bare: bool = False  # a time or a rate without a unit
+    at: int = -1  # position and name in the file
+    name: str = ""
+    given: bool = False  # named as in COLUMNS, or by the caller: what it holds must be right
+    own: bool = False  # named as in COLUMNS
+    mixed: bool = False  # some cells have a unit, others have none
+    clock: float = math.nan  # what 16:30 is multiplied by, where it is known: 1 if of minutes, 60 if of hours
 
 
 def meaning(name: str) -> Meaning | None:
@@ -362,60 +348,35 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
 
 
 _WHOLE = ("workers", "nodes", "workers_per_node", "repeat", "accumulation")
-_CELLS: Mapping[str, tuple[float, float, str, bool]] = MappingProxyType(
-    {
-        "workers": (1, MAX_WORKERS, "", False),
-        "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", False),
-        "nodes": (1, MAX_WORKERS, "", True),
-        "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
-        "batch_size": (1e-9, 1e12, "samples, above 0", True),
-        "repeat": (0, 10**9, "", True),
-        "workers_per_node": (1, MAX_WORKERS, "", True),
-        "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", False),
-        "step_s": (1e-12, 1e12, "a time above 0", False),
-        "epoch_s": (1e-12, 1e12, "a time above 0", False),
-        "speedup": (1e-9, 1e9, "a number above 0", False),
-        "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
-        "accumulation": (1, 10**6, "", False),
-        "global_batch": (1e-9, 1e15, "samples, above 0", True),
-    }
-)
-"""Least and largest value of each role but the series, what is allowed in words ("": whole numbers), whether it may be
-empty."""
-
-_UNITS_OF: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
-        "nodes": rf"|{_NODE}|x ?[a-z].*",
-        **dict.fromkeys(TIMES, "|s"),
-        "speedup": "|x|%",
-        "efficiency": "|%",
-        **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
-    }
-)
-"""Units that cells of a role may have, beside rates for rates; a worker is no node and no machine of several."""
+_CELLS: Mapping[str, tuple[float, float, str, bool]] = {  # least, largest, what is allowed ("": whole), may be empty
+    "workers": (1, MAX_WORKERS, "", False),
+    "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", False),
+    "nodes": (1, MAX_WORKERS, "", True),
+    "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
+    "batch_size": (1e-9, 1e12, "samples, above 0", True),
+    "repeat": (0, 10**9, "", True),
+    "workers_per_node": (1, MAX_WORKERS, "", True),
+    "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", False),
+    "step_s": (1e-12, 1e12, "a time above 0", False),
+    "epoch_s": (1e-12, 1e12, "a time above 0", False),
+    "speedup": (1e-9, 1e9, "a number above 0", False),
+    "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
+    "accumulation": (1, 10**6, "", False),
+    "global_batch": (1e-9, 1e15, "samples, above 0", True),
+}
+_UNITS_OF = {  # units that cells of a role may have, beside rates for rates; a worker is no machine of several
+    **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
+    "nodes": rf"|{_NODE}|x ?[a-z].*",
+    **dict.fromkeys(TIMES, "|s"),
+    "speedup": "|x|%",
+    "efficiency": "|%",
+    **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    """A column that is used."""
-
-    at: int  # position
-    name: str  # as the file has it
-    means: Meaning
-    given: bool = False  # named as in COLUMNS, or by the caller: what it holds must be right
-    own: bool = False  # named as in COLUMNS
-    mixed: bool = False  # some cells have a unit, others have none
-    clock: float = math.nan  # what 16:30 is multiplied by, where it is known: 1 if of minutes, 60 if of hours
-
-    @property
-    def role(self) -> str:
-        return self.means.role
-
-
-def _factor(found: Amount, column: _Column) -> float:
+def _factor(found: Amount, column: Meaning) -> float:
     """Return what a cell is multiplied by to be in the unit of its role; NaN where its unit is none of that."""
-    role, means, unit = column.role, column.means, found.unit
+    role, means, unit = column.role, column, found.unit
     of_rate = role in RATES[:2] or means.inverse
     if found.parts[0][1] != 1.0 and unit not in ("s", ":") and (not of_rate or (not unit and means.factor != 1.0)):
         return math.nan  # a batch of 4k is one of 4096; 1.7k in a column of ktok/s
@@ -431,7 +392,7 @@ def _factor(found: Amount, column: _Column) -> float:
     return (0.01 if unit == "%" else 1.0) if re.fullmatch(_UNITS_OF.get(role, ""), unit) and not node else math.nan
 
 
-def _value(cell: str, column: _Column, where: str, *, comma: bool) -> float:
+def _value(cell: str, column: Meaning, where: str, *, comma: bool) -> float:
     """Return the value of a cell in the unit of its role."""
     low, high, allowed, optional = _CELLS[column.role]
     if optional and (not cell.strip() or (not column.own and cell.strip().lower() in NO_VALUE)):
@@ -442,7 +403,7 @@ def _value(cell: str, column: _Column, where: str, *, comma: bool) -> float:
     if not (low <= value <= high and (allowed or value == math.floor(value))) or math.isnan(factor):
         told = allowed or f"a whole number from {low} to {high}"
         raise DataError(f"{where}: {column.name} is {_shown(cell)}; allowed is {told}; correct it or drop the line")
-    return factor / value if column.means.inverse else value * factor
+    return factor / value if column.inverse else value * factor
 
 
 def _shown(value: str | list[str]) -> str:
@@ -796,11 +757,11 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     return means
 
 
-def _columns(table: _CellRows, columns: Mapping[str, str]) -> list[_Column]:
+def _columns(table: _CellRows, columns: Mapping[str, str]) -> list[Meaning]:
     """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
     names, where = table.header, table.where
     plain = [name.lower() for name in names]
-    used: dict[int, _Column] = {}
+    used: dict[int, Meaning] = {}
     for role, name in columns.items():
         require_known(f"{where}: --columns", role, ROLES, error=DataError)
         if name not in names and name.strip().lower() not in plain:
@@ -812,10 +773,10 @@ def _columns(table: _CellRows, columns: Mapping[str, str]) -> list[_Column]:
         )
         if guess and (guess.role == role or {guess.role, role} == set(RATES[:2])):  # of whom is told, of what it says
             means = replace(guess, role=role)
-        used[at] = _Column(at=at, name=names[at], means=means, given=True)
+        used[at] = replace(means, at=at, name=names[at], given=True)
     for at, name in enumerate(plain):
         if at not in used and name in COLUMNS and name not in columns:
-            used[at] = _Column(at=at, name=names[at], means=Meaning(role=name), given=True, own=True)
+            used[at] = Meaning(role=name, at=at, name=names[at], given=True, own=True)
     twice = [role for role, count in Counter(each.role for each in used.values()).items() if count > 1]
     if twice:
         count = sum(each.role == twice[0] for each in used.values())
@@ -833,7 +794,7 @@ def _columns(table: _CellRows, columns: Mapping[str, str]) -> list[_Column]:
     return found
 
 
-def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column]:
+def _guessed(table: _CellRows, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
     """Columns whose name says what they are, where nothing else is that."""
     names, taken = table.header, {each.role for each in used.values()}
     means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, table.column(at)))}
@@ -842,7 +803,7 @@ def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column
     both = {"global_batch", "batch_size"} <= taken | {each.role for each in means.values()}
     left |= {"global_batch" if "batch_size" in taken else "batch_size"} if both else set()
     means = {at: each for at, each in means.items() if each.role not in left | taken}
-    found: dict[int, _Column] = {}
+    found: dict[int, Meaning] = {}
     for at, each in means.items():
         same = [names[other] for other, one in means.items() if one.role == each.role]
         if each.role == "workers":  # GPUs beside processes; all of them beside those of a node
@@ -854,7 +815,7 @@ def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column
                 f"say which: --columns {each.role}={same[0]!r}"
             )
         if names[at] in same:
-            found[at] = _Column(at=at, name=names[at], means=each)
+            found[at] = replace(each, at=at, name=names[at])
     return found
 
 
@@ -948,7 +909,7 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     return frame
 
 
-def _leave_out(table: _CellRows, found: list[_Column]) -> list[str]:
+def _leave_out(table: _CellRows, found: list[Meaning]) -> list[str]:
     """Drop rows without a rate, or of what failed, from a table; say which. A dash in the row of a base is 1."""
     rate = next(each for each in found if each.role in RATES)
     near = [each for each in found if each.role in ("workers", "nodes")]
@@ -976,7 +937,7 @@ def _leave_out(table: _CellRows, found: list[_Column]) -> list[str]:
     return [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
 
 
-def _frame(table: _CellRows, found: list[_Column], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
+def _frame(table: _CellRows, found: list[Meaning], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the numbers of the columns that are used, by role, with their lines; and what must be told of them."""
     numeric, roles = [each for each in found if each.role in _CELLS], {each.role for each in found}
     columns = {each.at: table.column(each.at) for each in numeric}
@@ -997,7 +958,7 @@ def _frame(table: _CellRows, found: list[_Column], unused: dict[int, str]) -> tu
         if quick[each.at] and not (comma and any("." in cell for cell in columns[each.at])):
             values = pd.Series(columns[each.at]).astype(float)
             if (values.between(low, high) & ((values % 1 == 0) | bool(allowed))).all():
-                frame[each.role] = each.means.factor / values if each.means.inverse else values * each.means.factor
+                frame[each.role] = each.factor / values if each.inverse else values * each.factor
                 continue
         lines = zip(frame["line"], columns[each.at], strict=True)
         try:
@@ -1016,7 +977,7 @@ def _frame(table: _CellRows, found: list[_Column], unused: dict[int, str]) -> tu
     return frame.astype({"workers": "int64"} if "workers" in frame else {}), read
 
 
-def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, read: list[str]) -> str:
+def _work_out(frame: pd.DataFrame, by: Mapping[str, Meaning], table: _CellRows, read: list[str]) -> str:
     """Add to `frame` what it can be worked out from, to `read` how; return in what unit throughputs are."""
     name = {role: each.name for role, each in by.items()}
     if "workers" in frame:
@@ -1034,7 +995,7 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, 
         frame["batch_size"] *= frame["accumulation"]
         read.append(f"batch_size = {name['batch_size']} x {name['accumulation']}")
     role = next(role for role in RATES if role in frame)
-    value, unit, told = frame[role], by[role].means.unit if role in RATES[:2] else "speedup", name[role]
+    value, unit, told = frame[role], by[role].unit if role in RATES[:2] else "speedup", name[role]
     if role == "samples_per_s":
         return unit
     in_cells = any("%" in cell for cell in table.column(by[role].at))
@@ -1086,7 +1047,7 @@ def _product(frame: pd.DataFrame, each: Any, table: _CellRows) -> "pd.Series[int
     return found
 
 
-def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: list[str]) -> None:
+def _of_a_node(frame: pd.DataFrame, column: Meaning, table: _CellRows, read: list[str]) -> None:
     """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
 
     They are where more nodes with as many workers are faster, or where there are more nodes than workers.
@@ -1121,7 +1082,7 @@ def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: lis
 def _series(
     frame: pd.DataFrame,
     table: _CellRows,
-    found: list[_Column],
+    found: list[Meaning],
     unused: dict[int, str],
     read: list[str],
     doubts: list[str],
@@ -1245,7 +1206,7 @@ def _other_base(frame: pd.DataFrame, table: _CellRows, unused: Mapping[int, str]
     return []
 
 
-def _one_base(frame: pd.DataFrame, rate: _Column, source: str) -> None:
+def _one_base(frame: pd.DataFrame, rate: Meaning, source: str) -> None:
     """Raise DataError where a speedup of 1 at several workers is not that of the smallest count of every series."""
     workers, speedup = frame["workers"], frame["samples_per_s"]
     fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
@@ -1258,7 +1219,7 @@ def _one_base(frame: pd.DataFrame, rate: _Column, source: str) -> None:
         )
 
 
-def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> list[str]:
+def _impossible(frame: pd.DataFrame, unit: str, rate: Meaning, source: str) -> list[str]:
     """Doubt speedups and parts of steps that cannot be, which are left out; a guessed rate is a DataError."""
     rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
     for at, n, x in rows if unit != SPEEDUP and not rate.own else ():
@@ -1275,7 +1236,7 @@ def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> l
     return found
 
 
-def _odd(frame: pd.DataFrame, rate: _Column, source: str) -> list[str]:
+def _odd(frame: pd.DataFrame, rate: Meaning, source: str) -> list[str]:
     """Doubt rates that hardly grow, workers that do not fit on their nodes, equal rows; refuse equal repeat numbers."""
     doubts, lines = [], frame["line"]
     medians = frame.groupby("workers")["samples_per_s"].median()
