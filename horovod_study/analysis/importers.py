@@ -189,6 +189,10 @@ def _plain(name: str) -> str:
     return re.sub(r" ?/ ?", "/", text)
 
 
+def _seconds(name: str) -> float:
+    return UNITS[_unit(_plain(name[:_LONG])) or "s"]
+
+
 def _unit(text: str) -> str | None:
     return next((word for word in re.split(r"[ /]", text) if word in UNITS), None)
 
@@ -423,14 +427,18 @@ _FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 
 
 
 @dataclass(slots=True)
-class _CellRows:
-    """The cells of a table, with the line of each row, the header first."""
+class _Reading:
+    """A table while it is read: its cells with the line of each row, the header first, and what comes out of them."""
 
     source: str
     separator: str
     rows: list[tuple[int, list[str]]]
-    told: list[str]
+    told: list[str]  # how it is read
     holds: str = ""  # of a wide one, what its values are
+    found: list[Meaning] = field(default_factory=list)  # columns that are used
+    unused: dict[int, str] = field(default_factory=dict)  # columns that are not, and why where a cell is wrong
+    doubts: list[str] = field(default_factory=list)
+    frame: pd.DataFrame = field(default_factory=pd.DataFrame)  # numbers by role, with the line of each row
 
     @property
     def header(self) -> list[str]:
@@ -440,19 +448,29 @@ class _CellRows:
     def where(self) -> str:
         return f"{self.source} line {self.rows[0][0]}"
 
+    @property
+    def rate(self) -> Meaning:
+        return next(each for each in self.found if each.role in RATES)
+
     def column(self, at: int) -> list[str]:
         return [cells[at] for _, cells in self.rows[1:]]
 
+    def name(self, names: Sequence[str], told: str) -> None:
+        """Add to the names of the curves, and tell of which column."""
+        own = self.frame["series"] if "series" in self.frame else [""] * len(self.frame)
+        self.frame["series"] = [f"{one} {other}".strip() for one, other in zip(own, names, strict=True)]
+        self.told += [f"series = {told}"] if told else []
 
-def _table(data: str | bytes, source: str) -> _CellRows:
+
+def _table(data: str | bytes, source: str) -> _Reading:
     """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
     text, told = (data.encode("utf-8", "replace").decode(), []) if isinstance(data, str) else _decoded(data, source)
     if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
         rows = list(enumerate(_of_json(text, source), 1))
-        table = _CellRows(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
+        table = _Reading(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
     else:
         separator, rows = _cells(text.removeprefix("\ufeff"), source)
-        table = _CellRows(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
+        table = _Reading(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
     if not rows:
         raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
     if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
@@ -621,7 +639,7 @@ VALUES = "values"
 """The column of a long table made of a wide one, whose names do not say what they hold."""
 
 
-def _turned(table: _CellRows) -> _CellRows:
+def _turned(table: _Reading) -> _Reading:
     """Return a table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
     ends = [re.fullmatch(rf"([0-9]+ ?(?:{_WORKER}|{_NODE}))\b ?(.*)", _plain(name[:_LONG])) for name in header]
@@ -652,10 +670,10 @@ def _turned(table: _CellRows) -> _CellRows:
     rows = [(first[0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
     told = [*table.told, f"{listed([header[at] for at in counts])} are {'node' if nodes else 'worker'} counts"]
     held = corner if of in RATES else f"time ({more})" if more in UNITS else more
-    return _CellRows(table.source, table.separator, [first, *rows], told, held)
+    return _Reading(table.source, table.separator, [first, *rows], told, held)
 
 
-def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
+def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
     """Return a table with a column for each series with a row for each of their values.
 
     These are several rates or speedups whose names say of what, or numbers that no name explains: throughputs where all
@@ -709,10 +727,10 @@ def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
         rows = [(line, [*cells[:-2], re.sub(r"\D", "", cells[-2]), cells[-1]]) for line, cells in rows]
         told[0] = told[0].replace("are series", "are repeats")
     first = (table.rows[0][0], [*(header[at] for at in kept), "repeat" if all(runs) else "series", name])
-    return _CellRows(table.source, table.separator, [first, *rows], [*table.told, *told])
+    return _Reading(table.source, table.separator, [first, *rows], [*table.told, *told])
 
 
-def _values(table: _CellRows, workers: int, wide: list[int]) -> str:
+def _values(table: _Reading, workers: int, wide: list[int]) -> str:
     """Return what the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
 
     In logarithms rates rise steeply, and not ever more so, as times of steps do.
@@ -757,90 +775,83 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     return means
 
 
-def _columns(table: _CellRows, columns: Mapping[str, str]) -> list[Meaning]:
+def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
     """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
-    names, where = table.header, table.where
-    plain = [name.lower() for name in names]
+    names, plain = t.header, [name.lower() for name in t.header]
     used: dict[int, Meaning] = {}
     for role, name in columns.items():
-        require_known(f"{where}: --columns", role, ROLES, error=DataError)
+        require_known(f"{t.where}: --columns", role, ROLES, error=DataError)
         if name not in names and name.strip().lower() not in plain:
-            raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
+            raise DataError(f"{t.where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
         at = names.index(name) if name in names else plain.index(name.strip().lower())
-        guess = _meaning(names[at], table.column(at))
-        means = Meaning(
-            role=role, factor=UNITS[_unit(_plain(name[:_LONG])) or "s"] if role in TIMES else 1.0, bare=True
-        )
-        if guess and (guess.role == role or {guess.role, role} == set(RATES[:2])):  # of whom is told, of what it says
-            means = replace(guess, role=role)
-        used[at] = replace(means, at=at, name=names[at], given=True)
+        guess, factor = _meaning(names[at], t.column(at)), _seconds(name) if role in TIMES else 1.0
+        # Of whom a rate is, is told; in which unit, its name says.
+        known = guess and (guess.role == role or {guess.role, role} == set(RATES[:2]))
+        means = guess if guess and known else Meaning(role=role, factor=factor, bare=True)
+        used[at] = replace(means, role=role, at=at, name=names[at], given=True)
     for at, name in enumerate(plain):
         if at not in used and name in COLUMNS and name not in columns:
             used[at] = Meaning(role=name, at=at, name=names[at], given=True, own=True)
-    twice = [role for role, count in Counter(each.role for each in used.values()).items() if count > 1]
-    if twice:
-        count = sum(each.role == twice[0] for each in used.values())
-        raise DataError(f"{where}: column {twice[0]!r} appears {count} times; keep one of them")
-    used |= _guessed(table, used)
-    _require(table, {each.role for each in used.values()})
+    role, count = Counter(each.role for each in used.values()).most_common(1)[0] if used else ("", 0)
+    if count > 1:
+        raise DataError(f"{t.where}: column {role!r} appears {count} times; keep one of them")
+    used |= _guessed(t, used)
+    _require(t, {each.role for each in used.values()})
     found = []
     for each in used.values():
-        cells = table.column(each.at) if each.role in _CELLS else []
+        cells = t.column(each.at) if each.role in _CELLS else []
         quick = all(map(_QUICK.fullmatch, cells))
         units = {one.unit for cell in cells if not quick and (one := quantity(cell))}
-        unit = UNITS[_unit(_plain(each.name[:_LONG])) or "s"]
-        clock = {60.0: 1.0, 3600.0: 60.0}.get(unit, 1.0 if "s" in units else math.nan)
+        clock = {60.0: 1.0, 3600.0: 60.0}.get(_seconds(each.name), 1.0 if "s" in units else math.nan)
         found.append(replace(each, mixed=len(units) > 1 and "" in units, clock=clock))
     return found
 
 
-def _guessed(table: _CellRows, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
+def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
     """Columns whose name says what they are, where nothing else is that."""
-    names, taken = table.header, {each.role for each in used.values()}
-    means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, table.column(at)))}
-    best = next((role for role in RATES if any(each.role == role for each in means.values())), "")
-    left = {*RATES, "other"} - {best if not taken & set(RATES) else ""}
-    both = {"global_batch", "batch_size"} <= taken | {each.role for each in means.values()}
-    left |= {"global_batch" if "batch_size" in taken else "batch_size"} if both else set()
-    means = {at: each for at, each in means.items() if each.role not in left | taken}
+    names, taken = t.header, {each.role for each in used.values()}
+    means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, t.column(at)))}
+    roles = taken | {each.role for each in means.values()}
+    left = {*RATES, "other", *taken}
+    if not taken & set(RATES):
+        left -= {next((role for role in RATES if role in roles), "")}
+    if {"global_batch", "batch_size"} <= roles:
+        left.add("global_batch" if "batch_size" in taken else "batch_size")
     found: dict[int, Meaning] = {}
     for at, each in means.items():
         same = [names[other] for other, one in means.items() if one.role == each.role]
         if each.role == "workers":  # GPUs beside processes; all of them beside those of a node
             same = [name for name in same if not re.search("core|proc|rank|np", name.lower())] or same
             same = [name for name in same if re.search("total|world", name.lower())] or same
-        if names[at] in same and len(same) > 1 and each.role not in ("series", "status"):
-            raise DataError(
-                f"{table.where}: {' and '.join(map(repr, same))} may both be {each.role}; "
-                f"say which: --columns {each.role}={same[0]!r}"
-            )
-        if names[at] in same:
-            found[at] = replace(each, at=at, name=names[at])
+        if each.role in left or names[at] not in same:
+            continue
+        if len(same) > 1 and each.role not in ("series", "status"):
+            both, say = " and ".join(map(repr, same)), f"--columns {each.role}={same[0]!r}"
+            raise DataError(f"{t.where}: {both} may both be {each.role}; say which: {say}")
+        found[at] = replace(each, at=at, name=names[at])
     return found
 
 
-def _require(table: _CellRows, roles: set[str]) -> None:
+def _require(t: _Reading, roles: set[str]) -> None:
     """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
-    names, where = table.header, table.where
-    both = [each for each in names if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(each[:_LONG]))]
-    if both and not roles & set(RATES):
-        raise DataError(
-            f"{where}: {both[0]!r} may be a speedup or an efficiency; say which: --columns 'speedup={both[0]}' or "
-            f"--columns 'efficiency={both[0]}'"
-        )
+    names, where, rated = t.header, t.where, bool(roles & set(RATES))
+    for name in names if not rated else ():
+        if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
+            say = f"--columns 'speedup={name}' or --columns 'efficiency={name}'"
+            raise DataError(f"{where}: {name!r} may be a speedup or an efficiency; say which: {say}")
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
-    lacking += [] if roles & set(RATES) else ["samples_per_s"]
-    times = [other for other in names if is_duration(other)] if "samples_per_s" in lacking[:1] else []
-    if times:
-        raise DataError(
-            f"{where}: {times[0]!r} may be the time of a step, or of the same work at every count, such as an "
-            f"epoch or a training; say which: --columns 'step_s={times[0]}' or --columns 'epoch_s={times[0]}'"
-        )
-    if "samples_per_s" in lacking[:1] and VALUES in names:
-        raise DataError(
-            f"{where}: {table.told[-1]}, but nothing says of what; say it: --columns samples_per_s={VALUES}, "
-            f"step_s={VALUES}, epoch_s={VALUES} or speedup={VALUES}"
-        )
+    lacking += [] if rated else ["samples_per_s"]
+    if lacking[:1] == ["samples_per_s"]:
+        for name in filter(is_duration, names):
+            raise DataError(
+                f"{where}: {name!r} may be the time of a step, or of the same work at every count, such as an epoch "
+                f"or a training; say which: --columns 'step_s={name}' or --columns 'epoch_s={name}'"
+            )
+        if VALUES in names:
+            say = ", ".join(f"{role}={VALUES}" for role in ("samples_per_s", "step_s", "epoch_s"))
+            raise DataError(
+                f"{where}: {t.told[-1]}, but nothing says of what; say it: --columns {say} or speedup={VALUES}"
+            )
     for name in lacking:
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
         raise DataError(
@@ -879,50 +890,39 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
-    table = _long(_table(data, source), columns or {})
-    found = _columns(table, columns or {})
-    if len(table.rows) < 2:
-        raise DataError(f"{table.where}: no points follow the names of the columns; add one line per point")
-    unused = dict.fromkeys(sorted({*range(len(table.header))} - {each.at for each in found}), "")
-    doubts = _leave_out(table, found)
-    frame, read = _frame(table, found, unused)
-    unit = _work_out(frame, {each.role: each for each in found}, table, read)
-    doubts += _other_base(frame, table, unused)
-    frame = _series(frame, table, found, unused, read, doubts)
-    over = frame[frame["nodes"] > frame["workers"]] if "nodes" in frame else frame[:0]
-    if len(over):
-        raise DataError(
-            f"{table.source} line {over['line'].iloc[0]}: {over['nodes'].iloc[0]:g} nodes for "
-            f"{over['workers'].iloc[0]} workers; every node has at least one worker, so correct either"
-        )
-    rate = next(each for each in found if each.role in RATES)
-    _one_base(frame, rate, table.source)
-    names = [table.header[at] for at in unused if not unused[at] and table.header[at]]
-    missing = {*COLUMNS} - {each.role for each in found}
+    t = _long(_table(data, source), columns or {})
+    t.found = _columns(t, columns or {})
+    if len(t.rows) < 2:
+        raise DataError(f"{t.where}: no points follow the names of the columns; add one line per point")
+    t.unused = dict.fromkeys(sorted({*range(len(t.header))} - {each.at for each in t.found}), "")
+    _leave_out(t)
+    _numbers(t)
+    unit = _work_out(t)
+    _other_base(t)
+    _series(t)
+    names = [t.header[at] for at in t.unused if not t.unused[at] and t.header[at]]
+    missing = {*COLUMNS} - {each.role for each in t.found}
     some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
     some += [f"{len(names) - 5} more"] if len(names) > 5 else []
     told = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
-    told += [f"column {_shown(table.header[at])} not used{why}" for at, why in unused.items() if why]
-    told += [*doubts, *_impossible(frame, unit, rate, table.source), *_odd(frame, rate, table.source)]
-    frame = frame[[name for name in COLUMNS if name in frame]]
-    frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(read), "unit": unit}
+    told += [f"column {_shown(t.header[at])} not used{why}" for at, why in t.unused.items() if why]
+    told += [*t.doubts, *_impossible(t, unit), *_odd(t)]
+    frame = t.frame[[name for name in COLUMNS if name in t.frame]]
+    frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(t.told), "unit": unit}
     return frame
 
 
-def _leave_out(table: _CellRows, found: list[Meaning]) -> list[str]:
-    """Drop rows without a rate, or of what failed, from a table; say which. A dash in the row of a base is 1."""
-    rate = next(each for each in found if each.role in RATES)
-    near = [each for each in found if each.role in ("workers", "nodes")]
-    states = [each.at for each in found if each.role == "status"]
-    if rate.role in RATES[4:]:
-        places = [[_sum(quantity(cells[each.at])) for each in near] for _, cells in table.rows[1:]]
-        fewest = min(places)
-        base = [cells for place, (_, cells) in zip(places, table.rows[1:], strict=True) if place == fewest]
-        if not any(_sum(quantity(cell)) == 1 for cell in table.column(rate.at)):
-            for cells in base if all(cells[rate.at].strip() in _DASHES for cells in base) else ():
-                cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
-    kept, out = table.rows[:1], []
-    for line, cells in table.rows[1:]:
+def _leave_out(t: _Reading) -> None:
+    """Drop rows without a rate, or of what failed, and say which. A dash in the row of a base is 1."""
+    rate, near = t.rate, [each for each in t.found if each.role in ("workers", "nodes")]
+    states = [each.at for each in t.found if each.role == "status"]
+    if rate.role in RATES[4:] and not any(_sum(quantity(cell)) == 1 for cell in t.column(rate.at)):
+        places = [[_sum(quantity(cells[each.at])) for each in near] for _, cells in t.rows[1:]]
+        base = [cells for place, (_, cells) in zip(places, t.rows[1:], strict=True) if place == min(places)]
+        for cells in base if all(cells[rate.at].strip() in _DASHES for cells in base) else ():
+            cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
+    kept, out = t.rows[:1], []
+    for line, cells in t.rows[1:]:
         cell = re.sub(r"\s*[(\[].*", "", cells[rate.at].strip().strip("*`").lower())
         state = next((cells[at] for at in states if re.split(r"[\s+:(]", cells[at].strip().lower())[0] in FAILED), None)
         if state is None and (cell not in NO_VALUE or (rate.own and cell not in FAILED)):
@@ -931,28 +931,28 @@ def _leave_out(table: _CellRows, found: list[Meaning]) -> list[str]:
             count = f"{cells[near[0].at].strip()} {near[0].name}, " if near else ""
             out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
     if len(kept) < 2:
-        raise DataError(f"{table.where}: no row has a value of {rate.name!r}; give at least one")
-    table.rows = kept
+        raise DataError(f"{t.where}: no row has a value of {rate.name!r}; give at least one")
     more = f" and {len(out) - 5} more" if len(out) > 5 else ""
-    return [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
+    t.rows = kept
+    t.doubts += [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
 
 
-def _frame(table: _CellRows, found: list[Meaning], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the numbers of the columns that are used, by role, with their lines; and what must be told of them."""
-    numeric, roles = [each for each in found if each.role in _CELLS], {each.role for each in found}
-    columns = {each.at: table.column(each.at) for each in numeric}
+def _numbers(t: _Reading) -> None:
+    """Make the frame of the numbers of the columns that are used, by role, with their lines."""
+    numeric, roles = [each for each in t.found if each.role in _CELLS], {each.role for each in t.found}
+    columns = {each.at: t.column(each.at) for each in numeric}
     quick = {at: all(map(_QUICK.fullmatch, cells)) for at, cells in columns.items()}
     said = {at: [one for cell in cells if not quick[at] and (one := quantity(cell))] for at, cells in columns.items()}
     texts = [
         (each.role, columns[each.at] if quick[each.at] else [text for one in said[each.at] for text, _ in one.parts])
         for each in numeric
     ]
-    for at in unused:  # a decimal comma of any column is one of all
-        cells = [cell.strip() for cell in table.column(at)]
+    for at in t.unused:  # a decimal comma of any column is one of all
+        cells = [cell.strip() for cell in t.column(at)]
         if all(re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?", cell) for cell in cells):
             texts.append(("", [cell for cell in cells if "," in cell]))
-    comma = decimal_comma(texts, table.separator, table.where)
-    frame = pd.DataFrame({"line": [line for line, _ in table.rows[1:]]})
+    comma = decimal_comma(texts, t.separator, t.where)
+    frame = t.frame = pd.DataFrame({"line": [line for line, _ in t.rows[1:]]})
     for each in numeric:
         low, high, allowed, _ = _CELLS[each.role]
         if quick[each.at] and not (comma and any("." in cell for cell in columns[each.at])):
@@ -962,96 +962,110 @@ def _frame(table: _CellRows, found: list[Meaning], unused: dict[int, str]) -> tu
                 continue
         lines = zip(frame["line"], columns[each.at], strict=True)
         try:
-            frame[each.role] = [_value(cell, each, f"{table.source} line {at}", comma=comma) for at, cell in lines]
+            frame[each.role] = [_value(cell, each, f"{t.source} line {at}", comma=comma) for at, cell in lines]
         except DataError as error:
             if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
                 raise
-            unused[each.at] = f" ({error})"
-    read = list(table.told)
+            t.unused[each.at] = f" ({error})"
     if any("," in text for _, column in texts for text in column):
-        read.append("a comma marks decimals" if comma else "a comma separates thousands")
+        t.told.append("a comma marks decimals" if comma else "a comma separates thousands")
     if any(one.remark for column in said.values() for one in column):
-        read.append("what follows ± or is in brackets is left out")
+        t.told.append("what follows ± or is in brackets is left out")
     plain = {*COLUMNS} & {*frame} - ({"batch_size"} if "accumulation" in frame else set())
-    read += [f"{each.role} = {each.name}" for each in found if each.role in plain and not each.given]
-    return frame.astype({"workers": "int64"} if "workers" in frame else {}), read
-
-
-def _work_out(frame: pd.DataFrame, by: Mapping[str, Meaning], table: _CellRows, read: list[str]) -> str:
-    """Add to `frame` what it can be worked out from, to `read` how; return in what unit throughputs are."""
-    name = {role: each.name for role, each in by.items()}
+    t.told += [f"{each.role} = {each.name}" for each in t.found if each.role in plain and not each.given]
     if "workers" in frame:
-        _of_a_node(frame, by["workers"], table, read)
+        frame["workers"] = frame["workers"].astype("int64")
+
+
+def _work_out(t: _Reading) -> str:
+    """Add to the frame what it can be worked out from; return in what unit throughputs are."""
+    frame, by = t.frame, {each.role: each for each in t.found}
+    if "workers" in frame:
+        _of_a_node(t, by["workers"])
     else:
         known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
-        frame["workers"] = _product(frame, frame["workers_per_node"] if known else 1, table)
-        how = f" x {name['workers_per_node']}" if known else ": nodes are what is counted"
-        read.append(f"workers = {name['nodes']}{how}")
+        frame["workers"] = _product(t, frame["workers_per_node"] if known else 1)
+        how = f" x {by['workers_per_node'].name}" if known else ": nodes are what is counted"
+        t.told.append(f"workers = {by['nodes'].name}{how}")
     workers = frame["workers"]
     if "global_batch" in frame:
         frame["batch_size"] = frame["global_batch"] / workers
-        read.append(f"batch_size = {name['global_batch']} / workers")
+        t.told.append(f"batch_size = {by['global_batch'].name} / workers")
     elif "batch_size" in frame and "accumulation" in frame:
         frame["batch_size"] *= frame["accumulation"]
-        read.append(f"batch_size = {name['batch_size']} x {name['accumulation']}")
+        t.told.append(f"batch_size = {by['batch_size'].name} x {by['accumulation'].name}")
     role = next(role for role in RATES if role in frame)
-    value, unit, told = frame[role], by[role].unit if role in RATES[:2] else "speedup", name[role]
+    value, name = frame[role], by[role].name
     if role == "samples_per_s":
-        return unit
-    in_cells = any("%" in cell for cell in table.column(by[role].at))
-    unsaid = "%" in told and not in_cells
-    if role == "samples_per_s_per_worker":
-        rate, how = value * workers, f"{told} x workers"
-    elif role == "step_s" and "batch_size" in frame and frame["batch_size"].notna().all():
-        rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {told}"
-    elif role == "step_s":
-        rate, unit = workers / value, "batches/s"
-        how = f"workers / {told}: one batch per worker at every count is assumed"
+        return by[role].unit
+    if role in RATES[4:]:
+        frame["samples_per_s"], how = _relative(t, by[role], value)
+        unit = SPEEDUP
+    elif role == "samples_per_s_per_worker":
+        frame["samples_per_s"], unit, how = value * workers, by[role].unit, f"{name} x workers"
     elif role == "epoch_s":
-        for at, other in enumerate(table.header):
-            work = re.fullmatch(rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size", _plain(other[:_LONG]))
-            if work and "series" not in by and len({*map(quantity, table.column(at))} - {None}) > 1:
-                raise DataError(
-                    f"{table.where}: {other!r} differs, so epochs are not the same work; give samples_per_s: "
-                    f"{other!r} over {told!r}"
-                )
-        rate, unit, how = 1 / value, "epochs/s", f"1 / {told}: epochs/s, of the same data at every count"
-    elif role == "efficiency":
-        if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
-            raise DataError(f"{table.where}: {told!r} may have shares or percentages; write all of it in per cent")
-        rate = value / (100 if value.max() > 2 else 1) * workers
-        how = f"{told} x workers: throughput relative to what has efficiency 1"
+        _same_epochs(t, by[role])
+        frame["samples_per_s"], unit = 1 / value, "epochs/s"
+        how = f"1 / {name}: epochs/s, of the same data at every count"
+    elif "batch_size" in frame and frame["batch_size"].notna().all():
+        rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {name}"
+        frame["samples_per_s"] = rate
     else:
-        rate, how = value / (100 if unsaid else 1), f"{told}: throughput relative to what has 1"
-        if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
-            raise DataError(f"{table.where}: {told!r} has no 100 %: of what is it? write it as times, such as 1.9")
-    frame["samples_per_s"] = rate
-    read.append(f"samples_per_s = {how}")
+        frame["samples_per_s"], unit = workers / value, "batches/s"
+        how = f"workers / {name}: one batch per worker at every count is assumed"
+    t.told.append(f"samples_per_s = {how}")
     if role == "step_s" and "global_batch" not in frame:
-        per_worker = (rate / workers).groupby(workers).median()
+        per_worker = (frame["samples_per_s"] / workers).groupby(workers).median()
         if per_worker.max() > 1.1 * per_worker.iloc[0]:
             raise DataError(
-                f"{table.where}: {told!r} is shorter with more workers, so the work of a step is divided; say what the "
-                f"batch of all is: --columns global_batch=NAME; or, where all steps do the same: 'epoch_s={told}'"
+                f"{t.where}: {name!r} is shorter with more workers, so the work of a step is divided; say what the "
+                f"batch of all is: --columns global_batch=NAME; or, where all steps do the same: 'epoch_s={name}'"
             )
     return unit
 
 
-def _product(frame: pd.DataFrame, each: Any, table: _CellRows) -> "pd.Series[int]":
+def _relative(t: _Reading, column: Meaning, value: "pd.Series[float]") -> tuple[Any, str]:
+    """Return the speedups of a column of speedups or efficiencies, and how; DataError where it may be in per cent."""
+    name, in_cells = column.name, any("%" in cell for cell in t.column(column.at))
+    unsaid = "%" in name and not in_cells
+    if column.role == "efficiency":
+        if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
+            raise DataError(f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent")
+        rate = value / (100 if value.max() > 2 else 1) * t.frame["workers"]
+        return rate, f"{name} x workers: throughput relative to what has efficiency 1"
+    rate = value / (100 if unsaid else 1)
+    if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
+        raise DataError(f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9")
+    return rate, f"{name}: throughput relative to what has 1"
+
+
+def _same_epochs(t: _Reading, column: Meaning) -> None:
+    """Raise DataError where epochs are of different numbers of samples."""
+    for at, other in enumerate(t.header):
+        work = re.fullmatch(rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size", _plain(other[:_LONG]))
+        series = any(each.role == "series" for each in t.found)
+        if work and not series and len({*map(quantity, t.column(at))} - {None}) > 1:
+            raise DataError(
+                f"{t.where}: {other!r} differs, so epochs are not the same work; give samples_per_s: "
+                f"{other!r} over {column.name!r}"
+            )
+
+
+def _product(t: _Reading, each: Any) -> "pd.Series[int]":
     """Return nodes times workers of a node; DataError where a row has no nodes."""
-    for at in frame.index[frame["nodes"].isna()][:1]:
-        raise DataError(
-            f"{table.source} line {frame['line'][at]}: nodes are empty; every row needs them, or its workers"
-        )
-    found: pd.Series[int] = (frame["nodes"] * each).astype("int64")
+    nodes = t.frame["nodes"]
+    for line in t.frame["line"][nodes.isna()]:
+        raise DataError(f"{t.source} line {line}: nodes are empty; every row needs them, or its workers")
+    found: pd.Series[int] = (nodes * each).astype("int64")
     return found
 
 
-def _of_a_node(frame: pd.DataFrame, column: Meaning, table: _CellRows, read: list[str]) -> None:
+def _of_a_node(t: _Reading, column: Meaning) -> None:
     """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
 
     They are where more nodes with as many workers are faster, or where there are more nodes than workers.
     """
+    frame = t.frame
     per_node = column.given or "nodes" not in frame or "workers_per_node" in frame
     if per_node or _OF_ALL.search(column.name.lower()) or not frame["nodes"].max() > 1:
         return
@@ -1064,211 +1078,197 @@ def _of_a_node(frame: pd.DataFrame, column: Meaning, table: _CellRows, read: lis
     above = 0.0 if growth or speed is None else float((medians / medians.iloc[0] / (at / at[0])).max())
     if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
         frame["workers_per_node"] = workers.astype(float)
-        frame["workers"] = _product(frame, workers, table)
-        read[:] = [each for each in read if each != f"workers = {column.name}"]
-        read.append(f"workers = nodes x {column.name}, which are those of a node")
+        frame["workers"] = _product(t, workers)
+        t.told = [each for each in t.told if each != f"workers = {column.name}"]
+        t.told.append(f"workers = nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
         raise DataError(
-            f"{table.where}: {column.name!r} beside nodes may be the workers of a node or of all; say which: "
+            f"{t.where}: {column.name!r} beside nodes may be the workers of a node or of all; say which: "
             f"--columns 'workers_per_node={column.name}' or --columns 'workers={column.name}'"
         )
     else:
-        read.append(f"{column.name} are those of all nodes")
+        t.told.append(f"{column.name} are those of all nodes")
 
 
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-def _series(
-    frame: pd.DataFrame,
-    table: _CellRows,
-    found: list[Meaning],
-    unused: dict[int, str],
-    read: list[str],
-    doubts: list[str],
-) -> pd.DataFrame:
-    """Return the rows with the names of their curves, joined where several columns have them; tell which were guessed.
+def _series(t: _Reading) -> None:
+    """Name the curve of each row, joined where several columns do; tell which were guessed.
 
     Guessed are columns that are called so, unless every value has one worker count where the table has several; columns
     of words whose values have several each; then batches, and columns of numbers that tell configurations apart. Of
     numbers that do so at some counts only, DataError asks what they are; what changes along a curve is doubted.
     """
-    columns = {each.at: each.given for each in found if each.role == "series"}
-    others = [] if any(columns.values()) else [at for at in unused if not _is_other(table.header[at], table.column(at))]
-
-    def add(names: Sequence[str], told: str = "") -> None:
-        own = frame["series"] if "series" in frame else [""] * len(frame)
-        frame["series"] = [f"{one} {other}".strip() for one, other in zip(own, names, strict=True)]
-        read.extend([f"series = {told}"] if told else [])
-
+    columns = {each.at: each.given for each in t.found if each.role == "series"}
+    others = [] if any(columns.values()) else [at for at in t.unused if not _is_other(t.header[at], t.column(at))]
+    several = t.frame["workers"].nunique() > 1
     for at in [*columns, *others]:
-        cells = [unguarded(cell.strip()) for cell in table.column(at)]
-        told = table.header[at]
+        cells, told = [unguarded(cell.strip()) for cell in t.column(at)], t.header[at]
         if not columns.get(at) and cells[0] and "" in cells:  # named in the first row of each
             cells, told = pd.Series(cells).replace("", None).ffill().tolist(), f"{told}, also of empty cells below"
-        counts = frame["workers"].groupby(cells).nunique()
-        if at in columns and not columns[at] and counts.max() == 1 < frame["workers"].nunique():
-            unused[at] = ""
+        counts = t.frame["workers"].groupby(cells).nunique()
+        if at in columns and not columns[at] and counts.max() == 1 and several:
+            t.unused[at] = ""
         elif at in columns:
-            add(cells, "" if columns[at] else told)
+            t.name(cells, "" if columns[at] else told)
         elif not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells) and len(counts) > 1 and counts.min() > 1:
-            del unused[at]
-            add(cells, told)
-    frame = _batches(frame, next((each.name for each in found if each.role == "batch_size"), "batch_size"), read)
-    for at in [each for each in others if each in unused]:
-        name, every = table.header[at], [cell.strip() for cell in table.column(at)]
-        rows = pd.DataFrame({"series": frame.get("series", ""), "workers": frame["workers"], "name": ""})
-        rows["name"] = cells = [every[row] for row in frame.index]
-        rates = frame["samples_per_s"].groupby([rows[each] for each in rows]).median().groupby(level=[0, 1])
-        counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
-        counts = counts[counts.groupby("series").transform("size") > 1]
-        numbered = sorted({*cells}) in [[str(start + each) for each in range(len({*cells}))] for start in (0, 1)]
-        apart = float((rates.max() / rates.min()).max()) - 1
-        if counts.map(len).max() == 1 or counts.empty:
-            continue
-        words = not all(map(quantity, cells))
-        if rates.size().max() == 1 or (counts.map(len).min() == 1 and not (words and apart > 0.1)):
-            if meaning(name) is None:
-                doubts.append(f"{name!r} changes along a curve: if it makes series, say --columns 'series={name}'")
-        elif not words and (counts.groupby("series").nunique() == 1).all() and not (numbered and apart < 0.1):
-            del unused[at]
-            add([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
-        elif apart > 0.1:
-            raise DataError(
-                f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
-                f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' runs"
-            )
-        else:
-            doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
-    return frame.reset_index(drop=True)
+            del t.unused[at]
+            t.name(cells, told)
+    _batches(t)
+    for at in [each for each in others if each in t.unused]:
+        _configurations(t, at)
+    t.frame = t.frame.reset_index(drop=True)
+
+
+def _configurations(t: _Reading, at: int) -> None:
+    """Name the curve of each row by a column that is not used, where its values tell configurations apart."""
+    name, every = t.header[at], [cell.strip() for cell in t.column(at)]
+    rows = pd.DataFrame({"series": t.frame.get("series", ""), "workers": t.frame["workers"], "name": ""})
+    rows["name"] = cells = [every[row] for row in t.frame.index]
+    rates = t.frame["samples_per_s"].groupby([rows[each] for each in rows]).median().groupby(level=[0, 1])
+    counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
+    counts = counts[counts.groupby("series").transform("size") > 1]
+    if counts.empty or counts.map(len).max() == 1:
+        return
+    numbered = sorted({*cells}) in [[str(start + each) for each in range(len({*cells}))] for start in (0, 1)]
+    apart, words = float((rates.max() / rates.min()).max()) - 1, not all(map(quantity, cells))
+    if rates.size().max() == 1 or (counts.map(len).min() == 1 and not (words and apart > 0.1)):
+        if meaning(name) is None:
+            t.doubts.append(f"{name!r} changes along a curve: if it makes series, say --columns 'series={name}'")
+    elif not words and (counts.groupby("series").nunique() == 1).all() and not (numbered and apart < 0.1):
+        del t.unused[at]
+        t.name([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
+    elif apart > 0.1:
+        raise DataError(
+            f"{t.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
+            f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' runs"
+        )
+    else:
+        t.doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
 
 
 def _is_other(name: str, cells: Sequence[str]) -> bool:
     role = getattr(meaning(name), "role", "")
-    words = [
-        cell
-        for cell in cells
-        if not re.fullmatch(r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*", cell.lower())
-    ]
-    return role in ("other", "status") or (role == "repeat" and not words)
+    run = r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*"
+    return role in ("other", "status") or (role == "repeat" and all(re.fullmatch(run, cell.lower()) for cell in cells))
 
 
-def _batches(frame: pd.DataFrame, name: str, read: list[str]) -> pd.DataFrame:
-    """Return a series for each batch of a worker, or of all where these are fewer, where equal workers had several.
+def _batches(t: _Reading) -> None:
+    """Make a series of each batch of a worker, or of all where these are fewer, where equal workers had several.
 
     Strong and weak scaling that share the rows of fewest workers are two series, which both have these rows.
     """
-    parts = []
+    frame, parts = t.frame, []
+    name = next((each.name for each in t.found if each.role == "batch_size"), "batch_size")
     key = frame["series"] if "series" in frame else pd.Series("", index=frame.index)
-    several = "batch_size" in frame and frame.groupby([key, "workers"])["batch_size"].nunique().max() > 1
-    for series, rows in frame.groupby(key, sort=False) if several else ():
+    if "batch_size" not in frame or frame.groupby([key, "workers"])["batch_size"].nunique().max() < 2:
+        return
+    for series, rows in frame.groupby(key, sort=False):
         workers, batch = rows["workers"], rows["batch_size"]
         first = workers == workers.min()
         weak = batch == batch[first].iloc[0]
         strong = (batch - batch[first].iloc[0] * workers.min() / workers).abs() < 0.51
+        shared = ((weak & strong) == first).all() and (weak | strong).all()
         ways = {name: batch.map("{:g}".format), "global batch": (batch * workers).map("{:.6g}".format)}
         if batch.groupby(workers).nunique().max() < 2:
             parts.append(rows)
-        elif (
-            ((weak & strong) == first).all()
-            and (weak | strong).all()
-            and (weak & ~first).any()
-            and (strong & ~first).any()
-        ):
+        elif shared and (weak & ~first).any() and (strong & ~first).any():
             kinds = {f"{series} strong".strip(): strong, f"{series} weak".strip(): weak}
             parts += [rows[of].assign(series=kind) for kind, of in kinds.items()]
             fewest = plural(workers.min(), "worker")
-            read.append(f"{' and '.join(kinds)} scaling, by their batches, share the rows of {fewest}")
+            t.told.append(f"{' and '.join(kinds)} scaling, by their batches, share the rows of {fewest}")
         else:
             told = min(ways, key=lambda way: ways[way].nunique())
             parts.append(rows.assign(series=[f"{series} {told} {each}".strip() for each in ways[told]]))
-            read.append(f"series = {told}, which tells configurations apart")
-    return pd.concat(parts).sort_index(kind="stable") if parts else frame
+            t.told.append(f"series = {told}, which tells configurations apart")
+    t.frame = pd.concat(parts).sort_index(kind="stable")
 
 
 # --- doubts -----------------------------------------------------------------------------------------------------------
 
 
-def _other_base(frame: pd.DataFrame, table: _CellRows, unused: Mapping[int, str]) -> list[str]:
+def _other_base(t: _Reading) -> None:
     """Doubt rates over those of the fewest workers that are not what a column of speedups, which is not used, says."""
-    fewest = frame["workers"].min()
-    speedup = frame["samples_per_s"] / frame.loc[frame["workers"] == fewest, "samples_per_s"].median() * fewest
-    for at in unused:
-        if getattr(meaning(table.header[at]), "role", "") == "speedup":
-            said = pd.Series(map(_sum, map(quantity, table.column(at))))
-            off = said.index[said.between(1e-9, 1e9) & ((said / speedup - 1).abs() > 0.05)]
-            name = table.header[at]
-            return [
-                f"line {frame['line'][place]}: {name!r} is {said[place]:g}, and the rate is {speedup[place]:.3g} times "
-                f"that of {plural(fewest, 'worker')} over {fewest}: say which counts: --columns 'speedup={name}'"
-                for place in off[:1]
-            ]
-    return []
+    workers, rates = t.frame["workers"], t.frame["samples_per_s"]
+    fewest = workers.min()
+    speedup = rates / rates[workers == fewest].median() * fewest
+    for at in [at for at in t.unused if getattr(meaning(t.header[at]), "role", "") == "speedup"][:1]:
+        said, name = pd.Series(map(_sum, map(quantity, t.column(at)))), t.header[at]
+        off = said.index[said.between(1e-9, 1e9) & ((said / speedup - 1).abs() > 0.05)]
+        t.doubts += [
+            f"line {t.frame['line'][place]}: {name!r} is {said[place]:g}, and the rate is {speedup[place]:.3g} times "
+            f"that of {plural(fewest, 'worker')} over {fewest}: say which counts: --columns 'speedup={name}'"
+            for place in off[:1]
+        ]
 
 
-def _one_base(frame: pd.DataFrame, rate: Meaning, source: str) -> None:
-    """Raise DataError where a speedup of 1 at several workers is not that of the smallest count of every series."""
-    workers, speedup = frame["workers"], frame["samples_per_s"]
-    fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
-    based = (workers != fewest) | ((speedup - 1).abs() < 0.02)
-    ones = frame.index[(speedup == 1) & (workers > 1)]
-    if rate.role == "speedup" and len(ones) and {*fewest} != {1} and not (based.all() and fewest.nunique() == 1):
+def _impossible(t: _Reading, unit: str) -> list[str]:
+    """Doubt speedups and parts of steps that cannot be, which are left out; DataError for rates that cannot be.
+
+    Nor can a speedup be 1 at several workers that are not the smallest count of every series.
+    """
+    frame, rate = t.frame, t.rate
+    lines, workers, rates = frame["line"], frame["workers"], frame["samples_per_s"]
+    for at in frame.index[frame["nodes"] > workers][:1] if "nodes" in frame else ():
         raise DataError(
-            f"{source} line {frame['line'][ones[0]]}: {rate.name!r} is 1 at {workers[ones[0]]} workers: relative to "
-            f"which? where each series is to its own fewest: --columns 'samples_per_s={rate.name}'; else give rates"
+            f"{t.source} line {lines[at]}: {frame['nodes'][at]:g} nodes for {workers[at]} workers; every node has at "
+            "least one worker, so correct either"
         )
-
-
-def _impossible(frame: pd.DataFrame, unit: str, rate: Meaning, source: str) -> list[str]:
-    """Doubt speedups and parts of steps that cannot be, which are left out; a guessed rate is a DataError."""
-    rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
-    for at, n, x in rows if unit != SPEEDUP and not rate.own else ():
+    fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
+    based = ((workers != fewest) | ((rates - 1).abs() < 0.02)).all() and fewest.nunique() == 1
+    for at in frame.index[(rates == 1) & (workers > 1)][:1] if rate.role == "speedup" else ():
+        if {*fewest} != {1} and not based:
+            raise DataError(
+                f"{t.source} line {lines[at]}: {rate.name!r} is 1 at {workers[at]} workers: relative to which? where "
+                f"each series is to its own fewest: --columns 'samples_per_s={rate.name}'; else give rates"
+            )
+    for at, n, x in zip(lines, workers, rates, strict=True) if unit != SPEEDUP and not rate.own else ():
         if why := impossible("rate", rate=x, workers=n, unit=unit):
-            raise DataError(f"{source} line {at}: {why}; correct it, or say what it is with --columns")
+            raise DataError(f"{t.source} line {at}: {why}; correct it, or say what it is with --columns")
     frame.attrs["unit"] = unit
     found = impossibilities(frame, 1.0 if unit == SPEEDUP else math.inf)  # fits and pages judge speedups of rates
-    one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == SPEEDUP)]
-    for at, speedup in list(zip(one["line"], one["samples_per_s"], strict=True))[:1]:
-        found.append(f"line {at}: one worker has a speedup of {speedup:g}: of what is 1?")
+    for at in frame.index[(workers == 1) & ((rates - 1).abs() > 0.02) & (unit == SPEEDUP)][:1]:
+        found.append(f"line {lines[at]}: one worker has a speedup of {rates[at]:g}: of what is 1?")
     if "sync_s" in frame and "batch_size" in frame:
-        step = frame["batch_size"] * frame["workers"] / frame["samples_per_s"]
-        frame.loc[frame["sync_s"] > 1.05 * step, "sync_s"] = math.nan
+        frame.loc[frame["sync_s"] > 1.05 * frame["batch_size"] * workers / rates, "sync_s"] = math.nan
     return found
 
 
-def _odd(frame: pd.DataFrame, rate: Meaning, source: str) -> list[str]:
+def _odd(t: _Reading) -> Iterator[str]:
     """Doubt rates that hardly grow, workers that do not fit on their nodes, equal rows; refuse equal repeat numbers."""
-    doubts, lines = [], frame["line"]
+    frame, rate, lines = t.frame, t.rate, t.frame["line"]
     medians = frame.groupby("workers")["samples_per_s"].median()
     count, ratio = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
     if rate.role == "samples_per_s" and not rate.given and count >= 2 and ratio <= 1.2:
-        doubts.append(
+        yield (
             f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: if it is of one "
             f"worker, say so with --columns samples_per_s_per_worker={rate.name}"
         )
     if "nodes" in frame and "workers_per_node" in frame:
         over = frame[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
-        for at in over.index[:1]:
-            doubts.append(
-                f"line {lines[at]} of {source}: {frame['workers'][at]:g} workers do not fit on "
-                f"{plural(frame['nodes'][at], 'node', 'g')} with {frame['workers_per_node'][at]:g} workers per node"
-                + (f" (and {len(over) - 1} more lines)" if len(over) > 1 else "")
+        for row in over[:1].to_dict("records"):
+            nodes = plural(row["nodes"], "node", "g")
+            more = f" (and {len(over) - 1} more lines)" if len(over) > 1 else ""
+            yield (
+                f"line {row['line']} of {t.source}: {row['workers']:g} workers do not fit on {nodes} with "
+                f"{row['workers_per_node']:g} workers per node{more}"
             )
     rows = frame.drop(columns="line")
     if "repeat" not in frame:
         copies = [str(line) for line in lines[rows[[name for name in COLUMNS if name in rows]].duplicated()]]
         which = ", ".join(copies[:5]) + (", ..." if len(copies) > 5 else "")
-        told = f"lines {which} of {source} repeat" if len(copies) > 1 else f"line {which} of {source} repeats"
-        return [*doubts, f"{told} earlier lines exactly: copied, or truly repeats?"] if copies else doubts
+        told = f"lines {which} of {t.source} repeat" if len(copies) > 1 else f"line {which} of {t.source} repeats"
+        yield from [f"{told} earlier lines exactly: copied, or truly repeats?"] if copies else []
+        return
     key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
     numbered = rows.loc[rows["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
     for at in numbered.index[numbered.duplicated()][:1]:
         first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
         raise DataError(
-            f"{source} line {lines[at]}: repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is already "
+            f"{t.source} line {lines[at]}: repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is already "
             f"on line {lines[first]}; number the repeats of a point 0, 1, 2, ..."
         )
-    return doubts
 
 
 # --- logs of trainings ------------------------------------------------------------------------------------------------
