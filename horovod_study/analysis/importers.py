@@ -320,6 +320,7 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
     `1,234` says nothing by itself: of a speedup it is taken for a decimal, of a rate for thousands. DataError where it
     may as well be the other: all times of a table, all rates of one with semicolons.
     """
+    both = "thousands or decimals; write its column"
     for role, texts in columns:
         for text in texts:
             comma, point = text.rfind(","), text.rfind(".")
@@ -333,9 +334,7 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
         pointed = [text for text in texts if "." in text]
         if role in (*RATES[:2], *TIMES) and pointed and all(map(_POINTS.fullmatch, pointed)):
             if any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
-                raise DataError(
-                    f"{where}: {pointed[0]!r} may have thousands or decimals; write its column without points"
-                )
+                raise DataError(f"{where}: {pointed[0]!r} may have {both} without points")
     unclear = [(role, texts, sum("," in text for text in texts)) for role, texts in columns]
     pointed = [text for _, texts in columns for text in texts if re.search(r"\.(?!\d{3}$)", text)]
     if pointed or not any(count for _, _, count in unclear):
@@ -347,7 +346,7 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
     for role, texts, count in unclear:  # not so beside 880
         if count and (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
             first = next(text for text in texts if "," in text)
-            raise DataError(f"{where}: {first!r} may have thousands or decimals; write its column without commas")
+            raise DataError(f"{where}: {first!r} may have {both} without commas")
     return False
 
 
@@ -474,17 +473,11 @@ def _table(data: str | bytes, source: str) -> _Reading:
     if not rows:
         raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
     if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
-        raise DataError(
-            f"{source}: has more than {MAX_POINTS:,} points; a points file has one line per run, so give "
-            "throughputs of runs instead of steps, or split it by series"
-        )
+        raise DataError(f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step")
     for line, cells in rows:
         if len(cells) != len(rows[0][1]):
-            raise DataError(
-                f"{source} line {line}: {len(cells)} cells where the first line names {len(rows[0][1])} columns; "
-                "separate cells as in the first line, quote cells with a separator in them, leave unknown cells empty "
-                f"({_shown(cells)})"
-            )
+            told = f"{len(cells)} cells where the first line names {len(rows[0][1])} columns ({_shown(cells)})"
+            raise DataError(f"{source} line {line}: {told}; quote cells with a separator in them")
     rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in rows[0][1]])
     return table
 
@@ -536,9 +529,7 @@ def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             continue
         inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
         if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
-            raise DataError(
-                f"{source} line {at}: a second table begins; give one table, or name its series in a column"
-            )
+            raise DataError(f"{source} line {at}: a second table begins; give one, or name its series in a column")
         if rule:
             groups.append([])
         else:
@@ -573,10 +564,8 @@ def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             return [(rows[0][0], ["", *rows[0][1]]), *rows[1:]]
         if set(sizes) == {first} and first > 1:
             return rows
-    raise DataError(
-        f"{source} line {lines[0][0]}: {_shown(lines[0][1].strip())} begins no table that is read: columns separated "
-        "by commas, semicolons, tabs, bars (Markdown, grids) or two spaces, or JSON"
-    )
+    told = f"{_shown(lines[0][1].strip())} begins no table: columns between commas, semicolons, tabs, bars"
+    raise DataError(f"{source} line {lines[0][0]}: {told} (Markdown, grids) or two spaces, or JSON")
 
 
 def _decoded(data: bytes, source: str) -> tuple[str, list[str]]:
@@ -837,21 +826,14 @@ def _require(t: _Reading, roles: set[str]) -> None:
     names, where, rated = t.header, t.where, bool(roles & set(RATES))
     for name in names if not rated else ():
         if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
-            say = f"--columns 'speedup={name}' or --columns 'efficiency={name}'"
-            raise DataError(f"{where}: {name!r} may be a speedup or an efficiency; say which: {say}")
+            raise _ask(t, name, "a speedup or an efficiency", "speedup", "efficiency")
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
     lacking += [] if rated else ["samples_per_s"]
     if lacking[:1] == ["samples_per_s"]:
         for name in filter(is_duration, names):
-            raise DataError(
-                f"{where}: {name!r} may be the time of a step, or of the same work at every count, such as an epoch "
-                f"or a training; say which: --columns 'step_s={name}' or --columns 'epoch_s={name}'"
-            )
+            raise _ask(t, name, "the time of a step, or of the same work (an epoch, a training)", "step_s", "epoch_s")
         if VALUES in names:
-            say = ", ".join(f"{role}={VALUES}" for role in ("samples_per_s", "step_s", "epoch_s"))
-            raise DataError(
-                f"{where}: {t.told[-1]}, but nothing says of what; say it: --columns {say} or speedup={VALUES}"
-            )
+            raise _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
     for name in lacking:
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
         raise DataError(
@@ -861,10 +843,13 @@ def _require(t: _Reading, roles: set[str]) -> None:
         )
     unclear = [name for name in names if _BATCH.fullmatch(name.lower())] if "step_s" in roles else []
     if unclear and not roles & {"batch_size", "global_batch"}:
-        raise DataError(
-            f"{where}: {unclear[0]!r} may be samples of one worker or of all, which times of steps need; say which: "
-            f"--columns batch_size={unclear[0]} or --columns global_batch={unclear[0]}"
-        )
+        raise _ask(t, unclear[0], "samples of one worker or of all", "batch_size", "global_batch")
+
+
+def _ask(t: _Reading, name: str, what: str, *roles: str) -> DataError:
+    """The error for what may be read in several ways, with what to type for each."""
+    say = " or ".join(f"--columns '{role}={name}'" for role in roles)
+    return DataError(f"{t.where}: {name!r} may be {what}; say which: {say}")
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
@@ -898,7 +883,6 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     _leave_out(t)
     _numbers(t)
     unit = _work_out(t)
-    _other_base(t)
     _series(t)
     names = [t.header[at] for at in t.unused if not t.unused[at] and t.header[at]]
     missing = {*COLUMNS} - {each.role for each in t.found}
@@ -1017,10 +1001,8 @@ def _work_out(t: _Reading) -> str:
     if role == "step_s" and "global_batch" not in frame:
         per_worker = (frame["samples_per_s"] / workers).groupby(workers).median()
         if per_worker.max() > 1.1 * per_worker.iloc[0]:
-            raise DataError(
-                f"{t.where}: {name!r} is shorter with more workers, so the work of a step is divided; say what the "
-                f"batch of all is: --columns global_batch=NAME; or, where all steps do the same: 'epoch_s={name}'"
-            )
+            what = "of steps that are divided, which need global_batch=NAME; or of the same work"
+            raise _ask(t, name, what, "epoch_s")
     return unit
 
 
@@ -1045,10 +1027,7 @@ def _same_epochs(t: _Reading, column: Meaning) -> None:
         work = re.fullmatch(rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size", _plain(other[:_LONG]))
         series = any(each.role == "series" for each in t.found)
         if work and not series and len({*map(quantity, t.column(at))} - {None}) > 1:
-            raise DataError(
-                f"{t.where}: {other!r} differs, so epochs are not the same work; give samples_per_s: "
-                f"{other!r} over {column.name!r}"
-            )
+            raise DataError(f"{t.where}: epochs differ; give samples_per_s: {other!r} over {column.name!r}")
 
 
 def _product(t: _Reading, each: Any) -> "pd.Series[int]":
@@ -1082,10 +1061,7 @@ def _of_a_node(t: _Reading, column: Meaning) -> None:
         t.told = [each for each in t.told if each != f"workers = {column.name}"]
         t.told.append(f"workers = nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
-        raise DataError(
-            f"{t.where}: {column.name!r} beside nodes may be the workers of a node or of all; say which: "
-            f"--columns 'workers_per_node={column.name}' or --columns 'workers={column.name}'"
-        )
+        raise _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
     else:
         t.told.append(f"{column.name} are those of all nodes")
 
@@ -1140,10 +1116,8 @@ def _configurations(t: _Reading, at: int) -> None:
         del t.unused[at]
         t.name([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
     elif apart > 0.1:
-        raise DataError(
-            f"{t.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
-            f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' runs"
-        )
+        differ = f"configurations or runs: equal workers differ by {100 * apart:.0f} % in their rates"
+        raise _ask(t, name, differ, "series", "repeat")
     else:
         t.doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
 
@@ -1188,21 +1162,6 @@ def _batches(t: _Reading) -> None:
 # --- doubts -----------------------------------------------------------------------------------------------------------
 
 
-def _other_base(t: _Reading) -> None:
-    """Doubt rates over those of the fewest workers that are not what a column of speedups, which is not used, says."""
-    workers, rates = t.frame["workers"], t.frame["samples_per_s"]
-    fewest = workers.min()
-    speedup = rates / rates[workers == fewest].median() * fewest
-    for at in [at for at in t.unused if getattr(meaning(t.header[at]), "role", "") == "speedup"][:1]:
-        said, name = pd.Series(map(_sum, map(quantity, t.column(at)))), t.header[at]
-        off = said.index[said.between(1e-9, 1e9) & ((said / speedup - 1).abs() > 0.05)]
-        t.doubts += [
-            f"line {t.frame['line'][place]}: {name!r} is {said[place]:g}, and the rate is {speedup[place]:.3g} times "
-            f"that of {plural(fewest, 'worker')} over {fewest}: say which counts: --columns 'speedup={name}'"
-            for place in off[:1]
-        ]
-
-
 def _impossible(t: _Reading, unit: str) -> list[str]:
     """Doubt speedups and parts of steps that cannot be, which are left out; DataError for rates that cannot be.
 
@@ -1211,18 +1170,15 @@ def _impossible(t: _Reading, unit: str) -> list[str]:
     frame, rate = t.frame, t.rate
     lines, workers, rates = frame["line"], frame["workers"], frame["samples_per_s"]
     for at in frame.index[frame["nodes"] > workers][:1] if "nodes" in frame else ():
-        raise DataError(
-            f"{t.source} line {lines[at]}: {frame['nodes'][at]:g} nodes for {workers[at]} workers; every node has at "
-            "least one worker, so correct either"
-        )
+        few = f"{frame['nodes'][at]:g} nodes for {workers[at]} workers"
+        raise DataError(f"{t.source} line {lines[at]}: {few}; every node has one at least: correct either")
     fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
     based = ((workers != fewest) | ((rates - 1).abs() < 0.02)).all() and fewest.nunique() == 1
     for at in frame.index[(rates == 1) & (workers > 1)][:1] if rate.role == "speedup" else ():
         if {*fewest} != {1} and not based:
-            raise DataError(
-                f"{t.source} line {lines[at]}: {rate.name!r} is 1 at {workers[at]} workers: relative to which? where "
-                f"each series is to its own fewest: --columns 'samples_per_s={rate.name}'; else give rates"
-            )
+            say = f"to the fewest of each series: --columns 'samples_per_s={rate.name}'; else give rates"
+            where = f"{t.source} line {lines[at]}: {rate.name!r} is 1 at {workers[at]} workers"
+            raise DataError(f"{where}: relative to which? {say}")
     for at, n, x in zip(lines, workers, rates, strict=True) if unit != SPEEDUP and not rate.own else ():
         if why := impossible("rate", rate=x, workers=n, unit=unit):
             raise DataError(f"{t.source} line {at}: {why}; correct it, or say what it is with --columns")
@@ -1265,10 +1221,8 @@ def _odd(t: _Reading) -> Iterator[str]:
     numbered = rows.loc[rows["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
     for at in numbered.index[numbered.duplicated()][:1]:
         first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
-        raise DataError(
-            f"{t.source} line {lines[at]}: repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is already "
-            f"on line {lines[first]}; number the repeats of a point 0, 1, 2, ..."
-        )
+        told = f"repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is on line {lines[first]}, too"
+        raise DataError(f"{t.source} line {lines[at]}: {told}; number the repeats of a point 0, 1, 2, ...")
 
 
 # --- logs of trainings ------------------------------------------------------------------------------------------------
@@ -1411,11 +1365,8 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     benchmark = str(values.get("submission_benchmark") or (named[1] if len(named) > 1 else "unknown"))
     counts = placed or _counts(told) or _counts(values)
     if counts is None:
-        raise DataError(
-            f"{source}: is a log of MLPerf Training, and how many accelerators there were stands in "
-            "systems/SYSTEM.json, which is not there; give a folder as MLCommons publishes it, with "
-            f"ORG/results/SYSTEM/BENCHMARK/result_0.txt and ORG/systems/SYSTEM.json, or type {source}@NODESxN"
-        )
+        told = "is a log of MLPerf Training, whose accelerators are counted in systems/SYSTEM.json, which is not there"
+        raise DataError(f"{source}: {told}; give a folder as MLCommons publishes it, or type {source}@NODESxN")
     doubts: list[str] = []
     keys = [key for key, *_ in events]
     end = keys.index("run_stop") + 1 if "run_stop" in keys else 0
@@ -1719,11 +1670,8 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
     unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
-        raise DataError(
-            f"{source}: is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say how many "
-            f"workers there were; for 8, name it 8gpus.log or type {source}@8, or give a table with lines "
-            "workers,samples_per_s"
-        )
+        told = f"is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say of how many workers"
+        raise DataError(f"{source}: {told}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s")
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
     if batch < 1:
@@ -1776,10 +1724,8 @@ def _rate_of_log(
     rates = [float(np.median(own)) for run in long if (own := [value for value, _, of in run if of == batch])]
     if rates and max(rates) > _SAME_RUN * min(rates):
         what = "steps begin again" if "step" in found[0] else "there are totals"
-        raise DataError(
-            f"{source}: is of several runs, for {what} with "
-            f"{min(rates):,.6g} and with {max(rates):,.6g} a second; give each run a log of its own"
-        )
+        told = f"{what} with {min(rates):,.6g} and with {max(rates):,.6g} a second"
+        raise DataError(f"{source}: is of several runs, for {told}; give each run a log of its own")
     if reports == "whole" or (reports == "each" and len(steps) == 1):
         doubts.append("the start-up is in its rate")
     if whose == "batches":
@@ -2046,10 +1992,8 @@ def _hosts(
         return (rate > 0) & (np.abs(bus - share * rate) > 1.02 * (bus_half + share * rate_half) + slack * bus)
 
     if len({each[:2] for each in table.ranks}) < len(table.ranks):
-        raise AnalysisError(
-            f"{source}: rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times: each "
-            "process measured alone; build the tests with MPI=1, and give the output of one job"
-        )
+        told = f"rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times"
+        raise AnalysisError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
     first, how = min((each[0] for each in table.ranks), key=int, default="0"), "of the devices listed"
     own = pd.DataFrame([each[2:] for each in table.ranks if each[0] == first], columns=["host", "device"], dtype=object)
     again = own.groupby(["host", "device"]).cumcount().where(own.groupby("host")["device"].transform("nunique") > 1, 0)
@@ -2066,10 +2010,8 @@ def _hosts(
         if len(fitting) != 1 or fitting[0] < 3:  # a ratio of 1 is also that of a broadcast
             several = 1 < len(fitting) < len(counts)
             what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
-            raise AnalysisError(
-                f"{source}: how many workers there were is unknown ({what}); say it behind the name: {source}@8 for 8 "
-                f"on one node, {source}@4x8 for 4 nodes with 8 each"
-            )
+            say = f"{source}@8 for 8 on one node, {source}@4x8 for 4 nodes with 8 each"
+            raise AnalysisError(f"{source}: how many workers there were is unknown ({what}); type {say}")
         how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
         hosts = ("node0",) * int(fitting[0])
     if (n := len(hosts)) < 2:
@@ -2078,10 +2020,8 @@ def _hosts(
         raise AnalysisError(f"{source}: has {why}; give sizes and times as they were printed")
     if (wrong := off(n, 0.002)[0]).any():
         line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
-        raise AnalysisError(
-            f"{source} line {line}: busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has "
-            f"{moved_share(n):.4g}: another collective, or another number of workers"
-        )
+        told = f"busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has {moved_share(n):.4g}"
+        raise AnalysisError(f"{source} line {line}: {told}: another collective, or another number of workers")
     return hosts, how
 
 
@@ -2096,10 +2036,8 @@ def _document(
     worst = max(apart, key=lambda size: (size >= _LARGE, apart[size]), default=0)
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
         (least, first_line), *_, (most, other) = times[worst]
-        raise AnalysisError(
-            f"{source}: {n} workers took {1e6 * least:,.1f} us for {worst:,} bytes in line {first_line} and "
-            f"{1e6 * most:,.1f} us in line {other}: two configurations, no repeats; give the rows of one in a file"
-        )
+        told = f"{1e6 * least:,.1f} us for {worst:,} bytes in line {first_line}, {1e6 * most:,.1f} us in line {other}"
+        raise AnalysisError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
     place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
     points = [
