@@ -218,16 +218,9 @@ def _rate(text: str) -> Meaning | None:
     each = re.search(rf"(?:/|per |each ){_WORKER}\b|\btgs\b", text)
     tokens = re.search(r"(?:\b|\b[kmg])tok(?:en)?s?\b|\btokens?ps\b|\b(?:tps|tgs)\b", text)
     rest = _RATE.sub(" ", text).replace("(", " ")
-    rest = re.sub(
-        rf"(?:/|\bper |\beach ){_WORKER}\b|\b(?:{_STATISTIC}|total|global|overall|training|in|of|all)\b", " ", rest
-    )
-    return Meaning(
-        role="samples_per_s_per_worker" if each else "samples_per_s",
-        factor=factor,
-        unit=_TOKENS if tokens else SAMPLES,
-        label=" ".join(rest.split()),
-        bare=time is None,
-    )
+    idle = rf"(?:/|\bper |\beach ){_WORKER}\b|\b(?:{_STATISTIC}|total|global|overall|training|in|of|all)\b"
+    label, unit = " ".join(re.sub(idle, " ", rest).split()), _TOKENS if tokens else SAMPLES
+    return Meaning(role=RATES[bool(each)], factor=factor, unit=unit, label=label, bare=time is None)
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -584,9 +577,8 @@ def _of_json(text: str, source: str) -> list[list[str]]:
     again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
     lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
-        content: Any = [
-            parse_json(one, source=f"{source} line {at}", error=DataError, again=again) for at, one in lines
-        ]
+        at_line = ((f"{source} line {at}", one) for at, one in lines)
+        content: Any = [parse_json(one, source=where, error=DataError, again=again) for where, one in at_line]
     else:
         content = parse_json(text, source=source, error=DataError, again=again)
 
@@ -616,9 +608,7 @@ def _of_json(text: str, source: str) -> list[list[str]]:
 
 # --- wide tables ------------------------------------------------------------------------------------------------------
 
-_AS_COUNT = re.compile(
-    rf"(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER}|{_NODE})?", re.IGNORECASE
-)
+_AS_COUNT = re.compile(rf"(?i)(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER}|{_NODE})?")
 _RUN = re.compile(r"(?:run|rep|repeat|repetition|trial|seed|attempt) ?#? ?[0-9]+")
 _SETTING = re.compile(
     r"\b(?:lr|learning rate|bs|batch(?: size)?|steps|epochs?|warm ?up|length|seq len|layers|params)\b"
@@ -634,9 +624,8 @@ def _turned(table: _Reading) -> _Reading:
     ends = [re.fullmatch(rf"([0-9]+ ?(?:{_WORKER}|{_NODE}))\b ?(.*)", _plain(name[:_LONG])) for name in header]
     holds = {each[2] for each in ends if each}
     more = holds.pop() if len(holds) == 1 else ""
-    shown = [
-        each[1] if each and (_rate(more) or more in UNITS) else name for name, each in zip(header, ends, strict=True)
-    ]
+    known = bool(_rate(more)) or more in UNITS
+    shown = [each[1] if each and known else name for name, each in zip(header, ends, strict=True)]
     counts = {at: found[1] for at, name in enumerate(shown) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
     nodes = bool(counts) and all(re.search(rf"{_NODE}$", shown[at], re.IGNORECASE) for at in counts)
     labels = [at for at in range(len(header)) if at not in counts]
@@ -670,31 +659,22 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
     """
     table = _turned(table)
     header, given = table.header, set(columns.values())
-    known = {
-        at: each for at, name in enumerate(header) if name not in given if (each := _meaning(name, table.column(at)))
-    }
+    open_ = [at for at, name in enumerate(header) if name not in given]
+    known = {at: each for at in open_ if (each := _meaning(header[at], table.column(at)))}
     best = next((role for role in RATES if role in columns or any(each.role == role for each in known.values())), "")
-    counted = [
-        at
-        for at, name in enumerate(header)
-        if name == columns.get("workers", "workers") or (at in known and known[at].role in ("workers", "nodes"))
-    ]
+    counted = [at for at, name in enumerate(header) if name == columns.get("workers", "workers")]
+    counted = sorted({*counted, *(at for at, each in known.items() if each.role in ("workers", "nodes"))})
     wide, name = [at for at, each in known.items() if each.role == best], ""
     if wide and best not in columns and not table.holds:
         left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
         if len(left) == len({known[at].label for at in wide} - {""}) == len(wide) > 1:
             raise DataError(f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit")
         names = {at: header[at] if known[at].label == _plain(header[at]) else known[at].label for at in wide}
-        name = (
-            (left.pop() or _NAMES.get(best, "")) if len(left) == 1 < len(wide) == len({*names.values()} - {""}) else ""
-        )
+        if len(left) == 1 < len(wide) == len({*names.values()} - {""}):
+            name = left.pop() or _NAMES.get(best, "")
     elif counted and (not best or VALUES in given or table.holds) and len(header) * len(table.rows) < 10**5:
-        rest = [
-            at
-            for at, each in enumerate(header)
-            if at not in known and each and each not in given and not _unclear(each)
-            if not _RATE.search(_plain(each[:_LONG])) and not _SETTING.search(_plain(each[:_LONG]))
-        ]
+        rest = [at for at in open_ if at not in known and header[at] and not _unclear(header[at])]
+        rest = [at for at in rest if not any(form.search(_plain(header[at][:_LONG])) for form in (_RATE, _SETTING))]
         rest = [at for at in (range(1, len(header)) if table.holds else rest) if at not in counted]
         names = {at: header[at] for at in rest if any(map(quantity, table.column(at)))}
         if len(names) > 1 or (names and (table.holds or VALUES in header)):
@@ -708,9 +688,8 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
         for line, cells in table.rows[1:]
     ]
     told = [f"columns {listed([header[at] for at in names])} are series"]
-    told += [f"their values, which rise with the workers, are {name}s"] * (
-        not best and not table.holds and name != VALUES
-    )
+    if not best and not table.holds and name != VALUES:
+        told.append(f"their values, which rise with the workers, are {name}s")
     runs = [_RUN.fullmatch(_plain(label)) for label in names.values()]
     if all(runs) and "repeat" not in header:
         rows = [(line, [*cells[:-2], re.sub(r"\D", "", cells[-2]), cells[-1]]) for line, cells in rows]
@@ -1197,19 +1176,14 @@ def _odd(t: _Reading) -> Iterator[str]:
     medians = frame.groupby("workers")["samples_per_s"].median()
     count, ratio = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
     if rate.role == "samples_per_s" and not rate.given and count >= 2 and ratio <= 1.2:
-        yield (
-            f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: if it is of one "
-            f"worker, say so with --columns samples_per_s_per_worker={rate.name}"
-        )
+        say = f"if it is of one worker, say so with --columns samples_per_s_per_worker={rate.name}"
+        yield f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: {say}"
     if "nodes" in frame and "workers_per_node" in frame:
         over = frame[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
         for row in over[:1].to_dict("records"):
-            nodes = plural(row["nodes"], "node", "g")
             more = f" (and {len(over) - 1} more lines)" if len(over) > 1 else ""
-            yield (
-                f"line {row['line']} of {t.source}: {row['workers']:g} workers do not fit on {nodes} with "
-                f"{row['workers_per_node']:g} workers per node{more}"
-            )
+            room = f"{plural(row['nodes'], 'node', 'g')} with {row['workers_per_node']:g} workers per node{more}"
+            yield f"line {row['line']} of {t.source}: {row['workers']:g} workers do not fit on {room}"
     rows = frame.drop(columns="line")
     if "repeat" not in frame:
         copies = [str(line) for line in lines[rows[[name for name in COLUMNS if name in rows]].duplicated()]]
@@ -1235,17 +1209,14 @@ def _odd(t: _Reading) -> Iterator[str]:
 # line does not matter. Of reports of one step the last one counts, the first step is the start-up, of the others the
 # median is taken. The number of workers is that of the log, else of its name.
 
+# Of a log: its name, content, description of its system, names that may say how many workers there were.
 Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
-"""Of a log: what it is called, its content, the description of its system (systems/SYSTEM.json), names of its file and
-folders that may say how many workers there were."""
-_SHOWN = 5
-"""Of the logs that are left out."""
-_LOG = {"system": "", "unit": "samples/s", "nodes": math.nan, "workers_per_node": math.nan}
-"""What a log that does not say it has."""
+_SHOWN = 5  # of the logs that are left out
+_LOG_PLACE = ("nodes", "workers_per_node")
+_LOG = {"system": "", "unit": SAMPLES, **dict.fromkeys(_LOG_PLACE, math.nan)}  # what a log that does not say it has
+# What differs in the names of the logs of one run, of each rank or stream:
 _RANK_OF_RUN = re.compile(r"(?i)(?<![a-z])((rank|worker|proc(ess)?)[_-]?\d+(?![a-z0-9])|(std)?(out|err)(?=\.\w+$))")
-"""What differs in the names of the logs of one run, of each rank or stream."""
-_SAME_RUN = 1.1
-"""Of the rates of a run that was resumed: they differ by less."""
+_SAME_RUN = 1.1  # rates of a run that was resumed differ by less
 
 
 def points_from(
@@ -1304,10 +1275,8 @@ def points_from(
     row, points = frame.iloc[0], frame[[name for name in COLUMNS if name in frame]].dropna(axis=1, how="all")
     one = f" of {plural(row.workers, 'worker')}: {row.samples_per_s:,.6g} {row.unit}" if len(frame) == 1 else ""
     programs, how = (" and ".join(dict.fromkeys(frame[name])) for name in ("program", "how"))
-    points.attrs["read"] = (
-        f"{len(frame)} {programs} log{'s' * (len(frame) > 1)}{one}, {frame['series'].nunique()} series; {how}"
-    )
-    points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit}
+    read = f"{plural(len(frame), f'{programs} log')}{one}, {frame['series'].nunique()} series; {how}"
+    points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit, "read": read}
     return points
 
 
@@ -1346,13 +1315,10 @@ _EPOCHS: Mapping[str, tuple[int, ...]] = {
     "maskrcnn": (117_266, 118_287),  # COCO, with boxes and all
     "ssd": (117_266, 118_287, 1_170_301),  # COCO, or from v2.0 on OpenImages
     "retinanet": (1_170_301,),
-}
-"""Samples of an epoch, of benchmarks whose logs were seen to say something else."""
+}  # samples of an epoch, of benchmarks whose logs were seen to say something else
 _FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
-_PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")
-"""What tells one block or epoch from the next."""
-_FAST_STEP_S = 0.01
-"""Of a step on sequences: what is faster counts tokens."""
+_PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")  # tells one block or epoch from the next
+_FAST_STEP_S = 0.01  # of a step on sequences: what is faster counts tokens
 
 
 def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
@@ -1577,11 +1543,7 @@ FORMATS = (
     (_TF, "mean", r"\b{step}\s+images/sec: {rate} \+/-", r"Devices:\s+\['/[^j]"),
     ("GPT-NeoX", "each", r"samples/sec: {rate} \| iteration +{step}/ *\d+ \| elapsed time per iteration"),
     ("Megatron-LM", "each", r"\biteration +{step}/ *\d+ \|...elapsed time per iteration \({milli}s\): *{step_s}{gbs}"),
-    (
-        "NeMo",
-        "each",
-        r"\bepoch {epoch}, iteration {step}/...global_batch_size: {global_batch} ...timing in s: {step_s}",
-    ),
+    ("NeMo", "each", r"\bepoch {epoch}, iteration {step}/...global_batch_size: {global_batch} ...in s: {step_s}"),
     (_DEEPSPEED, "each", r"(?:\b{epoch})?/(?:global_step=)?{step}, Running\S+ CurrSamplesPerSec={rate}"),
     (_DEEPSPEED, "mean", r"(?:\b{epoch})?/(?:global_step=)?{step}, (?:RunningAvg)?SamplesPerSec={rate}"),
     ("MaxText", "each", r"completed step: {step}, ...Samples/s/device: {each}"),
@@ -1608,16 +1570,13 @@ _FACTS = (
     ("timm", r"\bProcess \d+, total {workers}, device"),
     ("Lightning (tqdm)", r"\bStarting with {workers} processes"),
     ("", r"(?i)(?:(?<=using )|(?<![a-z_])(?<![a-z_] ))(?:dist_)?world[ _]size['\"]?[ .:=]+{workers}"),
-)
-"""Program, or "" for any, and what its lines say of workers, batch of a worker or of all, and model."""
+)  # program, or "" for any, and what its lines say of workers, batch of a worker or of all, and model
 _BY_NAME = re.compile(
     r"(?<![a-z0-9.])(?:(?:n|np|x|nproc|ngpus?|gpus|ranks|workers|procs|devices|tpus|world|ws)[_=-]?(\d{1,7})"
     r"|(\d{1,7})[_-]?(?:x|np|gpus?|ranks?|workers?|procs?|devices?|tpus?|gcds?|accelerators?))(?![a-z0-9]|\.\d)"
 )
-"""Not rank3 or gpu0, which are one of several."""
 _OF_A_NODE = re.compile(r"node|(?<![a-z0-9])n[_=-]?\d+(?![a-z0-9]).*(?<![a-z0-9])(?:g|gpu|ppn)[_=-]?\d")
-_BARE = re.compile(r"(?!0|19\d\d|20[0-3]\d)\d{1,4}")
-"""Folders 8 and 1024 are counts; 2024 is a year, 007 a run and 12345 a job."""
+_BARE = re.compile(r"(?!0|19\d\d|20[0-3]\d)\d{1,4}")  # folders 8 and 1024; 2024 is a year, 007 a run, 12345 a job
 
 
 def _finder(pattern: str) -> re.Pattern[str]:
@@ -1685,11 +1644,7 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
         "workers": workers,
         "batch_size": batch * length if unit == "tokens/s" else batch,
         "doubts": doubts,
-        **(
-            dict(zip(("nodes", "workers_per_node"), map(float, placed), strict=True))
-            if placed and placed[0] > 1
-            else {}
-        ),
+        **(dict(zip(_LOG_PLACE, map(float, placed), strict=True)) if placed and placed[0] > 1 else {}),
     }
 
 
@@ -1773,13 +1728,11 @@ def _workers(
 # all-reduce, 2 (n - 1) / n, says how many there were (doc/PERFORMANCE.md of nccl-tests); OSU never prints it.
 
 BENCH_FILE = "a bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed"
-_FITS = 3
-"""Sizes that a line needs."""
-_LARGE, _APART, _ALL_APART = 2**20, 1.5, 2.0
-"""Times of a size from so many bytes on that differ by this factor, or of most sizes by that, are of no repeats."""
+_FITS = 3  # sizes that a line needs
+_LARGE, _APART, _ALL_APART = 2**20, 1.5, 2.0  # times of large sizes, of most sizes: so far apart they are no repeats
 
+# What other versions and OSU call a column:
 _HEADS_OF = {"bytes": "size", "N": "count", "op": "redop", "cputime": "time", "Size": "size", "Avg": "time"}
-"""What other versions and OSU call a column."""
 _GROUP = ("time", "algbw", "busbw", "#wrong")
 _OPERATIONS = ("sum", "prod", "min", "max", "avg", "mulsum", "none")
 _OF_TIMES = ("ns", "us", "ms", "s")
