@@ -4,22 +4,11 @@
     points_from    logs of trainings, one point each: MLPerf Training, Horovod's benchmark, Megatron-LM ... (FORMATS)
     benches_of     bench.json, and what nccl-tests, rccl-tests and OSU's osu_allreduce print of a network
 
-Points are rows of
-
-    workers          whole number of workers, 1 to 10,000,000           required
-    samples_per_s    throughput of all workers together, above 0        required
-    nodes            whole number of nodes, at most one per worker
-    sync_s           exposed synchronisation, seconds per step
-    batch_size       samples per worker and step
-    series           name of the curve, where a file holds several
-    repeat           number of the run among runs of the same point
-    workers_per_node workers that fill a node
-
-The first line of a table names the columns; the order of rows and columns does not matter. Rows of the same worker
-count are repeats of each other, unless a column tells configurations apart: then they are series. Other names are read
-where HEADERS has them, other units by UNITS and PREFIXES, in the name of a column or in its cells. Forms: commas,
-semicolons, tabs, bars (Markdown, grids, box drawing), spaces, JSON; long, or wide with a column for each series or
-worker count.
+Points have the columns COLUMNS (docs/fit.md): `workers`, and `samples_per_s` of all workers together, are needed. The
+first line of a table names the columns, in any order. Other names are read where HEADERS has them, other units by UNITS
+and PREFIXES, in the name of a column or in its cells; rows of the same workers are repeats, unless a column tells
+configurations apart. Forms: commas, semicolons, tabs, bars (Markdown, grids, box drawing), spaces, JSON; long, or wide
+with a column for each series or worker count.
 
 Where two readings are possible, the reader asks (a DataError of one line that names the choice) or tells:
 `frame.attrs["read"]` says in one line what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what is
@@ -37,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -1321,45 +1310,58 @@ _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")  # tells one 
 _FAST_STEP_S = 0.01  # of a step on sequences: what is faster counts tokens
 
 
+class _Mlperf(NamedTuple):
+    """A log of MLPerf: what its events say once, and what is odd in it."""
+
+    source: str
+    benchmark: str
+    values: Mapping[str, Any]
+    doubts: list[str]
+
+    def number(self, name: str) -> float:
+        return _number(self.values.get(name)) or 0.0
+
+
 def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
     """Return what a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
     events = [*_parsed(text.splitlines())]
     values = {key: value for key, _, _, value in reversed(events)}
     folders = source.split("/")[:-1]
     at = max((place for place, name in enumerate(folders) if name == "results"), default=None)
-    named = folders[at + 1 :] if at is not None else []
-    benchmark = str(values.get("submission_benchmark") or (named[1] if len(named) > 1 else "unknown"))
-    counts = placed or _counts(told) or _counts(values)
+    system, benchmark, *_ = [*(folders[at + 1 :] if at is not None else []), "", ""]
+    log = _Mlperf(source, str(values.get("submission_benchmark") or benchmark or "unknown"), values, [])
+    places = [[_number(of.get(name)) for name in ("number_of_nodes", "accelerators_per_node")] for of in (told, values)]
+    counts = next((each for each in (placed, *places) if each and all(each)), None)
     if counts is None:
-        told = "is a log of MLPerf Training, whose accelerators are counted in systems/SYSTEM.json, which is not there"
-        raise DataError(f"{source}: {told}; give a folder as MLCommons publishes it, or type {source}@NODESxN")
-    doubts: list[str] = []
+        why = "is a log of MLPerf Training, whose accelerators are counted in systems/SYSTEM.json, which is not there"
+        raise DataError(f"{source}: {why}; give a folder as MLCommons publishes it, or type {source}@NODESxN")
     keys = [key for key, *_ in events]
     end = keys.index("run_stop") + 1 if "run_stop" in keys else 0
     runs = (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,)
-    rates = [float(np.median(_rates(each, values, benchmark, source, doubts))) for each in runs]
+    rates = [float(np.median(_rates(each, log))) for each in runs]
     if max(rates) > _SAME_RUN * min(rates):
         both = " and with ".join(f"{each:,.6g}" for each in rates)
         raise DataError(f"{source}: is of several runs, with {both} a second; give each run a log of its own")
     if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
-        doubts.append("a run was aborted: what it did until then counts")
-    if (steps := _number(values.get("gradient_accumulation_steps")) or 1) > 1:
-        doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
+        log.doubts.append("a run was aborted: what it did until then counts")
+    if (steps := log.number("gradient_accumulation_steps")) > 1:
+        log.doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
     frameworks = [name for name in _FRAMEWORKS if name in str(told.get("framework") or "").lower()]
-    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), benchmark]
+    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), log.benchmark]
     names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
     names += frameworks if len(frameworks) == 1 else []
+    nodes, each_has = (int(each or 0) for each in counts)
     return {
         "program": _MLPERF,
         "series": " ".join(name for name in names if name not in ("", ".", "..", "/")),
-        "system": named[0] if named else "",
+        "system": system,
         "how": "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators",
         "samples_per_s": float(np.median(rates)),
-        "workers": math.prod(counts),
-        "nodes": float(counts[0]),
-        "workers_per_node": float(counts[1]),
-        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / math.prod(counts),
-        "doubts": doubts,
+        "workers": nodes * each_has,
+        "nodes": float(nodes),
+        "workers_per_node": float(each_has),
+        "batch_size": (log.number("global_batch_size") or math.nan) / (nodes * each_has),
+        "doubts": log.doubts,
     }
 
 
@@ -1413,29 +1415,26 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
     return [each for each in found if each["s"] > 0]
 
 
-def _rates(
-    events: Sequence[Any], values: Mapping[str, Any], benchmark: str, source: str, doubts: list[str]
-) -> list[float]:
+def _rates(events: Sequence[Any], log: _Mlperf) -> list[float]:
     """Return samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
     why = "has no block or epoch with begin and end; nothing says how long it trained"
     for unit in ("block", "epoch"):
         found, rates = _spans(unit, events), []
-        for counted, epochs, seconds in _trained(unit, found, doubts):
+        for counted, epochs, seconds in _trained(unit, found, log.doubts):
             samples = None
             if not (counted or epochs):
                 why = f"no {unit} says how many samples or epochs it has; nothing says how much it trained"
             elif epochs and not counted and not impossible("epochs", epochs=epochs):
-                batch = _number(values.get("global_batch_size")) or 0
-                samples = epochs * _epoch_samples(benchmark, values, batch, source, doubts)
+                samples = epochs * _epoch_samples(log)
             else:
-                samples, why = _samples_or_tokens(counted, epochs, seconds, benchmark, values, doubts)
+                samples, why = _samples_or_tokens(counted, epochs, seconds, log)
             rates.append(samples and samples / seconds)
         if kept := [rate for rate in rates[1:] if rate]:
             return kept
         if rates and rates[0]:
-            doubts.append(f"one {unit} is all that is timed: the start-up is in it")
+            log.doubts.append(f"one {unit} is all that is timed: the start-up is in it")
             return [rates[0]]
-    raise DataError(f"{source}: {why}")
+    raise DataError(f"{log.source}: {why}")
 
 
 def _trained(
@@ -1478,52 +1477,38 @@ def _trained(
 
 
 def _samples_or_tokens(
-    counted: float | None,
-    epochs: float | None,
-    seconds: float,
-    benchmark: str,
-    values: Mapping[str, Any],
-    doubts: list[str],
+    counted: float | None, epochs: float | None, seconds: float, log: _Mlperf
 ) -> tuple[float | None, str]:
     """Return the samples of a count of samples or tokens, which logs also call epochs; None and why, where unclear."""
-    length, batch = (_number(values.get(name)) or 0 for name in ("max_sequence_length", "global_batch_size"))
+    length, batch = log.number("max_sequence_length"), log.number("global_batch_size")
     count, name = counted or epochs or math.nan, "samples" if counted else "epochs"
-    if benchmark == "bert":
-        doubts += [] if counted else ["its epochs are samples"]
+    if log.benchmark == "bert":
+        log.doubts.extend([] if counted else ["its epochs are samples"])
         return count, ""
     steps = count / (length * batch or math.inf)
     if steps > 1 and steps % 1 == 0 and not impossible("step", step=seconds / steps):
         # Whole batches of tokens, which hardly any number of samples is.
         if counted and seconds * batch / count > _FAST_STEP_S:
             return None, f"{count:,.0f} may be samples or tokens: both are whole steps, none of them too fast"
-        doubts.append(f"its {name} are tokens: samples of max_sequence_length {length:,.0f} count")
+        log.doubts.append(f"its {name} are tokens: samples of max_sequence_length {length:,.0f} count")
         return count / length, ""
     return counted, "" if counted else impossible("epochs", epochs=count)
 
 
-def _epoch_samples(benchmark: str, values: Mapping[str, Any], batch: float, source: str, doubts: list[str]) -> float:
-    """Return the samples of an epoch, and add to `doubts` what is to be said of them."""
-    samples = _number(values.get("train_samples"))
-    if samples is None:
-        raise DataError(f"{source}: has no train_samples; nothing says how much it trained")
-    known = _EPOCHS.get(benchmark, ())
-    # epochs padded to whole batches differ by less
-    if not known or any(abs(samples / each - 1) < 0.02 for each in known):
+def _epoch_samples(log: _Mlperf) -> float:
+    """Return the samples of an epoch, and doubt them where they are none of a known data set."""
+    samples, batch, known = log.number("train_samples"), log.number("global_batch_size"), _EPOCHS.get(log.benchmark, ())
+    if not samples:
+        raise DataError(f"{log.source}: has no train_samples; nothing says how much it trained")
+    if not known or any(abs(samples / each - 1) < 0.02 for each in known):  # padded to whole batches
         return samples
+    why, counted = f"is none of the known data sets, {', '.join(map(str, known))}", samples
     if batch and any(samples == math.ceil(each / batch) for each in known):
-        doubts.append(f"train_samples {samples:,.0f} counts batches, of {batch:,.0f} samples")
-        return samples * batch
-    if benchmark == "maskrcnn":
-        doubts.append(f"train_samples {samples:,.0f} is no epoch of COCO: {known[0]:,} images are taken")
-        return float(known[0])
-    doubts.append(f"train_samples {samples:,.0f} is none of the known data sets, {', '.join(map(str, known))}")
-    return samples
-
-
-def _counts(system: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return nodes and accelerators of a node; None where a log or description has none (processors only)."""
-    nodes, each = (_number(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
-    return (int(nodes), int(each)) if nodes and each else None
+        why, counted = f"counts batches, of {batch:,.0f} samples", samples * batch
+    elif log.benchmark == "maskrcnn":
+        why, counted = f"is no epoch of COCO: {known[0]:,} images are taken", float(known[0])
+    log.doubts.append(f"train_samples {samples:,.0f} {why}")
+    return counted
 
 
 def _number(value: Any) -> float | None:
