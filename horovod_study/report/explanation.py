@@ -11,7 +11,7 @@ from horovod_study import records
 from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import PARTS
-from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow, explain
+from horovod_study.analysis.steps.explanation import Explanation, Help, Row, explain
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
 from horovod_study.records import finite
 from horovod_study.report.commands import command_lines, command_rows
@@ -96,7 +96,7 @@ def _first(found: Explanation) -> Iterable[Said]:
             yield f"- Run {listed(each.unsteady[:3])} was disturbed: nothing is compared with it."
 
 
-def _where(each: Cell | Slow, count: int) -> str:
+def _where(each: Row, count: int) -> str:
     """Return what a sentence is about, where several of its kind are told."""
     return f"{each.series}, {plural(each.workers, 'worker')}: " if count > 1 else ""
 
@@ -111,7 +111,7 @@ def _by_series(found: Sequence[Any], heads: Sequence[str], row: Callable[[Any], 
         yield f"and {len(series) - len(shown)} series more: --part account"
 
 
-def _parts(found: Sequence[Cell | Growth]) -> list[str]:
+def _parts(found: Sequence[Row]) -> list[str]:
     return [part for part in PARTS[:-1] if any(each.parts_s[part] is not None for each in found)]
 
 
@@ -130,7 +130,7 @@ def _time(found: Explanation) -> Iterable[Said]:
     def share(value: float | None) -> str:
         return NOTHING if value is None else percent(value)
 
-    def row(cell: Cell) -> Sequence[str]:
+    def row(cell: Row) -> Sequence[str]:
         rate = NOTHING if cell.samples_per_s is None else rounded(cell.samples_per_s)
         of_step = (None if (value := cell.parts_s[part]) is None else value / cell.step_s for part in parts)
         step = milliseconds(cell.step_s)
@@ -142,7 +142,7 @@ def _time(found: Explanation) -> Iterable[Said]:
     yield from (_where(cell, len(several)) + _communication(cell) for cell in several[:_MAX_SERIES])
 
 
-def _beside(cell: Cell) -> Iterable[str]:
+def _beside(cell: Row) -> Iterable[str]:
     """Yield how much of all time is in no step, and the functions in which no lap covers it."""
     share, outside, alone = cell.outside_share or 0.0, cell.outside, cell.outside_alone_s
     if cell.outside_share is None or outside is None:
@@ -161,7 +161,7 @@ def _beside(cell: Cell) -> Iterable[str]:
             yield f"Of all time {words} {percent(max(least, own[0]['share']))}, of it {parts}."
 
 
-def _communication(cell: Cell) -> str:
+def _communication(cell: Row) -> str:
     """Return what communication costs a step, as one number, and what of it is waiting."""
     left_out = cell.left_out_s and f"{_part(cell.left_out_s, cell.step_s)}, by leaving communication out"
     if cell.exposed_s is not None and cell.waiting_s is not None:
@@ -190,7 +190,7 @@ def _slow(found: Explanation) -> Iterable[Said]:
         yield _where(each, len(found.slow)) + _who(each)
 
 
-def _who(slow: Slow) -> str:
+def _who(slow: Row) -> str:
     if slow.why_not:
         return f"{'Nobody' if slow.why_not == NO_EXCHANGE else 'Unknown'}: {slow.why_not}."
     if not slow.ranks:
@@ -210,7 +210,7 @@ def _growth(found: Explanation) -> Iterable[Said]:
     """Yield what the most workers of each series have more than its baseline, in ms per step."""
     parts = _parts(found.growth)
 
-    def row(each: Growth) -> Sequence[str]:
+    def row(each: Row) -> Sequence[str]:
         of_step = (NOTHING if (s := each.parts_s[part]) is None else signed(milliseconds(s)) for part in parts)
         return (f"{each.workers}", each.base, signed(_ms(each.step_s)), *of_step)
 
