@@ -475,7 +475,7 @@ def test_the_runs_beside_the_one_that_is_asked_about_are_its_baseline(
         return lines[start : lines.index("", start)]
 
     assert one.startswith("2w: done; ") and growth(one) == growth(both)
-    assert re.search(r"workers +against .*\n +2 +1 worker", one)
+    assert re.search(r"workers +against .*\n.*\n +2 +1 worker", one)
     assert "record" not in one.partition("What would help next")[2].partition("What this rests on")[0]
 
 
