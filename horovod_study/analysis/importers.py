@@ -1333,7 +1333,7 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     places = [[_number(of.get(name)) for name in ("number_of_nodes", "accelerators_per_node")] for of in (told, values)]
     counts = next((each for each in (placed, *places) if each and all(each)), None)
     if counts is None:
-        why = "is a log of MLPerf Training, whose accelerators are counted in systems/SYSTEM.json, which is not there"
+        why = "is a log of MLPerf Training, and how many accelerators there were is in systems/SYSTEM.json: not there"
         raise DataError(f"{source}: {why}; give a folder as MLCommons publishes it, or type {source}@NODESxN")
     keys = [key for key, *_ in events]
     end = keys.index("run_stop") + 1 if "run_stop" in keys else 0
@@ -1810,7 +1810,7 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
 def _tables(text: str) -> Iterator[_Table]:
     """Yield the tables that have rows, of whatever collective, in the order of the text."""
     rccl = "rccl" in text.lower() or re.search(r"device\s+\d+ \[[^\]]+\] AMD ", text) is not None
-    program = "NCCL Inspector" if text.startswith("# NCCL Inspector") else "rccl-tests" if rccl else "nccl-tests"
+    program = "rccl-tests" if rccl else "nccl-tests"
     table = _Table(program)
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _LAUNCHER.sub("", raw)

@@ -136,7 +136,8 @@ def table(found: StudyComparison) -> Table:
     groups = []
     for name, how in METRICS.items():
         title = f"{how.title}{' (and efficiency)' * (name == 'speedup')}{how.unit and f', {how.unit}'}"
-        groups.append(Group(title, tuple(row_of(columns, row) for row in found.of(name).to_dict("records"))))
+        own = tuple(row_of(columns, row) for row in found.of(name).to_dict("records"))
+        groups.append(Group(title=title, rows=own))
     return Table(
         name="against",
         title=" against ".join(found.names),

@@ -12,7 +12,6 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -22,10 +21,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.series.baseline_commands import again, baseline_command
-from horovod_study.analysis.series.exchange import points_of
 from horovod_study.analysis.series.points import disturbed_runs, efficiency_doubts, levelled, measured, scaling_points
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Interval
@@ -56,7 +53,7 @@ class Help:
     name: str  # of the rule
     command: str = ""  # a line to type
     gain: Interval | None = None  # as a share; None where nobody can say
-    kind: str = ""  # about | at most | forecast | measured
+    kind: str = ""  # about | at most | measured
     of: str = "samples/s"  # what there is more of
 
 
@@ -145,7 +142,7 @@ def explain(
     names = [*taken, *(str(each) for each in named["run"])]
     facts = _facts(found, points, kept)
     alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
-    beside = _beside(found, named, cells, turns, names)
+    beside = _beside(found, named, turns, names)
     disturbed: list[Any] = named[named["run"].isin(found.top.unsteady)].to_dict("records")
     facts.base, facts.again = (next((again(row, names) for row in rows), "") for rows in (list[Any](alone), disturbed))
     facts.base_threads = facts.base and f"OMP_NUM_THREADS={facts.point['rank_threads']:.0f} {facts.base}"
@@ -499,16 +496,14 @@ def _of_times(f: Row, slower_s: float) -> Iterator[tuple[str, float | Interval]]
     where = "thread" if cell.loader_thread else "ours" if ours else "unseen" if cell.parts_s["data"] is None else ""
     flat = f.effective.get("reduction") == "flat" and packaged().options["reduction"].matters(f.runtime)
     backward_s = cell.parts_s.get("backward")
+    hidden_s = cost_s if backward_s is None else min(cost_s, backward_s)
     sizes = {
         f"data:{'ours' * ours}": (_part(f, "data"), WORTH),
         f"residual:{where}": (_part(f, "residual"), UNEXPLAINED),
         "denormal": (0 if ours else slower_s, WORTH),  # ours flushes denormal numbers to 0
         "beside": (f.beside_s, UNEXPLAINED),
         "communication": (0 if ours else cost_s, WORTH),
-        f"hooks:{'here' * f.here}": (
-            min(cost_s, cost_s if backward_s is None else backward_s) * (ours and flat),
-            WORTH,
-        ),
+        f"hooks:{'here' * f.here}": (hidden_s * (ours and flat), WORTH),
         "tune": (cost_s * (ours and f.here), WORTH),
     }
     yield from ((name, seconds) for name, (seconds, share) in sizes.items() if seconds > share * cell.step_s)
@@ -519,12 +514,10 @@ def _of_times(f: Row, slower_s: float) -> Iterator[tuple[str, float | Interval]]
 
 
 def _beside(
-    found: Explanation, named: pd.DataFrame, cells: Sequence[Row], turns: StudyTurns | None, taken: Collection[str]
+    found: Explanation, named: pd.DataFrame, turns: StudyTurns | None, taken: Collection[str]
 ) -> Iterator[Help]:
-    """Yield what other runs say: a quicker library within rounds, else over repeats; the one-worker run that those of
-    another script lack; the forecast of twice as many workers.
-
-    Neither of a disturbed run, nor of workers that train apart; none where the interval holds no gain.
+    """Yield what other runs say: a quicker library within rounds, else over repeats, where its interval holds a gain,
+    neither of a disturbed run nor of workers that train apart; the one-worker run that those of another script lack.
     """
     rates = dict(zip(named["run"], named["samples_per_s"], strict=True))
     last = [each for each in found.last if each.samples_per_s and not each.unsteady]
@@ -548,23 +541,6 @@ def _beside(
         else:
             notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=taken)
         yield Help("; ".join([what, *notes]), "baseline", line)
-    steady = {run for cell in cells if not cell.unsteady for run in cell.runs}
-    with suppress(AnalysisError):
-        points = points_of(named[named["run"].isin(steady)])
-        for cell in (each for each in last if not each.withheld):
-            yield from _twice(cell, points[points["series"] == cell.series])
-
-
-def _twice(cell: Row, points: pd.DataFrame) -> Iterator[Help]:
-    if points["workers"].nunique() < 3:
-        return
-    with suppress(AnalysisError):
-        ahead = next(iter(predict(points, workers=[2 * cell.workers]).values()))[0]
-        ends = (each / (cell.samples_per_s or math.nan) - 1 for each in (ahead.samples_per_s, ahead.low, ahead.high))
-        gain = Interval(**dict[str, Any](zip(("value", "low", "high"), ends, strict=True)))
-        if gain.low > WORTH:
-            what = f"{2 * cell.workers} workers instead of {cell.workers} ({cell.series})"
-            yield Help(what, "workers", gain=gain, kind="forecast")
 
 
 def _slower_updates(run: RecordedRun) -> float:
