@@ -1040,9 +1040,8 @@ def _of_a_node(t: _Reading, column: Meaning) -> None:
 def _series(t: _Reading) -> None:
     """Name the curve of each row, joined where several columns do; tell which were guessed.
 
-    Guessed are columns that are called so, unless every value has one worker count where the table has several; columns
-    of words whose values have several each; then batches, and columns of numbers that tell configurations apart. Of
-    numbers that do so at some counts only, DataError asks what they are; what changes along a curve is doubted.
+    Guessed are columns that are called so, unless every value has one worker count; columns of words whose values have
+    several counts each; then batches, and columns of numbers that tell configurations apart (see _configurations).
     """
     columns = {each.at: each.given for each in t.found if each.role == "series"}
     others = [] if any(columns.values()) else [at for at in t.unused if not _is_other(t.header[at], t.column(at))]
@@ -1066,7 +1065,7 @@ def _series(t: _Reading) -> None:
 
 
 def _configurations(t: _Reading, at: int) -> None:
-    """Name the curve of each row by a column that is not used, where its values tell configurations apart."""
+    """Name the curve of each row by a column whose numbers tell configurations apart at all counts, and ask at some."""
     name, every = t.header[at], [cell.strip() for cell in t.column(at)]
     rows = pd.DataFrame({"series": t.frame.get("series", ""), "workers": t.frame["workers"], "name": ""})
     rows["name"] = cells = [every[row] for row in t.frame.index]
@@ -1190,13 +1189,10 @@ def _odd(t: _Reading) -> Iterator[str]:
 
 # --- logs of trainings ------------------------------------------------------------------------------------------------
 
-# Result logs of MLPerf Training: samples of a block (or epoch) over its time. Samples are those that the log counts,
-# else `train_samples` times the epochs. The first block is left out where there are more, for it holds the start-up;
-# the median of the others counts. `tracked_stats.throughput` differs between submitters and is not read (docs/fit.md).
-#
-# Other logs: FORMATS says for each program which lines hold a rate, or the time of a step. What launchers put before a
-# line does not matter. Of reports of one step the last one counts, the first step is the start-up, of the others the
-# median is taken. The number of workers is that of the log, else of its name.
+# MLPerf Training: samples of a block (or epoch), as counted or `train_samples` times the epochs, over its time; the
+# median without the first, which holds the start-up. `tracked_stats.throughput` differs between submitters.
+# Other logs: FORMATS says for each program which lines hold a rate, or the time of a step; the median without the first
+# counts. The number of workers is that of the log, else of its name.
 
 # Of a log: its name, content, description of its system, names that may say how many workers there were.
 Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
@@ -1540,10 +1536,9 @@ FORMATS = (
     ("transformers", "whole", r"\btrain_samples_per_second(?:': '?| += +){rate}"),
     ("Lightning (tqdm)", "each", r"\bEpoch {step}[:/]...\b\d+/\d+ ...(?:{steps_per_s} ?it/s|{step_s} ?s/it)"),
 )
-"""Program, what its reports are, and their lines by a regular expression in which {NAME} is a number and ... what is
-between: `rate` of all workers, `each` of one, the time of a step. The first that a text has counts, if it has the
-fourth, too. Reports are of the steps since the last one, and `each` but the first counts; are `steady` from the first
-on; are a `mean` of all before, of which the last counts; or of the `whole` training, start-up included."""
+"""Program, what its reports are, and their lines, in which {NAME} is a number and ... what is between: `rate` of all
+workers, `each` of one, the time of a step. The first that a text has counts, if it has the fourth, too. Of reports
+`each` but the first counts, or they are `steady`, a `mean` of all before, or of the `whole` training with its start."""
 _FACTS = (
     (_HOROVOD, r"\bModel: {model}|\bBatch size: {batch}|\bNumber of [A-Z]+s: {workers}"),
     (_TF, r"\bModel:\s+{model}|\b{batch} per device|\bDevices:\s+\[(?P<devices>'(?!/job:)[^\]]*)\]"),
@@ -1638,8 +1633,8 @@ def _rate_of_log(
 ) -> tuple[float, str, str]:
     """Return the rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
-    Where the batch grows while a run goes on, the steps with the last one count. Steps that are trained again, of a run
-    that was resumed, count once; DataError where they are, or a total is, of another rate: they are of another run.
+    Where the batch grows, the steps with the last one count; steps of a run that was resumed count once. DataError
+    where those, or totals, have other rates: they are of several runs.
     """
     runs: list[dict[Any, tuple[float, str, float]]] = [{}]
     last: tuple[float, ...] = ()
@@ -1706,11 +1701,10 @@ def _workers(
 
 # --- benchmarks of networks -------------------------------------------------------------------------------------------
 
-# Documents have the form of `horovod-study bench`, so that whatever takes the one takes the other. Rows are read
-# wherever they are in a job's log, whatever a launcher puts before them. The line of heads says what a column is, the
-# line below it in which unit; else size / algbw tells the unit, and columns are those of nccl-tests since 2019. Before
-# (NCCL 1 to 2.4) they were bytes, N, type, op, and times in ms. Where devices are not listed, busbw / algbw of an
-# all-reduce, 2 (n - 1) / n, says how many there were (doc/PERFORMANCE.md of nccl-tests); OSU never prints it.
+# Documents have the form of `horovod-study bench`. Rows are read wherever they are in a job's log. The line of heads
+# says what a column is, the line below it in which unit; else size / algbw tells the unit, and columns are those of
+# nccl-tests since 2019; before (NCCL 1 to 2.4) they were bytes, N, type, op, and times in ms. Where devices are not
+# listed, busbw / algbw of an all-reduce, 2 (n - 1) / n, says how many there were (doc/PERFORMANCE.md of nccl-tests).
 
 BENCH_FILE = "a bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed"
 _FITS = 3  # sizes that a line needs
@@ -1767,9 +1761,8 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     """Return the document of a bench.json, or those of another benchmark's output, the fewest workers first.
 
     `source` is the name of the file, with `@NODESxPER_NODE` behind it where an output does not say where its ranks
-    were. `gradient_bytes`: the size that counts for an output, which knows of no model. Key "read" says in one line
-    what was read, and what was left out: other collectives, tables of one worker. Raises AnalysisError, with the line,
-    where nothing is left, for two configurations of the same workers, and where nobody says how many there were.
+    were; `gradient_bytes` the size that counts, of an output. Key "read" says what was read and left out. Raises
+    AnalysisError where nothing is left, and for what may be read in two ways.
     """
     name, placed = placed_name(source)
     if text.lstrip().startswith("{"):
