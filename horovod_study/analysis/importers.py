@@ -458,8 +458,8 @@ def _table(data: str | bytes, source: str) -> _Reading:
         raise DataError(f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step")
     for line, cells in rows:
         if len(cells) != len(rows[0][1]):
-            told = f"{len(cells)} cells where the first line names {len(rows[0][1])} columns ({_shown(cells)})"
-            raise DataError(f"{source} line {line}: {told}; quote cells with a separator in them")
+            several = f"{len(cells)} cells where the first line names {len(rows[0][1])} columns ({_shown(cells)})"
+            raise DataError(f"{source} line {line}: {several}; quote cells with a separator in them")
     rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in rows[0][1]])
     return table
 
@@ -1260,8 +1260,8 @@ def points_from(
     row, points = frame.iloc[0], frame[[name for name in COLUMNS if name in frame]].dropna(axis=1, how="all")
     one = f" of {plural(row.workers, 'worker')}: {row.samples_per_s:,.6g} {row.unit}" if len(frame) == 1 else ""
     programs, how = (" and ".join(dict.fromkeys(frame[name])) for name in ("program", "how"))
-    read = f"{plural(len(frame), f'{programs} log')}{one}, {frame['series'].nunique()} series; {how}"
-    points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit, "read": read}
+    said = f"{plural(len(frame), f'{programs} log')}{one}, {frame['series'].nunique()} series; {how}"
+    points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit, "read": said}
     return points
 
 
@@ -1609,8 +1609,8 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
     unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
-        told = f"is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say of how many workers"
-        raise DataError(f"{source}: {told}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s")
+        said = f"is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say of how many workers"
+        raise DataError(f"{source}: {said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s")
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
     if batch < 1:

@@ -146,9 +146,10 @@ def _wandb(runs: Sequence[Recorded], directory: Path) -> list[Path]:
         settings = wandb.Settings(root_dir=str(directory), **off)
         tracked = wandb.init(project=run.record.study, name=run.name, config=run.settings, settings=settings)
         paths.append(Path(tracked.dir).parent)
-        for step, values in run.history.groupby("step", sort=True):
+        for _, values in run.history.groupby("step", sort=True):
             row = dict(zip(values["tag"], values["value"], strict=True))
-            tracked.log({**row, "_timestamp": run.started_s + float(values["at_s"].max())}, step=int(step))
+            row["_timestamp"] = run.started_s + float(values["at_s"].max())
+            tracked.log(row, step=int(values["step"].iloc[0]))
         tracked.summary.update(run.totals)
         tracked.finish(exit_code=0 if run.record.state() == "done" else 1)
     wandb.teardown()  # finish() may return before the process that writes the files has written the last records

@@ -399,7 +399,8 @@ def _facts(found: Explanation, points: pd.DataFrame, records: Mapping[str, Recor
     """Return what advice is about: the cell with the most workers, what belongs to it, and what sentences name."""
     cell = found.top
     f = Row(cell=cell, c=cell, run_=records[cell.runs[0]])
-    point = f.point = f.p = _rows_of(points, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()
+    point: dict[str, Any]
+    point = f.point = f.p = _rows_of(points, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()  # type: ignore[assignment]
     f.flags, f.passes = point["flags"].split(), culprits.passes(point)
     f.slow = next((each for each in found.slow if each.series == cell.series), None)
     late = f.late_ranks = f.slow.ranks if f.slow is not None else ()
@@ -409,7 +410,7 @@ def _facts(found: Explanation, points: pd.DataFrame, records: Mapping[str, Recor
     cost = cell.exposed_s or cell.left_out_s
     # What communication of gradients costs a step; NaN where it is not known.
     f.cost_s = math.nan if cost is None or cell.workers == 1 or cell.apart else cost.value
-    grown = next((each.parts_s for each in found.growth if each.series == cell.series), {})
+    grown: Mapping[str, float | None] = next((each.parts_s for each in found.growth if each.series == cell.series), {})
     # What computing takes more than on one worker alone.
     f.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
     f.runtime, f.options = f"{effective.get('backend')}/{effective.get('transport')}", shlex.join(_work_of(f.run_))

@@ -564,9 +564,10 @@ def inspect(files: Mapping[str, Iterable[bytes]]) -> dict[str, Any]:
             found["host"] = str(own.loc[own["rank"] == found["rank"], "host"].iloc[0])
             found |= {"last": float(np.mean(waits.argmax(axis=1) == last)), "late": stats.student(waits[:, last])}
             late.append((float(waits[:, last].sum()), found))
-    rows = []
-    for (kind, size, ranks), own in pd.concat(sizes).groupby(["kind", "bytes", "ranks"]):
-        row: dict[str, Any] = {"kind": kind, "bytes": int(size), "ranks": ranks, "calls": len(own)}
+    rows: list[dict[str, Any]] = []
+    key: Any
+    for key, own in pd.concat(sizes).astype({"bytes": int}).groupby(["kind", "bytes", "ranks"]):
+        row: dict[str, Any] = {**dict(zip(("kind", "bytes", "ranks"), key, strict=True)), "calls": len(own)}
         row |= {"time": stats.order_interval(own["mean"]), "shortest": stats.order_interval(own["shortest"])}
         rows.append({**row, "total_s": float(own["mean"].sum())})
     if not rows:
