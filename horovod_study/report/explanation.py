@@ -194,7 +194,7 @@ def _who(slow: Row) -> str:
     if slow.why_not:
         return f"{'Nobody' if slow.why_not == NO_EXCHANGE else 'Unknown'}: {slow.why_not}."
     if not slow.ranks:
-        seen = slow.resolution_s and f" (one of {milliseconds(slow.resolution_s)} ms would have been seen)"
+        seen = slow.resolution_s and f" ({milliseconds(slow.resolution_s)} ms would be seen)"
         longer = f"{balance_words(slow.balanced, slow.chance)} " if slow.balanced else ""
         return f"{longer}No rank is late beyond chance{seen or ''}."
     words = " ".join(late_words(each, slow.chance) for each in slow.ranks[:3])
