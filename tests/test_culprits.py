@@ -375,7 +375,7 @@ def test_ranks_that_share_a_metric_exchange_something(tmp_path: Path, visible: b
 def test_no_law_is_made_of_workers_that_train_apart(tmp_path: Path) -> None:
     for workers in (1, 2, 3, 4):
         train(tmp_path, f"{workers}w", workers, **({} if workers == 1 else {"averaging": "none"}))
-    assert analysed(tmp_path).fits["series"] == {} and of(explained(tmp_path), "workers") is None
+    assert analysed(tmp_path).fits["series"] == {}
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,8 @@ def test_the_runs_beside_the_one_that_is_asked_about_are_its_baseline(
         start = lines.index("What more workers add to a step")
         return lines[start : lines.index("", start)]
 
-    assert one.startswith("2w: done; ") and growth(one) == growth(both) and "2 workers against 1" in one
+    assert one.startswith("2w: done; ") and growth(one) == growth(both)
+    assert re.search(r"workers +against .*\n.*\n +2 +1 worker", one)
     assert "record" not in one.partition("What would help next")[2].partition("What this rests on")[0]
 
 

@@ -259,7 +259,7 @@ class TestTablesAsPeopleHaveThem:
 
     def test_a_batch_of_whom_is_asked_where_it_matters(self):
         table = "GPUs,batch,step time (s)\n4,32,2\n"
-        assert "--columns batch_size=batch or --columns global_batch=batch" in refused(table)
+        assert "--columns 'batch_size=batch' or --columns 'global_batch=batch'" in refused(table)
         assert read(table, {"batch_size": "batch"})[1] == [64]
         assert read(table, {"global_batch": "batch"})[1] == [16]
         frame = parse_points("GPUs,batch,img/s\n4,32,2\n", "my.csv")

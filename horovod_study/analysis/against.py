@@ -295,10 +295,8 @@ def _doubts(
         count = (runs["study"] == "after").sum()
         yield f"{same} of the {count} matched runs of {after} are runs of {before} too: nothing new was measured there."
     elif (differences["partition"] == differences["before_partition"]).any():
-        yield (
-            f"The runs of {both} were not made in turns: what drifted on the machine between them (temperature, clock "
-            "rates, other users) counts as a difference. horovod-study run A B makes them in turns."
-        )
+        turns = f"The runs of {both} were not made in turns: what drifted on the machine between them"
+        yield f"{turns} counts as a difference. horovod-study run A B makes them in turns."
     if (several := sum(each["what"] != "repeats" for each in changes)) > 1:
         yield f"{several} things differ between {both}; each is a possible cause of a difference."
     alone = differences.query(f"metric == 'throughput' and backend == 'serial' and verdict in {[BETTER, WORSE]}")
@@ -329,11 +327,8 @@ def gate(found: StudyComparison, limits: Mapping[str, float]) -> dict[str, Any]:
     """
     checks: list[dict[Any, Any]] = []
     for word, limit in limits.items():
-        nothing: dict[Any, Any] = {
-            "metric": GATE_WORDS.get(word),
-            "verdict": UNKNOWN,
-            "note": "not known in any matched cell",
-        }
+        note = "not known in any matched cell"
+        nothing: dict[Any, Any] = {"metric": GATE_WORDS.get(word), "verdict": UNKNOWN, "note": note}
         for row in found.of(GATE_WORDS[word]).to_dict("records") or [nothing] if word in GATE_WORDS else []:
             checks.append({**row, "word": word, "limit": limit, "outcome": outcome(row, limit)})
     missing = found.unmatched.query("study == 'before'").to_dict("records") if "missing" in limits else None

@@ -4,22 +4,11 @@
     points_from    logs of trainings, one point each: MLPerf Training, Horovod's benchmark, Megatron-LM ... (FORMATS)
     benches_of     bench.json, and what nccl-tests, rccl-tests and OSU's osu_allreduce print of a network
 
-Points are rows of
-
-    workers          whole number of workers, 1 to 10,000,000           required
-    samples_per_s    throughput of all workers together, above 0        required
-    nodes            whole number of nodes, at most one per worker
-    sync_s           exposed synchronisation, seconds per step
-    batch_size       samples per worker and step
-    series           name of the curve, where a file holds several
-    repeat           number of the run among runs of the same point
-    workers_per_node workers that fill a node
-
-The first line of a table names the columns; the order of rows and columns does not matter. Rows of the same worker
-count are repeats of each other, unless a column tells configurations apart: then they are series. Other names are read
-where HEADERS has them, other units by UNITS and PREFIXES, in the name of a column or in its cells. Forms: commas,
-semicolons, tabs, bars (Markdown, grids, box drawing), spaces, JSON; long, or wide with a column for each series or
-worker count.
+Points have the columns COLUMNS (docs/fit.md): `workers`, and `samples_per_s` of all workers together, are needed. The
+first line of a table names the columns, in any order. Other names are read where HEADERS has them, other units by UNITS
+and PREFIXES, in the name of a column or in its cells; rows of the same workers are repeats, unless a column tells
+configurations apart. Forms: commas, semicolons, tabs, bars (Markdown, grids, box drawing), spaces, JSON; long, or wide
+with a column for each series or worker count.
 
 Where two readings are possible, the reader asks (a DataError of one line that names the choice) or tells:
 `frame.attrs["read"]` says in one line what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what is
@@ -37,8 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -57,44 +45,30 @@ from horovod_study.text.words import cut, listed, plural
 
 REQUIRED = ("workers", "samples_per_s")
 COLUMNS = (*REQUIRED, "nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
-RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "efficiency")
-"""Of these one is enough, the first that is there."""
-
+RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "efficiency")  # one is enough
 TIMES = ("step_s", "epoch_s", "sync_s")
-ROLES = (*COLUMNS, *RATES[1:], "global_batch", "accumulation")
-"""What a column can be: the columns of a points file, and what these can be worked out from."""
-
+ROLES = (*COLUMNS, *RATES[1:], "global_batch", "accumulation")  # what a column can be
 MAX_WORKERS, MAX_POINTS, _MAX_CELLS = 10_000_000, 1_000_000, 9_000_000
 _LONG = 200  # letters; a longer cell or name says nothing that is known
 SAMPLES, _TOKENS = "samples/s", "tokens/s"
 
-UNITS: Mapping[str, float] = MappingProxyType(
-    {
-        **dict.fromkeys(("ns", "nsec", "nanoseconds"), 1e-9),
-        **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e-6),
-        **dict.fromkeys(("ms", "msec", "msecs", "millis", "milliseconds"), 1e-3),
-        **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
-        **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
-        **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
-        **dict.fromkeys(("d", "day", "days"), 86400.0),
-    }
-)
-"""Units of time, in seconds."""
-
-PREFIXES: Mapping[str, float] = MappingProxyType(
-    {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "thousand": 1e3, "million": 1e6, "billion": 1e9}
-)
-
+_NAMES_OF_UNITS = {
+    1e-9: "ns nsec nanoseconds",
+    1e-6: "us µs μs usec microseconds",
+    1e-3: "ms msec msecs millis milliseconds",
+    1.0: "s sec secs second seconds",
+    60.0: "m min mins minute minutes",
+    3600.0: "h hr hrs hour hours",
+    86400.0: "d day days",
+}
+UNITS = {name: seconds for seconds, names in _NAMES_OF_UNITS.items() for name in names.split()}
+PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 FAILED = frozenset(
     "oom|o.o.m.|out of memory|cuda oom|fail|failed|failure|error|err|crash|crashed|killed|timeout|time out|timed out|"
     "out_of_memory|node_fail|cancelled|canceled|aborted|preempted|diverged|hang|did not run|dnf".split("|")
 )
-NO_VALUE = FAILED | {
-    "",
-    *"- -- --- \u2013 \u2014 ? / . \u2026 ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped".split(),
-}
-"""What stands in a cell that has no value, in small letters."""
-
+_WITHOUT = "- -- --- \u2013 \u2014 ? / . \u2026 ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped"
+NO_VALUE = {"", *FAILED, *_WITHOUT.split()}  # what stands in a cell that has no value, in small letters
 _DASHES = ("-", "--", "---", "\u2013", "\u2014")
 
 _WORKER = r"(?:gpu|device|accelerator|tpu|npu|chip|core|worker|rank|proc|process|gcd|card|hpu)(?:e?s)?"
@@ -105,31 +79,26 @@ _COUNT = rf"(?:num(?:ber)? |n |no |# ?|total |count of )?(?:of )?{_KIND}"
 _TIME = "(?:" + "|".join(sorted(UNITS, key=len, reverse=True)) + ")"
 _STEP = r"(?:step|iter|iteration|batch|batche|update|it)s?"
 
-HEADERS: Mapping[str, str] = MappingProxyType(
-    {
-        "workers_per_node": rf"{_COUNT}{_WORKER} ?(?:/|per) ?{_NODE}|ppn|n?tasks ?(?:/|per) ?node|"
-        rf"(?:ranks|slots) (?:/|per) node|local size",
-        "workers": rf"{_COUNT}{_WORKER}(?: count)?|np|n ?procs?|n ?tasks|world size|ranks|parallelism|dp(?: size)?",
-        "nodes": rf"{_COUNT}{_NODE}(?: count)?|n ?nodes",
-        "global_batch": r"(?:global|total|effective) (?:(?:mini ?)?batch(?: ?size)?|bs)|gbs",
-        "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|mbs|"
-        rf"batch(?: ?size)? ?(?:/|per) ?{_WORKER}",
-        "accumulation": r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas",
-        "speedup": r"(?:(?:relative )?speed ?up|relative throughput)(?: %)?",
-        "efficiency": r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?",
-        "sync_s": r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?",
-        "epoch_s": r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch",
-        "step_s": rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}",
-        "repeat": r"repeat|run|trial|rep|repetition|seed|random seed|attempt|replica(?:te)?",
-        "series": r"series|curve|model|network|framework|system|config|configuration|experiment|setting|label",
-        "status": r"(?:job )?(?:state|status|outcome)",
-        "other": r".*\b(?:loss|acc|accuracy|perplexity|ppl|bleu|top ?[15]|mse|memory|mem|vram|power|temp|temperature|"
-        r"date|time ?stamp|started|submitted|job ?id|std|stdev|stddev|sd|sem|ci|error|flops?|mfu|index|comment|notes?|"
-        r"util)\b.*",
-    }
-)
-"""What the name of a column says that it is, as the whole of the name without units; rates are found by _RATE."""
-
+HEADERS = {  # what the whole name of a column, without units, says that it is; rates are found by _RATE
+    "workers_per_node": rf"{_COUNT}{_WORKER} ?(?:/|per) ?{_NODE}|ppn|n?tasks ?(?:/|per) ?node|"
+    rf"(?:ranks|slots) (?:/|per) node|local size",
+    "workers": rf"{_COUNT}{_WORKER}(?: count)?|np|n ?procs?|n ?tasks|world size|ranks|parallelism|dp(?: size)?",
+    "nodes": rf"{_COUNT}{_NODE}(?: count)?|n ?nodes",
+    "global_batch": r"(?:global|total|effective) (?:(?:mini ?)?batch(?: ?size)?|bs)|gbs",
+    "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|mbs|"
+    rf"batch(?: ?size)? ?(?:/|per) ?{_WORKER}",
+    "accumulation": r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas",
+    "speedup": r"(?:(?:relative )?speed ?up|relative throughput)(?: %)?",
+    "efficiency": r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?",
+    "sync_s": r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?",
+    "epoch_s": r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch",
+    "step_s": rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}",
+    "repeat": r"repeat|run|trial|rep|repetition|seed|random seed|attempt|replica(?:te)?",
+    "series": r"series|curve|model|network|framework|system|config|configuration|experiment|setting|label",
+    "status": r"(?:job )?(?:state|status|outcome)",
+    "other": r".*\b(?:loss|acc|accuracy|perplexity|ppl|bleu|top ?[15]|mse|memory|mem|vram|power|temp|temperature|date|"
+    r"time ?stamp|started|submitted|job ?id|std|stdev|stddev|sd|sem|ci|error|flops?|mfu|index|comment|notes?|util)\b.*",
+}
 _RATE = re.compile(
     rf"(?:\b(thousand|million|billion|[kmg]) ?)?\b({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
     rf"|\b([kmg])({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
@@ -161,6 +130,12 @@ class Meaning:
     inverse: bool = False  # it/s of a time of a step
     label: str = ""  # of a rate or speedup, the words that say of what
     bare: bool = False  # a time or a rate without a unit
+    at: int = -1  # position and name in the file
+    name: str = ""
+    given: bool = False  # named as in COLUMNS, or by the caller: what it holds must be right
+    own: bool = False  # named as in COLUMNS
+    mixed: bool = False  # some cells have a unit, others have none
+    clock: float = math.nan  # what 16:30 is multiplied by, where it is known: 1 if of minutes, 60 if of hours
 
 
 def meaning(name: str) -> Meaning | None:
@@ -204,6 +179,10 @@ def _plain(name: str) -> str:
     return re.sub(r" ?/ ?", "/", text)
 
 
+def _seconds(name: str) -> float:
+    return UNITS[_unit(_plain(name[:_LONG])) or "s"]
+
+
 def _unit(text: str) -> str | None:
     return next((word for word in re.split(r"[ /]", text) if word in UNITS), None)
 
@@ -229,16 +208,9 @@ def _rate(text: str) -> Meaning | None:
     each = re.search(rf"(?:/|per |each ){_WORKER}\b|\btgs\b", text)
     tokens = re.search(r"(?:\b|\b[kmg])tok(?:en)?s?\b|\btokens?ps\b|\b(?:tps|tgs)\b", text)
     rest = _RATE.sub(" ", text).replace("(", " ")
-    rest = re.sub(
-        rf"(?:/|\bper |\beach ){_WORKER}\b|\b(?:{_STATISTIC}|total|global|overall|training|in|of|all)\b", " ", rest
-    )
-    return Meaning(
-        role="samples_per_s_per_worker" if each else "samples_per_s",
-        factor=factor,
-        unit=_TOKENS if tokens else SAMPLES,
-        label=" ".join(rest.split()),
-        bare=time is None,
-    )
+    idle = rf"(?:/|\bper |\beach ){_WORKER}\b|\b(?:{_STATISTIC}|total|global|overall|training|in|of|all)\b"
+    label, unit = " ".join(re.sub(idle, " ", rest).split()), _TOKENS if tokens else SAMPLES
+    return Meaning(role=RATES[bool(each)], factor=factor, unit=unit, label=label, bare=time is None)
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -331,6 +303,7 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
     `1,234` says nothing by itself: of a speedup it is taken for a decimal, of a rate for thousands. DataError where it
     may as well be the other: all times of a table, all rates of one with semicolons.
     """
+    both = "thousands or decimals; write its column"
     for role, texts in columns:
         for text in texts:
             comma, point = text.rfind(","), text.rfind(".")
@@ -344,9 +317,7 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
         pointed = [text for text in texts if "." in text]
         if role in (*RATES[:2], *TIMES) and pointed and all(map(_POINTS.fullmatch, pointed)):
             if any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
-                raise DataError(
-                    f"{where}: {pointed[0]!r} may have thousands or decimals; write its column without points"
-                )
+                raise DataError(f"{where}: {pointed[0]!r} may have {both} without points")
     unclear = [(role, texts, sum("," in text for text in texts)) for role, texts in columns]
     pointed = [text for _, texts in columns for text in texts if re.search(r"\.(?!\d{3}$)", text)]
     if pointed or not any(count for _, _, count in unclear):
@@ -358,65 +329,40 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
     for role, texts, count in unclear:  # not so beside 880
         if count and (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
             first = next(text for text in texts if "," in text)
-            raise DataError(f"{where}: {first!r} may have thousands or decimals; write its column without commas")
+            raise DataError(f"{where}: {first!r} may have {both} without commas")
     return False
 
 
 _WHOLE = ("workers", "nodes", "workers_per_node", "repeat", "accumulation")
-_CELLS: Mapping[str, tuple[float, float, str, bool]] = MappingProxyType(
-    {
-        "workers": (1, MAX_WORKERS, "", False),
-        "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", False),
-        "nodes": (1, MAX_WORKERS, "", True),
-        "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
-        "batch_size": (1e-9, 1e12, "samples, above 0", True),
-        "repeat": (0, 10**9, "", True),
-        "workers_per_node": (1, MAX_WORKERS, "", True),
-        "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", False),
-        "step_s": (1e-12, 1e12, "a time above 0", False),
-        "epoch_s": (1e-12, 1e12, "a time above 0", False),
-        "speedup": (1e-9, 1e9, "a number above 0", False),
-        "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
-        "accumulation": (1, 10**6, "", False),
-        "global_batch": (1e-9, 1e15, "samples, above 0", True),
-    }
-)
-"""Least and largest value of each role but the series, what is allowed in words ("": whole numbers), whether it may be
-empty."""
-
-_UNITS_OF: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
-        "nodes": rf"|{_NODE}|x ?[a-z].*",
-        **dict.fromkeys(TIMES, "|s"),
-        "speedup": "|x|%",
-        "efficiency": "|%",
-        **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
-    }
-)
-"""Units that cells of a role may have, beside rates for rates; a worker is no node and no machine of several."""
+_CELLS: Mapping[str, tuple[float, float, str, bool]] = {  # least, largest, what is allowed ("": whole), may be empty
+    "workers": (1, MAX_WORKERS, "", False),
+    "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", False),
+    "nodes": (1, MAX_WORKERS, "", True),
+    "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
+    "batch_size": (1e-9, 1e12, "samples, above 0", True),
+    "repeat": (0, 10**9, "", True),
+    "workers_per_node": (1, MAX_WORKERS, "", True),
+    "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", False),
+    "step_s": (1e-12, 1e12, "a time above 0", False),
+    "epoch_s": (1e-12, 1e12, "a time above 0", False),
+    "speedup": (1e-9, 1e9, "a number above 0", False),
+    "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
+    "accumulation": (1, 10**6, "", False),
+    "global_batch": (1e-9, 1e15, "samples, above 0", True),
+}
+_UNITS_OF = {  # units that cells of a role may have, beside rates for rates; a worker is no machine of several
+    **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
+    "nodes": rf"|{_NODE}|x ?[a-z].*",
+    **dict.fromkeys(TIMES, "|s"),
+    "speedup": "|x|%",
+    "efficiency": "|%",
+    **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    """A column that is used."""
-
-    at: int  # position
-    name: str  # as the file has it
-    means: Meaning
-    given: bool = False  # named as in COLUMNS, or by the caller: what it holds must be right
-    own: bool = False  # named as in COLUMNS
-    mixed: bool = False  # some cells have a unit, others have none
-    clock: float = math.nan  # what 16:30 is multiplied by, where it is known: 1 if of minutes, 60 if of hours
-
-    @property
-    def role(self) -> str:
-        return self.means.role
-
-
-def _factor(found: Amount, column: _Column) -> float:
+def _factor(found: Amount, column: Meaning) -> float:
     """Return what a cell is multiplied by to be in the unit of its role; NaN where its unit is none of that."""
-    role, means, unit = column.role, column.means, found.unit
+    role, means, unit = column.role, column, found.unit
     of_rate = role in RATES[:2] or means.inverse
     if found.parts[0][1] != 1.0 and unit not in ("s", ":") and (not of_rate or (not unit and means.factor != 1.0)):
         return math.nan  # a batch of 4k is one of 4096; 1.7k in a column of ktok/s
@@ -432,7 +378,7 @@ def _factor(found: Amount, column: _Column) -> float:
     return (0.01 if unit == "%" else 1.0) if re.fullmatch(_UNITS_OF.get(role, ""), unit) and not node else math.nan
 
 
-def _value(cell: str, column: _Column, where: str, *, comma: bool) -> float:
+def _value(cell: str, column: Meaning, where: str, *, comma: bool) -> float:
     """Return the value of a cell in the unit of its role."""
     low, high, allowed, optional = _CELLS[column.role]
     if optional and (not cell.strip() or (not column.own and cell.strip().lower() in NO_VALUE)):
@@ -443,7 +389,7 @@ def _value(cell: str, column: _Column, where: str, *, comma: bool) -> float:
     if not (low <= value <= high and (allowed or value == math.floor(value))) or math.isnan(factor):
         told = allowed or f"a whole number from {low} to {high}"
         raise DataError(f"{where}: {column.name} is {_shown(cell)}; allowed is {told}; correct it or drop the line")
-    return factor / value if column.means.inverse else value * factor
+    return factor / value if column.inverse else value * factor
 
 
 def _shown(value: str | list[str]) -> str:
@@ -463,14 +409,18 @@ _FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 
 
 
 @dataclass(slots=True)
-class _CellRows:
-    """The cells of a table, with the line of each row, the header first."""
+class _Reading:
+    """A table while it is read: its cells with the line of each row, the header first, and what comes out of them."""
 
     source: str
     separator: str
     rows: list[tuple[int, list[str]]]
-    told: list[str]
+    told: list[str]  # how it is read
     holds: str = ""  # of a wide one, what its values are
+    found: list[Meaning] = field(default_factory=list)  # columns that are used
+    unused: dict[int, str] = field(default_factory=dict)  # columns that are not, and why where a cell is wrong
+    doubts: list[str] = field(default_factory=list)
+    frame: pd.DataFrame = field(default_factory=pd.DataFrame)  # numbers by role, with the line of each row
 
     @property
     def header(self) -> list[str]:
@@ -480,33 +430,37 @@ class _CellRows:
     def where(self) -> str:
         return f"{self.source} line {self.rows[0][0]}"
 
+    @property
+    def rate(self) -> Meaning:
+        return next(each for each in self.found if each.role in RATES)
+
     def column(self, at: int) -> list[str]:
         return [cells[at] for _, cells in self.rows[1:]]
 
+    def name(self, names: Sequence[str], told: str) -> None:
+        """Add to the names of the curves, and tell of which column."""
+        own = self.frame["series"] if "series" in self.frame else [""] * len(self.frame)
+        self.frame["series"] = [f"{one} {other}".strip() for one, other in zip(own, names, strict=True)]
+        self.told += [f"series = {told}"] if told else []
 
-def _table(data: str | bytes, source: str) -> _CellRows:
+
+def _table(data: str | bytes, source: str) -> _Reading:
     """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
     text, told = (data.encode("utf-8", "replace").decode(), []) if isinstance(data, str) else _decoded(data, source)
     if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
         rows = list(enumerate(_of_json(text, source), 1))
-        table = _CellRows(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
+        table = _Reading(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
     else:
         separator, rows = _cells(text.removeprefix("\ufeff"), source)
-        table = _CellRows(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
+        table = _Reading(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
     if not rows:
         raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
     if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
-        raise DataError(
-            f"{source}: has more than {MAX_POINTS:,} points; a points file has one line per run, so give "
-            "throughputs of runs instead of steps, or split it by series"
-        )
+        raise DataError(f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step")
     for line, cells in rows:
         if len(cells) != len(rows[0][1]):
-            raise DataError(
-                f"{source} line {line}: {len(cells)} cells where the first line names {len(rows[0][1])} columns; "
-                "separate cells as in the first line, quote cells with a separator in them, leave unknown cells empty "
-                f"({_shown(cells)})"
-            )
+            several = f"{len(cells)} cells where the first line names {len(rows[0][1])} columns ({_shown(cells)})"
+            raise DataError(f"{source} line {line}: {several}; quote cells with a separator in them")
     rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in rows[0][1]])
     return table
 
@@ -558,9 +512,7 @@ def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             continue
         inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
         if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
-            raise DataError(
-                f"{source} line {at}: a second table begins; give one table, or name its series in a column"
-            )
+            raise DataError(f"{source} line {at}: a second table begins; give one, or name its series in a column")
         if rule:
             groups.append([])
         else:
@@ -595,10 +547,8 @@ def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             return [(rows[0][0], ["", *rows[0][1]]), *rows[1:]]
         if set(sizes) == {first} and first > 1:
             return rows
-    raise DataError(
-        f"{source} line {lines[0][0]}: {_shown(lines[0][1].strip())} begins no table that is read: columns separated "
-        "by commas, semicolons, tabs, bars (Markdown, grids) or two spaces, or JSON"
-    )
+    told = f"{_shown(lines[0][1].strip())} begins no table: columns between commas, semicolons, tabs, bars"
+    raise DataError(f"{source} line {lines[0][0]}: {told} (Markdown, grids) or two spaces, or JSON")
 
 
 def _decoded(data: bytes, source: str) -> tuple[str, list[str]]:
@@ -617,9 +567,8 @@ def _of_json(text: str, source: str) -> list[list[str]]:
     again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
     lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
-        content: Any = [
-            parse_json(one, source=f"{source} line {at}", error=DataError, again=again) for at, one in lines
-        ]
+        at_line = ((f"{source} line {at}", one) for at, one in lines)
+        content: Any = [parse_json(one, source=where, error=DataError, again=again) for where, one in at_line]
     else:
         content = parse_json(text, source=source, error=DataError, again=again)
 
@@ -649,9 +598,7 @@ def _of_json(text: str, source: str) -> list[list[str]]:
 
 # --- wide tables ------------------------------------------------------------------------------------------------------
 
-_AS_COUNT = re.compile(
-    rf"(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER}|{_NODE})?", re.IGNORECASE
-)
+_AS_COUNT = re.compile(rf"(?i)(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER}|{_NODE})?")
 _RUN = re.compile(r"(?:run|rep|repeat|repetition|trial|seed|attempt) ?#? ?[0-9]+")
 _SETTING = re.compile(
     r"\b(?:lr|learning rate|bs|batch(?: size)?|steps|epochs?|warm ?up|length|seq len|layers|params)\b"
@@ -661,15 +608,14 @@ VALUES = "values"
 """The column of a long table made of a wide one, whose names do not say what they hold."""
 
 
-def _turned(table: _CellRows) -> _CellRows:
+def _turned(table: _Reading) -> _Reading:
     """Return a table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
     ends = [re.fullmatch(rf"([0-9]+ ?(?:{_WORKER}|{_NODE}))\b ?(.*)", _plain(name[:_LONG])) for name in header]
     holds = {each[2] for each in ends if each}
     more = holds.pop() if len(holds) == 1 else ""
-    shown = [
-        each[1] if each and (_rate(more) or more in UNITS) else name for name, each in zip(header, ends, strict=True)
-    ]
+    known = bool(_rate(more)) or more in UNITS
+    shown = [each[1] if each and known else name for name, each in zip(header, ends, strict=True)]
     counts = {at: found[1] for at, name in enumerate(shown) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
     nodes = bool(counts) and all(re.search(rf"{_NODE}$", shown[at], re.IGNORECASE) for at in counts)
     labels = [at for at in range(len(header)) if at not in counts]
@@ -692,10 +638,10 @@ def _turned(table: _CellRows) -> _CellRows:
     rows = [(first[0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
     told = [*table.told, f"{listed([header[at] for at in counts])} are {'node' if nodes else 'worker'} counts"]
     held = corner if of in RATES else f"time ({more})" if more in UNITS else more
-    return _CellRows(table.source, table.separator, [first, *rows], told, held)
+    return _Reading(table.source, table.separator, [first, *rows], told, held)
 
 
-def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
+def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
     """Return a table with a column for each series with a row for each of their values.
 
     These are several rates or speedups whose names say of what, or numbers that no name explains: throughputs where all
@@ -703,31 +649,22 @@ def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
     """
     table = _turned(table)
     header, given = table.header, set(columns.values())
-    known = {
-        at: each for at, name in enumerate(header) if name not in given if (each := _meaning(name, table.column(at)))
-    }
+    open_ = [at for at, name in enumerate(header) if name not in given]
+    known = {at: each for at in open_ if (each := _meaning(header[at], table.column(at)))}
     best = next((role for role in RATES if role in columns or any(each.role == role for each in known.values())), "")
-    counted = [
-        at
-        for at, name in enumerate(header)
-        if name == columns.get("workers", "workers") or (at in known and known[at].role in ("workers", "nodes"))
-    ]
+    counted = [at for at, name in enumerate(header) if name == columns.get("workers", "workers")]
+    counted = sorted({*counted, *(at for at, each in known.items() if each.role in ("workers", "nodes"))})
     wide, name = [at for at, each in known.items() if each.role == best], ""
     if wide and best not in columns and not table.holds:
         left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
         if len(left) == len({known[at].label for at in wide} - {""}) == len(wide) > 1:
             raise DataError(f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit")
         names = {at: header[at] if known[at].label == _plain(header[at]) else known[at].label for at in wide}
-        name = (
-            (left.pop() or _NAMES.get(best, "")) if len(left) == 1 < len(wide) == len({*names.values()} - {""}) else ""
-        )
+        if len(left) == 1 < len(wide) == len({*names.values()} - {""}):
+            name = left.pop() or _NAMES.get(best, "")
     elif counted and (not best or VALUES in given or table.holds) and len(header) * len(table.rows) < 10**5:
-        rest = [
-            at
-            for at, each in enumerate(header)
-            if at not in known and each and each not in given and not _unclear(each)
-            if not _RATE.search(_plain(each[:_LONG])) and not _SETTING.search(_plain(each[:_LONG]))
-        ]
+        rest = [at for at in open_ if at not in known and header[at] and not _unclear(header[at])]
+        rest = [at for at in rest if not any(form.search(_plain(header[at][:_LONG])) for form in (_RATE, _SETTING))]
         rest = [at for at in (range(1, len(header)) if table.holds else rest) if at not in counted]
         names = {at: header[at] for at in rest if any(map(quantity, table.column(at)))}
         if len(names) > 1 or (names and (table.holds or VALUES in header)):
@@ -741,18 +678,17 @@ def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
         for line, cells in table.rows[1:]
     ]
     told = [f"columns {listed([header[at] for at in names])} are series"]
-    told += [f"their values, which rise with the workers, are {name}s"] * (
-        not best and not table.holds and name != VALUES
-    )
+    if not best and not table.holds and name != VALUES:
+        told.append(f"their values, which rise with the workers, are {name}s")
     runs = [_RUN.fullmatch(_plain(label)) for label in names.values()]
     if all(runs) and "repeat" not in header:
         rows = [(line, [*cells[:-2], re.sub(r"\D", "", cells[-2]), cells[-1]]) for line, cells in rows]
         told[0] = told[0].replace("are series", "are repeats")
     first = (table.rows[0][0], [*(header[at] for at in kept), "repeat" if all(runs) else "series", name])
-    return _CellRows(table.source, table.separator, [first, *rows], [*table.told, *told])
+    return _Reading(table.source, table.separator, [first, *rows], [*table.told, *told])
 
 
-def _values(table: _CellRows, workers: int, wide: list[int]) -> str:
+def _values(table: _Reading, workers: int, wide: list[int]) -> str:
     """Return what the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
 
     In logarithms rates rise steeply, and not ever more so, as times of steps do.
@@ -797,90 +733,76 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     return means
 
 
-def _columns(table: _CellRows, columns: Mapping[str, str]) -> list[_Column]:
+def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
     """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
-    names, where = table.header, table.where
-    plain = [name.lower() for name in names]
-    used: dict[int, _Column] = {}
+    names, plain = t.header, [name.lower() for name in t.header]
+    used: dict[int, Meaning] = {}
     for role, name in columns.items():
-        require_known(f"{where}: --columns", role, ROLES, error=DataError)
+        require_known(f"{t.where}: --columns", role, ROLES, error=DataError)
         if name not in names and name.strip().lower() not in plain:
-            raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
+            raise DataError(f"{t.where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
         at = names.index(name) if name in names else plain.index(name.strip().lower())
-        guess = _meaning(names[at], table.column(at))
-        means = Meaning(
-            role=role, factor=UNITS[_unit(_plain(name[:_LONG])) or "s"] if role in TIMES else 1.0, bare=True
-        )
-        if guess and (guess.role == role or {guess.role, role} == set(RATES[:2])):  # of whom is told, of what it says
-            means = replace(guess, role=role)
-        used[at] = _Column(at=at, name=names[at], means=means, given=True)
+        guess, factor = _meaning(names[at], t.column(at)), _seconds(name) if role in TIMES else 1.0
+        # Of whom a rate is, is told; in which unit, its name says.
+        known = guess and (guess.role == role or {guess.role, role} == set(RATES[:2]))
+        means = guess if guess and known else Meaning(role=role, factor=factor, bare=True)
+        used[at] = replace(means, role=role, at=at, name=names[at], given=True)
     for at, name in enumerate(plain):
         if at not in used and name in COLUMNS and name not in columns:
-            used[at] = _Column(at=at, name=names[at], means=Meaning(role=name), given=True, own=True)
-    twice = [role for role, count in Counter(each.role for each in used.values()).items() if count > 1]
-    if twice:
-        count = sum(each.role == twice[0] for each in used.values())
-        raise DataError(f"{where}: column {twice[0]!r} appears {count} times; keep one of them")
-    used |= _guessed(table, used)
-    _require(table, {each.role for each in used.values()})
+            used[at] = Meaning(role=name, at=at, name=names[at], given=True, own=True)
+    role, count = Counter(each.role for each in used.values()).most_common(1)[0] if used else ("", 0)
+    if count > 1:
+        raise DataError(f"{t.where}: column {role!r} appears {count} times; keep one of them")
+    used |= _guessed(t, used)
+    _require(t, {each.role for each in used.values()})
     found = []
     for each in used.values():
-        cells = table.column(each.at) if each.role in _CELLS else []
+        cells = t.column(each.at) if each.role in _CELLS else []
         quick = all(map(_QUICK.fullmatch, cells))
         units = {one.unit for cell in cells if not quick and (one := quantity(cell))}
-        unit = UNITS[_unit(_plain(each.name[:_LONG])) or "s"]
-        clock = {60.0: 1.0, 3600.0: 60.0}.get(unit, 1.0 if "s" in units else math.nan)
+        clock = {60.0: 1.0, 3600.0: 60.0}.get(_seconds(each.name), 1.0 if "s" in units else math.nan)
         found.append(replace(each, mixed=len(units) > 1 and "" in units, clock=clock))
     return found
 
 
-def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column]:
+def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
     """Columns whose name says what they are, where nothing else is that."""
-    names, taken = table.header, {each.role for each in used.values()}
-    means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, table.column(at)))}
-    best = next((role for role in RATES if any(each.role == role for each in means.values())), "")
-    left = {*RATES, "other"} - {best if not taken & set(RATES) else ""}
-    both = {"global_batch", "batch_size"} <= taken | {each.role for each in means.values()}
-    left |= {"global_batch" if "batch_size" in taken else "batch_size"} if both else set()
-    means = {at: each for at, each in means.items() if each.role not in left | taken}
-    found: dict[int, _Column] = {}
+    names, taken = t.header, {each.role for each in used.values()}
+    means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, t.column(at)))}
+    roles = taken | {each.role for each in means.values()}
+    left = {*RATES, "other", *taken}
+    if not taken & set(RATES):
+        left -= {next((role for role in RATES if role in roles), "")}
+    if {"global_batch", "batch_size"} <= roles:
+        left.add("global_batch" if "batch_size" in taken else "batch_size")
+    found: dict[int, Meaning] = {}
     for at, each in means.items():
         same = [names[other] for other, one in means.items() if one.role == each.role]
         if each.role == "workers":  # GPUs beside processes; all of them beside those of a node
             same = [name for name in same if not re.search("core|proc|rank|np", name.lower())] or same
             same = [name for name in same if re.search("total|world", name.lower())] or same
-        if names[at] in same and len(same) > 1 and each.role not in ("series", "status"):
-            raise DataError(
-                f"{table.where}: {' and '.join(map(repr, same))} may both be {each.role}; "
-                f"say which: --columns {each.role}={same[0]!r}"
-            )
-        if names[at] in same:
-            found[at] = _Column(at=at, name=names[at], means=each)
+        if each.role in left or names[at] not in same:
+            continue
+        if len(same) > 1 and each.role not in ("series", "status"):
+            both, say = " and ".join(map(repr, same)), f"--columns {each.role}={same[0]!r}"
+            raise DataError(f"{t.where}: {both} may both be {each.role}; say which: {say}")
+        found[at] = replace(each, at=at, name=names[at])
     return found
 
 
-def _require(table: _CellRows, roles: set[str]) -> None:
+def _require(t: _Reading, roles: set[str]) -> None:
     """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
-    names, where = table.header, table.where
-    both = [each for each in names if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(each[:_LONG]))]
-    if both and not roles & set(RATES):
-        raise DataError(
-            f"{where}: {both[0]!r} may be a speedup or an efficiency; say which: --columns 'speedup={both[0]}' or "
-            f"--columns 'efficiency={both[0]}'"
-        )
+    names, where, rated = t.header, t.where, bool(roles & set(RATES))
+    for name in names if not rated else ():
+        if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
+            raise _ask(t, name, "a speedup or an efficiency", "speedup", "efficiency")
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
-    lacking += [] if roles & set(RATES) else ["samples_per_s"]
-    times = [other for other in names if is_duration(other)] if "samples_per_s" in lacking[:1] else []
-    if times:
-        raise DataError(
-            f"{where}: {times[0]!r} may be the time of a step, or of the same work at every count, such as an "
-            f"epoch or a training; say which: --columns 'step_s={times[0]}' or --columns 'epoch_s={times[0]}'"
-        )
-    if "samples_per_s" in lacking[:1] and VALUES in names:
-        raise DataError(
-            f"{where}: {table.told[-1]}, but nothing says of what; say it: --columns samples_per_s={VALUES}, "
-            f"step_s={VALUES}, epoch_s={VALUES} or speedup={VALUES}"
-        )
+    lacking += [] if rated else ["samples_per_s"]
+    if lacking[:1] == ["samples_per_s"]:
+        for name in filter(is_duration, names):
+            raise _ask(t, name, "the time of a step, or of the same work (an epoch, a training)", "step_s", "epoch_s")
+        if VALUES in names:
+            raise _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
     for name in lacking:
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
         raise DataError(
@@ -890,10 +812,13 @@ def _require(table: _CellRows, roles: set[str]) -> None:
         )
     unclear = [name for name in names if _BATCH.fullmatch(name.lower())] if "step_s" in roles else []
     if unclear and not roles & {"batch_size", "global_batch"}:
-        raise DataError(
-            f"{where}: {unclear[0]!r} may be samples of one worker or of all, which times of steps need; say which: "
-            f"--columns batch_size={unclear[0]} or --columns global_batch={unclear[0]}"
-        )
+        raise _ask(t, unclear[0], "samples of one worker or of all", "batch_size", "global_batch")
+
+
+def _ask(t: _Reading, name: str, what: str, *roles: str) -> DataError:
+    """The error for what may be read in several ways, with what to type for each."""
+    say = " or ".join(f"--columns '{role}={name}'" for role in roles)
+    return DataError(f"{t.where}: {name!r} may be {what}; say which: {say}")
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
@@ -919,50 +844,38 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
-    table = _long(_table(data, source), columns or {})
-    found = _columns(table, columns or {})
-    if len(table.rows) < 2:
-        raise DataError(f"{table.where}: no points follow the names of the columns; add one line per point")
-    unused = dict.fromkeys(sorted({*range(len(table.header))} - {each.at for each in found}), "")
-    doubts = _leave_out(table, found)
-    frame, read = _frame(table, found, unused)
-    unit = _work_out(frame, {each.role: each for each in found}, table, read)
-    doubts += _other_base(frame, table, unused)
-    frame = _series(frame, table, found, unused, read, doubts)
-    over = frame[frame["nodes"] > frame["workers"]] if "nodes" in frame else frame[:0]
-    if len(over):
-        raise DataError(
-            f"{table.source} line {over['line'].iloc[0]}: {over['nodes'].iloc[0]:g} nodes for "
-            f"{over['workers'].iloc[0]} workers; every node has at least one worker, so correct either"
-        )
-    rate = next(each for each in found if each.role in RATES)
-    _one_base(frame, rate, table.source)
-    names = [table.header[at] for at in unused if not unused[at] and table.header[at]]
-    missing = {*COLUMNS} - {each.role for each in found}
+    t = _long(_table(data, source), columns or {})
+    t.found = _columns(t, columns or {})
+    if len(t.rows) < 2:
+        raise DataError(f"{t.where}: no points follow the names of the columns; add one line per point")
+    t.unused = dict.fromkeys(sorted({*range(len(t.header))} - {each.at for each in t.found}), "")
+    _leave_out(t)
+    _numbers(t)
+    unit = _work_out(t)
+    _series(t)
+    names = [t.header[at] for at in t.unused if not t.unused[at] and t.header[at]]
+    missing = {*COLUMNS} - {each.role for each in t.found}
     some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
     some += [f"{len(names) - 5} more"] if len(names) > 5 else []
     told = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
-    told += [f"column {_shown(table.header[at])} not used{why}" for at, why in unused.items() if why]
-    told += [*doubts, *_impossible(frame, unit, rate, table.source), *_odd(frame, rate, table.source)]
-    frame = frame[[name for name in COLUMNS if name in frame]]
-    frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(read), "unit": unit}
+    told += [f"column {_shown(t.header[at])} not used{why}" for at, why in t.unused.items() if why]
+    told += [*t.doubts, *_impossible(t, unit), *_odd(t)]
+    frame = t.frame[[name for name in COLUMNS if name in t.frame]]
+    frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(t.told), "unit": unit}
     return frame
 
 
-def _leave_out(table: _CellRows, found: list[_Column]) -> list[str]:
-    """Drop rows without a rate, or of what failed, from a table; say which. A dash in the row of a base is 1."""
-    rate = next(each for each in found if each.role in RATES)
-    near = [each for each in found if each.role in ("workers", "nodes")]
-    states = [each.at for each in found if each.role == "status"]
-    if rate.role in RATES[4:]:
-        places = [[_sum(quantity(cells[each.at])) for each in near] for _, cells in table.rows[1:]]
-        fewest = min(places)
-        base = [cells for place, (_, cells) in zip(places, table.rows[1:], strict=True) if place == fewest]
-        if not any(_sum(quantity(cell)) == 1 for cell in table.column(rate.at)):
-            for cells in base if all(cells[rate.at].strip() in _DASHES for cells in base) else ():
-                cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
-    kept, out = table.rows[:1], []
-    for line, cells in table.rows[1:]:
+def _leave_out(t: _Reading) -> None:
+    """Drop rows without a rate, or of what failed, and say which. A dash in the row of a base is 1."""
+    rate, near = t.rate, [each for each in t.found if each.role in ("workers", "nodes")]
+    states = [each.at for each in t.found if each.role == "status"]
+    if rate.role in RATES[4:] and not any(_sum(quantity(cell)) == 1 for cell in t.column(rate.at)):
+        places = [[_sum(quantity(cells[each.at])) for each in near] for _, cells in t.rows[1:]]
+        base = [cells for place, (_, cells) in zip(places, t.rows[1:], strict=True) if place == min(places)]
+        for cells in base if all(cells[rate.at].strip() in _DASHES for cells in base) else ():
+            cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
+    kept, out = t.rows[:1], []
+    for line, cells in t.rows[1:]:
         cell = re.sub(r"\s*[(\[].*", "", cells[rate.at].strip().strip("*`").lower())
         state = next((cells[at] for at in states if re.split(r"[\s+:(]", cells[at].strip().lower())[0] in FAILED), None)
         if state is None and (cell not in NO_VALUE or (rate.own and cell not in FAILED)):
@@ -971,127 +884,136 @@ def _leave_out(table: _CellRows, found: list[_Column]) -> list[str]:
             count = f"{cells[near[0].at].strip()} {near[0].name}, " if near else ""
             out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
     if len(kept) < 2:
-        raise DataError(f"{table.where}: no row has a value of {rate.name!r}; give at least one")
-    table.rows = kept
+        raise DataError(f"{t.where}: no row has a value of {rate.name!r}; give at least one")
     more = f" and {len(out) - 5} more" if len(out) > 5 else ""
-    return [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
+    t.rows = kept
+    t.doubts += [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
 
 
-def _frame(table: _CellRows, found: list[_Column], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the numbers of the columns that are used, by role, with their lines; and what must be told of them."""
-    numeric, roles = [each for each in found if each.role in _CELLS], {each.role for each in found}
-    columns = {each.at: table.column(each.at) for each in numeric}
+def _numbers(t: _Reading) -> None:
+    """Make the frame of the numbers of the columns that are used, by role, with their lines."""
+    numeric, roles = [each for each in t.found if each.role in _CELLS], {each.role for each in t.found}
+    columns = {each.at: t.column(each.at) for each in numeric}
     quick = {at: all(map(_QUICK.fullmatch, cells)) for at, cells in columns.items()}
     said = {at: [one for cell in cells if not quick[at] and (one := quantity(cell))] for at, cells in columns.items()}
     texts = [
         (each.role, columns[each.at] if quick[each.at] else [text for one in said[each.at] for text, _ in one.parts])
         for each in numeric
     ]
-    for at in unused:  # a decimal comma of any column is one of all
-        cells = [cell.strip() for cell in table.column(at)]
+    for at in t.unused:  # a decimal comma of any column is one of all
+        cells = [cell.strip() for cell in t.column(at)]
         if all(re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?", cell) for cell in cells):
             texts.append(("", [cell for cell in cells if "," in cell]))
-    comma = decimal_comma(texts, table.separator, table.where)
-    frame = pd.DataFrame({"line": [line for line, _ in table.rows[1:]]})
+    comma = decimal_comma(texts, t.separator, t.where)
+    frame = t.frame = pd.DataFrame({"line": [line for line, _ in t.rows[1:]]})
     for each in numeric:
         low, high, allowed, _ = _CELLS[each.role]
         if quick[each.at] and not (comma and any("." in cell for cell in columns[each.at])):
             values = pd.Series(columns[each.at]).astype(float)
             if (values.between(low, high) & ((values % 1 == 0) | bool(allowed))).all():
-                frame[each.role] = each.means.factor / values if each.means.inverse else values * each.means.factor
+                frame[each.role] = each.factor / values if each.inverse else values * each.factor
                 continue
         lines = zip(frame["line"], columns[each.at], strict=True)
         try:
-            frame[each.role] = [_value(cell, each, f"{table.source} line {at}", comma=comma) for at, cell in lines]
+            frame[each.role] = [_value(cell, each, f"{t.source} line {at}", comma=comma) for at, cell in lines]
         except DataError as error:
             if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
                 raise
-            unused[each.at] = f" ({error})"
-    read = list(table.told)
+            t.unused[each.at] = f" ({error})"
     if any("," in text for _, column in texts for text in column):
-        read.append("a comma marks decimals" if comma else "a comma separates thousands")
+        t.told.append("a comma marks decimals" if comma else "a comma separates thousands")
     if any(one.remark for column in said.values() for one in column):
-        read.append("what follows ± or is in brackets is left out")
+        t.told.append("what follows ± or is in brackets is left out")
     plain = {*COLUMNS} & {*frame} - ({"batch_size"} if "accumulation" in frame else set())
-    read += [f"{each.role} = {each.name}" for each in found if each.role in plain and not each.given]
-    return frame.astype({"workers": "int64"} if "workers" in frame else {}), read
-
-
-def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, read: list[str]) -> str:
-    """Add to `frame` what it can be worked out from, to `read` how; return in what unit throughputs are."""
-    name = {role: each.name for role, each in by.items()}
+    t.told += [f"{each.role} = {each.name}" for each in t.found if each.role in plain and not each.given]
     if "workers" in frame:
-        _of_a_node(frame, by["workers"], table, read)
+        frame["workers"] = frame["workers"].astype("int64")
+
+
+def _work_out(t: _Reading) -> str:
+    """Add to the frame what it can be worked out from; return in what unit throughputs are."""
+    frame, by = t.frame, {each.role: each for each in t.found}
+    if "workers" in frame:
+        _of_a_node(t, by["workers"])
     else:
         known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
-        frame["workers"] = _product(frame, frame["workers_per_node"] if known else 1, table)
-        how = f" x {name['workers_per_node']}" if known else ": nodes are what is counted"
-        read.append(f"workers = {name['nodes']}{how}")
+        frame["workers"] = _product(t, frame["workers_per_node"] if known else 1)
+        how = f" x {by['workers_per_node'].name}" if known else ": nodes are what is counted"
+        t.told.append(f"workers = {by['nodes'].name}{how}")
     workers = frame["workers"]
     if "global_batch" in frame:
         frame["batch_size"] = frame["global_batch"] / workers
-        read.append(f"batch_size = {name['global_batch']} / workers")
+        t.told.append(f"batch_size = {by['global_batch'].name} / workers")
     elif "batch_size" in frame and "accumulation" in frame:
         frame["batch_size"] *= frame["accumulation"]
-        read.append(f"batch_size = {name['batch_size']} x {name['accumulation']}")
+        t.told.append(f"batch_size = {by['batch_size'].name} x {by['accumulation'].name}")
     role = next(role for role in RATES if role in frame)
-    value, unit, told = frame[role], by[role].means.unit if role in RATES[:2] else "speedup", name[role]
+    value, name = frame[role], by[role].name
     if role == "samples_per_s":
-        return unit
-    in_cells = any("%" in cell for cell in table.column(by[role].at))
-    unsaid = "%" in told and not in_cells
-    if role == "samples_per_s_per_worker":
-        rate, how = value * workers, f"{told} x workers"
-    elif role == "step_s" and "batch_size" in frame and frame["batch_size"].notna().all():
-        rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {told}"
-    elif role == "step_s":
-        rate, unit = workers / value, "batches/s"
-        how = f"workers / {told}: one batch per worker at every count is assumed"
+        return by[role].unit
+    if role in RATES[4:]:
+        frame["samples_per_s"], how = _relative(t, by[role], value)
+        unit = SPEEDUP
+    elif role == "samples_per_s_per_worker":
+        frame["samples_per_s"], unit, how = value * workers, by[role].unit, f"{name} x workers"
     elif role == "epoch_s":
-        for at, other in enumerate(table.header):
-            work = re.fullmatch(rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size", _plain(other[:_LONG]))
-            if work and "series" not in by and len({*map(quantity, table.column(at))} - {None}) > 1:
-                raise DataError(
-                    f"{table.where}: {other!r} differs, so epochs are not the same work; give samples_per_s: "
-                    f"{other!r} over {told!r}"
-                )
-        rate, unit, how = 1 / value, "epochs/s", f"1 / {told}: epochs/s, of the same data at every count"
-    elif role == "efficiency":
-        if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
-            raise DataError(f"{table.where}: {told!r} may have shares or percentages; write all of it in per cent")
-        rate = value / (100 if value.max() > 2 else 1) * workers
-        how = f"{told} x workers: throughput relative to what has efficiency 1"
+        _same_epochs(t, by[role])
+        frame["samples_per_s"], unit = 1 / value, "epochs/s"
+        how = f"1 / {name}: epochs/s, of the same data at every count"
+    elif "batch_size" in frame and frame["batch_size"].notna().all():
+        rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {name}"
+        frame["samples_per_s"] = rate
     else:
-        rate, how = value / (100 if unsaid else 1), f"{told}: throughput relative to what has 1"
-        if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
-            raise DataError(f"{table.where}: {told!r} has no 100 %: of what is it? write it as times, such as 1.9")
-    frame["samples_per_s"] = rate
-    read.append(f"samples_per_s = {how}")
+        frame["samples_per_s"], unit = workers / value, "batches/s"
+        how = f"workers / {name}: one batch per worker at every count is assumed"
+    t.told.append(f"samples_per_s = {how}")
     if role == "step_s" and "global_batch" not in frame:
-        per_worker = (rate / workers).groupby(workers).median()
+        per_worker = (frame["samples_per_s"] / workers).groupby(workers).median()
         if per_worker.max() > 1.1 * per_worker.iloc[0]:
-            raise DataError(
-                f"{table.where}: {told!r} is shorter with more workers, so the work of a step is divided; say what the "
-                f"batch of all is: --columns global_batch=NAME; or, where all steps do the same: 'epoch_s={told}'"
-            )
+            what = "of steps that are divided, which need global_batch=NAME; or of the same work"
+            raise _ask(t, name, what, "epoch_s")
     return unit
 
 
-def _product(frame: pd.DataFrame, each: Any, table: _CellRows) -> "pd.Series[int]":
+def _relative(t: _Reading, column: Meaning, value: "pd.Series[float]") -> tuple[Any, str]:
+    """Return the speedups of a column of speedups or efficiencies, and how; DataError where it may be in per cent."""
+    name, in_cells = column.name, any("%" in cell for cell in t.column(column.at))
+    unsaid = "%" in name and not in_cells
+    if column.role == "efficiency":
+        if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
+            raise DataError(f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent")
+        rate = value / (100 if value.max() > 2 else 1) * t.frame["workers"]
+        return rate, f"{name} x workers: throughput relative to what has efficiency 1"
+    rate = value / (100 if unsaid else 1)
+    if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
+        raise DataError(f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9")
+    return rate, f"{name}: throughput relative to what has 1"
+
+
+def _same_epochs(t: _Reading, column: Meaning) -> None:
+    """Raise DataError where epochs are of different numbers of samples."""
+    for at, other in enumerate(t.header):
+        work = re.fullmatch(rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size", _plain(other[:_LONG]))
+        series = any(each.role == "series" for each in t.found)
+        if work and not series and len({*map(quantity, t.column(at))} - {None}) > 1:
+            raise DataError(f"{t.where}: epochs differ; give samples_per_s: {other!r} over {column.name!r}")
+
+
+def _product(t: _Reading, each: Any) -> "pd.Series[int]":
     """Return nodes times workers of a node; DataError where a row has no nodes."""
-    for at in frame.index[frame["nodes"].isna()][:1]:
-        raise DataError(
-            f"{table.source} line {frame['line'][at]}: nodes are empty; every row needs them, or its workers"
-        )
-    found: pd.Series[int] = (frame["nodes"] * each).astype("int64")
+    nodes = t.frame["nodes"]
+    for line in t.frame["line"][nodes.isna()]:
+        raise DataError(f"{t.source} line {line}: nodes are empty; every row needs them, or its workers")
+    found: pd.Series[int] = (nodes * each).astype("int64")
     return found
 
 
-def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: list[str]) -> None:
+def _of_a_node(t: _Reading, column: Meaning) -> None:
     """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
 
     They are where more nodes with as many workers are faster, or where there are more nodes than workers.
     """
+    frame = t.frame
     per_node = column.given or "nodes" not in frame or "workers_per_node" in frame
     if per_node or _OF_ALL.search(column.name.lower()) or not frame["nodes"].max() > 1:
         return
@@ -1104,234 +1026,183 @@ def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: lis
     above = 0.0 if growth or speed is None else float((medians / medians.iloc[0] / (at / at[0])).max())
     if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
         frame["workers_per_node"] = workers.astype(float)
-        frame["workers"] = _product(frame, workers, table)
-        read[:] = [each for each in read if each != f"workers = {column.name}"]
-        read.append(f"workers = nodes x {column.name}, which are those of a node")
+        frame["workers"] = _product(t, workers)
+        t.told = [each for each in t.told if each != f"workers = {column.name}"]
+        t.told.append(f"workers = nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
-        raise DataError(
-            f"{table.where}: {column.name!r} beside nodes may be the workers of a node or of all; say which: "
-            f"--columns 'workers_per_node={column.name}' or --columns 'workers={column.name}'"
-        )
+        raise _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
     else:
-        read.append(f"{column.name} are those of all nodes")
+        t.told.append(f"{column.name} are those of all nodes")
 
 
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-def _series(
-    frame: pd.DataFrame,
-    table: _CellRows,
-    found: list[_Column],
-    unused: dict[int, str],
-    read: list[str],
-    doubts: list[str],
-) -> pd.DataFrame:
-    """Return the rows with the names of their curves, joined where several columns have them; tell which were guessed.
+def _series(t: _Reading) -> None:
+    """Name the curve of each row, joined where several columns do; tell which were guessed.
 
-    Guessed are columns that are called so, unless every value has one worker count where the table has several; columns
-    of words whose values have several each; then batches, and columns of numbers that tell configurations apart. Of
-    numbers that do so at some counts only, DataError asks what they are; what changes along a curve is doubted.
+    Guessed are columns that are called so, unless every value has one worker count; columns of words whose values have
+    several counts each; then batches, and columns of numbers that tell configurations apart (see _configurations).
     """
-    columns = {each.at: each.given for each in found if each.role == "series"}
-    others = [] if any(columns.values()) else [at for at in unused if not _is_other(table.header[at], table.column(at))]
-
-    def add(names: Sequence[str], told: str = "") -> None:
-        own = frame["series"] if "series" in frame else [""] * len(frame)
-        frame["series"] = [f"{one} {other}".strip() for one, other in zip(own, names, strict=True)]
-        read.extend([f"series = {told}"] if told else [])
-
+    columns = {each.at: each.given for each in t.found if each.role == "series"}
+    others = [] if any(columns.values()) else [at for at in t.unused if not _is_other(t.header[at], t.column(at))]
+    several = t.frame["workers"].nunique() > 1
     for at in [*columns, *others]:
-        cells = [unguarded(cell.strip()) for cell in table.column(at)]
-        told = table.header[at]
+        cells, told = [unguarded(cell.strip()) for cell in t.column(at)], t.header[at]
         if not columns.get(at) and cells[0] and "" in cells:  # named in the first row of each
             cells, told = pd.Series(cells).replace("", None).ffill().tolist(), f"{told}, also of empty cells below"
-        counts = frame["workers"].groupby(cells).nunique()
-        if at in columns and not columns[at] and counts.max() == 1 < frame["workers"].nunique():
-            unused[at] = ""
+        counts = t.frame["workers"].groupby(cells).nunique()
+        if at in columns and not columns[at] and counts.max() == 1 and several:
+            t.unused[at] = ""
         elif at in columns:
-            add(cells, "" if columns[at] else told)
+            t.name(cells, "" if columns[at] else told)
         elif not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells) and len(counts) > 1 and counts.min() > 1:
-            del unused[at]
-            add(cells, told)
-    frame = _batches(frame, next((each.name for each in found if each.role == "batch_size"), "batch_size"), read)
-    for at in [each for each in others if each in unused]:
-        name, every = table.header[at], [cell.strip() for cell in table.column(at)]
-        rows = pd.DataFrame({"series": frame.get("series", ""), "workers": frame["workers"], "name": ""})
-        rows["name"] = cells = [every[row] for row in frame.index]
-        rates = frame["samples_per_s"].groupby([rows[each] for each in rows]).median().groupby(level=[0, 1])
-        counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
-        counts = counts[counts.groupby("series").transform("size") > 1]
-        numbered = sorted({*cells}) in [[str(start + each) for each in range(len({*cells}))] for start in (0, 1)]
-        apart = float((rates.max() / rates.min()).max()) - 1
-        if counts.map(len).max() == 1 or counts.empty:
-            continue
-        words = not all(map(quantity, cells))
-        if rates.size().max() == 1 or (counts.map(len).min() == 1 and not (words and apart > 0.1)):
-            if meaning(name) is None:
-                doubts.append(f"{name!r} changes along a curve: if it makes series, say --columns 'series={name}'")
-        elif not words and (counts.groupby("series").nunique() == 1).all() and not (numbered and apart < 0.1):
-            del unused[at]
-            add([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
-        elif apart > 0.1:
-            raise DataError(
-                f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
-                f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' runs"
-            )
-        else:
-            doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
-    return frame.reset_index(drop=True)
+            del t.unused[at]
+            t.name(cells, told)
+    _batches(t)
+    for at in [each for each in others if each in t.unused]:
+        _configurations(t, at)
+    t.frame = t.frame.reset_index(drop=True)
+
+
+def _configurations(t: _Reading, at: int) -> None:
+    """Name the curve of each row by a column whose numbers tell configurations apart at all counts, and ask at some."""
+    name, every = t.header[at], [cell.strip() for cell in t.column(at)]
+    rows = pd.DataFrame({"series": t.frame.get("series", ""), "workers": t.frame["workers"], "name": ""})
+    rows["name"] = cells = [every[row] for row in t.frame.index]
+    rates = t.frame["samples_per_s"].groupby([rows[each] for each in rows]).median().groupby(level=[0, 1])
+    counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
+    counts = counts[counts.groupby("series").transform("size") > 1]
+    if counts.empty or counts.map(len).max() == 1:
+        return
+    numbered = sorted({*cells}) in [[str(start + each) for each in range(len({*cells}))] for start in (0, 1)]
+    apart, words = float((rates.max() / rates.min()).max()) - 1, not all(map(quantity, cells))
+    if rates.size().max() == 1 or (counts.map(len).min() == 1 and not (words and apart > 0.1)):
+        if meaning(name) is None:
+            t.doubts.append(f"{name!r} changes along a curve: if it makes series, say --columns 'series={name}'")
+    elif not words and (counts.groupby("series").nunique() == 1).all() and not (numbered and apart < 0.1):
+        del t.unused[at]
+        t.name([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
+    elif apart > 0.1:
+        differ = f"configurations or runs: equal workers differ by {100 * apart:.0f} % in their rates"
+        raise _ask(t, name, differ, "series", "repeat")
+    else:
+        t.doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
 
 
 def _is_other(name: str, cells: Sequence[str]) -> bool:
     role = getattr(meaning(name), "role", "")
-    words = [
-        cell
-        for cell in cells
-        if not re.fullmatch(r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*", cell.lower())
-    ]
-    return role in ("other", "status") or (role == "repeat" and not words)
+    run = r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*"
+    return role in ("other", "status") or (role == "repeat" and all(re.fullmatch(run, cell.lower()) for cell in cells))
 
 
-def _batches(frame: pd.DataFrame, name: str, read: list[str]) -> pd.DataFrame:
-    """Return a series for each batch of a worker, or of all where these are fewer, where equal workers had several.
+def _batches(t: _Reading) -> None:
+    """Make a series of each batch of a worker, or of all where these are fewer, where equal workers had several.
 
     Strong and weak scaling that share the rows of fewest workers are two series, which both have these rows.
     """
-    parts = []
+    frame, parts = t.frame, []
+    name = next((each.name for each in t.found if each.role == "batch_size"), "batch_size")
     key = frame["series"] if "series" in frame else pd.Series("", index=frame.index)
-    several = "batch_size" in frame and frame.groupby([key, "workers"])["batch_size"].nunique().max() > 1
-    for series, rows in frame.groupby(key, sort=False) if several else ():
+    if "batch_size" not in frame or frame.groupby([key, "workers"])["batch_size"].nunique().max() < 2:
+        return
+    for series, rows in frame.groupby(key, sort=False):
         workers, batch = rows["workers"], rows["batch_size"]
         first = workers == workers.min()
         weak = batch == batch[first].iloc[0]
         strong = (batch - batch[first].iloc[0] * workers.min() / workers).abs() < 0.51
+        shared = ((weak & strong) == first).all() and (weak | strong).all()
         ways = {name: batch.map("{:g}".format), "global batch": (batch * workers).map("{:.6g}".format)}
         if batch.groupby(workers).nunique().max() < 2:
             parts.append(rows)
-        elif (
-            ((weak & strong) == first).all()
-            and (weak | strong).all()
-            and (weak & ~first).any()
-            and (strong & ~first).any()
-        ):
+        elif shared and (weak & ~first).any() and (strong & ~first).any():
             kinds = {f"{series} strong".strip(): strong, f"{series} weak".strip(): weak}
             parts += [rows[of].assign(series=kind) for kind, of in kinds.items()]
             fewest = plural(workers.min(), "worker")
-            read.append(f"{' and '.join(kinds)} scaling, by their batches, share the rows of {fewest}")
+            t.told.append(f"{' and '.join(kinds)} scaling, by their batches, share the rows of {fewest}")
         else:
             told = min(ways, key=lambda way: ways[way].nunique())
             parts.append(rows.assign(series=[f"{series} {told} {each}".strip() for each in ways[told]]))
-            read.append(f"series = {told}, which tells configurations apart")
-    return pd.concat(parts).sort_index(kind="stable") if parts else frame
+            t.told.append(f"series = {told}, which tells configurations apart")
+    t.frame = pd.concat(parts).sort_index(kind="stable")
 
 
 # --- doubts -----------------------------------------------------------------------------------------------------------
 
 
-def _other_base(frame: pd.DataFrame, table: _CellRows, unused: Mapping[int, str]) -> list[str]:
-    """Doubt rates over those of the fewest workers that are not what a column of speedups, which is not used, says."""
-    fewest = frame["workers"].min()
-    speedup = frame["samples_per_s"] / frame.loc[frame["workers"] == fewest, "samples_per_s"].median() * fewest
-    for at in unused:
-        if getattr(meaning(table.header[at]), "role", "") == "speedup":
-            said = pd.Series(map(_sum, map(quantity, table.column(at))))
-            off = said.index[said.between(1e-9, 1e9) & ((said / speedup - 1).abs() > 0.05)]
-            name = table.header[at]
-            return [
-                f"line {frame['line'][place]}: {name!r} is {said[place]:g}, and the rate is {speedup[place]:.3g} times "
-                f"that of {plural(fewest, 'worker')} over {fewest}: say which counts: --columns 'speedup={name}'"
-                for place in off[:1]
-            ]
-    return []
+def _impossible(t: _Reading, unit: str) -> list[str]:
+    """Doubt speedups and parts of steps that cannot be, which are left out; DataError for rates that cannot be.
 
-
-def _one_base(frame: pd.DataFrame, rate: _Column, source: str) -> None:
-    """Raise DataError where a speedup of 1 at several workers is not that of the smallest count of every series."""
-    workers, speedup = frame["workers"], frame["samples_per_s"]
+    Nor can a speedup be 1 at several workers that are not the smallest count of every series.
+    """
+    frame, rate = t.frame, t.rate
+    lines, workers, rates = frame["line"], frame["workers"], frame["samples_per_s"]
+    for at in frame.index[frame["nodes"] > workers][:1] if "nodes" in frame else ():
+        few = f"{frame['nodes'][at]:g} nodes for {workers[at]} workers"
+        raise DataError(f"{t.source} line {lines[at]}: {few}; every node has one at least: correct either")
     fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
-    based = (workers != fewest) | ((speedup - 1).abs() < 0.02)
-    ones = frame.index[(speedup == 1) & (workers > 1)]
-    if rate.role == "speedup" and len(ones) and {*fewest} != {1} and not (based.all() and fewest.nunique() == 1):
-        raise DataError(
-            f"{source} line {frame['line'][ones[0]]}: {rate.name!r} is 1 at {workers[ones[0]]} workers: relative to "
-            f"which? where each series is to its own fewest: --columns 'samples_per_s={rate.name}'; else give rates"
-        )
-
-
-def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> list[str]:
-    """Doubt speedups and parts of steps that cannot be, which are left out; a guessed rate is a DataError."""
-    rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
-    for at, n, x in rows if unit != SPEEDUP and not rate.own else ():
+    based = ((workers != fewest) | ((rates - 1).abs() < 0.02)).all() and fewest.nunique() == 1
+    for at in frame.index[(rates == 1) & (workers > 1)][:1] if rate.role == "speedup" else ():
+        if {*fewest} != {1} and not based:
+            say = f"to the fewest of each series: --columns 'samples_per_s={rate.name}'; else give rates"
+            where = f"{t.source} line {lines[at]}: {rate.name!r} is 1 at {workers[at]} workers"
+            raise DataError(f"{where}: relative to which? {say}")
+    for at, n, x in zip(lines, workers, rates, strict=True) if unit != SPEEDUP and not rate.own else ():
         if why := impossible("rate", rate=x, workers=n, unit=unit):
-            raise DataError(f"{source} line {at}: {why}; correct it, or say what it is with --columns")
+            raise DataError(f"{t.source} line {at}: {why}; correct it, or say what it is with --columns")
     frame.attrs["unit"] = unit
     found = impossibilities(frame, 1.0 if unit == SPEEDUP else math.inf)  # fits and pages judge speedups of rates
-    one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == SPEEDUP)]
-    for at, speedup in list(zip(one["line"], one["samples_per_s"], strict=True))[:1]:
-        found.append(f"line {at}: one worker has a speedup of {speedup:g}: of what is 1?")
+    for at in frame.index[(workers == 1) & ((rates - 1).abs() > 0.02) & (unit == SPEEDUP)][:1]:
+        found.append(f"line {lines[at]}: one worker has a speedup of {rates[at]:g}: of what is 1?")
     if "sync_s" in frame and "batch_size" in frame:
-        step = frame["batch_size"] * frame["workers"] / frame["samples_per_s"]
-        frame.loc[frame["sync_s"] > 1.05 * step, "sync_s"] = math.nan
+        frame.loc[frame["sync_s"] > 1.05 * frame["batch_size"] * workers / rates, "sync_s"] = math.nan
     return found
 
 
-def _odd(frame: pd.DataFrame, rate: _Column, source: str) -> list[str]:
+def _odd(t: _Reading) -> Iterator[str]:
     """Doubt rates that hardly grow, workers that do not fit on their nodes, equal rows; refuse equal repeat numbers."""
-    doubts, lines = [], frame["line"]
+    frame, rate, lines = t.frame, t.rate, t.frame["line"]
     medians = frame.groupby("workers")["samples_per_s"].median()
     count, ratio = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
     if rate.role == "samples_per_s" and not rate.given and count >= 2 and ratio <= 1.2:
-        doubts.append(
-            f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: if it is of one "
-            f"worker, say so with --columns samples_per_s_per_worker={rate.name}"
-        )
+        say = f"if it is of one worker, say so with --columns samples_per_s_per_worker={rate.name}"
+        yield f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: {say}"
     if "nodes" in frame and "workers_per_node" in frame:
         over = frame[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
-        for at in over.index[:1]:
-            doubts.append(
-                f"line {lines[at]} of {source}: {frame['workers'][at]:g} workers do not fit on "
-                f"{plural(frame['nodes'][at], 'node', 'g')} with {frame['workers_per_node'][at]:g} workers per node"
-                + (f" (and {len(over) - 1} more lines)" if len(over) > 1 else "")
-            )
+        for row in over[:1].to_dict("records"):
+            more = f" (and {len(over) - 1} more lines)" if len(over) > 1 else ""
+            room = f"{plural(row['nodes'], 'node', 'g')} with {row['workers_per_node']:g} workers per node{more}"
+            yield f"line {row['line']} of {t.source}: {row['workers']:g} workers do not fit on {room}"
     rows = frame.drop(columns="line")
     if "repeat" not in frame:
         copies = [str(line) for line in lines[rows[[name for name in COLUMNS if name in rows]].duplicated()]]
         which = ", ".join(copies[:5]) + (", ..." if len(copies) > 5 else "")
-        told = f"lines {which} of {source} repeat" if len(copies) > 1 else f"line {which} of {source} repeats"
-        return [*doubts, f"{told} earlier lines exactly: copied, or truly repeats?"] if copies else doubts
+        told = f"lines {which} of {t.source} repeat" if len(copies) > 1 else f"line {which} of {t.source} repeats"
+        yield from [f"{told} earlier lines exactly: copied, or truly repeats?"] if copies else []
+        return
     key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
     numbered = rows.loc[rows["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
     for at in numbered.index[numbered.duplicated()][:1]:
         first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
-        raise DataError(
-            f"{source} line {lines[at]}: repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is already "
-            f"on line {lines[first]}; number the repeats of a point 0, 1, 2, ..."
-        )
-    return doubts
+        told = f"repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is on line {lines[first]}, too"
+        raise DataError(f"{t.source} line {lines[at]}: {told}; number the repeats of a point 0, 1, 2, ...")
 
 
 # --- logs of trainings ------------------------------------------------------------------------------------------------
 
-# Result logs of MLPerf Training: samples of a block (or epoch) over its time. Samples are those that the log counts,
-# else `train_samples` times the epochs. The first block is left out where there are more, for it holds the start-up;
-# the median of the others counts. `tracked_stats.throughput` differs between submitters and is not read (docs/fit.md).
-#
-# Other logs: FORMATS says for each program which lines hold a rate, or the time of a step. What launchers put before a
-# line does not matter. Of reports of one step the last one counts, the first step is the start-up, of the others the
-# median is taken. The number of workers is that of the log, else of its name.
+# MLPerf Training: samples of a block (or epoch), as counted or `train_samples` times the epochs, over its time; the
+# median without the first, which holds the start-up. `tracked_stats.throughput` differs between submitters.
+# Other logs: FORMATS says for each program which lines hold a rate, or the time of a step; the median without the first
+# counts. The number of workers is that of the log, else of its name.
 
+# Of a log: its name, content, description of its system, names that may say how many workers there were.
 Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
-"""Of a log: what it is called, its content, the description of its system (systems/SYSTEM.json), names of its file and
-folders that may say how many workers there were."""
-_SHOWN = 5
-"""Of the logs that are left out."""
-_LOG = {"system": "", "unit": "samples/s", "nodes": math.nan, "workers_per_node": math.nan}
-"""What a log that does not say it has."""
+_SHOWN = 5  # of the logs that are left out
+_LOG_PLACE = ("nodes", "workers_per_node")
+_LOG = {"system": "", "unit": SAMPLES, **dict.fromkeys(_LOG_PLACE, math.nan)}  # what a log that does not say it has
+# What differs in the names of the logs of one run, of each rank or stream:
 _RANK_OF_RUN = re.compile(r"(?i)(?<![a-z])((rank|worker|proc(ess)?)[_-]?\d+(?![a-z0-9])|(std)?(out|err)(?=\.\w+$))")
-"""What differs in the names of the logs of one run, of each rank or stream."""
-_SAME_RUN = 1.1
-"""Of the rates of a run that was resumed: they differ by less."""
+_SAME_RUN = 1.1  # rates of a run that was resumed differ by less
 
 
 def points_from(
@@ -1390,10 +1261,8 @@ def points_from(
     row, points = frame.iloc[0], frame[[name for name in COLUMNS if name in frame]].dropna(axis=1, how="all")
     one = f" of {plural(row.workers, 'worker')}: {row.samples_per_s:,.6g} {row.unit}" if len(frame) == 1 else ""
     programs, how = (" and ".join(dict.fromkeys(frame[name])) for name in ("program", "how"))
-    points.attrs["read"] = (
-        f"{len(frame)} {programs} log{'s' * (len(frame) > 1)}{one}, {frame['series'].nunique()} series; {how}"
-    )
-    points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit}
+    said = f"{plural(len(frame), f'{programs} log')}{one}, {frame['series'].nunique()} series; {how}"
+    points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit, "read": said}
     return points
 
 
@@ -1432,13 +1301,22 @@ _EPOCHS: Mapping[str, tuple[int, ...]] = {
     "maskrcnn": (117_266, 118_287),  # COCO, with boxes and all
     "ssd": (117_266, 118_287, 1_170_301),  # COCO, or from v2.0 on OpenImages
     "retinanet": (1_170_301,),
-}
-"""Samples of an epoch, of benchmarks whose logs were seen to say something else."""
+}  # samples of an epoch, of benchmarks whose logs were seen to say something else
 _FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
-_PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")
-"""What tells one block or epoch from the next."""
-_FAST_STEP_S = 0.01
-"""Of a step on sequences: what is faster counts tokens."""
+_PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")  # tells one block or epoch from the next
+_FAST_STEP_S = 0.01  # of a step on sequences: what is faster counts tokens
+
+
+class _Mlperf(NamedTuple):
+    """A log of MLPerf: what its events say once, and what is odd in it."""
+
+    source: str
+    benchmark: str
+    values: Mapping[str, Any]
+    doubts: list[str]
+
+    def number(self, name: str) -> float:
+        return _number(self.values.get(name)) or 0.0
 
 
 def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
@@ -1447,42 +1325,40 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     values = {key: value for key, _, _, value in reversed(events)}
     folders = source.split("/")[:-1]
     at = max((place for place, name in enumerate(folders) if name == "results"), default=None)
-    named = folders[at + 1 :] if at is not None else []
-    benchmark = str(values.get("submission_benchmark") or (named[1] if len(named) > 1 else "unknown"))
-    counts = placed or _counts(told) or _counts(values)
+    system, benchmark, *_ = [*(folders[at + 1 :] if at is not None else []), "", ""]
+    log = _Mlperf(source, str(values.get("submission_benchmark") or benchmark or "unknown"), values, [])
+    places = [[_number(of.get(name)) for name in ("number_of_nodes", "accelerators_per_node")] for of in (told, values)]
+    counts = next((each for each in (placed, *places) if each and all(each)), None)
     if counts is None:
-        raise DataError(
-            f"{source}: is a log of MLPerf Training, and how many accelerators there were stands in "
-            "systems/SYSTEM.json, which is not there; give a folder as MLCommons publishes it, with "
-            f"ORG/results/SYSTEM/BENCHMARK/result_0.txt and ORG/systems/SYSTEM.json, or type {source}@NODESxN"
-        )
-    doubts: list[str] = []
+        why = "is a log of MLPerf Training, and how many accelerators there were is in systems/SYSTEM.json: not there"
+        raise DataError(f"{source}: {why}; give a folder as MLCommons publishes it, or type {source}@NODESxN")
     keys = [key for key, *_ in events]
     end = keys.index("run_stop") + 1 if "run_stop" in keys else 0
     runs = (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,)
-    rates = [float(np.median(_rates(each, values, benchmark, source, doubts))) for each in runs]
+    rates = [float(np.median(_rates(each, log))) for each in runs]
     if max(rates) > _SAME_RUN * min(rates):
         both = " and with ".join(f"{each:,.6g}" for each in rates)
         raise DataError(f"{source}: is of several runs, with {both} a second; give each run a log of its own")
     if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
-        doubts.append("a run was aborted: what it did until then counts")
-    if (steps := _number(values.get("gradient_accumulation_steps")) or 1) > 1:
-        doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
+        log.doubts.append("a run was aborted: what it did until then counts")
+    if (steps := log.number("gradient_accumulation_steps")) > 1:
+        log.doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
     frameworks = [name for name in _FRAMEWORKS if name in str(told.get("framework") or "").lower()]
-    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), benchmark]
+    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), log.benchmark]
     names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
     names += frameworks if len(frameworks) == 1 else []
+    nodes, each_has = (int(each or 0) for each in counts)
     return {
         "program": _MLPERF,
         "series": " ".join(name for name in names if name not in ("", ".", "..", "/")),
-        "system": named[0] if named else "",
+        "system": system,
         "how": "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators",
         "samples_per_s": float(np.median(rates)),
-        "workers": math.prod(counts),
-        "nodes": float(counts[0]),
-        "workers_per_node": float(counts[1]),
-        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / math.prod(counts),
-        "doubts": doubts,
+        "workers": nodes * each_has,
+        "nodes": float(nodes),
+        "workers_per_node": float(each_has),
+        "batch_size": (log.number("global_batch_size") or math.nan) / (nodes * each_has),
+        "doubts": log.doubts,
     }
 
 
@@ -1536,29 +1412,26 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
     return [each for each in found if each["s"] > 0]
 
 
-def _rates(
-    events: Sequence[Any], values: Mapping[str, Any], benchmark: str, source: str, doubts: list[str]
-) -> list[float]:
+def _rates(events: Sequence[Any], log: _Mlperf) -> list[float]:
     """Return samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
     why = "has no block or epoch with begin and end; nothing says how long it trained"
     for unit in ("block", "epoch"):
         found, rates = _spans(unit, events), []
-        for counted, epochs, seconds in _trained(unit, found, doubts):
+        for counted, epochs, seconds in _trained(unit, found, log.doubts):
             samples = None
             if not (counted or epochs):
                 why = f"no {unit} says how many samples or epochs it has; nothing says how much it trained"
             elif epochs and not counted and not impossible("epochs", epochs=epochs):
-                batch = _number(values.get("global_batch_size")) or 0
-                samples = epochs * _epoch_samples(benchmark, values, batch, source, doubts)
+                samples = epochs * _epoch_samples(log)
             else:
-                samples, why = _samples_or_tokens(counted, epochs, seconds, benchmark, values, doubts)
+                samples, why = _samples_or_tokens(counted, epochs, seconds, log)
             rates.append(samples and samples / seconds)
         if kept := [rate for rate in rates[1:] if rate]:
             return kept
         if rates and rates[0]:
-            doubts.append(f"one {unit} is all that is timed: the start-up is in it")
+            log.doubts.append(f"one {unit} is all that is timed: the start-up is in it")
             return [rates[0]]
-    raise DataError(f"{source}: {why}")
+    raise DataError(f"{log.source}: {why}")
 
 
 def _trained(
@@ -1601,52 +1474,38 @@ def _trained(
 
 
 def _samples_or_tokens(
-    counted: float | None,
-    epochs: float | None,
-    seconds: float,
-    benchmark: str,
-    values: Mapping[str, Any],
-    doubts: list[str],
+    counted: float | None, epochs: float | None, seconds: float, log: _Mlperf
 ) -> tuple[float | None, str]:
     """Return the samples of a count of samples or tokens, which logs also call epochs; None and why, where unclear."""
-    length, batch = (_number(values.get(name)) or 0 for name in ("max_sequence_length", "global_batch_size"))
+    length, batch = log.number("max_sequence_length"), log.number("global_batch_size")
     count, name = counted or epochs or math.nan, "samples" if counted else "epochs"
-    if benchmark == "bert":
-        doubts += [] if counted else ["its epochs are samples"]
+    if log.benchmark == "bert":
+        log.doubts.extend([] if counted else ["its epochs are samples"])
         return count, ""
     steps = count / (length * batch or math.inf)
     if steps > 1 and steps % 1 == 0 and not impossible("step", step=seconds / steps):
         # Whole batches of tokens, which hardly any number of samples is.
         if counted and seconds * batch / count > _FAST_STEP_S:
             return None, f"{count:,.0f} may be samples or tokens: both are whole steps, none of them too fast"
-        doubts.append(f"its {name} are tokens: samples of max_sequence_length {length:,.0f} count")
+        log.doubts.append(f"its {name} are tokens: samples of max_sequence_length {length:,.0f} count")
         return count / length, ""
     return counted, "" if counted else impossible("epochs", epochs=count)
 
 
-def _epoch_samples(benchmark: str, values: Mapping[str, Any], batch: float, source: str, doubts: list[str]) -> float:
-    """Return the samples of an epoch, and add to `doubts` what is to be said of them."""
-    samples = _number(values.get("train_samples"))
-    if samples is None:
-        raise DataError(f"{source}: has no train_samples; nothing says how much it trained")
-    known = _EPOCHS.get(benchmark, ())
-    # epochs padded to whole batches differ by less
-    if not known or any(abs(samples / each - 1) < 0.02 for each in known):
+def _epoch_samples(log: _Mlperf) -> float:
+    """Return the samples of an epoch, and doubt them where they are none of a known data set."""
+    samples, batch, known = log.number("train_samples"), log.number("global_batch_size"), _EPOCHS.get(log.benchmark, ())
+    if not samples:
+        raise DataError(f"{log.source}: has no train_samples; nothing says how much it trained")
+    if not known or any(abs(samples / each - 1) < 0.02 for each in known):  # padded to whole batches
         return samples
+    why, counted = f"is none of the known data sets, {', '.join(map(str, known))}", samples
     if batch and any(samples == math.ceil(each / batch) for each in known):
-        doubts.append(f"train_samples {samples:,.0f} counts batches, of {batch:,.0f} samples")
-        return samples * batch
-    if benchmark == "maskrcnn":
-        doubts.append(f"train_samples {samples:,.0f} is no epoch of COCO: {known[0]:,} images are taken")
-        return float(known[0])
-    doubts.append(f"train_samples {samples:,.0f} is none of the known data sets, {', '.join(map(str, known))}")
-    return samples
-
-
-def _counts(system: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return nodes and accelerators of a node; None where a log or description has none (processors only)."""
-    nodes, each = (_number(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
-    return (int(nodes), int(each)) if nodes and each else None
+        why, counted = f"counts batches, of {batch:,.0f} samples", samples * batch
+    elif log.benchmark == "maskrcnn":
+        why, counted = f"is no epoch of COCO: {known[0]:,} images are taken", float(known[0])
+    log.doubts.append(f"train_samples {samples:,.0f} {why}")
+    return counted
 
 
 def _number(value: Any) -> float | None:
@@ -1666,11 +1525,7 @@ FORMATS = (
     (_TF, "mean", r"\b{step}\s+images/sec: {rate} \+/-", r"Devices:\s+\['/[^j]"),
     ("GPT-NeoX", "each", r"samples/sec: {rate} \| iteration +{step}/ *\d+ \| elapsed time per iteration"),
     ("Megatron-LM", "each", r"\biteration +{step}/ *\d+ \|...elapsed time per iteration \({milli}s\): *{step_s}{gbs}"),
-    (
-        "NeMo",
-        "each",
-        r"\bepoch {epoch}, iteration {step}/...global_batch_size: {global_batch} ...timing in s: {step_s}",
-    ),
+    ("NeMo", "each", r"\bepoch {epoch}, iteration {step}/...global_batch_size: {global_batch} ...in s: {step_s}"),
     (_DEEPSPEED, "each", r"(?:\b{epoch})?/(?:global_step=)?{step}, Running\S+ CurrSamplesPerSec={rate}"),
     (_DEEPSPEED, "mean", r"(?:\b{epoch})?/(?:global_step=)?{step}, (?:RunningAvg)?SamplesPerSec={rate}"),
     ("MaxText", "each", r"completed step: {step}, ...Samples/s/device: {each}"),
@@ -1682,10 +1537,9 @@ FORMATS = (
     ("transformers", "whole", r"\btrain_samples_per_second(?:': '?| += +){rate}"),
     ("Lightning (tqdm)", "each", r"\bEpoch {step}[:/]...\b\d+/\d+ ...(?:{steps_per_s} ?it/s|{step_s} ?s/it)"),
 )
-"""Program, what its reports are, and their lines by a regular expression in which {NAME} is a number and ... what is
-between: `rate` of all workers, `each` of one, the time of a step. The first that a text has counts, if it has the
-fourth, too. Reports are of the steps since the last one, and `each` but the first counts; are `steady` from the first
-on; are a `mean` of all before, of which the last counts; or of the `whole` training, start-up included."""
+"""Program, what its reports are, and their lines, in which {NAME} is a number and ... what is between: `rate` of all
+workers, `each` of one, the time of a step. The first that a text has counts, if it has the fourth, too. Of reports
+`each` but the first counts, or they are `steady`, a `mean` of all before, or of the `whole` training with its start."""
 _FACTS = (
     (_HOROVOD, r"\bModel: {model}|\bBatch size: {batch}|\bNumber of [A-Z]+s: {workers}"),
     (_TF, r"\bModel:\s+{model}|\b{batch} per device|\bDevices:\s+\[(?P<devices>'(?!/job:)[^\]]*)\]"),
@@ -1697,16 +1551,13 @@ _FACTS = (
     ("timm", r"\bProcess \d+, total {workers}, device"),
     ("Lightning (tqdm)", r"\bStarting with {workers} processes"),
     ("", r"(?i)(?:(?<=using )|(?<![a-z_])(?<![a-z_] ))(?:dist_)?world[ _]size['\"]?[ .:=]+{workers}"),
-)
-"""Program, or "" for any, and what its lines say of workers, batch of a worker or of all, and model."""
+)  # program, or "" for any, and what its lines say of workers, batch of a worker or of all, and model
 _BY_NAME = re.compile(
     r"(?<![a-z0-9.])(?:(?:n|np|x|nproc|ngpus?|gpus|ranks|workers|procs|devices|tpus|world|ws)[_=-]?(\d{1,7})"
     r"|(\d{1,7})[_-]?(?:x|np|gpus?|ranks?|workers?|procs?|devices?|tpus?|gcds?|accelerators?))(?![a-z0-9]|\.\d)"
 )
-"""Not rank3 or gpu0, which are one of several."""
 _OF_A_NODE = re.compile(r"node|(?<![a-z0-9])n[_=-]?\d+(?![a-z0-9]).*(?<![a-z0-9])(?:g|gpu|ppn)[_=-]?\d")
-_BARE = re.compile(r"(?!0|19\d\d|20[0-3]\d)\d{1,4}")
-"""Folders 8 and 1024 are counts; 2024 is a year, 007 a run and 12345 a job."""
+_BARE = re.compile(r"(?!0|19\d\d|20[0-3]\d)\d{1,4}")  # folders 8 and 1024; 2024 is a year, 007 a run, 12345 a job
 
 
 def _finder(pattern: str) -> re.Pattern[str]:
@@ -1759,11 +1610,8 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
     unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
-        raise DataError(
-            f"{source}: is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say how many "
-            f"workers there were; for 8, name it 8gpus.log or type {source}@8, or give a table with lines "
-            "workers,samples_per_s"
-        )
+        said = f"is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say of how many workers"
+        raise DataError(f"{source}: {said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s")
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
     if batch < 1:
@@ -1777,11 +1625,7 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
         "workers": workers,
         "batch_size": batch * length if unit == "tokens/s" else batch,
         "doubts": doubts,
-        **(
-            dict(zip(("nodes", "workers_per_node"), map(float, placed), strict=True))
-            if placed and placed[0] > 1
-            else {}
-        ),
+        **(dict(zip(_LOG_PLACE, map(float, placed), strict=True)) if placed and placed[0] > 1 else {}),
     }
 
 
@@ -1790,8 +1634,8 @@ def _rate_of_log(
 ) -> tuple[float, str, str]:
     """Return the rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
-    Where the batch grows while a run goes on, the steps with the last one count. Steps that are trained again, of a run
-    that was resumed, count once; DataError where they are, or a total is, of another rate: they are of another run.
+    Where the batch grows, the steps with the last one count; steps of a run that was resumed count once. DataError
+    where those, or totals, have other rates: they are of several runs.
     """
     runs: list[dict[Any, tuple[float, str, float]]] = [{}]
     last: tuple[float, ...] = ()
@@ -1816,10 +1660,8 @@ def _rate_of_log(
     rates = [float(np.median(own)) for run in long if (own := [value for value, _, of in run if of == batch])]
     if rates and max(rates) > _SAME_RUN * min(rates):
         what = "steps begin again" if "step" in found[0] else "there are totals"
-        raise DataError(
-            f"{source}: is of several runs, for {what} with "
-            f"{min(rates):,.6g} and with {max(rates):,.6g} a second; give each run a log of its own"
-        )
+        told = f"{what} with {min(rates):,.6g} and with {max(rates):,.6g} a second"
+        raise DataError(f"{source}: is of several runs, for {told}; give each run a log of its own")
     if reports == "whole" or (reports == "each" and len(steps) == 1):
         doubts.append("the start-up is in its rate")
     if whose == "batches":
@@ -1860,20 +1702,17 @@ def _workers(
 
 # --- benchmarks of networks -------------------------------------------------------------------------------------------
 
-# Documents have the form of `horovod-study bench`, so that whatever takes the one takes the other. Rows are read
-# wherever they are in a job's log, whatever a launcher puts before them. The line of heads says what a column is, the
-# line below it in which unit; else size / algbw tells the unit, and columns are those of nccl-tests since 2019. Before
-# (NCCL 1 to 2.4) they were bytes, N, type, op, and times in ms. Where devices are not listed, busbw / algbw of an
-# all-reduce, 2 (n - 1) / n, says how many there were (doc/PERFORMANCE.md of nccl-tests); OSU never prints it.
+# Documents have the form of `horovod-study bench`. Rows are read wherever they are in a job's log. The line of heads
+# says what a column is, the line below it in which unit; else size / algbw tells the unit, and columns are those of
+# nccl-tests since 2019; before (NCCL 1 to 2.4) they were bytes, N, type, op, and times in ms. Where devices are not
+# listed, busbw / algbw of an all-reduce, 2 (n - 1) / n, says how many there were (doc/PERFORMANCE.md of nccl-tests).
 
 BENCH_FILE = "a bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed"
-_FITS = 3
-"""Sizes that a line needs."""
-_LARGE, _APART, _ALL_APART = 2**20, 1.5, 2.0
-"""Times of a size from so many bytes on that differ by this factor, or of most sizes by that, are of no repeats."""
+_FITS = 3  # sizes that a line needs
+_LARGE, _APART, _ALL_APART = 2**20, 1.5, 2.0  # times of large sizes, of most sizes: so far apart they are no repeats
 
+# What other versions and OSU call a column:
 _HEADS_OF = {"bytes": "size", "N": "count", "op": "redop", "cputime": "time", "Size": "size", "Avg": "time"}
-"""What other versions and OSU call a column."""
 _GROUP = ("time", "algbw", "busbw", "#wrong")
 _OPERATIONS = ("sum", "prod", "min", "max", "avg", "mulsum", "none")
 _OF_TIMES = ("ns", "us", "ms", "s")
@@ -1923,9 +1762,8 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     """Return the document of a bench.json, or those of another benchmark's output, the fewest workers first.
 
     `source` is the name of the file, with `@NODESxPER_NODE` behind it where an output does not say where its ranks
-    were. `gradient_bytes`: the size that counts for an output, which knows of no model. Key "read" says in one line
-    what was read, and what was left out: other collectives, tables of one worker. Raises AnalysisError, with the line,
-    where nothing is left, for two configurations of the same workers, and where nobody says how many there were.
+    were; `gradient_bytes` the size that counts, of an output. Key "read" says what was read and left out. Raises
+    AnalysisError where nothing is left, and for what may be read in two ways.
     """
     name, placed = placed_name(source)
     if text.lstrip().startswith("{"):
@@ -1966,7 +1804,7 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
 def _tables(text: str) -> Iterator[_Table]:
     """Yield the tables that have rows, of whatever collective, in the order of the text."""
     rccl = "rccl" in text.lower() or re.search(r"device\s+\d+ \[[^\]]+\] AMD ", text) is not None
-    program = "NCCL Inspector" if text.startswith("# NCCL Inspector") else "rccl-tests" if rccl else "nccl-tests"
+    program = "rccl-tests" if rccl else "nccl-tests"
     table = _Table(program)
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _LAUNCHER.sub("", raw)
@@ -2086,10 +1924,8 @@ def _hosts(
         return (rate > 0) & (np.abs(bus - share * rate) > 1.02 * (bus_half + share * rate_half) + slack * bus)
 
     if len({each[:2] for each in table.ranks}) < len(table.ranks):
-        raise AnalysisError(
-            f"{source}: rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times: each "
-            "process measured alone; build the tests with MPI=1, and give the output of one job"
-        )
+        told = f"rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times"
+        raise AnalysisError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
     first, how = min((each[0] for each in table.ranks), key=int, default="0"), "of the devices listed"
     own = pd.DataFrame([each[2:] for each in table.ranks if each[0] == first], columns=["host", "device"], dtype=object)
     again = own.groupby(["host", "device"]).cumcount().where(own.groupby("host")["device"].transform("nunique") > 1, 0)
@@ -2106,10 +1942,8 @@ def _hosts(
         if len(fitting) != 1 or fitting[0] < 3:  # a ratio of 1 is also that of a broadcast
             several = 1 < len(fitting) < len(counts)
             what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
-            raise AnalysisError(
-                f"{source}: how many workers there were is unknown ({what}); say it behind the name: {source}@8 for 8 "
-                f"on one node, {source}@4x8 for 4 nodes with 8 each"
-            )
+            say = f"{source}@8 for 8 on one node, {source}@4x8 for 4 nodes with 8 each"
+            raise AnalysisError(f"{source}: how many workers there were is unknown ({what}); type {say}")
         how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
         hosts = ("node0",) * int(fitting[0])
     if (n := len(hosts)) < 2:
@@ -2118,10 +1952,8 @@ def _hosts(
         raise AnalysisError(f"{source}: has {why}; give sizes and times as they were printed")
     if (wrong := off(n, 0.002)[0]).any():
         line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
-        raise AnalysisError(
-            f"{source} line {line}: busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has "
-            f"{moved_share(n):.4g}: another collective, or another number of workers"
-        )
+        told = f"busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has {moved_share(n):.4g}"
+        raise AnalysisError(f"{source} line {line}: {told}: another collective, or another number of workers")
     return hosts, how
 
 
@@ -2136,10 +1968,8 @@ def _document(
     worst = max(apart, key=lambda size: (size >= _LARGE, apart[size]), default=0)
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
         (least, first_line), *_, (most, other) = times[worst]
-        raise AnalysisError(
-            f"{source}: {n} workers took {1e6 * least:,.1f} us for {worst:,} bytes in line {first_line} and "
-            f"{1e6 * most:,.1f} us in line {other}: two configurations, no repeats; give the rows of one in a file"
-        )
+        told = f"{1e6 * least:,.1f} us for {worst:,} bytes in line {first_line}, {1e6 * most:,.1f} us in line {other}"
+        raise AnalysisError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
     place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
     points = [

@@ -4,7 +4,6 @@ import argparse
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from horovod_study.cli.verbs import (
     COUNT,
@@ -81,21 +80,15 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         raise ConfigError(f"explain: --part {options.part} looks at one run; name one")
 
 
-def _inspected(place: Path) -> tuple[Any, Any, Any]:
-    """Return a run, what is beside it, and what its inspection found."""
-    from horovod_study import records
-    from horovod_study.analysis.steps.inspection import inspect
-
-    run, beside = records.recorded_run(place), records.run_side_files(place)
-    return run, beside, inspect(run, beside)
-
-
 def _steps(options: argparse.Namespace) -> Result:
     """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
+    from horovod_study import records
+    from horovod_study.analysis.steps.inspection import inspect
     from horovod_study.report.figures.inspection import result_lines, write_inspection
     from horovod_study.report.kit.files import figure_lines
 
-    run, beside, found = _inspected(options.places[0])
+    run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
+    found = inspect(run, beside)
     paths = write_inspection(found, run, beside, options.out, look=figure_look(options)) if options.out else []
     return Result(document=found.to_dict(), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
 
@@ -114,12 +107,8 @@ def _account(options: argparse.Namespace) -> Result:
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
     paths = write_accounting(found, judged, options.out) if options.out else []
-    return Result(
-        document={**found.to_dict(), "gate": judged},
-        lines=text(found, judged),
-        files=paths,
-        exit_code=0 if judged is None else judged.exit_code,
-    )
+    document, code = {**found.to_dict(), "gate": judged}, 0 if judged is None else judged.exit_code
+    return Result(document=document, lines=text(found, judged), files=paths, exit_code=code)
 
 
 def _sync(options: argparse.Namespace) -> Result:
@@ -169,35 +158,23 @@ def _timeline(options: argparse.Namespace) -> Result:
     events, doubts = parse_events(text, source=str(path))
     found = decompose(events, source=str(path), doubts=doubts)
     paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=figure_look(options))
-    return Result(
-        document={"source": str(path), **found.to_dict()},
-        lines=[*lines(found, source=str(path)), *figure_lines(paths)],
-        files=paths,
-        doubts=found.doubts,
-    )
+    document, told = {"source": str(path), **found.to_dict()}, [*lines(found, source=str(path)), *figure_lines(paths)]
+    return Result(document=document, lines=told, files=paths, doubts=found.doubts)
 
 
 def _system(options: argparse.Namespace) -> Result:
     """The hosts of one run: processors, memory, GPUs and power, as their sensors saw them over the timed steps."""
-    from horovod_study.records import facts
+    from horovod_study import records
+    from horovod_study.analysis.steps.inspection import inspect
     from horovod_study.report.figures.inspection import system_lines, write_system_of
 
-    run, beside, found = _inspected(options.places[0])
+    run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
+    found = inspect(run, beside)
     paths = write_system_of(run, beside, options.out, look=figure_look(options)) if options.out else []
-    return Result(
-        document=facts(found, "name", "system"),
-        lines=system_lines(found)[1:] or [f"System: {found.system.why_not}."],
-        files=paths,
-    )
+    lines = system_lines(found)[1:] or [f"System: {found.system.why_not}."]
+    return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
 
 
-PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
-    "steps": _steps,
-    "account": _account,
-    "sync": _sync,
-    "timeline": _timeline,
-    "system": _system,
-}
-"""The views in detail."""
-
+_VIEWS = (_steps, _account, _sync, _timeline, _system)
+PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {each.__name__[1:]: each for each in _VIEWS}
 VERBS = (Verb("explain", explain, _explain_arguments),)

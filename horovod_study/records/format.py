@@ -37,6 +37,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from horovod_study import alive
@@ -199,6 +200,8 @@ def finite(value: Any) -> Any:
         value = value.to_dict("records")
     elif hasattr(value, "to_dict"):
         value = value.to_dict()
+    elif isinstance(value, SimpleNamespace):
+        value = vars(value)
     elif is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):

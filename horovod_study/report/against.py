@@ -33,13 +33,8 @@ def write_against(found: StudyComparison, directory: Path, gate: Mapping[str, An
 def document(found: StudyComparison, gate: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return everything in plain values, with the headline and what the gate said."""
     told = facts(found, "matching", "matched_by_all_but", "differences", "unmatched", "changes", "doubts")
-    return {
-        "after": found.names[0],
-        "before": found.names[1],
-        "headline": headline(found),
-        "gate": finite(gate),
-        **told,
-    }
+    names = dict(zip(("after", "before"), found.names, strict=True))
+    return {**names, "headline": headline(found), "gate": finite(gate), **told}
 
 
 def names_of(after: Path, before: Path) -> tuple[str, str]:
@@ -138,13 +133,11 @@ def table(found: StudyComparison) -> Table:
         Column(head="p (Holm)", cell=p),
         text_column("Verdict", lambda row: Cell(_verdict(row), warning=row["verdict"] == WORSE), wrap=True),
     )
-    groups = [
-        Group(
-            title=f"{how.title}{' (and efficiency)' * (name == 'speedup')}{how.unit and f', {how.unit}'}",
-            rows=tuple(row_of(columns, row) for row in found.of(name).to_dict("records")),
-        )
-        for name, how in METRICS.items()
-    ]
+    groups = []
+    for name, how in METRICS.items():
+        title = f"{how.title}{' (and efficiency)' * (name == 'speedup')}{how.unit and f', {how.unit}'}"
+        own = tuple(row_of(columns, row) for row in found.of(name).to_dict("records"))
+        groups.append(Group(title=title, rows=own))
     return Table(
         name="against",
         title=" against ".join(found.names),

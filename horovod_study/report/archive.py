@@ -23,10 +23,8 @@ from horovod_study.report.page.sentences import answer
 from horovod_study.text.numbers import THIN, amount
 from horovod_study.text.words import listed, plural
 
-_ATTEMPTS = ".attempts"
-"""The one hidden folder of a study that holds runs: those that were set aside, which `report --check` looks at."""
-_FIRST_DAY = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a ZIP archive can name."""
+_ATTEMPTS = ".attempts"  # the one hidden folder of a study that holds runs, which `report --check` looks at
+_FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the earliest time that a ZIP archive can name
 
 
 class Archived(NamedTuple):
@@ -100,16 +98,12 @@ def write_archive(archived: Archived, path: Path, analysis: Analysis, source: Ma
 
 def summary(archived: Archived, analysis: Analysis) -> list[str]:
     """Return in lines what is in an archive, and how large it is."""
-    sizes = {name: path.stat().st_size for name, path in archived.files.items()}
-    steps = amount(sum(size for name, size in sizes.items() if Path(name).match("steps-*.arrows")))
-    runs, whole = plural(analysis.provenance["runs"]["total"], "run"), amount(sum(sizes.values()))
-    lines = [
-        f"{runs}, {plural(len(sizes), 'file')}, {whole} before compression, {steps} of it the rows of single steps"
-    ]
-    if archived.left_out:
-        left = amount(sum(path.stat().st_size for path in archived.left_out))
-        lines.append(f"left out: {plural(len(archived.left_out), 'checkpoint')}, {left}, which no number needs")
-    return lines
+    size, left = (
+        amount(sum(path.stat().st_size for path in files)) for files in (archived.files.values(), archived.left_out)
+    )
+    runs, files = plural(analysis.provenance["runs"]["total"], "run"), plural(len(archived.files), "file")
+    told = f"left out: {plural(len(archived.left_out), 'checkpoint')}, {left}, which no number needs"
+    return [f"{runs}, {files}, {size} before compression", *[told] * bool(archived.left_out)]
 
 
 def _readme(archived: Archived, analysis: Analysis, source: Mapping[str, Any]) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""The page of `horovod-study explain` for a terminal, the most important first."""
+"""The page of `horovod-study explain` for a terminal, the most important first: tables, and what they cannot say."""
 
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ from horovod_study import records
 from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import PARTS
-from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow, explain
+from horovod_study.analysis.steps.explanation import Explanation, Help, Row, explain
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
 from horovod_study.records import finite
 from horovod_study.report.commands import command_lines, command_rows
@@ -22,12 +22,8 @@ from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
 from horovod_study.text.words import listed, plural
 
 WIDE = 100
-MAX_ROWS, _MAX_SERIES, _MAX_HELP, _MAX_DOUBTS = 10, 4, 5, 4
-"""So many lines each part of the page has room for."""
-
-_NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
-Said: TypeAlias = str | list[str]
-"""A text that is wrapped, or lines that stay as they are: of a table, or a command."""
+MAX_ROWS, _MAX_SERIES, _MAX_HELP, _MAX_DOUBTS = 10, 4, 5, 4  # lines that each part of the page has room for
+Said: TypeAlias = str | list[str]  # a text that is wrapped, or lines that stay as they are: of a table, or a command
 
 
 def explained(places: Sequence[Path], out: Path | None) -> dict[str, Any]:
@@ -42,20 +38,20 @@ def explained(places: Sequence[Path], out: Path | None) -> dict[str, Any]:
     else:
         table, runs = records.recorded_runs(places, left_out=left_out)
     commands = table["backend"] == records.COMMAND
-    told: dict[str, Any]
+    document: dict[str, Any]
     if len(table) and commands.all():
-        lines = command_lines(table)
-        files = write_result(out, {"explanation.txt": lines}) if out else []
-        told = {"document": {"commands": command_rows(table)}, "lines": lines, "files": files}
+        document, lines, files = {"commands": command_rows(table)}, command_lines(table), {}
     else:
         left_out |= dict.fromkeys(table.loc[commands, "run"], "no step was seen")
         seen = table[~commands].reset_index(drop=True)
         trained = (run for run in runs if not records.is_command(run.record))
         turns = study_turns(one) if one else None
         found = explain(seen, trained, turns, about=about if others else "", taken=list(beside))
+        document, files = finite(found), {"explanation.txt": page(found), "explanation.json": finite(found)}
         lines = page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns))
-        told = {"document": finite(found), "lines": lines, "files": write_explanation(found, out) if out else []}
-    return {**told, "doubts": [f"left out: {name}: {why}" for name, why in left_out.items()]}
+    paths = write_result(out, files or {"explanation.txt": lines}) if out else []
+    doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
+    return {"document": document, "lines": lines, "files": paths, "doubts": doubts}
 
 
 def page(found: Explanation, *, width: int = WIDE) -> list[str]:
@@ -84,22 +80,11 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
     return [line.replace(f"{THIN}%", " %").replace(THIN, ",") for line in lines]
 
 
-def write_explanation(found: Explanation, directory: Path) -> list[Path]:
-    """Write explanation.txt and explanation.json; return the paths."""
-    return write_result(directory, {"explanation.txt": page(found), "explanation.json": finite(found)})
-
-
 def _head(found: Explanation) -> Iterable[Said]:
     on = f" on {found.hosts[0]}" if len(found.hosts) == 1 else f" on {len(found.hosts)} hosts" if found.hosts else ""
-    if len(found.names) == 1:
-        cell, state = found.cells[0], next(iter(found.states))
-        rate = "" if cell.samples_per_s is None else f"; {rounded(cell.samples_per_s)} samples/s"
-        if cell.workers > 1 and cell.efficiency is not None:
-            rate += f", {rounded(cell.workers * cell.efficiency, 3)} times those of one worker"
-        yield f"{found.names[0]}: {state}; {cell.series}, {plural(cell.workers, 'worker')}{on}{rate}"
-    else:
-        states = listed([f"{count} {state}" for state, count in found.states.items()])
-        yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
+    states = listed([f"{count} {state}" for state, count in found.states.items()])
+    what = f"{found.names[0]}: {next(iter(found.states))}; {found.cells[0].series}"
+    yield (what if len(found.names) == 1 else f"{len(found.names)} runs ({states}), {len(found.last)} series") + on
 
 
 def _first(found: Explanation) -> Iterable[Said]:
@@ -111,82 +96,72 @@ def _first(found: Explanation) -> Iterable[Said]:
             yield f"- Run {listed(each.unsteady[:3])} was disturbed: nothing is compared with it."
 
 
+def _where(each: Row, count: int) -> str:
+    """Return what a sentence is about, where several of its kind are told."""
+    return f"{each.series}, {plural(each.workers, 'worker')}: " if count > 1 else ""
+
+
+def _by_series(found: Sequence[Any], heads: Sequence[str], row: Callable[[Any], Sequence[str]]) -> Iterable[Said]:
+    """Yield a table with a row for each cell or growth, in a group for each series."""
+    series = list(dict.fromkeys(each.series for each in found))
+    shown = series[: MAX_ROWS // 2]
+    groups = (Group(title=name, rows=tuple(tuple(row(e)) for e in found if e.series == name)) for name in shown)
+    yield to_lines(Table(columns=table_of(heads, (), texts=()).columns, groups=tuple(groups)))
+    if len(series) > len(shown):
+        yield f"and {len(series) - len(shown)} series more: --part account"
+
+
+def _parts(found: Sequence[Row]) -> list[str]:
+    return [part for part in PARTS[:-1] if any(each.parts_s[part] is not None for each in found)]
+
+
+def _heads(*heads: str, parts: Sequence[str]) -> list[str]:
+    return ["workers", *heads, *(part.replace("residual", "unexpl.") for part in parts)]
+
+
 def _time(found: Explanation) -> Iterable[Said]:
-    yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
+    """Yield shares of the step at each worker count, of many at the fewest and the most of a series; what is beside."""
+    cells = found.cells
+    if len(cells) > MAX_ROWS:
+        first = {cell.series: cell for cell in reversed(cells)}
+        cells = tuple(cell for cell in cells if cell in (*first.values(), *found.last))
+    parts = _parts(cells)
+
+    def share(value: float | None) -> str:
+        return NOTHING if value is None else percent(value)
+
+    def row(cell: Row) -> Sequence[str]:
+        rate = NOTHING if cell.samples_per_s is None else rounded(cell.samples_per_s)
+        of_step = (None if (value := cell.parts_s[part]) is None else value / cell.step_s for part in parts)
+        step = milliseconds(cell.step_s)
+        return (f"{cell.workers}", rate, share(cell.efficiency), step, *map(share, (*of_step, cell.outside_share)))
+
+    yield from _by_series(cells, [*_heads("samples/s", "efficiency", "step, ms", parts=parts), "outside"], row)
     yield from (f"{_where(found.top, len(found.last))}{text}" for text in _beside(found.top))
     several = [cell for cell in found.last if cell.workers > 1]
     yield from (_where(cell, len(several)) + _communication(cell) for cell in several[:_MAX_SERIES])
 
 
-def _beside(cell: Cell) -> Iterable[str]:
+def _beside(cell: Row) -> Iterable[str]:
     """Yield how much of all time is in no step, and the functions in which no lap covers it."""
-    share, outside, alone = cell.outside_share, cell.outside, cell.outside_alone_s
-    if share is None or outside is None:
+    share, outside, alone = cell.outside_share or 0.0, cell.outside, cell.outside_alone_s
+    if cell.outside_share is None or outside is None:
         yield "Outside of steps: unknown."
-    elif share < 0.01:
-        yield f"Outside of steps: {percent(share)} of the training's time."
     else:
-        each = f", {rounded(outside.gap_s, 3)} s {outside.where}" if outside.where else ""
+        each = f", {rounded(outside.gap_s, 3)} s {outside.where}" if outside.where and share >= 0.01 else ""
         if each and cell.workers > 1:
             told = [] if alone is None else [f"1 worker: {rounded(alone, 3)} s"]
             nothing = alone is None or 0.9 < outside.gap_s / alone < 1.1
             each += f" ({'; '.join([*told, *['more workers do nothing to it'] * nothing])})"
         yield f"Outside of steps: {rounded(outside.seconds, 3)} s, {percent(share)} of all time{each}."
-    unseen = (cell.parts_s["residual"] or 0.0) / cell.step_s * (1 - (share or 0.0))
-    for kind, words, least in (("outside", "outside of steps", share or 0.0), ("residual", "outside all laps", unseen)):
+    unseen = (cell.parts_s["residual"] or 0.0) / cell.step_s * (1 - share)
+    for kind, words, least in (("outside", "outside of steps", share), ("residual", "outside all laps", unseen)):
         if own := [each for each in cell.stacks if each["where"] == kind]:
             parts = ", ".join(f"{100 * each['share']:.0f} in {each['name']}" for each in own[:3])
             yield f"Of all time {words} {percent(max(least, own[0]['share']))}, of it {parts}."
 
 
-def _one_cell(cell: Cell) -> Iterable[Said]:
-    parts = {part: value for part, value in cell.parts_s.items() if value}  # one worker has nobody to wait for
-    if not parts:
-        yield f"A step takes {milliseconds(cell.step_s)} ms. Its parts are unknown: it was recorded without laps."
-        return
-    shares = [(part, value, value / cell.step_s) for part, value in sorted(parts.items(), key=lambda each: -each[1])]
-    rows = [
-        (_NAMES.get(part, part), milliseconds(value), percent(share), "#" * round(24 * share))
-        for part, value, share in shares
-    ]
-    rows.append(("step", milliseconds(cell.step_s), percent(1.0), ""))
-    yield to_lines(table_of(("", "ms", "share", ""), rows, texts=(0, 3)))
-
-
-def _several_cells(found: Explanation) -> Iterable[Said]:
-    """Yield the worker counts as a table: shares of the step; of many, the fewest and the most workers of a series."""
-    cells = found.cells
-    if len(cells) > MAX_ROWS:
-        first = {cell.series: cell for cell in reversed(cells)}
-        cells = tuple(cell for cell in cells if cell in (*first.values(), *found.last))
-    series = list(dict.fromkeys(cell.series for cell in cells))
-    shown = [part for part in PARTS[:-1] if any(cell.parts_s[part] is not None for cell in cells)]
-    heads = ("workers", "samples/s", "efficiency", "step, ms", *(p.replace("residual", "unexpl.") for p in shown))
-
-    def share(value: float | None) -> str:
-        return NOTHING if value is None else percent(value)
-
-    def row(cell: Cell) -> tuple[str, ...]:
-        rate = NOTHING if cell.samples_per_s is None else rounded(cell.samples_per_s)
-        parts = (None if (value := cell.parts_s[part]) is None else value / cell.step_s for part in shown)
-        step = milliseconds(cell.step_s)
-        return (f"{cell.workers}", rate, share(cell.efficiency), step, *map(share, (*parts, cell.outside_share)))
-
-    groups = tuple(
-        Group(title=each, rows=tuple(row(cell) for cell in cells if cell.series == each))
-        for each in series[: MAX_ROWS // 2]
-    )
-    yield to_lines(Table(columns=table_of((*heads, "outside"), (), texts=()).columns, groups=groups))
-    if len(series) > len(groups):
-        yield f"and {len(series) - len(groups)} series more: --part account"
-
-
-def _where(each: Cell | Slow, count: int) -> str:
-    """Return what a sentence is about, where several of its kind are told."""
-    return f"{each.series}, {plural(each.workers, 'worker')}: " if count > 1 else ""
-
-
-def _communication(cell: Cell) -> str:
+def _communication(cell: Row) -> str:
     """Return what communication costs a step, as one number, and what of it is waiting."""
     left_out = cell.left_out_s and f"{_part(cell.left_out_s, cell.step_s)}, by leaving communication out"
     if cell.exposed_s is not None and cell.waiting_s is not None:
@@ -215,14 +190,13 @@ def _slow(found: Explanation) -> Iterable[Said]:
         yield _where(each, len(found.slow)) + _who(each)
 
 
-def _who(slow: Slow) -> str:
+def _who(slow: Row) -> str:
     if slow.why_not:
         return f"{'Nobody' if slow.why_not == NO_EXCHANGE else 'Unknown'}: {slow.why_not}."
-    if not slow.ranks and slow.balanced:
-        return f"{balance_words(slow.balanced, slow.chance)} No rank is late beyond chance."
     if not slow.ranks:
-        seen = slow.resolution_s and f" (one of {milliseconds(slow.resolution_s)} ms would have been seen)"
-        return f"No rank is late beyond chance{seen or ''}."
+        seen = slow.resolution_s and f" ({milliseconds(slow.resolution_s)} ms would be seen)"
+        longer = f"{balance_words(slow.balanced, slow.chance)} " if slow.balanced else ""
+        return f"{longer}No rank is late beyond chance{seen or ''}."
     words = " ".join(late_words(each, slow.chance) for each in slow.ranks[:3])
     more = f" So are {len(slow.ranks) - 3} more." if len(slow.ranks) > 3 else ""
     runs = "" if slow.looked_at == 1 else f" It is so in {slow.named_in} of {slow.looked_at} runs."
@@ -233,23 +207,17 @@ def _who(slow: Slow) -> str:
 
 
 def _growth(found: Explanation) -> Iterable[Said]:
+    """Yield what the most workers of each series have more than its baseline, in ms per step."""
+    parts = _parts(found.growth)
+
+    def row(each: Row) -> Sequence[str]:
+        of_step = (NOTHING if (s := each.parts_s[part]) is None else signed(milliseconds(s)) for part in parts)
+        return (f"{each.workers}", each.base, signed(_ms(each.step_s)), *of_step)
+
     if found.why_no_growth:
         yield f"Unknown: {found.why_no_growth}."
-    for each in found.growth[:_MAX_SERIES]:
-        yield (f"{each.series}: " if len(found.growth) > 1 else "") + _grown(each)
-    if len(found.growth) > _MAX_SERIES:
-        yield f"and {len(found.growth) - _MAX_SERIES} series more: --part account"
-
-
-def _grown(growth: Growth) -> str:
-    step, parts = growth.step_s, {part: value or 0.0 for part, value in growth.parts_s.items()}
-    chance = ", which may be chance" if step.known and not step.excludes(0) else ""
-    worth = sorted(
-        (part for part in parts if abs(parts[part]) >= 0.05 * abs(step.value)), key=lambda part: -parts[part]
-    )
-    of_it = ", ".join(f"{_NAMES.get(part, part)} {signed(milliseconds(parts[part]))}" for part in worth if parts[part])
-    whole = f"{growth.workers} workers against {growth.base}: {signed(_ms(step))} ms per step{chance}"
-    return f"{whole}. Of it {of_it or 'no part is known'}."
+    else:
+        yield from _by_series(found.growth, _heads("against", "step, ms", parts=parts), row)
 
 
 def _help(found: Explanation) -> Iterable[Said]:

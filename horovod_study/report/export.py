@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_ROOM_BYTES = 65_536
-"""Where these find no room afterwards, what was written before may be cut: W&B writes 32 KiB at a time."""
+_ROOM_BYTES = 65_536  # where these find no room afterwards, what was written may be cut: W&B writes 32 KiB at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +43,19 @@ class Recorded:
         return datetime.fromisoformat(self.record.started).timestamp()
 
     @property
-    def settings(self) -> dict[str, str | int | float | bool | None]:
+    def settings(self) -> dict[str, Any]:
         """What the run was asked for and what it was, flat: `requested.batch`, `effective.lr`, `environment.torch`."""
-        found: dict[str, str | int | float | bool | None] = {"status": self.record.state()}
-        for group in ("requested", "effective", "environment"):
-            for name, value in getattr(self.record, group).items():
-                if value is None or isinstance(value, str | int | float | bool):
-                    found[f"{group}.{name}"] = value
-        return found
+        groups = {group: getattr(self.record, group) for group in ("requested", "effective", "environment")}
+        flat = {f"{group}.{name}": value for group, told in groups.items() for name, value in told.items()}
+        flat = {name: value for name, value in flat.items() if isinstance(value, str | int | float | bool | None)}
+        return {"status": self.record.state(), **flat}
 
     @property
     def totals(self) -> dict[str, float]:
-        """The numbers of the timed window, empty before the run is done."""
-        found = {name: each for name, each in self.record.totals.items() if isinstance(each, int | float)}
-        return {name: float(each) for name, each in found.items() if not isinstance(each, bool) and math.isfinite(each)}
+        """The numbers of the timed window as `totals/NAME`, empty before the run is done."""
+        found = self.record.totals.items()
+        numbers = {name: each for name, each in found if isinstance(each, int | float) and not isinstance(each, bool)}
+        return {f"totals/{name}": float(each) for name, each in numbers.items() if math.isfinite(each)}
 
 
 def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mapping[str, Any]) -> Path:
@@ -123,41 +121,36 @@ def _tensorboard(runs: Sequence[Recorded], directory: Path) -> list[Path]:
     from tensorboard.plugins.hparams import summary_v2
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    paths = []
     for run in runs:
-        paths.append(directory / run.name)
-        writer = EventFileWriter(str(paths[-1]))
+        writer = EventFileWriter(str(directory / run.name))
         # Settings and totals become a row of TensorBoard's table of hyper-parameters.
         settings = {name: "" if value is None else value for name, value in run.settings.items()}
         hparams = summary_v2.hparams_pb(settings, trial_id=run.name, start_time_secs=run.started_s)
         writer.add_event(Event(wall_time=run.started_s, summary=hparams))
-        for tag, step, at_s, value in run.history.itertuples(index=False):
+        totals = ((name, 0, 0.0, value) for name, value in run.totals.items())
+        for tag, step, at_s, value in (*run.history.itertuples(index=False), *totals):
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
             writer.add_event(Event(wall_time=run.started_s + at_s, step=int(step), summary=summary))
-        for name, value in run.totals.items():
-            summary = Summary(value=[Summary.Value(tag=f"totals/{name}", simple_value=value)])
-            writer.add_event(Event(wall_time=run.started_s, step=0, summary=summary))
         writer.close()
-    return paths
+    return [directory / run.name for run in runs]
 
 
 def _wandb(runs: Sequence[Recorded], directory: Path) -> list[Path]:
     import wandb
 
     paths = []
+    # Offline, and nothing of this process or machine is looked at: it is not the one that trained.
+    off = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
+    off |= {"mode": "offline", "x_disable_meta": True, "x_disable_stats": True}
     for run in runs:
-        # Offline, and nothing of this process or machine is looked at: it is not the one that trained.
-        off = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
-        settings = wandb.Settings(
-            mode="offline", root_dir=str(directory), x_disable_meta=True, x_disable_stats=True, **off
-        )
+        settings = wandb.Settings(root_dir=str(directory), **off)
         tracked = wandb.init(project=run.record.study, name=run.name, config=run.settings, settings=settings)
         paths.append(Path(tracked.dir).parent)
         for _, values in run.history.groupby("step", sort=True):
             row = dict(zip(values["tag"], values["value"], strict=True))
-            at_s = run.started_s + float(values["at_s"].max())
-            tracked.log({**row, "_timestamp": at_s}, step=int(values["step"].iloc[0]))
-        tracked.summary.update({f"totals/{name}": value for name, value in run.totals.items()})
+            row["_timestamp"] = run.started_s + float(values["at_s"].max())
+            tracked.log(row, step=int(values["step"].iloc[0]))
+        tracked.summary.update(run.totals)
         tracked.finish(exit_code=0 if run.record.state() == "done" else 1)
     wandb.teardown()  # finish() may return before the process that writes the files has written the last records
     return paths
@@ -169,28 +162,23 @@ def _mlflow(runs: Sequence[Recorded], directory: Path) -> list[Path]:
         from mlflow.tracking import MlflowClient
 
         # MLflow's folders of plain files are in maintenance mode; a file of SQLite is what it recommends instead.
-        database = directory.resolve() / "mlflow.db"
+        database, artifacts = directory.resolve() / "mlflow.db", (directory / "artifacts").resolve().as_uri()
         client = MlflowClient(tracking_uri=f"sqlite:///{database}")
-        experiments: dict[str, str] = {}
+        studies = dict.fromkeys(run.record.study for run in runs)
+        experiments = {name: client.create_experiment(name, artifact_location=artifacts) for name in studies}
         for run in runs:
-            study = run.record.study
-            if study not in experiments:
-                kept = (directory / "artifacts").resolve().as_uri()
-                experiments[study] = client.create_experiment(study, artifact_location=kept)
-            began_ms = round(run.started_s * 1e3)
-            tracked = client.create_run(experiments[study], start_time=began_ms, run_name=run.name).info.run_id
-            metrics = [
-                Metric(tag, value, began_ms + round(at_s * 1e3), int(step))
-                for tag, step, at_s, value in run.history.itertuples(index=False)
-            ]
-            metrics += [Metric(f"totals/{name}", value, began_ms, 0) for name, value in run.totals.items()]
+            began_ms, ended = round(run.started_s * 1e3), run.record.finished
+            experiment = experiments[run.record.study]
+            tracked = client.create_run(experiment, start_time=began_ms, run_name=run.name).info.run_id
+            totals = ((name, 0, 0.0, value) for name, value in run.totals.items())
+            rows = (*run.history.itertuples(index=False), *totals)
+            metrics = [Metric(tag, value, began_ms + round(at_s * 1e3), int(step)) for tag, step, at_s, value in rows]
             params = [Param(name, str(value)[:6000]) for name, value in run.settings.items()]
             for first in range(0, len(params), 100):  # MLflow takes so many in one call
                 client.log_batch(tracked, params=params[first : first + 100])
             for first in range(0, len(metrics), 1000):
                 client.log_batch(tracked, metrics=metrics[first : first + 1000])
             status = {"done": "FINISHED", "running": "RUNNING"}.get(run.record.state(), "FAILED")
-            ended = run.record.finished
             end_ms = round(datetime.fromisoformat(ended).timestamp() * 1e3) if ended else None
             client.set_terminated(tracked, status, end_time=end_ms)
     return [database]
@@ -198,20 +186,12 @@ def _mlflow(runs: Sequence[Recorded], directory: Path) -> list[Path]:
 
 @contextmanager
 def _quiet_mlflow() -> "Iterator[None]":
-    """Keep MLflow from telling of its database, of what is deprecated in it, and from sending usage statistics."""
-    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_CONFIGURE_LOGGING": "false"}
-    before = {name: os.environ.get(name) for name in quiet}
-    levels = {each: each.level for each in map(logging.getLogger, ("mlflow", "alembic"))}
-    os.environ.update(quiet)
+    """Keep MLflow from sending usage statistics, and from telling of its database and of what is deprecated in it."""
+    os.environ.update({"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_CONFIGURE_LOGGING": "false"})
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for each in levels:
-                each.setLevel(logging.ERROR)
             yield
     finally:
-        for each, level in levels.items():
-            each.setLevel(level)
-        for name in quiet:
-            os.environ.pop(name, None)
-        os.environ.update({name: value for name, value in before.items() if value is not None})
+        logging.disable(logging.NOTSET)

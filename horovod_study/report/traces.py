@@ -1,4 +1,4 @@
-"""What traces of torch.profiler and records of NCCL Inspector say, for a terminal, and as a table for `--bench`."""
+"""What traces of torch.profiler and records of NCCL Inspector say, for a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Any
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps import traces
-from horovod_study.analysis.steps.traces import COLUMNS, KERNEL
+from horovod_study.analysis.steps.traces import COLUMNS
 from horovod_study.errors import ConfigError
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
-from horovod_study.text.numbers import THIN, alone, known, milliseconds, percent, quoted
+from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted
 from horovod_study.text.tables import NOTHING, table_of, to_lines
 
 _SHOWN = 20
 _RANKS = ("rank", "host", "steps", *("comm." if name == "communication" else name for name in COLUMNS), "last in")
-_SIZES = ("collective", "bytes", "ranks", "nodes", "groups", "calls", "time", "shortest", "busbw", "of all")
+_SIZES = ("collective", "bytes", "ranks", "calls", "time", "shortest", "of all")
 
 
 def foreign(places: Sequence[Path], out: Path | None) -> dict[str, Any] | None:
@@ -30,7 +30,7 @@ def foreign(places: Sequence[Path], out: Path | None) -> dict[str, Any] | None:
             continue
         if other := [str(place) for place, own in paths.items() if not own]:
             raise ConfigError(f"explain: {other[0]} is of another kind than the others; name one kind")
-        every, more = [path for own in paths.values() for path in own], {}
+        every = [path for own in paths.values() for path in own]
         if find is traces.trace_paths:
             name = "rank_traces"
             found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in every])
@@ -38,10 +38,9 @@ def foreign(places: Sequence[Path], out: Path | None) -> dict[str, Any] | None:
         else:
             name = "nccl_inspector"
             found = traces.inspect({str(path.resolve()): traces.inspector_lines(path) for path in every})
-            lines, table = inspector_lines(found), all_reduces(found["sizes"]) if found["timing"] == KERNEL else ""
-            more = {"all_reduce.txt": table} if table else {}
+            lines = inspector_lines(found)
         document = finite(found)
-        files = write_result(out, {f"{name}.txt": lines, f"{name}.json": document, **more}) if out else None
+        files = write_result(out, {f"{name}.txt": lines, f"{name}.json": document}) if out else None
         return {"document": document, "lines": lines, "files": files, "doubts": found["doubts"]}
     return None
 
@@ -87,53 +86,19 @@ def _ms(seconds: Interval, factor: float = 1e3) -> str:
     return quoted(*(factor * each for each in (seconds.value, seconds.low, seconds.high)))
 
 
-def _us(seconds: Interval) -> str:
-    return _ms(seconds, 1e6)
-
-
 def inspector_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the table of collectives that `inspect` made, those that take most time first, then what it says."""
     whole = sum(each["total_s"] for each in found["sizes"])
-    rows = [
-        (
-            each["kind"],
-            *(f"{each[name]:,}" for name in ("bytes", "ranks", "nodes", "communicators", "calls")),
-            *(_us(each[name]) for name in ("time", "shortest")),
-            _or_nothing(each["busbw_gb_per_s"], alone),
-            percent(each["total_s"] / whole),
-        )
-        for each in found["sizes"]
-    ]
-    said = [
-        *[f"and {len(rows) - _SHOWN} sizes more, all in nccl_inspector.json (--out)"] * (len(rows) > _SHOWN),
-        "us of the mean rank and of the one that came last, medians; busbw in GB/s of the latter; of all: of the time",
-        "",
-    ]
+    rows = []
+    for each in found["sizes"]:
+        times = (_ms(each[name], 1e6) for name in ("time", "shortest"))
+        counts = (f"{each[name]:,}" for name in ("bytes", "ranks", "calls"))
+        rows.append((each["kind"], *counts, *times, percent(each["total_s"] / whole)))
+    said = [f"and {len(rows) - _SHOWN} sizes more, all in nccl_inspector.json (--out)"] * (len(rows) > _SHOWN)
+    said += ["us of the mean rank and of the one that came last, medians; of all: of the time", ""]
+    who = "No rank comes later than the others beyond doubt."
     if late := found["late"]:
-        said.append(
-            f"Rank {late['rank']}{_on(late)} of communicator {late['communicator']} comes {_us(late['late'])} us after "
-            f"the first one, and is the last one to {percent(late['last'])} of its collectives."
-        )
-    elif found["timing"] == KERNEL:
-        said.append("No rank comes later than the others beyond doubt.")
-    return [line.replace(THIN, " ") for line in (*to_lines(table_of(_SIZES, rows[:_SHOWN])), *said)]
-
-
-def all_reduces(sizes: Sequence[Mapping[str, Any]]) -> str:
-    """Return the shortest times of all-reduces in the layout of nccl-tests, which `--bench` takes; "" without any.
-
-    A table for each number of ranks and nodes. It is given in place: training reduces in place.
-    """
-    own = [each for each in sizes if each["kind"] == "AllReduce" and known(each["busbw_gb_per_s"])]
-    text = []
-    for nodes, ranks in sorted({(each["nodes"], each["ranks"]) for each in own}):
-        text.append("# NCCL Inspector. Collective test starting: all_reduce")
-        per_node = -(-ranks // max(nodes, 1))
-        text += [f"#  Rank {rank} Group 0 Pid {rank} on node{rank // per_node} device 0" for rank in range(ranks)]
-        text.append("# size count type redop root | out of place: time algbw busbw #wrong | in place: the same")
-        for each in sorted(own, key=lambda row: row["bytes"]):
-            if (each["nodes"], each["ranks"]) == (nodes, ranks):
-                size, micros = each["bytes"], 1e6 * each["shortest"].value
-                rates = f"{micros:.2f} {size / micros / 1e3:.3f} {each['busbw_gb_per_s']:.3f} N/A"
-                text.append(f"{size} {size} bytes sum -1 N/A N/A N/A N/A {rates}")
-    return "\n".join([*text, ""]) if text else ""
+        name = f"Rank {late['rank']}{_on(late)} of communicator {late['communicator']}"
+        last = f"is the last one to {percent(late['last'])} of its collectives"
+        who = f"{name} comes {_ms(late['late'], 1e6)} us after the first one, and {last}."
+    return [line.replace(THIN, " ") for line in (*to_lines(table_of(_SIZES, rows[:_SHOWN])), *said, who)]

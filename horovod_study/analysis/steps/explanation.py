@@ -12,19 +12,17 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.series.baseline_commands import again, baseline_command
-from horovod_study.analysis.series.exchange import points_of
 from horovod_study.analysis.series.points import disturbed_runs, efficiency_doubts, levelled, measured, scaling_points
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Interval
@@ -32,9 +30,8 @@ from horovod_study.analysis.steps.accounting import Accounting, RunAccount, acco
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
-from horovod_study.analysis.steps.outside import Outside, Stalls
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
-from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS, Lateness
+from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
 from horovod_study.roles import Role
@@ -42,71 +39,10 @@ from horovod_study.text.numbers import milliseconds, percent
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
-WORTH = 0.02
-"""A share of the step below this is not worth an advice."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One worker count of a series: the mean over its repeats, times in s per step."""
-
-    series: str
-    workers: int
-    nodes: float
-    runs: tuple[str, ...]
-    samples_per_s: float | None  # median over repeats
-    efficiency: float | None  # of points.scaling_points, against one worker alone, else one inside the library
-    step_s: float
-    parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
-    first: tuple[str, ...] = ()  # what makes its numbers mean something else, in words
-    exposed_s: Interval | None = None  # communication that no computing hides, without waiting for the last rank
-    waiting_s: Interval | None = None  # for the last rank
-    left_out_s: Interval | None = None  # what communication costs, by blocks without it
-    why_not: str = ""  # why exposed and waiting are not known
-    outside: Outside | None = None  # between the steps, of its first run; None where not known
-    outside_alone_s: float | None = None  # the same of one worker, each time
-    outside_share: float | None = None  # of the training's time, median over repeats
-    whole_samples_per_s: float | None = None  # the rate with it
-    stalls: Stalls | None = None  # of its first run
-    stall_s: float = 0.0  # in the mean step, median over repeats
-    stacks: tuple[Mapping[str, Any], ...] = ()  # where the time is that no lap covers: where, name, share of all time
-    calls: Mapping[str, Any] | None = None  # collective calls of the script's own in a step
-    apart: str = ""  # why its workers do not train one model; see culprits.APART
-    withheld: str = ""  # why no speedup is given where there is a baseline
-    unsteady: tuple[str, ...] = ()  # its disturbed runs, where they are half of all or more
-    loader_thread: bool = False  # whether another thread than the training's has fetched batches
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slow:
-    """Whether a rank of the runs of one cell is slower than the others beyond chance."""
-
-    series: str
-    workers: int
-    run: str  # that which is told of: the one with the latest rank
-    looked_at: int  # runs
-    named_in: int = 0  # runs in which this rank is named
-    ranks: tuple[Lateness, ...] = ()  # the named ranks of `run`, the slowest first
-    balanced: tuple[Lateness, ...] = ()  # ranks of `run` that are longer in one lap and shorter in others
-    chance: float  # how often a rank is the last one where all are equal
-    period_s: float  # of a step
-    delay_s: float = 0.0  # see stragglers.Stragglers
-    delay_low_s: float | None = None  # its 95 % interval
-    delay_high_s: float | None = None
-    waiting_s: float | None = None  # mean over ranks and steps
-    resolution_s: float | None = None  # a lateness that would certainly have been named
-    why_not: str = ""  # why it is unknown
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
-    """What more workers add to a step of a series, in s."""
-
-    series: str
-    base: str  # the baseline, in words
-    workers: int
-    parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
-    step_s: Interval
+WORTH = 0.02  # a share of the step below this is not worth an advice
+Row: TypeAlias = SimpleNamespace
+"""A cell, who is slow in one, or what one has more than another; times in s per step. The functions that make them say
+what is in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +53,7 @@ class Help:
     name: str  # of the rule
     command: str = ""  # a line to type
     gain: Interval | None = None  # as a share; None where nobody can say
-    kind: str = ""  # about | at most | forecast | measured
+    kind: str = ""  # about | at most | measured
     of: str = "samples/s"  # what there is more of
 
 
@@ -130,20 +66,20 @@ class Explanation:
     hosts: tuple[str, ...]
     steps: int  # of a rank, the fewest and ...
     steps_most: int  # ... the most
-    cells: tuple[Cell, ...]
-    slow: tuple[Slow, ...]  # of the most workers of each series
-    growth: tuple[Growth, ...]
+    cells: tuple[Row, ...]  # of _cells
+    slow: tuple[Row, ...]  # of _slow, for the most workers of each series
+    growth: tuple[Row, ...]  # of _growth
     why_no_growth: str
     help: tuple[Help, ...]  # what makes the numbers mean something else, then the greatest gain first
     doubts: tuple[str, ...]
 
     @property
-    def last(self) -> tuple[Cell, ...]:
+    def last(self) -> tuple[Row, ...]:
         """Return the cell with the most workers of each series."""
         return tuple({cell.series: cell for cell in self.cells}.values())
 
     @property
-    def top(self) -> Cell:
+    def top(self) -> Row:
         """Return the cell with the most workers, of several the quickest."""
         return max(self.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
 
@@ -204,13 +140,14 @@ def explain(
         doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())])),
     )
     names = [*taken, *(str(each) for each in named["run"])]
-    facts = _Facts(found, points, kept)
+    facts = _facts(found, points, kept)
     alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
-    beside = _beside(found, named, cells, turns, names)
+    beside = _beside(found, named, turns, names)
     disturbed: list[Any] = named[named["run"].isin(found.top.unsteady)].to_dict("records")
-    over, made = (next((again(row, names) for row in rows), "") for rows in (list[Any](alone), disturbed))
+    facts.base, facts.again = (next((again(row, names) for row in rows), "") for rows in (list[Any](alone), disturbed))
+    facts.base_threads = facts.base and f"OMP_NUM_THREADS={facts.point['rank_threads']:.0f} {facts.base}"
     slower_s = max(slower[name] for name in found.top.runs)
-    return replace(found, help=tuple(_advice(facts, facts.words(over, made), slower_s, beside)))
+    return replace(found, help=tuple(_advice(facts, slower_s, beside)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
@@ -218,12 +155,14 @@ def explain(
 
 def _cells(
     named: pd.DataFrame, points: pd.DataFrame, accounting: Accounting, records: Mapping[str, RecordedRun]
-) -> list[Cell]:
-    """Return the cells in the order of the account: series after series, the fewest workers first."""
+) -> list[Row]:
+    """Return the cells in the order of the account: series after series, the fewest workers first.
+
+    Each is the mean over its repeats; a rate is their median, `first` what makes its numbers mean something else.
+    """
     accounts = {run.run: run for run in accounting.runs}
     done = measured(named)
-    cells: list[Cell] = []
-    alone: float | None = None
+    cells: list[Row] = []
     keys: Any
     for keys, rows in accounting.cells.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
         by_part = dict(zip(rows["lap"], rows["mean_s"], strict=True))
@@ -233,9 +172,8 @@ def _cells(
         recorded = [accounts[run] for run in used if run in accounts]
         record = records[used[0]].record
         point = {f"{name}": value for name, value in own.iloc[0].items()}
-        outside = next((run.outside for run in recorded), None)
         ways = () if culprits.withheld(point) else BASES
-        cell = Cell(
+        cell = Row(
             series=str(keys[0]),
             workers=int(keys[1]),
             nodes=float(keys[2]),
@@ -244,25 +182,28 @@ def _cells(
             efficiency=next((float(each) for kind in ways for each in own[f"efficiency_{kind}"].dropna()), None),
             step_s=float(by_part["step"]),
             parts_s={part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]},
-            outside=outside,
-            outside_share=stats.finite_or_none(point["outside_share_median"]),
-            whole_samples_per_s=stats.finite_or_none(point["whole_samples_per_s_median"]),
+            outside=next((run.outside for run in recorded), None),  # between the steps, of its first run
+            outside_share=stats.finite_or_none(point["outside_share_median"]),  # of the training's time
+            whole_samples_per_s=stats.finite_or_none(point["whole_samples_per_s_median"]),  # the rate with it
             stalls=next((run.stalls for run in recorded), None),
             stall_s=stats.finite_or_none(point["stall_s_median"]) or 0.0,
             stacks=tuple(e for e in record.totals.get("stacks") or () if e.get("where") in ("outside", "residual")),
-            calls=record.effective.get("calls"),
+            calls=record.effective.get("calls"),  # collective ones of the script's own in a step
             apart=point["apart"],
             withheld=culprits.withheld(point),
             unsteady=tuple(finished["run"][disturbed_runs(finished)]) if culprits.unsteady(point) else (),
             loader_thread=bool(record.effective.get("loader_thread")),
         )
-        if alone is None and cell.workers == 1 and outside is not None and outside.where:
-            alone = outside.gap_s
-        cells.append(_with_communication(replace(cell, first=tuple(_first(cell, point))), recorded))
-    return [replace(cell, outside_alone_s=alone) for cell in cells]
+        cell.first = tuple(_first(cell, point))
+        cells.append(Row(**vars(cell), **_communication(cell, recorded)))
+    timed = (cell for cell in cells if cell.workers == 1 and cell.outside is not None and cell.outside.where)
+    alone = next(timed, None)
+    for cell in cells:
+        cell.outside_alone_s = alone.outside.gap_s if alone else None
+    return cells
 
 
-def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
+def _first(cell: Row, point: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader must know before any number of a cell."""
     yield from culprits.told(point)
     if cell.loader_thread and (cell.parts_s["residual"] or 0.0) > UNEXPLAINED * cell.step_s:
@@ -273,25 +214,28 @@ def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
         yield f"run {cell.unsteady[0]} was disturbed{more}, so that no advice follows from its times"
 
 
-def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
-    """Return a cell with what its communication costs, as far as its runs say so."""
+def _communication(cell: Row, runs: Sequence[RunAccount]) -> dict[str, Any]:
+    """Return what communication costs that no computing hides, the wait for the last rank, and both by leaving it out.
+
+    None where it is not known, with the reason.
+    """
+    found: dict[str, Any] = dict.fromkeys(("exposed_s", "waiting_s", "left_out_s"))
     shared = cell.parts_s["sync"] or (cell.calls or {}).get("per_step")  # gradients or a metric
     if cell.workers == 1 or (cell.apart in ("processes", "none") and not shared):
-        return replace(cell, why_not=NO_EXCHANGE if cell.apart else "one worker communicates with nobody")
-    left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
+        return {**found, "why_not": NO_EXCHANGE if cell.apart else "one worker communicates with nobody"}
     parts = [parts_of(run.seen, seed=1 + place) for place, run in enumerate(runs) if run.seen is not None]
-    exposed, waiting = (
-        over_runs([each[name] for each in parts]) if parts and all(name in each for each in parts) else None
-        for name in ("exposed", "skew")
-    )
+    for name, part in (("exposed_s", "exposed"), ("waiting_s", "skew")):
+        if parts and all(part in each for each in parts):
+            found[name] = over_runs([each[part] for each in parts])
     told = [run.why_not_seen for run in runs if run.why_not_seen]
     told += [run.seen.why_no_sync for run in runs if run.seen is not None and run.seen.sync_s is None]
-    why_not = next(iter(told), INSIDE_BACKWARD) if exposed is None and waiting is None else ""
-    blocks = stats.together(left_out) if left_out else None
-    return replace(cell, exposed_s=exposed, waiting_s=waiting, left_out_s=blocks, why_not=why_not)
+    known = found["exposed_s"] is not None or found["waiting_s"] is not None
+    if left_out := [run.left_out.ablation_s for run in runs if run.left_out is not None]:
+        found["left_out_s"] = stats.together(left_out)
+    return {**found, "why_not": "" if known else next(iter(told), INSIDE_BACKWARD)}
 
 
-def _last(cells: Iterable[Cell]) -> list[Cell]:
+def _last(cells: Iterable[Row]) -> list[Row]:
     return list({cell.series: cell for cell in cells}.values())
 
 
@@ -301,33 +245,33 @@ def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd
     return table[(table["series"] == series) & (table["workers"] == workers) & same]
 
 
-def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
-    """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
+def _slow(cell: Row, looked: Sequence[Inspection | str]) -> Row:
+    """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted.
+
+    `run` is that which is told of: the one with the latest rank, else one with a rank that is longer in a lap.
+    """
     told = {each.name: each.stragglers for each in looked if isinstance(each, Inspection)}
     seen = {name: late for name, late in told.items() if late.verdict != "unknown"}
-    head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
+    found = Row(series=cell.series, workers=cell.workers, run=cell.runs[0], looked_at=len(looked), named_in=0)
+    found.ranks, found.balanced, found.chance, found.why_not = (), (), 1 / cell.workers, ""
+    found.period_s, found.delay_s, found.delay_low_s, found.delay_high_s = cell.step_s, 0.0, None, None
+    found.waiting_s = found.resolution_s = None
     if not seen or cell.why_not == NO_EXCHANGE:
         unknown = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
-        head["why_not"] = NO_EXCHANGE if cell.why_not == NO_EXCHANGE else unknown
-        return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s)
-    # That with the latest rank, else one with a rank that is longer in a lap.
-    name = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
-    late = seen[name]
-    head |= {end: stats.finite_or_none(getattr(late, end)) for end in ("delay_low_s", "delay_high_s", "resolution_s")}
-    return Slow(
-        **head,
-        run=name,
-        named_in=sum(bool(late.slow) and late.slow[0] in each.slow for each in seen.values()),
-        ranks=late.named,
-        balanced=late.balanced,
-        chance=1 / len(late.ranks),
-        period_s=late.period_s,
-        delay_s=late.delay_s,
-        waiting_s=None if late.skew_s is None else late.skew_s["mean"],
-    )
+        found.why_not = NO_EXCHANGE if cell.why_not == NO_EXCHANGE else unknown
+        return found
+    found.run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
+    late = seen[found.run]
+    found.named_in = sum(bool(late.slow) and late.slow[0] in each.slow for each in seen.values())
+    found.ranks, found.balanced, found.chance = late.named, late.balanced, 1 / len(late.ranks)
+    found.period_s, found.delay_s = late.period_s, late.delay_s
+    for name in ("delay_low_s", "delay_high_s", "resolution_s"):
+        setattr(found, name, stats.finite_or_none(getattr(late, name)))
+    found.waiting_s = None if late.skew_s is None else late.skew_s["mean"]
+    return found
 
 
-def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], str]:
+def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[list[Row], str]:
     """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers."""
     found, last = [], _last(cells)
     for cell in last:
@@ -348,7 +292,7 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
             parts = {part: None if a is None or b is None else a - b for part, (a, b) in both.items()}
         else:
             continue
-        found.append(Growth(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
+        found.append(Row(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
     why = next((f"no speedup: {cell.withheld}" for cell in last if cell.withheld and cell.workers > 1), "")
     if not why and all(cell.workers == 1 for cell in cells):
         why = "no run has several workers"
@@ -397,7 +341,7 @@ tensors | average all gradients in one message, a flat one or that of Distribute
 unsteady:made | record {c.unsteady[0]} again on a quiet machine: no advice follows from its times | {again}
 unsteady | record {c.unsteady[0]} again on a quiet machine: no advice follows from its times; where {place} is deleted,
     running the study makes it again
-late rank | make {late} as quick as the others: {try}; its steps in detail
+late rank | make {late} as quick as the others: {to_try}; its steps in detail
     | horovod-study explain {late_run} --part steps
 uneven | make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?
     | horovod-study doctor
@@ -451,69 +395,60 @@ _GAINS = {
 }
 
 
-class _Facts:
-    """What advice is about: the cell with the most workers, and what belongs to it."""
-
-    def __init__(self, found: Explanation, points: pd.DataFrame, records: Mapping[str, RecordedRun]) -> None:
-        cell = self.cell = found.top
-        self.run = records[cell.runs[0]]
-        self.point: dict[str, Any] = _rows_of(points, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()  # type: ignore[assignment]
-        self.flags, self.passes = self.point["flags"].split(), culprits.passes(self.point)
-        self.slow = next((each for each in found.slow if each.series == cell.series), None)
-        self.late = self.slow.ranks if self.slow is not None else ()
-        self.late_run = self.run if self.slow is None else records[self.slow.run]
-        effective = self.effective = self.run.record.effective
-        self.ours = "steps_per_epoch" in effective  # this package's trainer made it, which commands can start again
-        self.here = len({rank.get("host") for rank in effective.get("ranks") or ()}) <= 1
-        self.runtime = f"{effective.get('backend')}/{effective.get('transport')}"
-        cost = cell.exposed_s or cell.left_out_s
-        # What communication of gradients costs a step; NaN where it is not known.
-        self.cost_s = math.nan if cost is None or cell.workers == 1 or cell.apart else cost.value
-        grown = next((each.parts_s for each in found.growth if each.series == cell.series), {})
-        # What computing takes more than on one worker alone.
-        self.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
-
-    def part(self, lap: str) -> float:
-        """Return the seconds of a lap that neither late ranks nor stalls explain, which are told of them."""
-        late_s = sum(each.cause_s for each in self.late if each.cause == lap) / self.cell.workers
-        stalled_s = self.cell.stall_s if self.cell.stalls is not None and self.cell.stalls.lap == lap else 0.0
-        return (self.cell.parts_s[lap] or 0.0) - late_s - stalled_s
-
-    def words(self, base_line: str, again_line: str) -> dict[str, Any]:
-        """Return what sentences and commands name."""
-        cell, point, late, threads = self.cell, self.point, self.late, self.point["rank_threads"]
-        options, stalls, where = shlex.join(_work_of(self.run)), cell.stalls, f" on {late[0].host}" if late else ""
-        words: dict[str, Any] = {"c": cell, "p": point, "runtime": self.runtime, "options": options}
-        words |= {"base": base_line, "base_threads": base_line and f"OMP_NUM_THREADS={threads:.0f} {base_line}"}
-        words |= {"again": again_line, "place": self.run.directory.parent / "".join(cell.unsteady[:1])}
-        words |= {"work": f"--workers {cell.workers} {options}".rstrip(), "passes": self.passes}
-        words |= {"run": shlex.quote(f"{self.run.directory}"), "late_run": shlex.quote(f"{self.late_run.directory}")}
-        if self.passes > 1:
-            words |= {"whose": culprits.whose_data(point), "divided": math.ceil(point["epoch_steps"] / self.passes)}
-        if "threads" in self.flags:
-            words["threads"] = f"{culprits.threads(point)}; {culprits.same_threads(point)}"
-        library = "FSDP" if f"{self.effective.get('model')}".startswith("FSDP") else self.effective.get("backend")
-        words["less"] = _LESS.get(f"{library}", _LESS[""])
-        if late:
-            words["try"] = _TRY.get(late[0].cause, _TRY[""])
-            words["late"] = (
-                f"{f'rank {late[0].rank}' if len(late) == 1 else f'{len(late)} ranks'}{where * bool(late[0].host)}"
-            )
-        if stalls is not None:
-            lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
-            many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
-            words["stalls"] = f"{many} for up to {milliseconds(stalls.longest_s)} ms {lap.get(stalls.lap, '')}"
-        return words
+def _facts(found: Explanation, points: pd.DataFrame, records: Mapping[str, RecordedRun]) -> Row:
+    """Return what advice is about: the cell with the most workers, what belongs to it, and what sentences name."""
+    cell = found.top
+    f = Row(cell=cell, c=cell, run_=records[cell.runs[0]])
+    point: dict[str, Any]
+    point = f.point = f.p = _rows_of(points, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()  # type: ignore[assignment]
+    f.flags, f.passes = point["flags"].split(), culprits.passes(point)
+    f.slow = next((each for each in found.slow if each.series == cell.series), None)
+    late = f.late_ranks = f.slow.ranks if f.slow is not None else ()
+    effective = f.effective = f.run_.record.effective
+    f.ours = "steps_per_epoch" in effective  # this package's trainer made it, which commands can start again
+    f.here = len({rank.get("host") for rank in effective.get("ranks") or ()}) <= 1
+    cost = cell.exposed_s or cell.left_out_s
+    # What communication of gradients costs a step; NaN where it is not known.
+    f.cost_s = math.nan if cost is None or cell.workers == 1 or cell.apart else cost.value
+    grown: Mapping[str, float | None] = next((each.parts_s for each in found.growth if each.series == cell.series), {})
+    # What computing takes more than on one worker alone.
+    f.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
+    f.runtime, f.options = f"{effective.get('backend')}/{effective.get('transport')}", shlex.join(_work_of(f.run_))
+    f.work, f.run = f"--workers {cell.workers} {f.options}".rstrip(), shlex.quote(f"{f.run_.directory}")
+    f.place, late_run = f.run_.directory.parent / "".join(cell.unsteady[:1]), f.slow.run if f.slow else cell.runs[0]
+    f.late_run = shlex.quote(f"{records[late_run].directory}")
+    if f.passes > 1:
+        f.whose, f.divided = culprits.whose_data(point), math.ceil(point["epoch_steps"] / f.passes)
+    if "threads" in f.flags:
+        f.threads = f"{culprits.threads(point)}; {culprits.same_threads(point)}"
+    library = "FSDP" if f"{effective.get('model')}".startswith("FSDP") else effective.get("backend")
+    f.less = _LESS.get(f"{library}", _LESS[""])
+    if late:
+        who = f"rank {late[0].rank}" if len(late) == 1 else f"{len(late)} ranks"
+        f.late, f.to_try = who + (f" on {late[0].host}" if late[0].host else ""), _TRY.get(late[0].cause, _TRY[""])
+    if cell.stalls is not None:
+        lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
+        many = f"{cell.stalls.count:,} of {plural(cell.stalls.of, 'step', ',')}"
+        f.stalls = f"{many} for up to {milliseconds(cell.stalls.longest_s)} ms {lap.get(cell.stalls.lap, '')}"
+    return f
 
 
-def _advice(facts: _Facts, words: Mapping[str, Any], slower_s: float, beside: Iterable[Help]) -> Iterator[Help]:
+def _part(f: Row, lap: str) -> float:
+    """Return the seconds of a lap that neither late ranks nor stalls explain, which are told of them."""
+    late_s = sum(each.cause_s for each in f.late_ranks if each.cause == lap) / f.cell.workers
+    stalled_s = f.cell.stall_s if f.cell.stalls is not None and f.cell.stalls.lap == lap else 0.0
+    part_s: float = (f.cell.parts_s[lap] or 0.0) - late_s - stalled_s
+    return part_s
+
+
+def _advice(f: Row, slower_s: float, beside: Iterable[Help]) -> Iterator[Help]:
     """Yield what the steps with the most workers say, and what runs beside them say; what matters most first."""
-    cell, told = facts.cell, [(2, each) for each in beside]
+    cell, told = f.cell, [(2, each) for each in beside]
     # With a speedup that cannot be, the times of one of the two are wrong.
     useless = cell.unsteady or (cell.withheld and not cell.apart)
-    for variant, size in (*_of_meaning(facts, words["again"]), *(() if useless else _of_times(facts, slower_s))):
+    for variant, size in (*_of_meaning(f), *(() if useless else _of_times(f, slower_s))):
         name = variant.partition(":")[0]
-        what, command = (each.format(**words) for each in _ADVICE.get(variant) or _ADVICE[name])
+        what, command = (each.format(**vars(f)) for each in _ADVICE.get(variant) or _ADVICE[name])
         gain = size if isinstance(size, Interval) else _gain(size, cell.step_s)
         sized: dict[str, Any] = {"gain": gain, "kind": "at most", **_GAINS.get(name, {})}
         told.append((_FIRST.get(name, 2), Help(what, name, command, **({} if math.isnan(gain.value) else sized))))
@@ -526,7 +461,7 @@ def _advice(facts: _Facts, words: Mapping[str, Any], slower_s: float, beside: It
     yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -least(pair[1]))))
 
 
-def _of_meaning(f: _Facts, again_line: str) -> Iterator[tuple[str, float | Interval]]:
+def _of_meaning(f: Row) -> Iterator[tuple[str, float | Interval]]:
     """Yield the rules that apply of those that say what the numbers mean, with s of a step, or a gain; NaN: unknown."""
     cell, point = f.cell, f.point
     if cell.apart:
@@ -541,7 +476,7 @@ def _of_meaning(f: _Facts, again_line: str) -> Iterator[tuple[str, float | Inter
     if "tensors" in f.flags:
         yield "tensors", math.nan if cell.unsteady else f.cost_s
     if cell.unsteady:
-        yield f"unsteady:{'made' * bool(again_line)}", math.nan
+        yield f"unsteady:{'made' * bool(f.again)}", math.nan
         return
     if (share := cell.outside_share or 0.0) >= culprits.WORTH:
         yield f"outside:{'several' * (cell.workers > 1)}", _gain(share, 1.0)
@@ -549,11 +484,11 @@ def _of_meaning(f: _Facts, again_line: str) -> Iterator[tuple[str, float | Inter
         yield f"stalls:{'opening' * (stalls.opening and stalls.lap == 'data')}", cell.stall_s
 
 
-def _of_times(f: _Facts, slower_s: float) -> Iterator[tuple[str, float | Interval]]:
+def _of_times(f: Row, slower_s: float) -> Iterator[tuple[str, float | Interval]]:
     """Yield the same of the rules about the parts of a step."""
     cell, slow, ours, cost_s = f.cell, f.slow, f.ours, f.cost_s
     waiting_s = (slow.waiting_s if slow else None) or 0.0
-    if slow is not None and f.late:
+    if slow is not None and f.late_ranks:
         ends = (math.nan if each is None else each for each in (slow.delay_low_s, slow.delay_high_s))
         low, high = (_gain(each, slow.period_s).value for each in ends)
         yield "late rank", replace(_gain(slow.delay_s, slow.period_s), low=low, high=high)
@@ -562,32 +497,28 @@ def _of_times(f: _Facts, slower_s: float) -> Iterator[tuple[str, float | Interva
     where = "thread" if cell.loader_thread else "ours" if ours else "unseen" if cell.parts_s["data"] is None else ""
     flat = f.effective.get("reduction") == "flat" and packaged().options["reduction"].matters(f.runtime)
     backward_s = cell.parts_s.get("backward")
+    hidden_s = cost_s if backward_s is None else min(cost_s, backward_s)
     sizes = {
-        f"data:{'ours' * ours}": (f.part("data"), WORTH),
-        f"residual:{where}": (f.part("residual"), UNEXPLAINED),
+        f"data:{'ours' * ours}": (_part(f, "data"), WORTH),
+        f"residual:{where}": (_part(f, "residual"), UNEXPLAINED),
         "denormal": (0 if ours else slower_s, WORTH),  # ours flushes denormal numbers to 0
         "beside": (f.beside_s, UNEXPLAINED),
         "communication": (0 if ours else cost_s, WORTH),
-        f"hooks:{'here' * f.here}": (
-            min(cost_s, cost_s if backward_s is None else backward_s) * (ours and flat),
-            WORTH,
-        ),
+        f"hooks:{'here' * f.here}": (hidden_s * (ours and flat), WORTH),
         "tune": (cost_s * (ours and f.here), WORTH),
     }
     yield from ((name, seconds) for name, (seconds, share) in sizes.items() if seconds > share * cell.step_s)
-    if ours and cell.workers > 1 and math.isnan(cost_s) and f.run.state == "done":
+    if ours and cell.workers > 1 and math.isnan(cost_s) and f.run_.state == "done":
         yield "ablation", math.nan
-    if ours and f.here and f.run.synchronisation is None and cost_s >= WORTH * cell.step_s:
+    if ours and f.here and f.run_.synchronisation is None and cost_s >= WORTH * cell.step_s:
         yield "synchronisation", math.nan
 
 
 def _beside(
-    found: Explanation, named: pd.DataFrame, cells: Sequence[Cell], turns: StudyTurns | None, taken: Collection[str]
+    found: Explanation, named: pd.DataFrame, turns: StudyTurns | None, taken: Collection[str]
 ) -> Iterator[Help]:
-    """Yield what other runs say: a quicker library within rounds, else over repeats; the one-worker run that those of
-    another script lack; the forecast of twice as many workers.
-
-    Neither of a disturbed run, nor of workers that train apart; none where the interval holds no gain.
+    """Yield what other runs say: a quicker library within rounds, else over repeats, where its interval holds a gain,
+    neither of a disturbed run nor of workers that train apart; the one-worker run that those of another script lack.
     """
     rates = dict(zip(named["run"], named["samples_per_s"], strict=True))
     last = [each for each in found.last if each.samples_per_s and not each.unsteady]
@@ -611,23 +542,6 @@ def _beside(
         else:
             notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=taken)
         yield Help("; ".join([what, *notes]), "baseline", line)
-    steady = {run for cell in cells if not cell.unsteady for run in cell.runs}
-    with suppress(AnalysisError):
-        points = points_of(named[named["run"].isin(steady)])
-        for cell in (each for each in last if not each.withheld):
-            yield from _twice(cell, points[points["series"] == cell.series])
-
-
-def _twice(cell: Cell, points: pd.DataFrame) -> Iterator[Help]:
-    if points["workers"].nunique() < 3:
-        return
-    with suppress(AnalysisError):
-        ahead = next(iter(predict(points, workers=[2 * cell.workers]).values()))[0]
-        ends = (each / (cell.samples_per_s or math.nan) - 1 for each in (ahead.samples_per_s, ahead.low, ahead.high))
-        gain = Interval(**dict[str, Any](zip(("value", "low", "high"), ends, strict=True)))
-        if gain.low > WORTH:
-            what = f"{2 * cell.workers} workers instead of {cell.workers} ({cell.series})"
-            yield Help(what, "workers", gain=gain, kind="forecast")
 
 
 def _slower_updates(run: RecordedRun) -> float:

@@ -15,7 +15,7 @@ came last, which waits for nobody: the transfer. The longest time less its own i
 import gzip
 import re
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,6 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.documents import MAX_JSON_BYTES, open_file, parse_json, shown
@@ -532,199 +531,85 @@ def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:
 
 # --------------------------------------------------------------------------------------------------- NCCL Inspector
 
-KERNEL = "kernel_gpu"
-KEPT = 500_000
-"""Records of all files together that are in memory at once; beyond, the newest of each file count."""
 _NUMBERS = {"rank": "rank", "ranks": "n_ranks", "number": "coll_sn", "bytes": "coll_msg_size_bytes"}
-_NUMBERS |= {"seconds": "coll_exec_time_us", "nodes": "nnodes"}
+_NUMBERS |= {"seconds": "coll_exec_time_us"}
 _FIELDS = _NUMBERS | {"kind": "coll", "group": "id", "host": "hostname", "timing": "coll_timing_source"}
-_NEEDED = ["rank", "ranks", "number", "bytes", "seconds", "kind"]
 
 
 def inspect(files: Mapping[str, Iterable[bytes]]) -> dict[str, Any]:
-    """Return what the lines of the files of a job say.
+    """Return what the lines of the files of a job say, by times of the GPU's kernels.
 
-    {"files", "timing": how times were taken, "sizes": a row for each collective and size, those that take most time
-    first, "late": the rank that comes last, "doubts"}; times in s. Times of kernels count
-    where there are any, else those of the host. Raises AnalysisError where no collective of several ranks was recorded
-    by all ranks that are here, and for what two files hold.
+    {"files", "sizes": a row for each collective and size, those that take most time first, "late": the rank that comes
+    last, None where none does, "doubts"}; times in s. Raises AnalysisError where no collective of several ranks was
+    recorded by all ranks that are here, for fields that are missing, and for what two files hold.
     """
     table, doubts = _records(files)
-    timings = table["timing"].value_counts()
-    timing = KERNEL if KERNEL in timings else str(timings.index[0])
-    groups = [_group(str(name), every, timing) for name, every in table.groupby("group", sort=False)]
-    calls = pd.concat(
-        pd.DataFrame({"mean": each.mean(axis=1), "shortest": each.min(axis=1)}).reset_index().assign(**each.attrs["of"])
-        for each in groups
-    )
-    if not len(calls):
-        raise AnalysisError(
-            "no collective was recorded by all ranks whose files are here; give files of one job, which Inspector "
-            "wrote now and then (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000), not only at its end"
-        )
-    rows = [_size(key, own, doubts) for key, own in calls.groupby(["kind", "bytes", "ranks", "nodes"])]
-    late = [found for each in groups if timing == KERNEL and (found := _last(each))]
-    doubts += _record_doubts(table, timing, groups)
-    return {
-        "files": len(files),
-        "timing": timing,
-        "sizes": sorted(rows, key=lambda row: (-row["total_s"], row["kind"], row["bytes"])),
-        "late": max(late, key=lambda found: found[0])[1] if late else None,
-        "doubts": doubts,
-    }
+    sizes, late = [], []
+    for name, own in table.groupby("group", sort=False):
+        for rank, sources in own.groupby("rank")["source"].unique().items():
+            if len(sources) > 1:
+                both = f"{sources[0]} and {sources[1]}: both hold rank {rank:g} of communicator {name}"
+                raise AnalysisError(f"{both}; give each process's file once")
+        index = ["kind", "bytes", "number"]
+        calls = own.pivot_table(index=index, columns="rank", values="seconds", aggfunc="last").dropna()
+        ranks = int(own["ranks"].iloc[0])
+        if calls.shape[1] < ranks:
+            doubts.append(f"{calls.shape[1]} of {ranks} ranks of communicator {name} are here: another may be the last")
+        times = pd.DataFrame({"ranks": ranks, "mean": calls.mean(axis=1), "shortest": calls.min(axis=1)})
+        sizes.append(times.reset_index())
+        together = calls[calls.index.get_level_values("kind").map(_word).isin(_TOGETHER)].to_numpy()
+        waits = together.max(axis=1, initial=0.0, keepdims=True) - together
+        if (last := _latest(waits)) is not None:
+            found = {"communicator": str(name), "rank": int(calls.columns[last])}
+            found["host"] = str(own.loc[own["rank"] == found["rank"], "host"].iloc[0])
+            found |= {"last": float(np.mean(waits.argmax(axis=1) == last)), "late": stats.student(waits[:, last])}
+            late.append((float(waits[:, last].sum()), found))
+    rows: list[dict[str, Any]] = []
+    key: Any
+    for key, own in pd.concat(sizes).astype({"bytes": int}).groupby(["kind", "bytes", "ranks"]):
+        row: dict[str, Any] = {**dict(zip(("kind", "bytes", "ranks"), key, strict=True)), "calls": len(own)}
+        row |= {"time": stats.order_interval(own["mean"]), "shortest": stats.order_interval(own["shortest"])}
+        rows.append({**row, "total_s": float(own["mean"].sum())})
+    if not rows:
+        raise AnalysisError("no collective was recorded by all ranks whose files are here; give files of one job")
+    rows.sort(key=lambda row: (-row["total_s"], row["kind"], row["bytes"]))
+    worst = max(late, key=lambda found: found[0])[1] if late else None
+    return {"files": len(files), "sizes": rows, "late": worst, "doubts": doubts}
 
 
 def _records(files: Mapping[str, Iterable[bytes]]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the records of collectives of several ranks, and what is to be said of others.
+    """Return the records of collectives of several ranks that the GPU timed, and what is to be said of others.
 
-    A header also counts for the records after it that have none.
+    Without an id of the communicator those of as many ranks are of one.
     """
-    kept: list[tuple[Any, ...]] = []
-    cut = messages = taken = 0
+    kept: list[dict[str, Any]] = []
+    other = 0
     for source, lines in files.items():
-        rows: deque[tuple[Any, ...]] = deque(maxlen=max(KEPT // len(files), 1000))
-        above: dict[str, Any] = {}
         for line in lines:
             try:
                 record = parse_json(line, source=source, error=AnalysisError, again="")
-            except AnalysisError:
-                cut += 1
-                continue
-            record = record if isinstance(record, dict) else {}
-            for told in (record.get("header"), record.get("metadata")):
-                above |= told if isinstance(told, dict) else {}
-            if isinstance(perf := record.get("coll_perf"), dict):
-                rows.append((*((above | perf).get(name) for name in _FIELDS.values()), source))
-                taken += 1
-            messages += "p2p_perf" in record
-        kept += rows
+                told = {**record.get("header", {}), **record.get("metadata", {}), **record["coll_perf"]}
+                kept.append({name: told.get(field) for name, field in _FIELDS.items()} | {"source": source})
+            except (AnalysisError, AttributeError, KeyError, TypeError):  # cut off, or of no collective
+                other += 1
     table = pd.DataFrame(kept, columns=[*_FIELDS, "source"], dtype=object)
-    over, missing = taken - len(table), [_FIELDS[name] for name in _NEEDED if table[name].isna().all()]
+    missing = [_FIELDS[name] for name in (*_NUMBERS, "kind") if kept and table[name].isna().all()]
     table = table.assign(**{name: _floats(table[name]) for name in _NUMBERS})
-    whole = (table[_NEEDED[:-1]] >= 0).all(axis=1) & table["kind"].notna()
-    timed = table["seconds"].between(0, 1e10, inclusive="neither")  # what ends before it begins wraps around
-    cut, timeless = cut + int((~whole).sum()), int((whole & ~timed).sum())
-    table = table[whole & timed & (table["ranks"] > 1)].reset_index(drop=True)
-    if not len(table):
-        raise AnalysisError(
-            f"{next(iter(files), 'no file')}: "
-            + (
-                f"its records have no {', '.join(missing)}; give what NCCL Inspector wrote, with that"
-                if taken and missing
-                else "no collective of several ranks with a time; by default Inspector keeps those of 8,192 bytes or "
-                "more that it timed on the GPU (NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, "
-                "NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING)"
-            )
-        )
-    counts = {"cut off, or without what is needed": cut, "without a time": timeless}
-    counts["of messages from one rank to another"] = messages
-    doubts = [f"left out: {count:,} record{'s' * (count > 1)} {what}" for what, count in counts.items() if count]
-    if over:
-        doubts.append(f"of {len(table) + over:,} records the newest {len(table):,} count")
-    if empty := [source for source in files if source not in set(table["source"])]:
-        doubts.append(f"no collective of several ranks in {len(empty)} of the files, such as {empty[0]}")
-    table.attrs["taken"] = len(table) + over
-    return _completed(table, doubts), doubts
-
-
-def _completed(table: pd.DataFrame, doubts: list[str]) -> pd.DataFrame:
-    """Return records with what headers may lack: without id those of as many ranks are of one communicator."""
-    table = table.astype(dict.fromkeys(("rank", "ranks", "number", "bytes"), int))
     table["seconds"] *= _US
-    table["timing"] = table["timing"].fillna("not said").astype(str)
-    of_name = table["source"].str.extract(r"([^/]*)-pid\d+\.[^/]*$", expand=False)
-    table["host"] = table["host"].fillna(of_name).fillna("").astype(str)
-    nameless, nodeless = table["group"].isna(), table["nodes"].isna()
-    table["group"] = table["group"].where(~nameless, "of " + table["ranks"].astype(str) + " ranks").astype(str)
-    twice = table[nameless & table.duplicated(["source", "group", "rank", "kind", "number"])]
-    for _, each in twice.head(1).iterrows():
-        raise AnalysisError(
-            f"{each['source']}: headers have no id, and {each['kind']} {each['number']} is there twice: of which "
-            "communicator each is is not known; give records with an id"
-        )
-    if nameless.any():
+    timed = table["seconds"].between(0, 1e4, inclusive="neither")  # what ends before it begins wraps around
+    good = (table[[*_NUMBERS]] >= 0).all(axis=1) & timed & (table["ranks"] > 1) & (table["timing"] == "kernel_gpu")
+    other += int((~good).sum())
+    table = table[good & table["kind"].notna()].reset_index(drop=True)
+    if table.empty:
+        why = f"its records have no {', '.join(missing)}" if missing else "no collective of several ranks with a time"
+        again = "give what NCCL Inspector wrote with NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=1"
+        raise AnalysisError(f"{next(iter(files), 'no file')}: {why}; {again}")
+    doubts = [f"left out: {other:,} records: cut off, of one rank, or not timed by the GPU"] if other else []
+    if (nameless := table["group"].isna()).any():
         doubts.append("headers have no id: records of as many ranks are taken for those of one communicator")
-    if nodeless.any():
-        doubts.append("headers have no nnodes: hosts of the files that are here are counted")
-    table["nodes"] = table["nodes"].where(~nodeless, table.groupby("group")["host"].transform("nunique")).astype(int)
-    return table
-
-
-def _group(name: str, every: pd.DataFrame, timing: str) -> pd.DataFrame:
-    """Return seconds of the collectives that all ranks that are here recorded: kind, bytes, number; a column a rank.
-
-    attrs: "of" (group, ranks, nodes), "hosts" of ranks.
-    """
-    for rank, sources in every.groupby("rank")["source"].unique().items():
-        if len(sources) > 1:
-            raise AnalysisError(
-                f"{sources[0]} and {sources[1]}: both hold rank {rank} of communicator {name}; give each process's "
-                "file once"
-            )
-    own, index = every[every["timing"] == timing], ["kind", "bytes", "number"]
-    wide = own.pivot_table(index=index, columns="rank", values="seconds", aggfunc="last")
-    hosts = every.groupby("rank")["host"].first().to_dict()
-    wide = wide.reindex(columns=list(hosts)).dropna()
-    of = {"group": name, **every[["ranks", "nodes"]].iloc[0].to_dict()}
-    wide.attrs = {"of": of, "hosts": hosts}
-    return wide
-
-
-def _size(key: Any, calls: pd.DataFrame, doubts: list[str]) -> dict[str, Any]:
-    """Return the row of the collectives of a kind and size (with their ranks and nodes)."""
-    kind, size, ranks, nodes = key
-    time, shortest = stats.order_interval(calls["mean"]), stats.order_interval(calls["shortest"])
-    share = float(moved_share(ranks))  # 2 (n - 1) / n
-    moved = {"AllReduce": share, "Broadcast": 1.0, "Reduce": 1.0}
-    moved |= dict.fromkeys(("AllGather", "ReduceScatter"), share / 2 * ranks)
-    rate = moved.get(kind, np.nan) * size / shortest.value
-    if why := impossible("bandwidth", bandwidth=rate):
-        doubts.append(f"{kind} of {size:,} bytes: {why}")
-        rate = np.nan
-    row = {"kind": kind, "bytes": size, "ranks": ranks, "nodes": nodes, "communicators": calls["group"].nunique()}
-    row |= {"calls": len(calls), "time": time, "shortest": shortest, "total_s": float(calls["mean"].sum())}
-    return row | {"busbw_gb_per_s": stats.finite_or_none(rate / 1e9)}
-
-
-def _last(group: pd.DataFrame) -> tuple[float, dict[str, Any]] | None:
-    """Return how long all waited for the rank that is later than each of the others beyond doubt, and that rank."""
-    together = group[group.index.get_level_values("kind").map(_word).isin(_TOGETHER)].to_numpy()
-    late = together.max(axis=1, initial=0.0, keepdims=True) - together
-    first = _latest(late)
-    if first is None:
-        return None
-    rank, host = list(group.attrs["hosts"].items())[first]
-    last = float(np.mean(late.argmax(axis=1) == first))
-    found = {"communicator": group.attrs["of"]["group"], "rank": rank, "host": host, "last": last}
-    found["late"] = stats.student(late[:, first])
-    return float(late[:, first].sum()), found
-
-
-def _record_doubts(table: pd.DataFrame, timing: str, groups: Sequence[pd.DataFrame]) -> Iterator[str]:
-    others = table.loc[table["timing"] != timing, "timing"]
-    if timing != KERNEL:
-        yield (
-            f"times are not of the GPU's kernels ({timing}): they hold what the host does before and after, bandwidths "
-            "are too low, and who comes last is not seen"
-        )
-    elif len(others):
-        yield f"left out: {len(others):,} records that the host timed ({', '.join(sorted(set(others)))})"
-    few = min(groups, key=lambda each: each.shape[1] / each.attrs["of"]["ranks"])
-    if few.shape[1] < few.attrs["of"]["ranks"]:
-        yield (
-            f"{few.shape[1]} of {few.attrs['of']['ranks']} ranks of communicator {few.attrs['of']['group']} are here: "
-            "the last one may be another, and the shortest time may hold waiting"
-        )
-    begun = int((table.groupby(["group", "rank", "kind"])["number"].max() + 1).sum())
-    if table.attrs["taken"] < begun:
-        yield (
-            f"{table.attrs['taken']:,} of {begun:,} collectives have a record; the others are smaller than "
-            "NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8,192), or were overwritten, of which NCCL_INSPECTOR_DUMP_COLL_RING_"
-            "SIZE (1,024) are kept from one dump to the next, or to the end"
-        )
-    parts: list[set[str]] = []
-    for own in table.groupby("source")["group"].unique().map(set):
-        touched = [part for part in parts if part & own]
-        parts = [*(part for part in parts if not part & own), own.union(*touched)]
-    if len(parts) > 1:
-        yield f"{len(parts)} sets of processes share no communicator: if these are several jobs, give the files of one"
+        twice = nameless & table.duplicated(["source", "rank", "ranks", "kind", "number"])
+        for source in table.loc[twice, "source"][:1]:
+            raise AnalysisError(f"{source}: of which communicator each is is not known; give records with an id")
+    named = table["group"].where(~nameless, "of " + table["ranks"].map("{:g}".format) + " ranks")
+    of_name = table["source"].str.extract(r"([^/]*)-pid\d+\.[^/]*$", expand=False)
+    return table.assign(group=named.astype(str), host=table["host"].fillna(of_name).fillna("")), doubts
