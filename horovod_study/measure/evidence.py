@@ -14,6 +14,7 @@ from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
 from horovod_study.measure.sensors import Gpus
+from horovod_study.text.words import plural
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,10 @@ def describe_rank(
     """Return this rank's entry of the record; `settings` are those of its backend, `lr` its optimiser's."""
     import torch
 
+    # With the numbers of the processes that hold it, None where that is not known.
+    gpu: dict[str, Any] | None = dict(gpu_identity(device)) if device.type == "cuda" else None
+    if gpu is not None:
+        gpu["processes"] = Gpus([gpu["uuid"]]).processes().get("gpu 0")
     return {
         "host": host,
         "local_rank": local_rank,
@@ -39,7 +44,7 @@ def describe_rank(
         "cores": list(cores),
         "threads": torch.get_num_threads(),
         "device": str(device),
-        "gpu": _gpu(device) if device.type == "cuda" else None,
+        "gpu": gpu,
         "lr": lr,
         "communication": communication(settings),
     }
@@ -51,12 +56,6 @@ def gpu_identity(device: "torch.device") -> dict[str, str]:
 
     properties = torch.cuda.get_device_properties(device)
     return {"name": properties.name, "uuid": str(properties.uuid)}
-
-
-def _gpu(device: "torch.device") -> dict[str, Any]:
-    """Return name and UUID of a GPU, and the numbers of the processes that hold it, None where that is not known."""
-    known = gpu_identity(device)
-    return {**known, "processes": Gpus([known["uuid"]]).processes().get("gpu 0")}
 
 
 def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,13 +76,10 @@ def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_option(name: str, value: Any) -> Any:
     """Return what a library reads, which is text, as the value of the option."""
-    if not isinstance(value, str):
-        return value
-    if name == "fusion_mb":
-        return float(value) / 1e6
-    if OPTIONS[name].kind is bool:
-        return value.lower() not in ("0", "false", "no", "off", "none", "")
-    return OPTIONS[name].kind(value)
+    if not isinstance(value, str) or name == "fusion_mb":
+        return float(value) / 1e6 if isinstance(value, str) else value
+    off = ("0", "false", "no", "off", "none", "")
+    return value.lower() not in off if OPTIONS[name].kind is bool else OPTIONS[name].kind(value)
 
 
 def parameter_count(model: "nn.Module") -> int:
@@ -127,12 +123,11 @@ def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
         here = [rank for rank in ranks if rank["host"] == host]
         groups = [set(rank["cores"]) for rank in here]
         for cores in [*sorted(groups, key=len), set().union(*groups)]:
-            inside = [rank for rank in here if set(rank["cores"]) <= cores]
-            threads = [rank["threads"] for rank in inside]
-            if len(inside) > 1 and sum(threads) > len(cores):
+            threads = [rank["threads"] for rank in here if set(rank["cores"]) <= cores]
+            if len(threads) > 1 and sum(threads) > len(cores):
                 return (
-                    f"{len(inside)} workers x {max(threads)} thread{'s' * (max(threads) > 1)} on {len(cores)} "
-                    f"core{'s' * (len(cores) > 1)} of {host}: they take the cores from each other; use "
+                    f"{len(threads)} workers x {plural(max(threads), 'thread')} on {plural(len(cores), 'core')} of "
+                    f"{host}: they take the cores from each other; use "
                     f"{'--threads 1, ' if max(threads) > 1 else ''}fewer workers or more cores"
                 )
     return None
@@ -245,7 +240,7 @@ def disturbed(others: Mapping[str, float | None], ranks: Sequence[Mapping[str, A
         cores, threads = set().union(*(rank["cores"] for rank in here)), sum(rank["threads"] for rank in here)
         if cores_used is not None and cores_used >= BUSY_CORES and cores_used + min(threads, len(cores)) > len(cores):
             return (
-                f"other programs use {cores_used:.1f} of the {len(cores)} core{'s' * (len(cores) > 1)} of {host}, and "
+                f"other programs use {cores_used:.1f} of the {plural(len(cores), 'core')} of {host}, and "
                 "workers that wait for one core all become slow; do not compare this run's times with those of a quiet "
                 "machine"
             )
