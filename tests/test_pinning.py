@@ -137,7 +137,7 @@ def watched(monkeypatch, *, seconds: float, busy_s: float, own_s: float, program
         monkeypatch.setattr(module, "now", lambda: clock[0])
     monkeypatch.setattr(evidence, "own_cpu_s", lambda: own[0])
     monkeypatch.setattr(pinning, "_by_process", lambda: used[0])
-    monkeypatch.setattr(evidence, "busy_s", lambda cores: busy[0])
+    monkeypatch.setattr(evidence, "busy_s", lambda cores, **_: busy[0])
     others = pinning.OtherPrograms([0, 1])
     clock[0], busy[0], own[0], used[0] = seconds, busy_s, own_s, programs
     return others

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from rich.text import Text
 from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.launch import cell_environment
 from horovod_study.cluster.partitions import Host, Partition
-from horovod_study.cluster.remote import remote_argv, this_host
+from horovod_study.cluster.remote import Answer, run_on, this_host
 from horovod_study.cluster.site import PORTS, hosts_of_allocation
 from horovod_study.cluster.slurm import directives
 from horovod_study.config import Cell, Placement
@@ -73,7 +72,7 @@ _SSH = {  # what it says: what to do
     "Connection refused": "start sshd on {0}, or give its port in ~/.ssh/config",
     "onnection closed": "its sshd may allow fewer at a time (MaxStartups), or not you: ssh -v {0} true tells",
     "cannot be started": "install the OpenSSH client (openssh-client)",
-    "route|unreachable|timed out|did not answer": "is it switched on, and in a network that this machine reaches",
+    "route|unreachable|timed out|no answer": "is it switched on, and in a network that this machine reaches",
     "without being asked": "in ~/.bashrc there, print in interactive shells only: [ -t 1 ]",
     "": "try it yourself: ssh -v {0} true",
 }
@@ -229,32 +228,24 @@ def _judged(check: Check, output: str, errors: str, code: int, here: Machine, ho
     return _finding(check, wrong, what, host=host)
 
 
-def _run(here: Machine, host: str, argv: Sequence[str], given: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return what `argv` prints on `host` ("": here), and why it did not work; no connection is left open."""
-    if host and not this_host(host):
-        program, *rest = remote_argv(host, argv, allocation=here.in_job)
-        argv = [program, *(("-o", "ControlMaster=no") if program == "ssh" else ()), *rest]
-    how: dict[str, Any] = {"input": given, "env": environ, "capture_output": True, "text": True, "errors": "replace"}
-    try:
-        done = subprocess.run(argv, timeout=2 * here.limit_s + 10, start_new_session=True, **how)
-    except subprocess.TimeoutExpired:
-        return "", f"{argv[0]} did not answer within {2 * here.limit_s + 10:g} s"
-    except OSError as error:
-        return "", f"{argv[0]} cannot be started ({error.strerror})"
-    return done.stdout, (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+def _run(here: Machine, host: str, argv: Sequence[str], sent: str = "") -> Answer:
+    """Return what `argv` comes to on `host`; "": here, in the environment of a cell."""
+    cell = cell_environment(here.environ, path=here.environ.get("PATH", os.defpath), out=Path(os.devnull))
+    host, limit_s = "" if host and this_host(host) else host, 2 * here.limit_s + 10
+    environ = here.environ if host else cell
+    return run_on(host, argv, timeout_s=limit_s, sent=sent, allocation=here.in_job and bool(host), environ=environ)
 
 
 def _asked(here: Machine, host: str, checks: Iterable[Check], variables: Mapping[str, str]) -> dict[str, Any]:
     """Return what the script says on a host, with how far its clock is ahead at least (s; negative: behind)."""
     question = json.dumps([[(each.name, each.command) for each in checks], here.limit_s, variables])
     asked_s = datetime.now(UTC).timestamp()
-    environ = cell_environment(here.environ, path=here.environ.get("PATH", os.defpath), out=Path(os.devnull))
-    output, problem = _run(here, host, (sys.executable, "-", question), _SCRIPT, here.environ if host else environ)
+    answer = _run(here, host, (sys.executable, "-", question), _SCRIPT)
     heard_s = datetime.now(UTC).timestamp()
     try:
-        told: dict[str, Any] = json.loads(output.splitlines()[-1])
+        told: dict[str, Any] = json.loads(answer.output.splitlines()[-1])
     except (ValueError, IndexError):
-        return {"problem": f"{sys.executable} does not run there: {_last(problem) or output}"}
+        return {"problem": f"{sys.executable} does not run there: {_last(answer.problem) or answer.output}"}
     first_s, last_s = told["clock"]
     return {**told, "ahead": max(0.0, last_s - heard_s) or min(0.0, first_s - asked_s)}
 
@@ -335,12 +326,13 @@ def _hosts(here: Machine, slots: Mapping[str, int], variables: Mapping[str, str]
 def _login(here: Machine, check: Check, name: str) -> Finding:
     if this_host(name):
         return _finding(check, None, "this machine: launchers need no ssh to it", host=name)
-    said, problem = _run(replace(here, limit_s=min(here.limit_s, 10.0)), name, ("true",), "", here.environ)
-    if said.strip():
-        problem = f"it prints {said.strip()[:60]!r} without being asked: launchers read that as an answer"
+    answer = _run(replace(here, limit_s=min(here.limit_s, 10.0)), name, ("true",))
+    said, problem = answer.output.strip(), answer.problem
+    if said:
+        problem = f"it prints {said[:60]!r} without being asked: launchers read that as an answer"
     if not problem:
         return _finding(check, None, "reached over ssh without a password; its shell prints nothing", host=name)
-    remedy = next(text for sign, text in _SSH.items() if re.search(sign, problem))
+    remedy = next(text for sign, text in _SSH.items() if re.search(sign, f"{problem}\n{answer.errors}"))
     return _finding(check, "", _last(problem), remedy.format(shlex.quote(name)), host=name)
 
 
