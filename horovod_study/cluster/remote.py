@@ -104,7 +104,8 @@ def remote_argv(host: str, argv: Sequence[str], *, allocation: bool = False) -> 
         # Beside whatever runs there: a step of its own would wait for the one that it is to end.
         one = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--mpi=none", "--export=ALL")
         return ("srun", *one, "--quiet", *argv)
-    return ("ssh", *SSH_OPTIONS, *ALIVE_OPTIONS, host, "--", shlex.join(argv))
+    # No connection is left open: it would hold our pipes.
+    return ("ssh", "-o", "ControlMaster=no", *SSH_OPTIONS, *ALIVE_OPTIONS, host, "--", shlex.join(argv))
 
 
 def run_on(

@@ -209,18 +209,12 @@ class HostSensor:
 
     def read(self, at_s: float) -> Rows:
         """Return the row "host"."""
-        present = self._counters()
-        row: dict[str, Any] = {
-            "available_mb": self._psutil.virtual_memory().available / 1e6,
-            "load1": self._psutil.getloadavg()[0],
-        }
+        present, asked = self._counters(), self._psutil
+        row = {"available_mb": asked.virtual_memory().available / 1e6, "load1": asked.getloadavg()[0]}
         if self._before_s is not None and at_s > self._before_s:
-            interval_s = at_s - self._before_s
-            grown = {
-                name: max(0, value - self._before[name]) for name, value in present.items() if name in self._before
-            }
-            row["interval_s"] = interval_s
-            row["cpu_percent"] = 100 * grown.pop("cpu_s") / interval_s
+            interval_s, before = at_s - self._before_s, self._before
+            grown = {name: max(0, value - before[name]) for name, value in present.items() if name in before}
+            row |= {"interval_s": interval_s, "cpu_percent": 100 * grown.pop("cpu_s") / interval_s}
             row |= {name: int(value) for name, value in grown.items()}
         self._before_s, self._before = at_s, present
         return {"host": row}
@@ -236,12 +230,10 @@ class HostSensor:
         found["sent_bytes"] = sum(card.bytes_sent for card in used)
         if "lo" in cards:
             found["loopback_bytes"] = cards["lo"].bytes_sent
-        if self._ports:
-            with suppress(OSError, ValueError):
-                # The unit of these counters is four bytes.
-                for name, counter in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):
-                    words = sum(int((port / counter).read_text()) for port in self._ports)
-                    found[name] = 4 * words
+        with suppress(OSError, ValueError):
+            for name, counter in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):
+                if words := [int((port / counter).read_text()) for port in self._ports]:
+                    found[name] = 4 * sum(words)  # the unit of these counters is four bytes
         return found
 
 
@@ -349,15 +341,10 @@ def visible_uuids(environ: Mapping[str, str], *, library: Any = None) -> list[st
         return []
     handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
     uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    names = visible_gpus(environ)
-    if names is None:
+    if (names := visible_gpus(environ)) is None:
         return uuids
-    known = dict(enumerate(uuids))
-    found = [
-        known.get(int(name), "") if name.isdecimal() else next((each for each in uuids if each.startswith(name)), "")
-        for name in names
-    ]
-    return [uuid for uuid in found if uuid]
+    named = [[each for n, each in enumerate(uuids) if name == str(n) or each.startswith(name)] for name in names]
+    return [found[0] for found in named if found]
 
 
 def _text(name: Any) -> str:
