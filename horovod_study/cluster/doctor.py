@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from random import SystemRandom
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -62,20 +63,6 @@ with ThreadPoolExecutor(8) as pool:
     said = [*map(made, rows[:1]), *pool.map(made, rows[1:])]
 print(json.dumps({"said": said, "clock": [begun_s, time.time()], "host": os.uname().nodename}))
 """
-_SSH = {  # what it says: what to do
-    "pam_slurm": "start studies inside a job (scheduler: slurm in the partition's file), which needs no ssh",
-    "IDENTIFICATION HAS CHANGED": "if the machine was set up again: ssh-keygen -R {0}, then ssh {0} once yourself",
-    "Host key verification failed": "ssh {0} once yourself and say yes, on every host that starts others",
-    "UNPROTECTED PRIVATE KEY": "chmod 600 the file of the key: ssh does not use one that others may read",
-    "Permission denied": "ssh-keygen -t ed25519, then ssh-copy-id {0}; or scheduler: slurm, which needs no ssh",
-    "Could not resolve": "correct the name, or add {0} to /etc/hosts or to ~/.ssh/config",
-    "Connection refused": "start sshd on {0}, or give its port in ~/.ssh/config",
-    "onnection closed": "its sshd may allow fewer at a time (MaxStartups), or not you: ssh -v {0} true tells",
-    "cannot be started": "install the OpenSSH client (openssh-client)",
-    "route|unreachable|timed out|no answer": "is it switched on, and in a network that this machine reaches",
-    "without being asked": "in ~/.bashrc there, print in interactive shells only: [ -t 1 ]",
-    "": "try it yourself: ssh -v {0} true",
-}
 
 
 class Check(NamedTuple):
@@ -89,6 +76,7 @@ class Check(NamedTuple):
     command: str = ""
     passes: str = ""
     wrong: str = ""
+    remedies: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,18 +122,7 @@ def table() -> tuple[Check, ...]:
     return tuple(Check(area=area, **row) for area, rows in areas.items() for row in rows)
 
 
-# ------------------------------------------------------------------------------------------- what a regex cannot say
-
-
-def _interfaces(text: str, here: Machine) -> str:
-    if here.interface is not None and not re.search(rf"(?m)^{re.escape(here.interface)} ", text):
-        return f"{here.interface} is to be used, which is not up"
-    return "only the loopback is up" if here.several and not text else ""
-
-
-def _choice(text: str, here: Machine) -> str:
-    said = "each library chooses by itself, not always the fast one, and may hang in a network of containers"
-    return said if here.several and here.interface is None and len(text.splitlines()) > 1 else ""
+# ----------------------------------------------------------------------------------------------------- one machine
 
 
 def _fits(text: str, here: Machine) -> str:
@@ -187,16 +164,6 @@ def seconds_of(limit: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds if found else None
 
 
-_PASSES: Mapping[str, Callable[[str, Machine], str]] = {
-    "interfaces": _interfaces,
-    "choice": _choice,
-    "partition": _fits,
-}
-
-
-# ----------------------------------------------------------------------------------------------------- one machine
-
-
 def _finding(check: Check, wrong: str | None, what: str, remedy: str = "", *, host: str = "") -> Finding:
     """Return the finding of a check; `wrong`: what it means that it did not pass, None where it did."""
     text, name = cut(" ".join(what.split()), 400), f"{host} {check.name}".strip()
@@ -221,11 +188,10 @@ def _judged(check: Check, output: str, errors: str, code: int, here: Machine, ho
     if code:
         what = "; ".join(filter(None, (what, _last(errors))))
         return _finding(check, check.wrong, what or ("" if check.wrong else f"exit code {code}"), host=host)
-    if check.passes in _PASSES:
-        wrong: str | None = _PASSES[check.passes](output.strip(), here) or None
-    else:
-        wrong = None if re.search(check.passes, output.strip(), re.DOTALL) else check.wrong
-    return _finding(check, wrong, what, host=host)
+    if check.passes == "partition":
+        return _finding(check, _fits(output, here) or None, what, host=host)
+    passes = re.search(check.passes, output.strip(), re.DOTALL)
+    return _finding(check, None if passes else check.wrong, what, host=host)
 
 
 def _run(here: Machine, host: str, argv: Sequence[str], sent: str = "") -> Answer:
@@ -332,7 +298,7 @@ def _login(here: Machine, check: Check, name: str) -> Finding:
         problem = f"it prints {said[:60]!r} without being asked: launchers read that as an answer"
     if not problem:
         return _finding(check, None, "reached over ssh without a password; its shell prints nothing", host=name)
-    remedy = next(text for sign, text in _SSH.items() if re.search(sign, f"{problem}\n{answer.errors}"))
+    remedy = next(text for sign, text in check.remedies.items() if re.search(sign, f"{problem}\n{answer.errors}"))
     return _finding(check, "", _last(problem), remedy.format(shlex.quote(name)), host=name)
 
 

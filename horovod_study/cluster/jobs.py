@@ -119,13 +119,9 @@ def cell_of(values: Mapping[str, Any]) -> Cell:
     placement, runtime = dict(values["placement"]), values["runtime"]
     placement["hosts"] = tuple(placement.get("hosts", ()))
     workload = workload_at(Path(values["workload"])) if "workload" in values else packaged()
-    cell = Cell(
-        config=workload.configure(values["config"]),
-        runtime=runtime,
-        placement=Placement(**placement),
-        identity=values["identity"],
-        label=values.get("label") or f"{runtime}, {plural(placement['workers'], 'worker')}",  # older jobs tell none
-    )
+    label = values.get("label") or f"{runtime}, {plural(placement['workers'], 'worker')}"  # older jobs tell none
+    how: dict[str, Any] = {"runtime": runtime, "placement": Placement(**placement), "identity": values["identity"]}
+    cell = Cell(config=workload.configure(values["config"]), label=label, **how)
     if cell.key != values["key"]:
         raise RecordError(f"cell {values['key']} of the job is {cell.key} to this program; submit the study again")
     return cell
@@ -227,11 +223,9 @@ def parse_sacct(text: str) -> list[Row]:
         if number is None:
             continue
         state, (code, _, by) = parts[2], parts[3].partition(":")
-        reason = ""
+        reason = f"by user {state[13:]}" if state.startswith("CANCELLED by ") else ""
         if meaning(state) == "failed":
             reason = f"ended by signal {by}" if by not in ("", "0") else f"exit code {code}"
-        elif state.startswith("CANCELLED by "):
-            reason = f"by user {state.removeprefix('CANCELLED by ')}"
         rows += [Row(number[1], task, parts[1], meaning(state), reason) for task in _tasks(number[2] or "N/A")]
     return rows
 
@@ -359,14 +353,13 @@ class JobBook:
             job = wanted.get(place)
             if job is None or (job.job_id and job.job_id != row.job_id):
                 continue
-            note, reason = self._notes[place], row.reason
-            if note is not None and note.job_id.partition("_")[0] != row.job_id:
-                note = None
-            if note is not None and note.reason and row.state not in ("pending", "running"):
-                reason = f"{reason}; {note.reason}" if reason else note.reason
-            if row.state == "pending" and note is not None:
-                reason = f"started before, queued again{f' ({reason})' if reason else ''}"
-            restarts = note.restarts if note is not None else 0
+            note, reason, restarts = self._notes[place], row.reason, 0
+            if note is not None and note.job_id.partition("_")[0] == row.job_id:
+                restarts = note.restarts
+                if row.state == "pending":
+                    reason = f"started before, queued again{f' ({reason})' if reason else ''}"
+                elif row.state != "running":
+                    reason = "; ".join(filter(None, (reason, note.reason)))
             states[place] = JobState(state=row.state, reason=reason, job_id=row.job_id, asked=asked, restarts=restarts)
 
     def _from_folder(self, job: Job, place: _Place) -> JobState | None:

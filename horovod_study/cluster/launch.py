@@ -169,7 +169,10 @@ def program_line(
     environment = cell_environment(start.environ, path=search, out=out, site=site)
     environment.update(_variables(runtime, starter, environment, site))
     if _meets_by_itself(runtime, starter) or (starts_ranks and not site.alone):
-        environment.update(_meeting(site, out))
+        digest = hashlib.sha256(str(out.absolute()).encode()).digest()
+        chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
+        environment["MASTER_ADDR"] = site.hosts[0].name if site.hosts else "localhost"
+        environment["MASTER_PORT"] = str(site.port or chosen)
     refuse_other_than_numbers(environment)
     argv = launcher.command((str(python), *job), environment, own_mpi=starter.endswith("+mpi"))
     remote = () if site.alone else tuple(host.name for host in site.hosts)
@@ -207,14 +210,6 @@ def _variables(runtime: str, starter: str, environ: Mapping[str, str], site: Sit
     if runtime.startswith("horovod/") and _meets_by_itself(runtime, starter):
         found.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     return found
-
-
-def _meeting(site: Site, out: Path) -> dict[str, str]:
-    """Return where ranks meet that are not told by their launcher."""
-    host = site.hosts[0].name if site.hosts else "localhost"
-    digest = hashlib.sha256(str(out.absolute()).encode()).digest()
-    chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
-    return {"MASTER_ADDR": host, "MASTER_PORT": str(site.port or chosen)}
 
 
 # ------------------------------------------------------------------------------------------------------- launchers

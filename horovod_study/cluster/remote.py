@@ -52,35 +52,27 @@ import glob, json, os, signal, sys, time
 exact, grace_s = sys.argv[1].encode(), float(sys.argv[2])
 below = exact.rstrip(b"/") + b"/"
 
-def marked():
+def marked(number=0):
     found = []
     for path in glob.glob("/proc/[0-9]*/environ"):
+        pid = int(path.split("/")[2])
         try:
             with open(path, "rb") as stream:
                 variables = stream.read().split(b"\\0")
+            if pid != os.getpid() and any(each == exact or each.startswith(below) for each in variables):
+                found.append(pid)
+                os.kill(pid, number)
         except OSError:
             continue
-        pid = int(path.split("/")[2])
-        if pid != os.getpid() and any(each == exact or each.startswith(below) for each in variables):
-            found.append(pid)
     return found
 
-def send(pids, number):
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except OSError:
-            pass
-
-found = marked()
-send(found, signal.SIGTERM)
+found = marked(signal.SIGTERM)
 end = time.monotonic() + grace_s
 while marked() and time.monotonic() < end:
     time.sleep(0.05)
-rounds = 0
-while marked() and rounds < 50:
-    send(marked(), signal.SIGKILL)
-    rounds += 1
+for _ in range(50):
+    if not marked(signal.SIGKILL):
+        break
     time.sleep(0.02)
 print(json.dumps({"found": len(found), "left": len(marked())}))
 """
@@ -158,7 +150,7 @@ def stop_marked_on(
         return 0, ""
     with ThreadPoolExecutor(max_workers=min(len(hosts), 16)) as pool:
         answers = list(pool.map(ask, hosts))
-    found, unreached = 0, {}
+    found, unreached = 0, []
     for host, answer in zip(hosts, answers, strict=True):
         left, problem = 0, answer.problem
         try:
@@ -166,10 +158,9 @@ def stop_marked_on(
             left, found = int(told["left"]), found + int(told.get("found", 0))
         except (ValueError, LookupError, TypeError, RecursionError):
             problem = "its answer is unreadable"
-        if problem or left:
-            unreached[host] = problem or f"{left} processes do not end"
-    problem = "; ".join(f"{host}: {why}" for host, why in unreached.items())
-    return found, f"processes may be left on hosts that could not be asked ({problem})" if problem else ""
+        unreached += [f"{host}: {problem or f'{left} processes do not end'}"] if problem or left else []
+    why = f"processes may be left on hosts that could not be asked ({'; '.join(unreached)})"
+    return found, why if unreached else ""
 
 
 @functools.cache

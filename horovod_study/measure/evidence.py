@@ -6,6 +6,7 @@ Beside it what makes a measurement worth less: cores that workers share, and oth
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +109,9 @@ def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:
     """Raise BackendError if the optimisers of the ranks have different learning rates; names the first that differs."""
     for number, rank in enumerate(ranks):
         if rank["lr"] != ranks[0]["lr"]:
-            raise BackendError(
-                f"rank {number} on {rank['host']} has a learning rate of {rank['lr']!r} in its optimiser, rank 0 on "
-                f"{ranks[0]['host']} has {ranks[0]['lr']!r}; start all ranks with the same options"
-            )
+            own = f"rank {number} on {rank['host']} has a learning rate of {rank['lr']!r} in its optimiser"
+            first = f"rank 0 on {ranks[0]['host']} has {ranks[0]['lr']!r}"
+            raise BackendError(f"{own}, {first}; start all ranks with the same options")
 
 
 def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
@@ -141,13 +141,11 @@ def gpu_holders(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     """
     found: dict[str, int | None] = {}
     for (host, _), here in _by_gpu(ranks).items():
-        listed = {pid for rank in here for pid in rank["gpu"]["processes"] or ()}
-        own = {rank["pid"] for rank in here}
-        if all(rank["gpu"]["processes"] is None for rank in here):
-            found.setdefault(host, None)
-        else:
+        listed, own = {pid for rank in here for pid in rank["gpu"]["processes"] or ()}, {rank["pid"] for rank in here}
+        found.setdefault(host, None)
+        if any(rank["gpu"]["processes"] is not None for rank in here):
             others = len(listed - own) if listed & own else max(0, len(listed) - len(own))
-            found[host] = (found.get(host) or 0) + others
+            found[host] = (found[host] or 0) + others
     return found
 
 
@@ -163,11 +161,8 @@ def _by_gpu(ranks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Ma
 def shared_gpu(ranks: Sequence[Mapping[str, Any]]) -> str | None:
     """Return in one line how many workers share the GPU that most share, None if each has its own."""
     (host, _), here = max(_by_gpu(ranks).items(), key=lambda each: len(each[1]), default=(("", ""), []))
-    if len(here) < 2:
-        return None
-    return (
-        f"{len(here)} workers share one GPU of {host}: their times measure how it is shared, not what {len(here)} give"
-    )
+    shared = f"{len(here)} workers share one GPU of {host}: their times measure how it is shared, not what"
+    return f"{shared} {len(here)} give" if len(here) > 1 else None
 
 
 def held(holders: Mapping[str, int | None]) -> str | None:
@@ -205,13 +200,12 @@ class OtherLoad:
 
     def _own(self) -> float:
         """Return the processor seconds of this process, the children it waited for, and the process beside it."""
-        try:
-            stat = "" if self.beside is None else (self._proc / str(self.beside) / "stat").read_text()
-        except OSError:  # it has ended
-            stat = ""
-        fields = stat.rpartition(")")[2].split()
-        ticks = int(fields[11]) + int(fields[12]) if fields else 0
-        return own_cpu_s() + ticks / os.sysconf("SC_CLK_TCK")
+        used_s = own_cpu_s()
+        with suppress(OSError):  # it has ended
+            if self.beside is not None:
+                fields = (self._proc / str(self.beside) / "stat").read_text().rpartition(")")[2].split()
+                used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return used_s
 
 
 def other_cores(
@@ -224,12 +218,11 @@ def other_cores(
     found: dict[str, float | None] = {}
     for host in dict.fromkeys(rank["host"] for rank in ranks):
         here = [sample for sample, rank in zip(samples, ranks, strict=True) if rank["host"] == host]
-        first, known = here[0], [sample for sample in here if sample is not None]
-        if first is None or len(known) < len(here):
-            found[host] = None
-        else:
-            others_s = first["busy_s"] - sum(each["own_s"] for each in known)
-            found[host] = round(max(0.0, others_s / first["seconds"]), 2)
+        known = [sample for sample in here if sample is not None]
+        found[host] = None
+        if len(known) == len(here):
+            others_s = known[0]["busy_s"] - sum(each["own_s"] for each in known)
+            found[host] = round(max(0.0, others_s / known[0]["seconds"]), 2)
     return found
 
 

@@ -7,7 +7,7 @@ first reading has none. A sensor that fails gives nothing and says why; it never
 
 import importlib
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -96,7 +96,7 @@ class Trees:
 
     def _tree(
         self, root: int, counts: dict[tuple[int, str, int, str], float], *, shares: bool, threads: bool
-    ) -> tuple[dict[str, Any], Counter[str]]:
+    ) -> tuple[dict[str, Any], dict[str, float]]:
         """Return the sums over a process and all below it, and by how much its counts have grown; fill `counts`."""
         row: dict[str, Any] = {
             "processes": 0,
@@ -105,7 +105,7 @@ class Trees:
             "own_mb": 0.0,
             "pss_mb": 0.0 if shares else None,
         }
-        grown: Counter[str] = Counter()
+        grown: dict[str, float] = defaultdict(float)
         waiting, seen = [root], {os.getpid()}  # the sampler is a child of a rank, and no part of the training
         while waiting:
             pid = waiting.pop()
@@ -244,6 +244,7 @@ class Gpus:
         """`uuids` name the GPUs, with or without their prefix "GPU-"; `library` stands in for pynvml."""
         self.missing, self.devices = dict[str, str](), dict[str, str]()
         self._handles, self._first_mj = dict[str, Any](), dict[str, int]()
+        self._nvml: Any
         self._nvml, why = _begun(library) if uuids else (None, "the ranks of this host use no GPU")
         if why:
             self.missing["gpu"] = why

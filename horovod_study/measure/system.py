@@ -134,11 +134,10 @@ def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
                     sampling.sample()
                     due = now() + sampling.interval_s
                     print("ready", flush=True)
-                    with suppress(OSError):
-                        os.nice(5)  # not before: on a busy host the trainer would wait for the imports
-                elif word == "zero" and sampling is not None:
+                    os.nice(5)  # not before: on a busy host the trainer would wait for the imports
+                elif sampling is not None and word == "zero":
                     sampling.open(float(rest))
-                elif word == "stop" and sampling is not None:
+                elif sampling is not None:
                     sampling.sample()
                     return sampling, True
         if os.getppid() != parent:
