@@ -568,7 +568,7 @@ def test_names_on_a_host(place: Place, names: str, how: dict[str, str], found: s
 
     [said] = doctor._asked(place.look(), "", [row], variables)["said"]
 
-    judged = doctor._judged(row, *said[1:], place.look())
+    judged = doctor._judged(row, *said[1:], here=place.look())
     assert f"{judged.verdict}: {judged.what}".startswith(found)
 
 
@@ -577,7 +577,7 @@ def test_a_host_connects_to_the_others_while_they_try() -> None:
     for peers, verdict in (("localhost", "ok"), ("192.0.2.1.invalid", "fail")):
         variables = {"PYTHON": sys.executable, "PORT": str(free_port()), "PEERS": peers}
         [said] = doctor._asked(Machine(), "", [row], variables)["said"]
-        assert doctor._judged(row, *said[1:], Machine()).verdict == verdict
+        assert doctor._judged(row, *said[1:], here=Machine()).verdict == verdict
         assert (said[1] == "to localhost from 127.0.0.1\n") == (verdict == "ok")
 
 

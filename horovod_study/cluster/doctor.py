@@ -182,7 +182,7 @@ def _last(text: str) -> str:
     return re.sub(r"^[a-z][\w-]*: (?:error: |fatal: )?(?=\S)", "", said[-1]) if said else ""
 
 
-def _judged(check: Check, output: str, errors: str, code: int, here: Machine, host: str = "") -> Finding:
+def _judged(check: Check, output: str, errors: str, code: int, *, here: Machine, host: str = "") -> Finding:
     """Return what the output and the exit code of a check's command say."""
     what = "; ".join(output.split("\n")).strip("; ")
     if code:
@@ -241,7 +241,7 @@ def look(here: Machine, variables: Mapping[str, str]) -> list[Finding]:
     told = _asked(here, "", checks, variables)
     if "problem" in told:
         return [_finding(checks[0], "", told["problem"])]
-    found = [_judged(check, *said[1:], here) for check, said in zip(checks, told["said"], strict=True)]
+    found = [_judged(check, *said[1:], here=here) for check, said in zip(checks, told["said"], strict=True)]
     # What a command has said once is not said again where all is well.
     said = [each.what for each in found]
     return [each for n, each in enumerate(found) if each.what and (each.verdict != "ok" or each.what not in said[:n])]
@@ -273,7 +273,7 @@ def _hosts(here: Machine, slots: Mapping[str, int], variables: Mapping[str, str]
             yield _finding(row["Python"], "", there["problem"], host=name)
             continue
         for check, said in zip(checks, there["said"], strict=True):
-            found = _judged(check._replace(area="ssh"), *said[1:], here, name)
+            found = _judged(check._replace(area="ssh"), *said[1:], here=here, host=name)
             if check.where == "hosts" or (found.verdict != "ok" and (check.name == "cores" or not this_host(name))):
                 yield found
             if check.name == "packages" and found.verdict == "ok":

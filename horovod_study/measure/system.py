@@ -48,7 +48,8 @@ class Sampling:
         self.interval_s, self._resumed = float(told["interval_s"]), bool(told["resumed"])
         self.trees = Trees(self._ranks)
         self._sensors: Sequence[Any] = sensors or [self.trees, HostSensor(), Gpus(told["gpus"]), Packages()]
-        self._zero, self._writer, self._rows = 0.0, None, list[dict[str, Any]]()
+        self._zero, self._rows = 0.0, list[dict[str, Any]]()
+        self._writer: Any = None
         self.samples, self.ended = 0, ""  # why there are no more samples
         self._start_cpu_s = self._before_cpu_s = own_cpu_s()
         self._began = self._before = self._flushed = now()

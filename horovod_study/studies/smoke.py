@@ -111,9 +111,9 @@ def _refuse_unreachable(
         return
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
-    if lost := [answer for answer in answers if answer.problem]:
+    if lost := {name: answer.problem for name, answer in zip(away, answers, strict=True) if answer.problem}:
         _diagnose(tuple(hosts.values()), cells[0], sweep, console)
-        named = "; ".join(f"{answer.host}: {answer.problem}" for answer in lost)
+        named = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
         raise StudyError(
             f"{len(lost)} of {len(hosts)} hosts cannot be used ({named}); nothing was started: fix that, or leave "
             "them out (--hosts)"
