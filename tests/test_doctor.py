@@ -48,8 +48,8 @@ class Place:
         path.write_text(f"{text}\n")
 
     def look(self, **how: Any) -> Machine:
-        how = {"environ": self.environ, "runs": self.root / "runs", "python": str(self.root / "bin" / "python")} | how
-        return Machine(**how)
+        own = {"environ": self.environ, "runs": self.root / "runs", "python": str(self.root / "bin" / "python")}
+        return Machine(**{**own, **how})
 
     def row(self, row: Check) -> Check:
         command = row.command.replace("/sys/", f"{self.root}/sys/").replace("/proc/", f"{self.root}/proc/")
@@ -81,7 +81,7 @@ def test_the_table_names_each_check_once_with_what_it_asks_and_a_remedy() -> Non
 def test_what_a_command_that_fails_or_hangs_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     note = place.root / "child"
 
-    def row(command: str, **more: str) -> Check:
+    def row(command: str, **more: Any) -> Check:
         return Check(area="a", name="n", where="here", otherwise="fail", remedy="r", command=command, **more)
 
     rows = [
@@ -430,6 +430,7 @@ class Pair:
         self.place, self.cases = place, {"none": "true"}
         self.says = {"packages": "torch 2.13.0", "runs": "it sees", "names": "ok", "way": "to the other"}
         self.other: dict[str, str] = {}  # of node2
+        self.extra: dict[str, float] = {}  # what each answers beside it
         self.host = {"node1": "node1", "node2": "node2"}
 
     def look(self, *named: str, **how: Any) -> dict[str, Finding]:
@@ -458,7 +459,6 @@ def pair(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
         told = asked(here, host, rows, variables)
         return {**told, "host": hosts.host.get(host, host)} | hosts.extra if "problem" not in told else told
 
-    hosts.extra = {}  # type: ignore[attr-defined]
     monkeypatch.setattr(doctor, "table", lambda: tuple(rows))
     monkeypatch.setattr(doctor, "this_host", lambda name: False)
     monkeypatch.setattr(doctor, "_asked", ask)
@@ -532,7 +532,7 @@ def test_two_hosts_of_one_name_and_a_clock_that_is_ahead(pair: Pair) -> None:
     pair.host["node2"] = "node1"
     assert pair.look()["node1 host name"].what == "node1, node2 call themselves node1"
     for ahead_s, text in ((90.0, "90.0 s ahead of this machine's"), (-90.0, "90.0 s behind this machine's")):
-        pair.extra = {"ahead": ahead_s}  # type: ignore[attr-defined]
+        pair.extra = {"ahead": ahead_s}
         found = pair.look()["node2 clock"]
         assert (found.verdict, found.what) == ("warning", text)
 
@@ -653,7 +653,16 @@ def test_two_real_hosts_and_one_that_is_cut_off(two_hosts: TwoHosts, tmp_path: P
     program = Path(sys.executable).parent / "horovod-study"
 
     def look(*options: str) -> tuple[int, dict[str, tuple[str, str]]]:
-        line = [program, "doctor", "--hosts", "node1:1,node2:1", "--runs", tmp_path, "--json", *options]
+        line: list[str | Path] = [
+            program,
+            "doctor",
+            "--hosts",
+            "node1:1,node2:1",
+            "--runs",
+            tmp_path,
+            "--json",
+            *options,
+        ]
         done = two_hosts.run("node1", line)
         rows = [each for each in json.loads(done.stdout)["findings"] if each["area"] == "ssh"]
         return done.returncode, {each["name"]: (each["verdict"], each["what"]) for each in rows}
