@@ -25,20 +25,12 @@ def since(stretches: Stretches, from_s: float) -> list[list[float]]:
     return [[max(begin, from_s), end] for begin, end in stretches if end > from_s]
 
 
-def by_counter(at_s: Floats, energy_j: Floats, stretches: Stretches) -> float:
-    """Return the joules that a counter, shape (N,), grew by in the stretches; at_s (N,) ascending."""
-    begins, ends = np.array(stretches, dtype=np.float64).T
-    return float((np.interp(ends, at_s, energy_j) - np.interp(begins, at_s, energy_j)).sum())
-
-
 def by_integral(at_s: Floats, power_w: Floats, stretches: Stretches) -> float:
     """Return the joules of power readings (N,) in the stretches, by the trapezoid rule over the true times (N,)."""
     total = 0.0
     for begin, end in stretches:
-        inside = at_s[(at_s > begin) & (at_s < end)]
-        times = np.concatenate([[begin], inside, [end]])
-        power = np.interp(times, at_s, power_w)
-        total += float(((power[1:] + power[:-1]) / 2 * np.diff(times)).sum())
+        times = np.concatenate([[begin], at_s[(at_s > begin) & (at_s < end)], [end]])
+        total += float(np.trapezoid(np.interp(times, at_s, power_w), times))
     return total
 
 
@@ -57,32 +49,26 @@ def device_energy(
     at_s, energy_j, power_w: shape (N,), at_s ascending. None for what cannot be determined, with the `reason`. Without
     `independent` the power was derived from the counter, and its integral would only repeat it.
     """
-    found: dict[str, Any] = {"name": name, "counter_j": None, "integral_j": None, "reason": "", "doubt": ""}
     reasons, doubts = [], []
-    for key, readings, method in (("counter_j", energy_j, by_counter), ("integral_j", power_w, by_integral)):
-        what = "energy counter" if key == "counter_j" else "power reading"
-        if key == "integral_j" and not independent:
-            reasons.append("its power is derived from the counter, so there is no integral beside it")
-            continue
-        known = np.isfinite(readings)
-        if known.sum() < 2:
-            reasons.append(f"no {what}")
-            continue
-        times, values = at_s[known], readings[known]
-        if key == "counter_j" and (np.diff(values) < 0).any():
-            reasons.append("its energy counter went backwards")
-            continue
-        window_s = sum(end - begin for begin, end in stretches)
-        covered_s = sum(max(0.0, min(end, times[-1]) - max(begin, times[0])) for begin, end in stretches)
-        if covered_s < 0.99 * window_s:  # no more may be before the first or after the last sample
-            reasons.append(f"its {what}s cover {covered_s:.1f} s of the window's {window_s:.1f} s")
-            continue
-        found[key] = method(times, values, stretches)
-        if key == "integral_j":
-            unseen = _unseen_s(times, stretches, interval_s) / window_s
-            if unseen > UNSEEN:
-                doubts.append(f"no power reading in {100 * unseen:.0f} % of the window")
-    counter_j, integral_j = found["counter_j"], found["integral_j"]
+    counter_j = integral_j = None
+    begins, ends = np.array(stretches, dtype=np.float64).T
+    window_s, known = float((ends - begins).sum()), np.isfinite(energy_j)
+    if why := _useless("energy counter", at_s[known], stretches):
+        reasons.append(why)
+    elif (np.diff(energy_j[known]) < 0).any():
+        reasons.append("its energy counter went backwards")
+    else:
+        grown = np.interp(ends, at_s[known], energy_j[known]) - np.interp(begins, at_s[known], energy_j[known])
+        counter_j = float(grown.sum())
+    known = np.isfinite(power_w)
+    if not independent:
+        reasons.append("its power is derived from the counter, so there is no integral beside it")
+    elif why := _useless("power reading", at_s[known], stretches):
+        reasons.append(why)
+    else:
+        integral_j = by_integral(at_s[known], power_w[known], stretches)
+        if (unseen := _unseen_s(at_s[known], stretches, interval_s) / window_s) > UNSEEN:
+            doubts.append(f"no power reading in {100 * unseen:.0f} % of the window")
     if counter_j is not None and integral_j is not None and counter_j > 0:
         gap = (integral_j - counter_j) / counter_j
         if abs(gap) > 0.10:  # then they are not both right
@@ -90,20 +76,27 @@ def device_energy(
                 f"its counter says {counter_j:.4g} J and the integral of its power {integral_j:.4g} J "
                 f"({100 * gap:+.0f} %)"
             )
-    found["reason"], found["doubt"] = "; ".join(reasons), "; ".join(doubts)
-    return found
+    told = {"reason": "; ".join(reasons), "doubt": "; ".join(doubts)}
+    return {"name": name, "counter_j": counter_j, "integral_j": integral_j, **told}
+
+
+def _useless(what: str, times: Floats, stretches: Stretches) -> str:
+    """Return why readings at these times do not tell of the stretches, "" where they do."""
+    if len(times) < 2:
+        return f"no {what}"
+    covered_s, window_s = _overlap_s(stretches, times[0], times[-1]), sum(end - begin for begin, end in stretches)
+    # No more may be before the first or after the last sample.
+    return f"its {what}s cover {covered_s:.1f} s of the window's {window_s:.1f} s" * (covered_s < 0.99 * window_s)
+
+
+def _overlap_s(stretches: Stretches, first_s: float, last_s: float) -> float:
+    return float(sum(max(0.0, min(end, last_s) - max(begin, first_s)) for begin, end in stretches))
 
 
 def _unseen_s(times: Floats, stretches: Stretches, interval_s: float) -> float:
     """Return how much of the stretches is between samples that are further apart than two intervals."""
     wide = np.flatnonzero(np.diff(times) > 2 * interval_s)
-    return float(
-        sum(
-            max(0.0, min(end, times[place + 1]) - max(begin, times[place]))
-            for place in wide
-            for begin, end in stretches
-        )
-    )
+    return sum(_overlap_s(stretches, times[place], times[place + 1]) for place in wide)
 
 
 def host_energy(
@@ -113,27 +106,17 @@ def host_energy(
 
     Counters begin again with each attempt of a run; each stretch is in one.
     """
-    found = []
+    found, floats = [], ("at_s", "energy_j", "power_w")
     part, attempt = np.asarray(columns["part"]), np.asarray(columns["attempt"])
     for name, device in devices.items():
-        mine = part == name
-        at_s, energy_j, power_w = (
-            np.asarray(columns[each], dtype=np.float64)[mine] for each in ("at_s", "energy_j", "power_w")
-        )
-        energy_j = energy_j.copy()
+        mine, independent = part == name, not name.startswith("package")
+        at_s, energy_j, power_w = (np.array(columns[each], dtype=np.float64)[mine] for each in floats)
         for number in np.unique(attempt[mine])[1:]:
             before, after = attempt[mine] < number, attempt[mine] == number
             known = energy_j[before][np.isfinite(energy_j[before])]
             energy_j[after] += known[-1] if len(known) else 0.0
-        told = device_energy(
-            f"{host}: {device} ({name})",
-            at_s,
-            energy_j,
-            power_w,
-            stretches,
-            interval_s=interval_s,
-            independent=not name.startswith("package"),
-        )
+        how: dict[str, Any] = {"interval_s": interval_s, "independent": independent}
+        told = device_energy(f"{host}: {device} ({name})", at_s, energy_j, power_w, stretches, **how)
         found.append({**told, "host": host, "part": name})
     return found
 

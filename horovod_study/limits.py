@@ -33,8 +33,6 @@ _SIGNS = (  # what PyTorch, the dynamic loader and Python say in errors that are
 
 MIN_FILE_BYTES = 8 << 20
 """Open MPI 4.1.8 shares files of 4 MiB; seen to hang in MPI_Init at 3,000 KiB and to work at 4,200 KiB."""
-_MIN_OPEN_FILES, _OPEN_FILES_PER_RANK = 32, 6
-"""mpirun of Open MPI 4.1.8 hung with 28, 32 and 40 open files for 1, 2 and 4 ranks, and worked with 32, 36 and 48."""
 
 FEW_COLLECTIONS = (10_000, 10, 10)
 """Thresholds of Python's garbage collector for a program of ours while it begins, in place of (700, 10, 10).
@@ -76,15 +74,14 @@ def mpi_hindrance(ranks: int) -> str:
     """
     size, files = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if size != resource.RLIM_INFINITY and size < MIN_FILE_BYTES:
-        return (
-            f"ulimit -f allows files of {size / 1024:.0f} KiB, and MPI waits for ever where it cannot make files of "
-            f"{MIN_FILE_BYTES >> 20} MiB; raise it (ulimit -f unlimited)"
-        )
-    needed = _MIN_OPEN_FILES + _OPEN_FILES_PER_RANK * ranks
+        least = f"MPI waits for ever where it cannot make files of {MIN_FILE_BYTES >> 20} MiB"
+        return f"ulimit -f allows files of {size / 1024:.0f} KiB, and {least}; raise it (ulimit -f unlimited)"
+    # mpirun of Open MPI 4.1.8 hung with 28, 32 and 40 open files for 1, 2 and 4 ranks, and worked with 32, 36 and 48.
+    needed = 32 + 6 * ranks
     if files != resource.RLIM_INFINITY and files < needed:
+        least = f"fewer than {needed} for {ranks} worker{'s' * (ranks > 1)} on a host"
         return (
-            f"ulimit -n allows {files} open files, and mpirun may wait for ever with fewer than {needed} for {ranks} "
-            "worker" + "s" * (ranks > 1) + " on a host; raise it (ulimit -n 1024)"
+            f"ulimit -n allows {files} open files, and mpirun may wait for ever with {least}; raise it (ulimit -n 1024)"
         )
     return ""
 
@@ -96,12 +93,9 @@ def line(error: BaseException | None = None) -> str:
         most = f"ulimit -u is {limit:,}, all programs of this user together"
         why = "" if limit == resource.RLIM_INFINITY else f" ({most})"
         return f"error: no room for another thread or process{why}; allow more, or end other programs, and try again"
-    limits = [
-        f"{name} is {limit // 2**20:,} MiB"
-        for name, kind in (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
-        for limit in (resource.getrlimit(kind)[0],)
-        if limit != resource.RLIM_INFINITY
-    ]
+    kinds = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    known = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    limits = [f"{name} is {most // 2**20:,} MiB" for name, most in known.items() if most != resource.RLIM_INFINITY]
     why = f" ({', '.join(limits)})" if limits else ""
     return f"error: not enough memory{why}; allow more, or end other programs, and try again"
 

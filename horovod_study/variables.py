@@ -16,12 +16,8 @@ from pathlib import Path
 
 from horovod_study.errors import BackendError
 
-_MAX_DIGITS = 18
+_DIGITS = "[0-9]{1,18}"
 """Longer texts are no number of anything; beyond 4,300 digits Python itself refuses to read one."""
-_MAX_SHOWN = 60
-_DIGITS = f"[0-9]{{1,{_MAX_DIGITS}}}"
-
-
 OF_HOROVOD = {
     **dict.fromkeys("CYCLE_TIME IDLE_CYCLE_TIME AUTOTUNE_GAUSSIAN_PROCESS_NOISE".split(), "decimal"),
     **dict.fromkeys(
@@ -91,10 +87,9 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def _refused(name: str, text: str, allowed: str) -> BackendError:
-    short = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    return BackendError(
-        f"environment variable {name} is {short!a}; allowed: {allowed}; `unset {name}`, or let the launcher set it"
-    )
+    short = text if len(text) <= 60 else f"{text[:60]}..."
+    told = f"environment variable {name} is {short!a}; allowed: {allowed}"
+    return BackendError(f"{told}; `unset {name}`, or let the launcher set it")
 
 
 def without_working_directory(environ: Mapping[str, str]) -> dict[str, str]:

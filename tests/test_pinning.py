@@ -12,6 +12,7 @@ from test_sensors import FakeNvml
 
 from horovod_study.cluster import pinning
 from horovod_study.config import Cell, Placement
+from horovod_study.measure import evidence
 from horovod_study.measure.environment import numbers_of
 from horovod_study.workload.options import StrainConfig
 
@@ -132,10 +133,11 @@ def test_what_is_started_in_the_block_is_pinned_and_nothing_after_it():
 def watched(monkeypatch, *, seconds: float, busy_s: float, own_s: float, programs: dict) -> pinning.OtherPrograms:
     """Return what OtherPrograms would have seen: processor seconds after `seconds`, from nothing before."""
     clock, busy, own, used = [0.0], [0.0], [0.0], [{}]
-    monkeypatch.setattr(pinning, "now", lambda: clock[0])
-    monkeypatch.setattr(pinning, "own_cpu_s", lambda: own[0])
+    for module in (pinning, evidence):
+        monkeypatch.setattr(module, "now", lambda: clock[0])
+    monkeypatch.setattr(evidence, "own_cpu_s", lambda: own[0])
     monkeypatch.setattr(pinning, "_by_process", lambda: used[0])
-    monkeypatch.setattr(pinning, "busy_s", lambda cores: busy[0])
+    monkeypatch.setattr(evidence, "busy_s", lambda cores, **_: busy[0])
     others = pinning.OtherPrograms([0, 1])
     clock[0], busy[0], own[0], used[0] = seconds, busy_s, own_s, programs
     return others

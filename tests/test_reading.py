@@ -35,8 +35,7 @@ READING = {
     "analysis/audit.py": "rows of a table that is compared, damaged ones included",
     "analysis/importers.py": "anybody's table, with its own checks by line",
     "analysis/steps/timeline.py": "Horovod's timeline, which may be cut short",
-    "cluster/doctor/__init__.py": "the answers of the checks that it started on a host",
-    "cluster/doctor/checks.py": "the question of the doctor that started it",
+    "cluster/doctor.py": "the answers of the script that it started on a host",
     "cluster/identity.py": "what pip and `make setup` wrote",
     "cluster/remote.py": "the answer of a program that this one started on a host",
     "studies/search.py": "its own values as JSON has them",
@@ -69,7 +68,6 @@ _READERS = {
 OPENING = {
     "alive.py": "facts of the system",
     "cli/": "standard input",
-    "cluster/doctor/": "facts of the system",
     "cluster/holding.py": "facts of the system",
     "cluster/identity.py": "the source of this package and of what is installed",
     "cluster/pinning.py": "facts of the system",

@@ -44,7 +44,8 @@ def stand_ins(tmp_path, monkeypatch):
 
 def test_ssh_never_asks_and_gives_up():
     expected = [
-        *"ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 node2 --".split(),
+        *"ssh -o ControlMaster=no -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=5".split(),
+        *"-o ServerAliveCountMax=3 node2 --".split(),
         "echo 'a b'",
     ]
     assert expected == list(remote_argv("node2", ("echo", "a b")))

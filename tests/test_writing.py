@@ -27,8 +27,7 @@ from test_crash import Killer
 
 import horovod_study
 from horovod_study import cli, files, lease, records
-from horovod_study.cluster import identity
-from horovod_study.cluster.doctor import checks
+from horovod_study.cluster import doctor, identity
 from horovod_study.errors import StudyError
 from horovod_study.recording import command
 from horovod_study.report import export
@@ -40,8 +39,7 @@ PACKAGE = Path(horovod_study.__file__).parent
 OLD, NEW = "old\n" * 3000, "new\n" * 5000
 
 WRITING = {
-    "cluster/doctor/__init__.py": "tries what hosts see of a file, in a folder of its own",
-    "cluster/doctor/checks.py": "tries what a file system can do, in a folder of its own",
+    "cluster/doctor.py": "tries what hosts see of a file, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
     "recording/inject/sitecustomize.py": "a word that a Python was started, in a temporary folder of its command",
     "recording/rank/events.py": "events of a training, in a temporary folder of its command",
@@ -531,7 +529,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "samples": lambda below: records.SystemWriter(below, "a", {}, keep_before_s=None).close(),
     "record": lambda below: command.record([sys.executable, "-c", "pass"], below / f"run-{os.getpid()}", OPTIONS),
     "source": lambda below: identity.snapshot(below),
-    "doctor": lambda below: checks._writable(checks.Machine(environ={}, runs=below)),
+    "doctor": lambda below: doctor.diagnosis(doctor.Machine(runs=below, quick=True), {}),
 }
 """What makes files and folders that are not complete for a while, in the folder that it is given."""
 

@@ -281,9 +281,8 @@ def doctor(options: argparse.Namespace) -> int:
     """Examine this machine, other hosts or a partition."""
     from rich.console import Console
 
-    from horovod_study.cluster.doctor import examine, exit_code, to_dict
+    from horovod_study.cluster.doctor import examine, exit_code, show, to_dict
     from horovod_study.cluster.partitions import find_partition
-    from horovod_study.report.doctor import show
 
     partition = find_partition(options.partition) if options.partition else None
     found = examine(hosts=_hosts(options), partition=partition, runs=options.runs or Path("runs"), quick=options.quick)

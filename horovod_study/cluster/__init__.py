@@ -12,5 +12,5 @@ reason      why ranks failed, in one line, from what they printed
 identity    the code and the environment that distinguish cells beside their configuration
 slurm       the script of a job as pure text
 jobs        submitted jobs: what each was asked to run, and where it stands
-doctor/     what is wrong with this machine, other hosts, a partition, and what to do about it
+doctor      what is wrong with this machine, other hosts, a partition, and what to do about it
 """

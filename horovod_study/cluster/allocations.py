@@ -18,7 +18,6 @@ MARGIN = 1.5
 START_S = 300.0
 """And so many seconds more, for its start, loading modules, and the first reading of the data."""
 STEP_S = 300.0
-_SHORTEST_S = 900.0
 
 
 def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:
@@ -26,12 +25,10 @@ def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:
 
     A slow drift of the machine then falls on all cells alike, and the first block alone already gives a whole picture.
     """
-    ordered = []
-    for repeat in sorted({cell.config.repeat for cell in cells}):
-        block = [cell for cell in cells if cell.config.repeat == repeat]
+    found = {n: [cell for cell in cells if cell.config.repeat == n] for n in sorted({c.config.repeat for c in cells})}
+    for repeat, block in found.items():
         random.Random(f"{seed}/{repeat}").shuffle(block)
-        ordered.append(block)
-    return ordered
+    return list(found.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,21 +69,14 @@ def allocate(
         longest_s = partitions[key[0]].time_limit_s
         tasks = _tasks([cell for block in blocks(groups[key], seed) for cell in block], seconds_of, longest_s)
         expected_s = [sum(seconds_of(cell) for cell in task) for task in tasks]
-        allocations.append(
-            Allocation(
-                partition=key[0],
-                nodes=len(key[1]),
-                tasks=tasks,
-                seconds=sum(expected_s),
-                time_limit_s=time_limit_s(max(expected_s), longest_s),
-            )
-        )
+        asked = {"seconds": sum(expected_s), "time_limit_s": time_limit_s(max(expected_s), longest_s)}
+        allocations.append(Allocation(partition=key[0], nodes=len(key[1]), tasks=tasks, **asked))
     return tuple(allocations)
 
 
 def time_limit_s(expected_s: float, longest_s: float | None) -> float:
     """Return the seconds to ask for: the expected ones with a margin in whole five minutes, at most `longest_s`."""
-    wanted_s = max(_SHORTEST_S, STEP_S * math.ceil((MARGIN * expected_s + START_S) / STEP_S))
+    wanted_s = max(900.0, STEP_S * math.ceil((MARGIN * expected_s + START_S) / STEP_S))
     return wanted_s if longest_s is None else min(wanted_s, longest_s)
 
 

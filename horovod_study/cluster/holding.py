@@ -89,17 +89,14 @@ class Holding:
 
     def with_children(self, numbers: Iterable[int]) -> list[int]:
         """Return the processes with all that they have started and that still run, where the system shows them."""
-        found: list[int] = []
-        ahead = list(numbers)
+        found, ahead = dict[int, None](), list(numbers)
         while ahead:
-            number = ahead.pop()
-            if number in found:
-                continue
-            found.append(number)
-            for thread in _threads([number]):
-                with suppress(OSError):
-                    ahead += map(int, (thread / "children").read_text().split())
-        return found
+            if (number := ahead.pop()) not in found:
+                found[number] = None
+                for thread in _threads([number]):
+                    with suppress(OSError):
+                        ahead += map(int, (thread / "children").read_text().split())
+        return list(found)
 
 
 def _threads(numbers: Iterable[int]) -> list[Path]:
@@ -112,17 +109,16 @@ def used_s(numbers: Iterable[int]) -> float | None:
 
     To the nanosecond where the kernel tells (schedstat), of threads that have not ended; else in hundredths.
     """
-    try:
-        return sum(_used_s(number) for number in numbers)
-    except psutil.Error:
-        return None
-
-
-def _used_s(number: int) -> float:
-    with suppress(OSError):
-        if times := [(thread / "schedstat").read_text() for thread in _threads([number])]:
-            return sum(int(each.split()[0]) for each in times) / 1e9
-    return sum(psutil.Process(number).cpu_times()[:2])
+    used = 0.0
+    for number in numbers:
+        times = []
+        with suppress(OSError):
+            times = [(thread / "schedstat").read_text() for thread in _threads([number])]
+        try:
+            used += sum(int(each.split()[0]) / 1e9 for each in times) or sum(psutil.Process(number).cpu_times()[:2])
+        except psutil.Error:
+            return None
+    return used
 
 
 def _signal_all(numbers: Iterable[int], number: int) -> None:

@@ -29,6 +29,7 @@ from horovod_study.cluster.partitions import Partition
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import unfinished, write_file, writing
+from horovod_study.measure.environment import installed
 
 CODE = ".code"
 ENVIRONMENTS = ".environments"
@@ -46,8 +47,8 @@ _NAMED = 5  # so many names are listed before "and N more"
 
 def code_files(package: Path = PACKAGE) -> dict[str, str]:
     """Return the SHA-256 of each source that shapes a run, by its path in the package, sorted."""
-    found = (path.relative_to(package) for each in _FOLDERS for path in (package / each).rglob("*.py"))
-    names = [*_MODULES, *(path.as_posix() for path in found if "__pycache__" not in path.parts)]
+    found = (path.relative_to(package).as_posix() for each in _FOLDERS for path in (package / each).rglob("*.py"))
+    names = [*_MODULES, *(name for name in found if "__pycache__" not in name)]
     return {name: hashlib.sha256((package / name).read_bytes()).hexdigest() for name in sorted(names)}
 
 
@@ -62,33 +63,17 @@ def _digest(value: Any) -> str:
 
 def environment(partition: Partition | None = None) -> dict[str, Any]:
     """Return what is installed, and what the partition sets for its runs; what is not there is left out."""
-    found: dict[str, Any] = {"python": platform.python_version()}
-    for name in ("torch", "horovod", "mpi4py", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
-        if version := installed(name):
-            found[name] = version
+    packages = ("torch", "horovod", "mpi4py", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+    found: dict[str, Any] = {"python": platform.python_version(), **{name: installed(name) for name in packages}}
     builds = (Path(sys.prefix) / "lib" / "horovod-builds").glob("[!.]*")  # beside the installed one, see comm/builds.py
-    named = ((f"horovod build {path.name}", path) for path in sorted(builds) if path.is_dir())
-    for name, folder in (("horovod build", None), *named):
-        if build := _horovod_build(folder):
-            found[name] = build
-    if mpi := _mpi():
-        found["MPI"] = mpi
+    found |= {f"horovod build {path.name}": _horovod_build(path) for path in builds if path.is_dir()}
+    found |= {"horovod build": _horovod_build(None), "MPI": _mpi()}
     if partition is not None:
         found |= {f"environment of the partition: {name}": text for name, text in partition.environment.items()}
-        if partition.modules:
-            found["modules"] = " ".join(partition.modules)
-        found |= {name: value for name in ("interface", "srun_mpi") if (value := getattr(partition, name)) is not None}
-        if partition.launcher != "auto":
-            found["launcher"] = partition.launcher
-    return dict(sorted(found.items()))
-
-
-def installed(package: str) -> str | None:
-    """Return the version of an installed package without importing it, None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        found |= {"modules": " ".join(partition.modules) or None, "interface": partition.interface}
+        found |= {"launcher": None if partition.launcher == "auto" else partition.launcher}
+        found |= {"srun_mpi": partition.srun_mpi}
+    return {name: value for name, value in sorted(found.items()) if value is not None}
 
 
 def _horovod_build(folder: Path | None) -> str | None:
@@ -138,18 +123,15 @@ class Known:
 def remember(directory: Path, partitions: Iterable[Partition | None] = (None,)) -> None:
     """Write into a study's folder what the present identities stand for; what is known already stays as it is."""
     files = code_files()
-    code = code_digest(files)
+    code, surroundings = code_digest(files), [environment(partition) for partition in partitions]
+    known: dict[Path, Any] = {directory / CODE / f"{code}.json": {"files": files}}
+    for here in surroundings:
+        known[directory / ENVIRONMENTS / f"{_identity(code, here)}.json"] = {"code": code, "environment": here}
     with writing(directory, "choose a writable folder with --runs", error=StudyError):
-        _keep(directory / CODE / f"{code}.json", {"files": files})
-        for partition in partitions:
-            here = environment(partition)
-            _keep(directory / ENVIRONMENTS / f"{_identity(code, here)}.json", {"code": code, "environment": here})
-
-
-def _keep(path: Path, content: Mapping[str, Any]) -> None:
-    if _read(path) != content:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(content, indent=1) + "\n")
+        for path, content in known.items():
+            if _read(path) != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_file(path, json.dumps(content, indent=1) + "\n")
 
 
 def _read(path: Path) -> Any:
@@ -176,22 +158,19 @@ def remembered(directory: Path) -> dict[str, Known]:
 
 def changes(before: Known, now: Known) -> str:
     """Say in words what differs: "other code (train.py changed since)", "another environment (torch 2.12 -> 2.13)"."""
-    said = []
-    if not before.files:
-        said.append("code of which nothing is remembered")
-    elif files := [
-        name for name in sorted({*before.files, *now.files}) if before.files.get(name) != now.files.get(name)
-    ]:
-        said.append(f"other code ({_listed(files)} changed since)")
-    values = [
-        f"{name.removeprefix('environment of the partition: ')} "
-        f"{before.environment.get(name, 'unset')} -> {now.environment.get(name, 'unset')}"
-        for name in sorted({*before.environment, *now.environment})
-        if before.environment.get(name) != now.environment.get(name)
-    ]
+    files, values = _differing(before.files, now.files), _differing(before.environment, now.environment)
+    said = [] if before.files else ["code of which nothing is remembered"]
+    if files and before.files:
+        said.append(f"other code ({_listed(list(files))} changed since)")
     if values:
-        said.append(f"another environment ({_listed(values)})")
+        told = (f"{name.removeprefix('environment of the partition: ')} {text}" for name, text in values.items())
+        said.append(f"another environment ({_listed(list(told))})")
     return " and ".join(said)
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    names = (name for name in sorted({*before, *now}) if before.get(name) != now.get(name))
+    return {name: f"{before.get(name, 'unset')} -> {now.get(name, 'unset')}" for name in names}
 
 
 def _listed(names: list[str]) -> str:
@@ -205,13 +184,7 @@ def snapshot(directory: Path, package: Path = PACKAGE) -> Path:
     Equal sources give one copy, whoever asks and however often. It appears completely or not at all. Whoever is started
     with it needs PYTHONSAFEPATH=1 too: `python -m` looks into the working directory first, which may be the checkout.
     """
-    content = {
-        path.relative_to(package).as_posix(): path.read_bytes()
-        for path in sorted(package.rglob("*"))
-        if path.is_file()
-        and path.suffix != ".pyc"
-        and not any(part.startswith(".") for part in path.relative_to(package).parts)
-    }
+    content = {name: path.read_bytes() for name, path in _sources(package).items() if "/." not in f"/{name}"}
     digest = _digest({name: hashlib.sha256(data).hexdigest() for name, data in content.items()})
     wanted = directory.resolve() / CODE / digest
     if _holds(wanted, content):
@@ -250,13 +223,13 @@ def _put(fresh: Path, wanted: Path, content: Mapping[str, bytes]) -> None:
 
 def _holds(folder: Path, content: Mapping[str, bytes]) -> bool:
     """Return whether `folder` holds a package of just this content; bytecode that Python has put there aside."""
-    package = folder / PACKAGE.name
     try:
-        there = {
-            path.relative_to(package).as_posix()
-            for path in package.rglob("*")
-            if path.is_file() and path.suffix != ".pyc"
-        }
-        return there == set(content) and all((package / name).read_bytes() == data for name, data in content.items())
+        there = _sources(folder / PACKAGE.name)
+        return there.keys() == content.keys() and all(there[name].read_bytes() == content[name] for name in there)
     except OSError:
         return False
+
+
+def _sources(package: Path) -> dict[str, Path]:
+    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+    return {path.relative_to(package).as_posix(): path for path in files}

@@ -18,7 +18,6 @@ sacct for older ones, where the site keeps such records; else the job's own note
 import json
 import os
 import re
-import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -28,11 +27,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from horovod_study.cluster.partitions import Host, Partition
+from horovod_study.cluster.remote import run_on
 from horovod_study.config import Cell, Placement
 from horovod_study.documents import read_json, shown
 from horovod_study.errors import RecordError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
+from horovod_study.measure.environment import numbers_of
 from horovod_study.scripted import workload_at
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
@@ -45,20 +46,18 @@ _NEVER_STARTS = {  # reasons why a job waits that do not go away by themselves, 
     "PartitionNodeLimit": "the partition gives a job fewer nodes",
     "PartitionTimeLimit": "the partition ends jobs sooner",
 }
-# Names of Slurm's states and their short forms, from its manual pages (squeue, sacct), and what they are called here.
-_MEANING = {
-    **dict.fromkeys(("PENDING", "PD", "CONFIGURING", "CF", "REQUEUED", "RQ", "REQUEUE_FED", "RF"), "pending"),
-    **dict.fromkeys(("REQUEUE_HOLD", "RH", "SPECIAL_EXIT", "SE", "RESV_DEL_HOLD", "RD"), "pending"),
-    **dict.fromkeys(("RUNNING", "R", "COMPLETING", "CG", "SUSPENDED", "S", "STOPPED", "ST"), "running"),
-    **dict.fromkeys(("SIGNALING", "SI", "STAGE_OUT", "SO", "RESIZING", "RS"), "running"),
-    **dict.fromkeys(("COMPLETED", "CD"), "completed"),
-    **dict.fromkeys(("FAILED", "F"), "failed"),
-    **dict.fromkeys(("TIMEOUT", "TO", "DEADLINE", "DL"), "timed out"),
-    **dict.fromkeys(("PREEMPTED", "PR"), "pre-empted"),
-    **dict.fromkeys(("CANCELLED", "CA", "REVOKED", "RV"), "cancelled"),
-    **dict.fromkeys(("OUT_OF_MEMORY", "OOM"), "out of memory"),
-    **dict.fromkeys(("NODE_FAIL", "NF", "BOOT_FAIL", "BF"), "node failed"),
+_STATES = {  # what Slurm's states (manual pages of squeue, sacct) and their short forms are called here
+    "pending": "PENDING PD CONFIGURING CF REQUEUED RQ REQUEUE_FED RF REQUEUE_HOLD RH SPECIAL_EXIT SE RESV_DEL_HOLD RD",
+    "running": "RUNNING R COMPLETING CG SUSPENDED S STOPPED ST SIGNALING SI STAGE_OUT SO RESIZING RS",
+    "completed": "COMPLETED CD",
+    "failed": "FAILED F",
+    "timed out": "TIMEOUT TO DEADLINE DL",
+    "pre-empted": "PREEMPTED PR",
+    "cancelled": "CANCELLED CA REVOKED RV",
+    "out of memory": "OUT_OF_MEMORY OOM",
+    "node failed": "NODE_FAIL NF BOOT_FAIL BF",
 }
+_MEANING = {word: meant for meant, words in _STATES.items() for word in words.split()}
 _NO_REASON = frozenset(("", "None", "(null)", "NonZeroExitCode"))
 
 
@@ -120,13 +119,9 @@ def cell_of(values: Mapping[str, Any]) -> Cell:
     placement, runtime = dict(values["placement"]), values["runtime"]
     placement["hosts"] = tuple(placement.get("hosts", ()))
     workload = workload_at(Path(values["workload"])) if "workload" in values else packaged()
-    cell = Cell(
-        config=workload.configure(values["config"]),
-        runtime=runtime,
-        placement=Placement(**placement),
-        identity=values["identity"],
-        label=values.get("label") or f"{runtime}, {plural(placement['workers'], 'worker')}",  # older jobs tell none
-    )
+    label = values.get("label") or f"{runtime}, {plural(placement['workers'], 'worker')}"  # older jobs tell none
+    how: dict[str, Any] = {"runtime": runtime, "placement": Placement(**placement), "identity": values["identity"]}
+    cell = Cell(config=workload.configure(values["config"]), label=label, **how)
     if cell.key != values["key"]:
         raise RecordError(f"cell {values['key']} of the job is {cell.key} to this program; submit the study again")
     return cell
@@ -178,18 +173,9 @@ Ask = Callable[[Sequence[str]], str | None]
 def ask(command: Sequence[str]) -> str | None:
     """Run a command of Slurm's in the user's environment, less what would change what it prints."""
     changing = ("SQUEUE_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
-    try:
-        done = subprocess.run(
-            command,
-            env={**environment, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ASK_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode("utf-8", errors="replace") if done.returncode == 0 else None
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
+    answer = run_on("", command, timeout_s=_ASK_TIMEOUT_S, environ={**environ, "LC_ALL": "C"})
+    return answer.output if answer.exit_code == 0 else None
 
 
 class Row(NamedTuple):
@@ -237,11 +223,9 @@ def parse_sacct(text: str) -> list[Row]:
         if number is None:
             continue
         state, (code, _, by) = parts[2], parts[3].partition(":")
-        reason = ""
+        reason = f"by user {state[13:]}" if state.startswith("CANCELLED by ") else ""
         if meaning(state) == "failed":
             reason = f"ended by signal {by}" if by not in ("", "0") else f"exit code {code}"
-        elif state.startswith("CANCELLED by "):
-            reason = f"by user {state.removeprefix('CANCELLED by ')}"
         rows += [Row(number[1], task, parts[1], meaning(state), reason) for task in _tasks(number[2] or "N/A")]
     return rows
 
@@ -251,13 +235,9 @@ def _tasks(index: str) -> list[int | None]:
     text = index.strip("[]").partition("%")[0]
     if not text or not text[0].isdigit():
         return [None]
-    numbers: list[int | None] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            return [None]
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
+    with suppress(ValueError):
+        return list(numbers_of(text))
+    return [None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,14 +300,12 @@ class JobBook:
 
     def unheard(self) -> list[tuple[Job, int]]:
         """Return the tasks that may wait or run although nobody can say so, because squeue does not answer."""
-        told = [(self._places[place], place[1], state) for place, state in self._states.items()]
-        return [
-            (job, task)
-            for job, task, state in told
-            if not self._heard
-            and state.asked == "run directories"
-            and (state.state in ("pending", "running", "unknown") or (state.state == "pre-empted" and job.requeue))
-        ]
+        found = []
+        for (name, task), state in self._states.items():
+            job = self._places[name, task]
+            may = state.live or state.state == "unknown" or (state.state == "pre-empted" and job.requeue)
+            found += [(job, task)] if may and not self._heard and state.asked == "run directories" else []
+        return found
 
     def job_id(self, name: str) -> str:
         """Return the number that Slurm gave to the job `name`, also where its folder does not know it; "": none."""
@@ -337,10 +315,9 @@ class JobBook:
     def _states(self) -> dict[_Place, JobState]:
         """Where every task stands that Slurm has heard of, in the order of the jobs."""
         self._notes = {place: read_note(self._directory, *place) for place in self._places}
-        found: dict[_Place, JobState] = {}
-        for place, note in self._notes.items():
-            if note is not None and note.state == "completed":  # final: nothing is asked about it
-                found[place] = _from_note(note)
+        notes = {place: note for place, note in self._notes.items() if note is not None}
+        # One that is completed is final: nothing is asked about it.
+        found = {place: _from_note(note) for place, note in notes.items() if note.state == "completed"}
         if rest := self._without(found):
             names = sorted({name for name, _ in rest})
             # By name and not by number: squeue refuses the whole question when one number is no longer known. A command
@@ -376,14 +353,13 @@ class JobBook:
             job = wanted.get(place)
             if job is None or (job.job_id and job.job_id != row.job_id):
                 continue
-            note, reason = self._notes[place], row.reason
-            if note is not None and note.job_id.partition("_")[0] != row.job_id:
-                note = None
-            if note is not None and note.reason and row.state not in ("pending", "running"):
-                reason = f"{reason}; {note.reason}" if reason else note.reason
-            if row.state == "pending" and note is not None:
-                reason = f"started before, queued again{f' ({reason})' if reason else ''}"
-            restarts = note.restarts if note is not None else 0
+            note, reason, restarts = self._notes[place], row.reason, 0
+            if note is not None and note.job_id.partition("_")[0] == row.job_id:
+                restarts = note.restarts
+                if row.state == "pending":
+                    reason = f"started before, queued again{f' ({reason})' if reason else ''}"
+                elif row.state != "running":
+                    reason = "; ".join(filter(None, (reason, note.reason)))
             states[place] = JobState(state=row.state, reason=reason, job_id=row.job_id, asked=asked, restarts=restarts)
 
     def _from_folder(self, job: Job, place: _Place) -> JobState | None:
@@ -412,9 +388,9 @@ def _from_note(note: Note) -> JobState:
 
 def silent_s(path: Path, said: str) -> float:
     """Return the seconds since a file was written, by its own date or by what it says, whichever is later."""
-    written = 0.0
+    dates = [0.0]
     with suppress(OSError):
-        written = path.stat().st_mtime
+        dates.append(path.stat().st_mtime)
     with suppress(ValueError):
-        written = max(written, datetime.fromisoformat(said).timestamp())
-    return max(0.0, datetime.now(UTC).timestamp() - written)
+        dates.append(datetime.fromisoformat(said).timestamp())
+    return max(0.0, datetime.now(UTC).timestamp() - max(dates))

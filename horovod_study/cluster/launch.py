@@ -39,10 +39,7 @@ _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL start
 
 # What an enclosing mpirun, horovodrun, torchrun or srun tells its workers about themselves. A cell that inherited it
 # would take itself for a worker of that job. Settings a user chooses (OMPI_MCA_btl, HOROVOD_CYCLE_TIME, ...) stay.
-_SCRUBBED_PREFIXES = (
-    *("OMPI_", "PMIX_", "PMI_", "PRTE_", "TORCHELASTIC_", "HOROVOD_GLOO_RENDEZVOUS_"),
-    *SUBMIT_OPTIONS,
-)
+_SCRUBBED_PREFIXES = tuple("OMPI_ PMIX_ PMI_ PRTE_ TORCHELASTIC_ HOROVOD_GLOO_RENDEZVOUS_".split()) + SUBMIT_OPTIONS
 _SCRUBBED_NAMES = frozenset(
     """
     HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE
@@ -63,15 +60,13 @@ _JOB_PARAMETERS = tuple(  # written by mpirun itself, though they look like a us
 
 
 # What is handed to ranks that mpirun starts on another host, which know nothing of this one's environment.
-_PASSED_PREFIXES = (
-    *("HOROVOD_", "NCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "MALLOC_", "TORCH", "PYTORCH_"),
-    *("PYTHON", "CUDA_", "LD_", "DYLD_"),
+_PASSED_PREFIXES = tuple(
+    "HOROVOD_ NCCL_ GLOO_ UCX_ FI_ OMP_ MKL_ KMP_ OPENBLAS_ MALLOC_ TORCH PYTORCH_ PYTHON CUDA_ LD_ DYLD_".split()
 )
 _PASSED_NAMES = frozenset("PATH OPAL_PREFIX MASTER_ADDR MASTER_PORT LANG LC_ALL TZ VIRTUAL_ENV XDG_CACHE_HOME".split())
 
 # A daemon or a connection whose other end is gone is noticed after 10 + 3 * 5 s, not after eight minutes.
 _KEEPALIVE = {"oob_tcp_keepalive_time": "10", "oob_tcp_keepalive_intvl": "5", "oob_tcp_keepalive_probes": "3"}
-_PLAIN = re.compile(r"[\w./:@%+=,~-]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +169,10 @@ def program_line(
     environment = cell_environment(start.environ, path=search, out=out, site=site)
     environment.update(_variables(runtime, starter, environment, site))
     if _meets_by_itself(runtime, starter) or (starts_ranks and not site.alone):
-        environment.update(_meeting(site, out))
+        digest = hashlib.sha256(str(out.absolute()).encode()).digest()
+        chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
+        environment["MASTER_ADDR"] = site.hosts[0].name if site.hosts else "localhost"
+        environment["MASTER_PORT"] = str(site.port or chosen)
     refuse_other_than_numbers(environment)
     argv = launcher.command((str(python), *job), environment, own_mpi=starter.endswith("+mpi"))
     remote = () if site.alone else tuple(host.name for host in site.hosts)
@@ -212,14 +210,6 @@ def _variables(runtime: str, starter: str, environ: Mapping[str, str], site: Sit
     if runtime.startswith("horovod/") and _meets_by_itself(runtime, starter):
         found.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     return found
-
-
-def _meeting(site: Site, out: Path) -> dict[str, str]:
-    """Return where ranks meet that are not told by their launcher."""
-    host = site.hosts[0].name if site.hosts else "localhost"
-    digest = hashlib.sha256(str(out.absolute()).encode()).digest()
-    chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
-    return {"MASTER_ADDR": host, "MASTER_PORT": str(site.port or chosen)}
 
 
 # ------------------------------------------------------------------------------------------------------- launchers
@@ -298,14 +288,11 @@ class _Mpirun(_Plain):
         """
         if self.start.site.allocation and Path(program).name == "mpirun":  # srun starts no shell
             return
-        risky = {f"variable {name}": value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
-        risky = {what: value for what, value in risky.items() if re.search(r"[\"$`\\\n]", value)}
-        paths = {}
-        if self.runtime == "horovod/gloo":
-            paths["working directory"] = str(Path.cwd())
-        elif self._is_own(program):
-            paths["environment"] = str(self.start.python.parent.parent)
-        risky |= {what: path for what, path in paths.items() if not _PLAIN.fullmatch(path)}
+        own = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
+        risky = {f"variable {name}": value for name, value in own.items() if re.search(r"[\"$`\\\n]", value)}
+        path = str(self.start.python.parent.parent) if self._is_own(program) else ""
+        what, path = ("working directory", str(Path.cwd())) if self.runtime == "horovod/gloo" else ("environment", path)
+        risky |= {} if re.fullmatch(r"[\w./:@%+=,~-]*", path) else {what: path}
         for what, value in risky.items():
             raise StudyError(
                 f"{what} {value!r} would be read by a shell on the other hosts, because {Path(program).name} does "
@@ -343,13 +330,9 @@ class _Horovodrun(_Mpirun):
 class _Srun(_Plain):
     def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
         site = self.start.site
-        flags = [
-            f"--nodes={len(site.hosts)}",
-            f"--ntasks={self.workers}",
-            # One name for each rank, in their order: also where nodes have different numbers of them.
-            "--distribution=arbitrary",
-            f"--nodelist={_each_rank(site)}",
-        ]
+        # One name for each rank, in their order: also where nodes have different numbers of them.
+        flags = [f"--nodes={len(site.hosts)}", f"--ntasks={self.workers}", "--distribution=arbitrary"]
+        flags += [f"--nodelist={_each_rank(site)}"]
         flags += [] if site.cores_per_worker is None else [f"--cpus-per-task={site.cores_per_worker}"]
         flags += [f"--mpi={site.srun_mpi if own_mpi else 'none'}", "--export=ALL", "--input=none"]
         # s for the others, once a rank has ended in good order

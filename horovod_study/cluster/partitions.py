@@ -12,7 +12,7 @@ the fields of `Partition`. Two of them have a form of their own in the file:
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -75,47 +75,51 @@ class Partition:
 
     def __post_init__(self) -> None:
         here = f"partition {self.name}"
-        for name, (allowed, optional) in _KINDS.items():
-            object.__setattr__(self, name, check_field(here, name, getattr(self, name), allowed, optional=optional))
-        if not self.name or set(self.name) & set("/\\\0\n") or self.name.startswith("."):
-            raise ConfigError(
-                f"{here}: name is {self.name!r}; it names a folder: no slash, line break, leading dot, or empty name"
-            )
+        for each in fields(self):
+            if (kind := _kind(each.name)) is not None:
+                value = check_field(here, each.name, getattr(self, each.name), kind, optional="None" in str(each.type))
+                object.__setattr__(self, each.name, value)
         one_of(here, "scheduler", self.scheduler, ("local", "ssh", "slurm"))
         one_of(here, "launcher", self.launcher, LAUNCHERS)
-        for name in (*_TEXTS, *(f"modules: {module}" for module in self.modules)):
-            value = getattr(self, name) if name in _TEXTS else name
-            if value is not None and _BREAKS.search(value):
-                raise ConfigError(f"{here}: {name.split(':')[0]} is {value!r}; it must be one line of text")
-        if self.cores_per_worker > self.cores_per_node:
-            raise ConfigError(
-                f"{here}: cores_per_worker is {self.cores_per_worker}, but a node has {self.cores_per_node} cores; "
-                "lower it"
-            )
-        if self.gpus_per_node and self.gpus_per_node * self.cores_per_worker > self.cores_per_node:
-            raise ConfigError(
-                f"{here}: {self.gpus_per_node} workers per node at {self.cores_per_worker} cores each need "
-                f"{self.gpus_per_node * self.cores_per_worker} cores, but a node has {self.cores_per_node}; lower "
+        for fault in self._faults():
+            raise ConfigError(f"{here}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        """Yield in words what does not fit together, or into a job script."""
+        cores, each, gpus = self.cores_per_node, self.cores_per_worker, self.gpus_per_node
+        if not self.name or set(self.name) & set("/\\\0\n") or self.name.startswith("."):
+            yield f"name is {self.name!r}; it names a folder: no slash, line break, leading dot, or empty name"
+        texts = [(name, getattr(self, name)) for name in _TEXTS] + [("modules", module) for module in self.modules]
+        yield from (
+            f"{name} is {f'modules: {value}' if name == 'modules' else value!r}; it must be one line of text"
+            for name, value in texts
+            if value is not None and _BREAKS.search(value)
+        )
+        if each > cores:
+            yield f"cores_per_worker is {each}, but a node has {cores} cores; lower it"
+        if gpus and gpus * each > cores:
+            yield (
+                f"{gpus} workers per node at {each} cores each need {gpus * each} cores, but a node has {cores}; lower "
                 "cores_per_worker"
             )
-        if self.gres is not None and not self.gpus_per_node:
-            raise ConfigError(f"{here}: gres is {self.gres!r}, but gpus_per_node is 0; leave gres out or say how many")
+        if self.gres is not None and not gpus:
+            yield f"gres is {self.gres!r}, but gpus_per_node is 0; leave gres out or say how many"
         if self.gres is not None and set(self.gres.replace("{gpus}", "")) & set("{}"):
-            raise ConfigError(f"{here}: gres is {self.gres!r}; write {{gpus}} where the number of GPUs belongs")
+            yield f"gres is {self.gres!r}; write {{gpus}} where the number of GPUs belongs"
         if (self.scheduler == "ssh") != bool(self.hosts):
-            raise ConfigError(
-                f"{here}: scheduler is {self.scheduler} and {len(self.hosts) or 'no'} hosts are named; scheduler ssh "
-                "needs hosts, and no other has any"
-            )
+            named = f"scheduler is {self.scheduler} and {len(self.hosts) or 'no'} hosts are named"
+            yield f"{named}; scheduler ssh needs hosts, and no other has any"
         names = [host.name for host in self.hosts]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"{here}: hosts names {name} twice; give it once with all its slots: {name}:N")
+        yield from (
+            f"hosts names {name} twice; give it once with all its slots: {name}:N"
+            for name in names
+            if names.count(name) > 1
+        )
         for variable, value in self.environment.items():
             if not _VARIABLE.fullmatch(variable):
-                raise ConfigError(f"{here}: environment: {variable!r} is no name of a variable; use letters, digits, _")
+                yield f"environment: {variable!r} is no name of a variable; use letters, digits, _"
             if "\0" in value or "\n" in value:
-                raise ConfigError(f"{here}: environment: {variable} is {value!r}; it must be one line of text")
+                yield f"environment: {variable} is {value!r}; it must be one line of text"
 
     @property
     def slots_per_node(self) -> int:
@@ -141,17 +145,17 @@ _TEXTS = (
     *("description", "interconnect", "interface", "slurm_partition", "account", "qos", "constraint", "gres"),
     "srun_mpi",
 )
-_KINDS: Mapping[str, tuple[Option, bool]] = {
-    **{name: (limits(str), False) for name in ("name", "description", "interconnect", "scheduler", "launcher")},
-    **{name: (limits(str), True) for name in _TEXTS if name not in ("description", "interconnect")},
-    **{name: (limits(bool), False) for name in ("exclusive", "requeue")},
-    "nodes": (limits(int, low=1), True),
-    "gpus_per_node": (limits(int, low=0), False),
-    "cores_per_node": (limits(int, low=1), False),
-    "cores_per_worker": (limits(int, low=1), False),
-    "memory_per_core_mb": (limits(int, low=1), True),
-    "time_limit_s": (limits(float, low=60), True),
-}
+_LEAST = {"nodes": 1, "gpus_per_node": 0, "cores_per_node": 1, "cores_per_worker": 1, "memory_per_core_mb": 1}
+_TYPES = {"str": str, "bool": bool, "int": int, "float": float}
+
+
+def _kind(name: str) -> Option | None:
+    """Return what `check_field` wants to know of a value; None for what is no single one."""
+    annotation = str(Partition.__annotations__[name]).removeprefix("<class '").split("'")[0].split(" ")[0]
+    low = 60 if name == "time_limit_s" else _LEAST.get(name)
+    return limits(_TYPES[annotation], low=low) if annotation in _TYPES else None
+
+
 KEYS = tuple(each.name for each in fields(Partition) if each.name != "because")
 """What a partition's file may say."""
 
@@ -163,9 +167,8 @@ def load_partition(path: Path) -> Partition:
     values = {name: value for name, value in content.items() if name not in ("environment", "hosts", "modules")}
     values.setdefault("name", path.stem)
     if content.get("scheduler", "local") == "local":
-        values.setdefault("cores_per_node", available_cores())
-        values.setdefault("gpus_per_node", gpus_here())
-        values.setdefault("nodes", 1)
+        found = {"cores_per_node": available_cores(), "gpus_per_node": gpus_here(), "nodes": 1}
+        values = found | values
         if values["nodes"] != 1:
             raise ConfigError(
                 f"{source}: nodes is {values['nodes']!r}, but scheduler local is this machine alone; name a scheduler "
@@ -173,46 +176,45 @@ def load_partition(path: Path) -> Partition:
             )
     elif "cores_per_node" not in content:
         raise ConfigError(f"{source}: key 'cores_per_node' is missing; say how many cores a node has")
-    else:
-        values.setdefault("nodes", None)
+    values = {"nodes": None, "gpus_per_node": 0, **values}
     for name in ("gpus_per_node", "cores_per_node"):  # what follows computes with these
-        if name in values:
-            values[name] = check_field(source, name, values[name], _KINDS[name][0], optional=False)
-    gpus = values.get("gpus_per_node", 0)
-    values.setdefault("cores_per_worker", max(1, values["cores_per_node"] // gpus) if gpus else 1)
+        values[name] = check_field(source, name, values[name], limits(int, low=_LEAST[name]), optional=False)
+    cores, gpus = values["cores_per_node"], values["gpus_per_node"]
+    values.setdefault("cores_per_worker", max(1, cores // gpus) if gpus else 1)
     values["environment"], values["because"] = _environment(source, content.get("environment"))
-    values["modules"] = _modules(source, content.get("modules"))
-    slots = gpus or max(1, values["cores_per_node"] // _whole(values["cores_per_worker"]))
+    modules = _list(source, "modules", content.get("modules"), "[gcc/13, openmpi/4.1]")
+    values["modules"] = tuple(check_field(source, "modules", each, limits(str), optional=False) for each in modules)
+    each = values["cores_per_worker"]  # what is wrong with it Partition says
+    slots = gpus or max(1, cores // (each if isinstance(each, int) and each > 0 else 1))
     values["hosts"] = _hosts(source, content.get("hosts"), slots)
-    if values["hosts"] and values["nodes"] is None:
-        values["nodes"] = len(values["hosts"])
-    if values["hosts"] and values["nodes"] != len(values["hosts"]):
+    if values["hosts"] and values["nodes"] not in (None, len(values["hosts"])):
         raise ConfigError(
             f"{source}: nodes is {values['nodes']!r}, but {len(values['hosts'])} hosts are named; leave nodes out"
         )
+    values["nodes"] = len(values["hosts"]) or values["nodes"]
     try:
         return Partition(**values)
     except ConfigError as error:
         raise ConfigError(str(error).replace(f"partition {values['name']}:", f"{source}:", 1)) from None
 
 
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 1  # what is wrong with it Partition says
+def _list(source: str, key: str, value: Any, example: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise ConfigError(f"{source}: {key} is {value!r}; it must be a list such as {example}")
+    return value or []
 
 
 def _environment(source: str, value: Any) -> tuple[dict[str, str], dict[str, str]]:
     """Return variable -> value, and variable -> why it is set."""
-    variables, because = {}, {}
+    variables, because, where = {}, {}, f"{source}: environment"
     for name, entry in mapping(source, "environment", value).items():
-        where = f"{source}: environment"
         if isinstance(entry, dict):
             require_keys(f"{where}: {name}", entry, ("value", "because"))
             if "value" not in entry:
                 raise ConfigError(f"{where}: {name}: key 'value' is missing; write {{value: ..., because: ...}}")
             if "because" in entry:
-                because[str(name)] = check_field(
-                    where, f"{name}: because", entry["because"], limits(str), optional=False
-                )
+                why = check_field(where, f"{name}: because", entry["because"], limits(str), optional=False)
+                because[str(name)] = why
             entry = entry["value"]
         if isinstance(entry, bool):
             raise ConfigError(f"{where}: {name} is {str(entry).lower()}; put it in quotes, or write 0 or 1")
@@ -220,22 +222,10 @@ def _environment(source: str, value: Any) -> tuple[dict[str, str], dict[str, str
     return variables, because
 
 
-def _modules(source: str, value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise ConfigError(f"{source}: modules is {value!r}; it must be a list such as [gcc/13, openmpi/4.1]")
-    return tuple(check_field(source, "modules", each, limits(str), optional=False) for each in value)
-
-
 def _hosts(source: str, value: Any, slots: int) -> tuple[Host, ...]:
     """Return hosts written as NAME, NAME:SLOTS or {name: NAME, slots: SLOTS}."""
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise ConfigError(f"{source}: hosts is {value!r}; it must be a list such as [node1, node2:4]")
     hosts = []
-    for each in value:
+    for each in _list(source, "hosts", value, "[node1, node2:4]"):
         if isinstance(each, dict):
             require_keys(f"{source}: hosts", each, ("name", "slots"))
             name, count = each.get("name"), each.get("slots", slots)

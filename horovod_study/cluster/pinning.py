@@ -15,7 +15,8 @@ import psutil
 
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now, sleep
-from horovod_study.measure.environment import BUSY_CORES, CORES_OF_GPU, PCI, busy_s, cores_near, numbers_of, own_cpu_s
+from horovod_study.measure.environment import BUSY_CORES, CORES_OF_GPU, PCI, cores_near, numbers_of
+from horovod_study.measure.evidence import OtherLoad
 from horovod_study.measure.sensors import Gpus, visible_uuids
 from horovod_study.text.words import plural
 
@@ -94,15 +95,14 @@ class OtherPrograms:
     """
 
     def __init__(self, cores: Sequence[int]) -> None:
-        self._cores = cores
-        self._began, self._busy_s, self._own_s, self._used = now(), busy_s(self._cores), own_cpu_s(), _by_process()
+        self._began, self._load, self._used = now(), OtherLoad(cores), _by_process()
 
     def cores_used(self) -> float | None:
         """Return the cores in use by others, on average; None when too little time has passed to tell."""
-        seconds, busy = now() - self._began, busy_s(self._cores)
-        if seconds < _SHORTEST_S or busy is None or self._busy_s is None:
+        told = self._load.sample(at_least_s=0.0)
+        if told is None or told["seconds"] < _SHORTEST_S:
             return None
-        return max(0.0, (busy - self._busy_s - (own_cpu_s() - self._own_s)) / seconds)
+        return max(0.0, (told["busy_s"] - told["own_s"]) / told["seconds"])
 
     def programs(self) -> list[str]:
         """Return the names of the programs that used most, each with its cores, the greediest first."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from horovod_study.cluster.launch import MARKER, LaunchLine
 from horovod_study.cluster.pinning import pinned
@@ -39,16 +40,11 @@ class CellProcess:
         with open_log(log) as output:
             output.write(f"$ {shlex.join(line.argv)}\n")
             output.flush()
+            how: dict[str, Any] = {"env": dict(line.environment), "stdin": subprocess.DEVNULL}
+            how |= {"stdout": output, "stderr": subprocess.STDOUT}
             try:
-                with pinned(cores):
-                    self._process = subprocess.Popen(
-                        line.argv,
-                        env=dict(line.environment),
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,  # Ctrl-C reaches this program only, which ends the cell in good order
-                    )
+                with pinned(cores):  # in a session of its own: Ctrl-C reaches this program only, which ends the cell
+                    self._process = subprocess.Popen(line.argv, start_new_session=True, **how)
             except OSError as error:
                 broken = error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
                 again = "check it, or run `make setup` again" if broken else "see `ulimit -a`, and allow more"
@@ -117,8 +113,7 @@ def stop_marked(marker: str, *, group: int | None = None, grace_s: float = GRACE
 
 def marked_processes(marker: str) -> list[int]:
     """Return the processes marked with `marker` or with a path below it."""
-    below = f"{marker.rstrip('/')}/"
-    return [pid for pid, mark in _marks() if mark == marker or mark.startswith(below)]
+    return [pid for pid, mark in _marks() if mark == marker or mark.startswith(f"{marker.rstrip('/')}/")]
 
 
 def marked_below(folder: Path) -> set[str]:
@@ -140,8 +135,7 @@ def _marks() -> Iterator[tuple[int, str]]:
 
 def _signal(pid: int, number: int) -> bool:
     """Send a signal to a process or (negative) a group; False when it is gone or not ours."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+        return True
+    return False

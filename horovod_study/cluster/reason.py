@@ -60,10 +60,7 @@ def failure_reason(log: str, exit_code: int | None) -> str:
     for pattern in _KILLED:
         if match := next((each for each in pattern.finditer(whole) if first in (None, each["rank"])), None):
             found = match.groupdict()
-            if "named" in found:
-                number = _NAMED[found["named"]]
-            else:
-                number = int(found["signal"]) if "signal" in found else int(found["shell"]) - 128
+            number = int(found.get("signal", 0)) or _NAMED.get(found.get("named", "")) or int(found["shell"]) - 128
             if lost and lost["rank"] == found["rank"]:
                 return _one_line(f"{lost.string} (it was killed by {_signal_name(number)})")
             if not lost:
@@ -136,18 +133,13 @@ def _paragraphs(lines: list[str]) -> Iterator[str]:
 
 
 def _ended(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "it was stopped"
-    if exit_code < 0:
-        return f"ended by {_signal_name(-exit_code)}"
+    if exit_code is None or exit_code < 0:
+        return "it was stopped" if exit_code is None else f"ended by {_signal_name(-exit_code)}"
     return f"exit code {exit_code}" if exit_code else "exit code 0 without a finished record"
 
 
 def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
 
 
 def _one_line(text: str) -> str:

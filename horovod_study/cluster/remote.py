@@ -13,10 +13,11 @@ import shlex
 import socket
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from horovod_study.errors import StudyError
 
@@ -51,48 +52,40 @@ import glob, json, os, signal, sys, time
 exact, grace_s = sys.argv[1].encode(), float(sys.argv[2])
 below = exact.rstrip(b"/") + b"/"
 
-def marked():
+def marked(number=0):
     found = []
     for path in glob.glob("/proc/[0-9]*/environ"):
+        pid = int(path.split("/")[2])
         try:
             with open(path, "rb") as stream:
                 variables = stream.read().split(b"\\0")
+            if pid != os.getpid() and any(each == exact or each.startswith(below) for each in variables):
+                found.append(pid)
+                os.kill(pid, number)
         except OSError:
             continue
-        pid = int(path.split("/")[2])
-        if pid != os.getpid() and any(each == exact or each.startswith(below) for each in variables):
-            found.append(pid)
     return found
 
-def send(pids, number):
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except OSError:
-            pass
-
-found = marked()
-send(found, signal.SIGTERM)
+found = marked(signal.SIGTERM)
 end = time.monotonic() + grace_s
 while marked() and time.monotonic() < end:
     time.sleep(0.05)
-rounds = 0
-while marked() and rounds < 50:
-    send(marked(), signal.SIGKILL)
-    rounds += 1
+for _ in range(50):
+    if not marked(signal.SIGKILL):
+        break
     time.sleep(0.02)
 print(json.dumps({"found": len(found), "left": len(marked())}))
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _RemoteResult:
-    """What a command on another host came to."""
+class Answer:
+    """What a command came to."""
 
-    host: str
     exit_code: int | None  # None: it did not end in time
     output: str = ""
     problem: str = ""  # one line: why there is no answer; "" when the command ended with 0
+    errors: str = ""  # all that it said on standard error
 
 
 def remote_argv(host: str, argv: Sequence[str], *, allocation: bool = False) -> tuple[str, ...]:
@@ -103,41 +96,41 @@ def remote_argv(host: str, argv: Sequence[str], *, allocation: bool = False) -> 
         # Beside whatever runs there: a step of its own would wait for the one that it is to end.
         one = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--mpi=none", "--export=ALL")
         return ("srun", *one, "--quiet", *argv)
-    return ("ssh", *SSH_OPTIONS, *ALIVE_OPTIONS, host, "--", shlex.join(argv))
+    # No connection is left open: it would hold our pipes.
+    return ("ssh", "-o", "ControlMaster=no", *SSH_OPTIONS, *ALIVE_OPTIONS, host, "--", shlex.join(argv))
 
 
 def run_on(
-    host: str, argv: Sequence[str], *, timeout_s: float = 30.0, sent: str = "", allocation: bool = False
-) -> _RemoteResult:
-    """Run `argv` on `host` with `sent` as its standard input, for `timeout_s` at most; never raises for what fails."""
-    line = remote_argv(host, argv, allocation=allocation)
+    host: str,
+    argv: Sequence[str],
+    *,
+    timeout_s: float = 30.0,
+    sent: str = "",
+    allocation: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> Answer:
+    """Run `argv` on `host` ("": here) with `sent` as its standard input; never raises for what fails."""
+    line = remote_argv(host, argv, allocation=allocation) if host else tuple(argv)
     kept = SLURM_TELLS | SLURM_STARTS
     # Without what would change the options of a step: that of the job, or of the step we are in.
-    environ = {
+    own = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environ.items()
         if not allocation or name in kept or not name.startswith(("SLURM", *SUBMIT_OPTIONS))
     }
+    how: dict[str, Any] = {"input": sent, "capture_output": True, "text": True, "errors": "replace", "env": own}
     try:
-        done = subprocess.run(
-            line,
-            input=sent,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            env=environ,
-            start_new_session=True,  # Ctrl-C is for the program that waits; and no terminal to ask a password on
-        )
+        # In a session of its own: Ctrl-C is for the program that waits; and no terminal to ask a password on.
+        done = subprocess.run(line, timeout=timeout_s, start_new_session=True, **how)
     except subprocess.TimeoutExpired:
-        return _RemoteResult(host=host, exit_code=None, problem=f"no answer within {timeout_s:g} s")
+        return Answer(exit_code=None, problem=f"no answer within {timeout_s:g} s")
     except OSError as error:
-        return _RemoteResult(host=host, exit_code=None, problem=f"{line[0]} cannot be started ({error.strerror})")
-    problem = ""
-    if done.returncode != 0:
-        said = [each.strip() for each in done.stderr.splitlines() if each.strip()]
-        problem = said[-1] if said else f"{argv[0]} ended with {done.returncode}"
-    return _RemoteResult(host=host, exit_code=done.returncode, output=done.stdout, problem=problem)
+        return Answer(exit_code=None, problem=f"{line[0]} cannot be started ({error.strerror})")
+    said = [each.strip() for each in done.stderr.splitlines() if each.strip()] or [
+        f"{argv[0]} ended with {done.returncode}"
+    ]
+    problem = said[-1] if done.returncode else ""
+    return Answer(exit_code=done.returncode, output=done.stdout, problem=problem, errors=done.stderr)
 
 
 def stop_marked_on(
@@ -150,50 +143,45 @@ def stop_marked_on(
     """
     argv = ("python3", "-", f"{MARKER}={marker}", f"{grace_s:g}")
 
-    def ask(host: str) -> _RemoteResult:
+    def ask(host: str) -> Answer:
         return run_on(host, argv, timeout_s=grace_s + _ANSWER_S, sent=_STOP_PROGRAM, allocation=allocation)
 
     if not hosts:
         return 0, ""
     with ThreadPoolExecutor(max_workers=min(len(hosts), 16)) as pool:
         answers = list(pool.map(ask, hosts))
-    found, unreached = 0, {}
-    for answer in answers:
+    found, unreached = 0, []
+    for host, answer in zip(hosts, answers, strict=True):
         left, problem = 0, answer.problem
         try:
             told = {"left": 0} if problem else dict(json.loads(answer.output.strip().splitlines()[-1]))
             left, found = int(told["left"]), found + int(told.get("found", 0))
         except (ValueError, LookupError, TypeError, RecursionError):
             problem = "its answer is unreadable"
-        if problem or left:
-            unreached[answer.host] = problem or f"{left} processes do not end"
-    problem = "; ".join(f"{host}: {why}" for host, why in unreached.items())
-    return found, f"processes may be left on hosts that could not be asked ({problem})" if problem else ""
+        unreached += [f"{host}: {problem or f'{left} processes do not end'}"] if problem or left else []
+    why = f"processes may be left on hosts that could not be asked ({'; '.join(unreached)})"
+    return found, why if unreached else ""
 
 
 @functools.cache
 def this_host(name: str) -> bool:
     """Return whether `name`, a host's name or address, is this machine; a name that nobody knows is not.
 
-    Asked once in a process: a name server that does not answer costs seconds.
+    Asked once in a process, and for a few seconds: a name server that does not answer takes its time.
     """
-    own = platform.node().lower()
+    own, found = platform.node().lower(), list[str]()
     known = ("localhost", own) if "." in name else ("localhost", own, own.split(".")[0])
-    return name.lower() in known or any(_is_own(address) for address in _addresses(name))
-
-
-def _addresses(name: str) -> list[str]:
-    """Return the addresses of a host; none when it cannot be found within a few seconds."""
-    found: list[str] = []
+    if name.lower() in known:
+        return True
 
     def look_up() -> None:
         with suppress(OSError, UnicodeError):
             found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
 
-    asking = threading.Thread(target=look_up, daemon=True)  # a name server that is gone takes its time
+    asking = threading.Thread(target=look_up, daemon=True)
     asking.start()
     asking.join(3.0)
-    return list(found)
+    return any(map(_is_own, list(found)))
 
 
 def _is_own(address: str) -> bool:

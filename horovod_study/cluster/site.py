@@ -18,7 +18,6 @@ from horovod_study.config import Placement
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.text.words import plural
 
-_INTERFACES = re.compile(r"[A-Za-z0-9][\w.:@-]*(,[A-Za-z0-9][\w.:@-]*)*")
 PORTS = (20_000, 32_767)
 """Where ranks meet: above what services use, below what systems give to outgoing connections."""
 _MAX_HOSTS = 100_000
@@ -39,7 +38,8 @@ class Site:
     here: bool = False  # the only host is this machine: nothing has to be started elsewhere
 
     def __post_init__(self) -> None:
-        if self.interface is not None and not _INTERFACES.fullmatch(self.interface):
+        card = r"[A-Za-z0-9][\w.:@-]*"
+        if self.interface is not None and not re.fullmatch(f"{card}(,{card})*", self.interface):
             raise ConfigError(f"interface {self.interface!r}: not a network interface, such as eth0 or ib0")
         names = [host.name for host in self.hosts]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -60,13 +60,8 @@ HERE = Site()
 
 def common_site(partition: Partition) -> Site:
     """Return what holds wherever workers of a partition go."""
-    return Site(
-        launcher=partition.launcher,
-        interface=partition.interface,
-        environment=partition.environment,
-        srun_mpi=partition.srun_mpi,
-        cores_per_worker=partition.cores_per_worker,
-    )
+    names = ("launcher", "interface", "environment", "srun_mpi", "cores_per_worker")
+    return Site(**{name: getattr(partition, name) for name in names})
 
 
 def site_of(
@@ -121,12 +116,9 @@ def _chosen(offered: Sequence[Host], placement: Placement, where: str, remedy: s
     """Return the host of each node of `placement`."""
     if placement.hosts:
         by_name = {host.name: host for host in offered}
-        for name in placement.hosts:
-            if name not in by_name:
-                raise StudyError(
-                    f"placement: host {name!r} is not in {where}{nearest(name, list(by_name))}; "
-                    f"it has {', '.join(by_name)}"
-                )
+        for name in (name for name in placement.hosts if name not in by_name):
+            there = f"{where}{nearest(name, list(by_name))}; it has {', '.join(by_name)}"
+            raise StudyError(f"placement: host {name!r} is not in {there}")
         return [by_name[name] for name in placement.hosts[: placement.nodes]]
     if len(offered) < placement.nodes:
         raise StudyError(
@@ -172,21 +164,16 @@ def hosts_of_allocation(environ: Mapping[str, str]) -> tuple[Host, ...]:
 
 def expand_nodelist(text: str) -> list[str]:
     """Return the names in a list of nodes as Slurm writes it, such as `n[1-3,07-09],gpu5`, in its order."""
+    if not re.fullmatch(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+(?:,(?:[^\[\],\s]|\[[^\[\]\s]*\])+)*", text):
+        raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it, such as n[1-3,07-09],gpu5")
     names: list[str] = []
-    for part in _parts(text):
+    for part in re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text):  # between the commas outside of brackets
         found = [""]
         for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
             endings = [literal] if literal else _numbers(ranges, text)
             found = [name + ending for name in found for ending in endings]
         names += found
     return names
-
-
-def _parts(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    if not re.fullmatch(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+(?:,(?:[^\[\],\s]|\[[^\[\]\s]*\])+)*", text):
-        raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it, such as n[1-3,07-09],gpu5")
-    return re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text)
 
 
 def _numbers(ranges: str, text: str) -> list[str]:

@@ -24,9 +24,6 @@ PROGRAM = "horovod_study.studies.job"
 
 _PATIENCE = "OMPI_MCA_odls_base_sigkill_timeout"
 _LISTED = 200  # a script of more cells names the first ones only
-# sbatch splits its options at blanks and takes quotes, backslashes and # out of them; commas and the rest have meanings
-# that a user of Slurm may want, such as `--constraint=[rack1|rack2]`.
-_DIRECTIVE = re.compile(r"[A-Za-z0-9_.,:;@%+=/&|!*()\[\]{}<>?~^-]+")
 # What sbatch and a job need of the caller's environment: who and where, the language of messages, where Slurm is, and
 # how modules are found. Everything else would make jobs depend on the shell they were submitted from.
 _KEPT = frozenset(
@@ -78,19 +75,13 @@ def script(
     for option, value in directives(allocation, partition, name=name):
         lines.append(f"#SBATCH --{option}" + ("" if value is None else f"={value}"))
     workers = cells[0].placement.workers
-    lines += [
-        "",
-        _comment(
-            f"Study {cells[0].config.study}, partition {partition.name}: {plural(len(cells), 'cell')} of "
-            f"{plural(workers, 'worker')} on {plural(allocation.nodes, 'node')}, "
-            f"about {duration(allocation.seconds)} in all."
-        ),
-        _comment("Made by `horovod-study run`, which submits it; without it: cd to its folder, then sbatch script.sh"),
-        _comment("The cells, in the order in which they are run:"),
-    ]
+    what = f"Study {cells[0].config.study}, partition {partition.name}: {plural(len(cells), 'cell')} of"
+    where = f"{plural(workers, 'worker')} on {plural(allocation.nodes, 'node')}, about {duration(allocation.seconds)}"
+    lines += ["", _comment(f"{what} {where} in all.")]
+    lines += ["# Made by `horovod-study run`, which submits it; without it: cd to its folder, then sbatch script.sh"]
+    lines += ["# The cells, in the order in which they are run:"]
     for number, task in enumerate(allocation.tasks):
-        if array:
-            lines.append(_comment(f"task {number}:"))
+        lines += [f"# task {number}:"] if array else []
         lines += [_comment(f"  {cell.name}  {cell.key}") for cell in task]
     if len(lines) > _LISTED:
         lines = [*lines[:_LISTED], _comment(f"  and {len(cells)} in all; job.json lists them")]
@@ -108,8 +99,6 @@ def script(
         lines.append(f"export {_PATIENCE}=3")
     exported = {**(variables or {}), **partition.environment}
     for variable, value in exported.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-            raise ConfigError(f"environment: {variable!r} is no name of a variable; use letters, digits, _")
         if variable in partition.because and variable in partition.environment:
             lines += [_comment(f"{variable}: {line}") for line in partition.because[variable].splitlines()]
         lines.append(f"export {variable}={_quoted(f'environment: {variable}', value)}")
@@ -137,13 +126,11 @@ def directives(allocation: Allocation, partition: Partition, *, name: str) -> li
         ("gres", "gres", gres),
     )
     found: list[tuple[str, str | None]] = [("job-name", _directive("job name", name))]
-    for option, key, value in asked:
-        if value is not None:
-            found.append((option, _directive(f"partition {partition.name}: {key}", value)))
-    if partition.memory_per_core_mb is not None:
-        found.append(("mem-per-cpu", f"{partition.memory_per_core_mb}M"))
-    if partition.exclusive:
-        found.append(("exclusive", None))
+    of = f"partition {partition.name}"
+    found += [(option, _directive(f"{of}: {key}", value)) for option, key, value in asked if value is not None]
+    memory_mb = partition.memory_per_core_mb
+    found += [] if memory_mb is None else [("mem-per-cpu", f"{memory_mb}M")]
+    found += [("exclusive", None)] if partition.exclusive else []
     # So long before the time limit the running cell is told to write a checkpoint (Slurm may be a minute early).
     lead_s, tasks = min(120, int(allocation.time_limit_s / 4)), len(allocation.tasks)
     found += [("time", slurm_time(allocation.time_limit_s)), ("signal", f"B:USR1@{lead_s}")]
@@ -162,11 +149,11 @@ def slurm_time(seconds: float) -> str:
 
 
 def _directive(key: str, value: str) -> str:
-    if not _DIRECTIVE.fullmatch(value):
-        raise ConfigError(
-            f"{key} is {value!r}, which cannot be in a job script; allowed: letters, digits and "
-            "_ . , : ; @ % + = / & | ! * ( ) [ ] - without blanks or quotes"
-        )
+    # sbatch splits its options at blanks and takes quotes, backslashes and # out of them; commas and the rest have
+    # meanings that a user of Slurm may want, such as `--constraint=[rack1|rack2]`.
+    if not re.fullmatch(r"[A-Za-z0-9_.,:;@%+=/&|!*()\[\]{}<>?~^-]+", value):
+        allowed = "letters, digits and _ . , : ; @ % + = / & | ! * ( ) [ ] - without blanks or quotes"
+        raise ConfigError(f"{key} is {value!r}, which cannot be in a job script; allowed: {allowed}")
     return value
 
 
@@ -183,6 +170,6 @@ def _comment(text: str) -> str:
 
 def submit_environment(environ: Mapping[str, str], *, as_typed: bool = False) -> dict[str, str]:
     """Return what sbatch, and with it the job, gets of the caller's environment; `as_typed`: all that is no job's."""
-    kept = {name for name in environ if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
-    kept |= {name for name in environ if as_typed and not describes_enclosing_job(name)}
-    return {name: environ[name] for name in environ if name in kept}
+    ours = {name for name in environ if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    theirs = {name for name in environ if as_typed and not describes_enclosing_job(name)}
+    return {name: value for name, value in environ.items() if name in ours | theirs}

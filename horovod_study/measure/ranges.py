@@ -88,9 +88,8 @@ def recorded() -> Marker:
 def why_not(kind: str) -> str:
     """Return why ranges of this kind cannot be made here, empty where they can."""
     if kind == "nvtx" and not torch.cuda.is_available():
-        return "NVTX ranges need a GPU and a CUDA build of PyTorch" + (
-            "" if torch.version.cuda else f", and this is {torch.__version__}"
-        )
+        other = "" if torch.version.cuda else f", and this is {torch.__version__}"
+        return f"NVTX ranges need a GPU and a CUDA build of PyTorch{other}"
     if kind == "itt" and not torch.profiler.itt.is_available():  # type: ignore[no-untyped-call]
         return f"this PyTorch ({torch.__version__}) was built without ITT"
     return ""

@@ -7,9 +7,9 @@ first reading has none. A sensor that fails gives nothing and says why; it never
 
 import importlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,8 @@ _POWERCAP = Path("/sys/class/powercap")
 
 THREADS_PER_SAMPLE = 64
 """With more threads than this, they are looked at in every second, third, ... sample: it costs 25 us each."""
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass
-class _Process:
-    """What one process had used at the reading before."""
-
-    began: int  # in ticks since the machine started: a number that is used again has another one
-    cpu_s: float = 0.0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    switches: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each thread
-    children: list[int] = field(default_factory=list)
+_SWITCHES = ("voluntary_switches", "involuntary_switches")
+_MOVED = ("read_bytes", "written_bytes")
 
 
 class Trees:
@@ -51,21 +38,20 @@ class Trees:
 
     def __init__(self, ranks: Mapping[int, int], *, proc: Path = _PROC) -> None:
         """`ranks`: {rank: number of its process}."""
-        self.missing: dict[str, str] = {}
         self._ranks, self._proc = dict(ranks), str(proc)
-        self._self = os.getpid()  # the sampler is a child of a rank, and no part of the training
-        self._known: dict[int, _Process] = {}
+        self._counts: dict[tuple[int, str, int, str], float] = {}  # by process, when it began, thread, and what
+        self._children: dict[tuple[int, str], list[int]] = {}
         self._before_s: float | None = None
         self._shares_s: float | None = None
         self._threads_s: float | None = None
         self._until_threads = 0  # samples until threads are looked at again
-        self._began = {}
-        for rank, pid in self._ranks.items():
-            stat = self._stat(pid)
-            if stat is None:
-                self.missing[f"rank {rank}"] = f"process {pid} is not to be seen from here (another container?)"
-            else:
-                self._began[rank] = int(stat[19])
+        stats = {rank: self._stat(pid) for rank, pid in self._ranks.items()}
+        # When a process began: a number that is used again has another time.
+        self._began = {rank: stat[19] for rank, stat in stats.items() if stat is not None}
+        self.missing = {
+            f"rank {rank}": f"process {self._ranks[rank]} is not to be seen from here (another container?)"
+            for rank in stats.keys() - self._began.keys()
+        }
 
     @property
     def alive(self) -> bool:
@@ -74,7 +60,7 @@ class Trees:
 
     def _is(self, rank: int) -> bool:
         stat = self._stat(self._ranks[rank])
-        return stat is not None and int(stat[19]) == self._began[rank]
+        return stat is not None and stat[19] == self._began[rank]
 
     def read(self, at_s: float, *, shares: bool | None = None) -> Rows:
         """Return the rows "rank N" of those that run; `shares`: read the proportional memory (default: now and then).
@@ -84,145 +70,118 @@ class Trees:
         if shares is None:
             # It takes the kernel milliseconds, during which the process cannot map memory: it is read rarely.
             shares = self._shares_s is None or at_s - self._shares_s >= 10.0
-        if shares:
-            self._shares_s = at_s
-        interval_s = None if self._before_s is None else at_s - self._before_s
-        self._before_s = at_s
         threads = self._until_threads <= 0
-        switches_over_s = None
-        if threads:
-            switches_over_s = None if self._threads_s is None else at_s - self._threads_s
-            self._threads_s = at_s
-        known: dict[int, _Process] = {}
+        over_s = {"interval_s": self._before_s, "switches_over_s": self._threads_s if threads else None}
+        known = {name: at_s - before_s for name, before_s in over_s.items() if before_s not in (None, at_s)}
+        self._before_s = at_s
+        self._shares_s = at_s if shares else self._shares_s
+        self._threads_s = at_s if threads else self._threads_s
+        counts: dict[tuple[int, str, int, str], float] = {}
         rows = {}
         for rank in self._began:
             if self._is(rank):
-                row = self._tree(self._ranks[rank], known, shares=shares, threads=threads)
-                rows[f"rank {rank}"] = _over(row, interval_s, switches_over_s, disk="disk" not in self.missing)
-        self._known = known
-        self._until_threads -= 1
+                row, grown = self._tree(self._ranks[rank], counts, shares=shares, threads=threads)
+                if interval_s := known.get("interval_s"):
+                    row |= {"interval_s": interval_s, "cpu_percent": 100 * grown["cpu_s"] / interval_s}
+                    row |= {} if "disk" in self.missing else {name: grown[name] for name in _MOVED}
+                if "switches_over_s" in known:
+                    row |= {"switches_over_s": known["switches_over_s"], **{name: grown[name] for name in _SWITCHES}}
+                rows[f"rank {rank}"] = row
+        if not threads:
+            counts |= {key: value for key, value in self._counts.items() if key[3] in _SWITCHES}
+        self._counts, self._until_threads = counts, self._until_threads - 1
         if threads:
             self._until_threads = sum(row["threads"] for row in rows.values()) // (THREADS_PER_SAMPLE + 1)
         return rows
 
-    def _tree(self, root: int, known: dict[int, _Process], *, shares: bool, threads: bool) -> dict[str, Any]:
-        """Return the sums over a process and all below it; counts are those since the reading before."""
-        row: dict[str, Any] = {"processes": 0, "threads": 0, "rss_mb": 0.0, "own_mb": 0.0}
-        row |= {"voluntary_switches": 0, "involuntary_switches": 0, "read_bytes": 0, "written_bytes": 0, "cpu_s": 0.0}
-        pss_mb: float | None = 0.0 if shares else None
-        waiting = [root]
+    def _tree(
+        self, root: int, counts: dict[tuple[int, str, int, str], float], *, shares: bool, threads: bool
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return the sums over a process and all below it, and by how much its counts have grown; fill `counts`."""
+        row: dict[str, Any] = {
+            "processes": 0,
+            "threads": 0,
+            "rss_mb": 0.0,
+            "own_mb": 0.0,
+            "pss_mb": 0.0 if shares else None,
+        }
+        grown: dict[str, float] = defaultdict(float)
+        waiting, seen = [root], {os.getpid()}  # the sampler is a child of a rank, and no part of the training
         while waiting:
             pid = waiting.pop()
             stat = self._stat(pid)
-            if stat is None or pid in known or pid == self._self:
+            if stat is None or pid in seen:
                 continue
-            before = self._known.get(pid)
-            if before is None or before.began != int(stat[19]):
-                before = _Process(began=int(stat[19]))
-            present = _Process(began=before.began, cpu_s=(int(stat[11]) + int(stat[12])) / _TICKS_PER_S)
-            known[pid] = present
+            seen.add(pid)
             row["processes"] += 1
             row["threads"] += int(stat[17])
-            row["rss_mb"] += int(stat[21]) * _PAGE_BYTES / 1e6
-            _, _, own = (self._text(f"{pid}/status") or "").partition("RssAnon:")  # neither of files nor shared
-            row["own_mb"] += int(own.split(None, 1)[0]) * 1024 / 1e6 if own else 0.0
-            row["cpu_s"] += present.cpu_s - before.cpu_s
+            row["rss_mb"] += int(stat[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+            row["own_mb"] += _kb(self._text(f"{pid}/status"), "RssAnon:") / 1e3  # neither of files nor shared
+            if shares and row["pss_mb"] is not None:
+                rollup = self._text(f"{pid}/smaps_rollup")
+                row["pss_mb"] = (
+                    None
+                    if self._lacks(pid, "pss_mb", rollup, "smaps_rollup")
+                    else row["pss_mb"] + _kb(rollup, "Pss:") / 1e3
+                )
+            ticks = int(stat[11]) + int(stat[12])
+            found: dict[tuple[int, str], float] = {(0, "cpu_s"): ticks / os.sysconf("SC_CLK_TCK")}
+            io = self._text(f"{pid}/io")
+            if not self._lacks(pid, "disk", io, "io"):
+                found |= {
+                    (0, name): _kb(io, f"{key}:", 1)
+                    for name, key in zip(_MOVED, ("read_bytes", "write_bytes"), strict=True)
+                }
             if threads:
+                self._children[pid, stat[19]] = []
                 for thread in self._threads(pid):
-                    if switches := _switches(self._text(f"{pid}/task/{thread}/status") or ""):
-                        present.switches[thread] = switches
-                        earlier = before.switches.get(thread, (0, 0))
-                        row["voluntary_switches"] += switches[0] - earlier[0]
-                        row["involuntary_switches"] += switches[1] - earlier[1]
-                    present.children += self._children(pid, thread)
-            else:
-                present.switches, present.children = before.switches, before.children
-            waiting += present.children
-            if (moved := self._moved(pid)) is not None:
-                present.read_bytes, present.written_bytes = moved
-                row["read_bytes"] += moved[0] - before.read_bytes
-                row["written_bytes"] += moved[1] - before.written_bytes
-            if pss_mb is not None:
-                share = self._share_mb(pid)
-                pss_mb = None if share is None else pss_mb + share
-        return {**row, "pss_mb": pss_mb}
+                    with suppress(ValueError):  # it has ended
+                        *_, voluntary, _, involuntary = self._text(f"{pid}/task/{thread}/status").split()
+                        found |= {(thread, _SWITCHES[0]): int(voluntary), (thread, _SWITCHES[1]): int(involuntary)}
+                    self._children[pid, stat[19]] += map(int, self._text(f"{pid}/task/{thread}/children").split())
+                if not os.path.exists(f"{self._proc}/{pid}/task/{pid}/children") and self._stat(pid):
+                    self.missing["children"] = "this kernel does not list the children of a process"
+            for (thread, name), value in found.items():
+                counts[pid, stat[19], thread, name] = value
+                grown[name] += value - self._counts.get((pid, stat[19], thread, name), 0)
+            waiting += self._children.get((pid, stat[19]), [])
+        return row, grown
 
-    def _text(self, path: str) -> str | None:
+    def _text(self, path: str) -> str:
+        """Return what a file says, "" of a process that has ended, or that may be listed but not read."""
         # Without Python's buffers and decoders this takes half the time, and there are hundreds of such files.
-        try:
+        content = b""
+        with suppress(OSError):
             descriptor = os.open(f"{self._proc}/{path}", os.O_RDONLY)
-        except OSError:
-            return None
-        try:
-            content = b""
-            while chunk := os.read(descriptor, 65536):
-                content += chunk
-        except OSError:  # the process ended in between, or it may be listed but not read
-            return None
-        finally:
-            os.close(descriptor)
+            try:
+                while chunk := os.read(descriptor, 65536):
+                    content += chunk
+            finally:
+                os.close(descriptor)
         return content.decode(errors="replace")
+
+    def _lacks(self, pid: int, what: str, text: str, file: str) -> bool:
+        """Return whether a process that runs does not show a file, which is `missing` then."""
+        if text or self._stat(pid) is None:
+            return False
+        self.missing[what] = f"/proc/PID/{file} cannot be read"
+        return True
 
     def _stat(self, pid: int) -> list[str] | None:
         """Return /proc/PID/stat from the state on (see proc(5), whose field n is [n - 3]), None if it has ended."""
-        text = self._text(f"{pid}/stat")
-        fields = None if text is None else text.rpartition(")")[2].split()
+        fields = self._text(f"{pid}/stat").rpartition(")")[2].split()
         return None if not fields or fields[0] in "ZX" else fields
 
     def _threads(self, pid: int) -> list[int]:
-        try:
+        with suppress(OSError):
             return [int(name) for name in os.listdir(f"{self._proc}/{pid}/task")]
-        except OSError:
-            return []
-
-    def _children(self, pid: int, thread: int) -> list[int]:
-        text = self._text(f"{pid}/task/{thread}/children")
-        if text is None and pid == thread and Path(f"{self._proc}/{pid}/stat").exists():
-            self.missing["children"] = "this kernel does not list the children of a process"
-        return [int(child) for child in (text or "").split()]
-
-    def _moved(self, pid: int) -> tuple[int, int] | None:
-        """Return the bytes that a process has read from and written to disks."""
-        text = self._text(f"{pid}/io")
-        try:
-            numbers = dict(line.split(": ") for line in (text or "").splitlines())
-            return int(numbers["read_bytes"]), int(numbers["write_bytes"])
-        except (KeyError, ValueError):
-            if self._text(f"{pid}/stat") is not None:
-                self.missing["disk"] = "/proc/PID/io cannot be read"
-            return None
-
-    def _share_mb(self, pid: int) -> float | None:
-        for line in (self._text(f"{pid}/smaps_rollup") or "").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024 / 1e6
-        if self._text(f"{pid}/stat") is not None:
-            self.missing["pss_mb"] = "/proc/PID/smaps_rollup cannot be read"
-            return None
-        return 0.0  # it has ended in between
+        return []
 
 
-def _over(
-    row: dict[str, Any], interval_s: float | None, switches_over_s: float | None, *, disk: bool
-) -> dict[str, Any]:
-    """Return the row of a tree without what nothing is known of: counts need a reading before."""
-    cpu_s = row.pop("cpu_s")
-    switches = {name: row.pop(name) for name in ("voluntary_switches", "involuntary_switches")}
-    moved = {name: row.pop(name) for name in ("read_bytes", "written_bytes")}
-    if interval_s:
-        row |= {"interval_s": interval_s, "cpu_percent": 100 * cpu_s / interval_s, **(moved if disk else {})}
-    if switches_over_s:
-        row |= {"switches_over_s": switches_over_s, **switches}
-    return row
-
-
-def _switches(status: str) -> tuple[int, int] | None:
-    """Return the voluntary and involuntary context switches of a thread from its /proc/PID/task/TID/status."""
-    lines = status.splitlines()[-2:]
-    try:
-        return int(lines[0].split()[1]), int(lines[1].split()[1])
-    except (IndexError, ValueError):
-        return None
+def _kb(text: str, key: str, unit: float = 1.024) -> float:
+    """Return the number behind a key of a file of /proc, which counts in 1024 bytes unless said; 0 without it."""
+    _, _, rest = text.partition(key)
+    return int(rest.split(None, 1)[0]) * unit if rest else 0.0
 
 
 class HostSensor:
@@ -250,18 +209,12 @@ class HostSensor:
 
     def read(self, at_s: float) -> Rows:
         """Return the row "host"."""
-        present = self._counters()
-        row: dict[str, Any] = {
-            "available_mb": self._psutil.virtual_memory().available / 1e6,
-            "load1": self._psutil.getloadavg()[0],
-        }
+        present, asked = self._counters(), self._psutil
+        row = {"available_mb": asked.virtual_memory().available / 1e6, "load1": asked.getloadavg()[0]}
         if self._before_s is not None and at_s > self._before_s:
-            interval_s = at_s - self._before_s
-            grown = {
-                name: max(0, value - self._before[name]) for name, value in present.items() if name in self._before
-            }
-            row["interval_s"] = interval_s
-            row["cpu_percent"] = 100 * grown.pop("cpu_s") / interval_s
+            interval_s, before = at_s - self._before_s, self._before
+            grown = {name: max(0, value - before[name]) for name, value in present.items() if name in before}
+            row |= {"interval_s": interval_s, "cpu_percent": 100 * grown.pop("cpu_s") / interval_s}
             row |= {name: int(value) for name, value in grown.items()}
         self._before_s, self._before = at_s, present
         return {"host": row}
@@ -277,12 +230,10 @@ class HostSensor:
         found["sent_bytes"] = sum(card.bytes_sent for card in used)
         if "lo" in cards:
             found["loopback_bytes"] = cards["lo"].bytes_sent
-        if self._ports:
-            with suppress(OSError, ValueError):
-                # The unit of these counters is four bytes.
-                for name, counter in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):
-                    words = sum(int((port / counter).read_text()) for port in self._ports)
-                    found[name] = 4 * words
+        with suppress(OSError, ValueError):
+            for name, counter in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):
+                if words := [int((port / counter).read_text()) for port in self._ports]:
+                    found[name] = 4 * sum(words)  # the unit of these counters is four bytes
         return found
 
 
@@ -291,14 +242,10 @@ class Gpus:
 
     def __init__(self, uuids: Sequence[str], *, library: Any = None) -> None:
         """`uuids` name the GPUs, with or without their prefix "GPU-"; `library` stands in for pynvml."""
-        self.missing: dict[str, str] = {}
-        self.devices: dict[str, str] = {}
-        self._handles: dict[str, Any] = {}
-        self._first_mj: dict[str, int] = {}
-        if not uuids:
-            self.missing["gpu"] = "the ranks of this host use no GPU"
-            return
-        self._nvml, why = _begun(library)
+        self.missing, self.devices = dict[str, str](), dict[str, str]()
+        self._handles, self._first_mj = dict[str, Any](), dict[str, int]()
+        self._nvml: Any
+        self._nvml, why = _begun(library) if uuids else (None, "the ranks of this host use no GPU")
         if why:
             self.missing["gpu"] = why
             return
@@ -313,14 +260,13 @@ class Gpus:
 
     def _handle(self, uuid: str) -> Any:
         """Return the library's handle; a UUID without prefix, as PyTorch tells it, may be that of a part of a GPU."""
-        names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
+        whole = uuid.startswith(("GPU-", "MIG-"))
         try:
-            return self._nvml.nvmlDeviceGetHandleByUUID(names[0])
+            return self._nvml.nvmlDeviceGetHandleByUUID(uuid if whole else f"GPU-{uuid}")
         except self._nvml.NVMLError:
-            if len(names) == 1:
-                raise
-            with suppress(self._nvml.NVMLError):
-                return self._nvml.nvmlDeviceGetHandleByUUID(names[1])
+            if not whole:
+                with suppress(self._nvml.NVMLError):
+                    return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
             raise
 
     def _asked(self, what: str, ask: Callable[[Any], Any], handle: Any) -> Any:
@@ -331,12 +277,14 @@ class Gpus:
             self.missing[what] = str(error)
             return None
 
+    def _all(self, what: str, name: str) -> dict[str, Any]:
+        return {
+            part: self._asked(f"{part} {what}", getattr(self._nvml, name), each) for part, each in self._handles.items()
+        }
+
     def bus_ids(self) -> dict[str, str]:
         """Return {part: address on the PCI bus}; "" for one that does not tell."""
-        told = {
-            part: self._asked(f"{part} bus", self._nvml.nvmlDeviceGetPciInfo, handle)
-            for part, handle in self._handles.items()
-        }
+        told = self._all("bus", "nvmlDeviceGetPciInfo")
         return {part: "" if info is None else _text(info.busId) for part, info in told.items()}
 
     def processes(self) -> dict[str, list[int]]:
@@ -344,10 +292,7 @@ class Gpus:
 
         In a container they may be the numbers of the machine around it, or none.
         """
-        told = {
-            part: self._asked(f"{part} processes", self._nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-            for part, handle in self._handles.items()
-        }
+        told = self._all("processes", "nvmlDeviceGetComputeRunningProcesses")
         return {part: [each.pid for each in those] for part, those in told.items() if those is not None}
 
     def read(self, at_s: float) -> Rows:
@@ -397,15 +342,10 @@ def visible_uuids(environ: Mapping[str, str], *, library: Any = None) -> list[st
         return []
     handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
     uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    names = visible_gpus(environ)
-    if names is None:
+    if (names := visible_gpus(environ)) is None:
         return uuids
-    known = dict(enumerate(uuids))
-    found = [
-        known.get(int(name), "") if name.isdecimal() else next((each for each in uuids if each.startswith(name)), "")
-        for name in names
-    ]
-    return [uuid for uuid in found if uuid]
+    named = [[each for n, each in enumerate(uuids) if name == str(n) or each.startswith(name)] for name in names]
+    return [found[0] for found in named if found]
 
 
 def _text(name: Any) -> str:
@@ -419,34 +359,25 @@ class Packages:
     """
 
     def __init__(self, *, root: Path = _POWERCAP) -> None:
-        self.missing: dict[str, str] = {}
-        self.devices: dict[str, str] = {}
-        self._folders: dict[str, tuple[Path, int]] = {}
-        self._before: dict[str, tuple[float, int]] = {}
-        self._total_uj: dict[str, int] = {}
+        self.missing, self.devices = dict[str, str](), dict[str, str]()
+        self._folders, self._before = dict[str, tuple[Path, int]](), dict[str, tuple[float, int]]()
+        self._total_uj = dict[str, int]()
         if not root.is_dir():
             self.missing["package"] = "this kernel shows no energy counters (no powercap)"
-            return
         for folder in sorted(root.glob("intel-rapl:*")):
-            if folder.name.count(":") > 1:  # a part of a package
-                continue
             try:
-                name = (folder / "name").read_text().strip()
-                if not name.startswith("package"):  # psys is the whole board, packages included
+                # A second colon is a part of a package, and psys the whole board, packages included.
+                if folder.name.count(":") > 1 or not (name := _text_of(folder / "name")).startswith("package"):
                     continue
-                around_uj = int((folder / "max_energy_range_uj").read_text())
-                int((folder / "energy_uj").read_text())
-            except PermissionError:
-                self.missing["package"] = (
-                    f"permission denied on {folder / 'energy_uj'}; the administrator can make it readable"
-                )
-                continue
+                _text_of(folder / "energy_uj")
+                part, around_uj = f"package {len(self._folders)}", int(_text_of(folder / "max_energy_range_uj"))
             except (OSError, ValueError) as error:
-                self.missing["package"] = f"{folder / 'energy_uj'} cannot be read ({error})"
+                path, denied = folder / "energy_uj", isinstance(error, PermissionError)
+                why = f"permission denied on {path}; the administrator can make it readable"
+                self.missing["package"] = why if denied else f"{path} cannot be read ({error})"
                 continue
-            part = f"package {len(self._folders)}"
             self.devices[part] = f"processor {name}"
-            self._folders[part] = folder, around_uj
+            self._folders[part], self._total_uj[part] = (folder, around_uj), 0
         if not self._folders:
             self.missing.setdefault("package", "this processor has no energy counter")
 
@@ -455,23 +386,21 @@ class Packages:
         rows: Rows = {}
         for part, (folder, around_uj) in self._folders.items():
             try:
-                energy_uj = int((folder / "energy_uj").read_text())
+                energy_uj = int(_text_of(folder / "energy_uj"))
             except (OSError, ValueError) as error:
                 self.missing[part] = f"{folder / 'energy_uj'} cannot be read any more ({error})"
                 continue
-            row: dict[str, Any] = {}
-            if part in self._before:
-                before_s, before_uj = self._before[part]
-                used_uj = energy_uj - before_uj
-                if used_uj < 0:  # the counter went round
-                    used_uj += around_uj
-                self._total_uj[part] += used_uj
-                if at_s > before_s:
-                    row["interval_s"] = at_s - before_s
-                    row["power_w"] = used_uj / 1e6 / (at_s - before_s)
-            else:
-                self._total_uj[part] = 0
+            before_s, before_uj = self._before.get(part, (at_s, energy_uj))
+            used_uj = (
+                (energy_uj - before_uj) % around_uj if energy_uj < before_uj else energy_uj - before_uj
+            )  # it goes round
+            self._total_uj[part] += used_uj
             self._before[part] = at_s, energy_uj
-            row["energy_j"] = self._total_uj[part] / 1e6
-            rows[part] = row
+            rows[part] = {"energy_j": self._total_uj[part] / 1e6}
+            if at_s > before_s:
+                rows[part] |= {"interval_s": at_s - before_s, "power_w": used_uj / 1e6 / (at_s - before_s)}
         return rows
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text().strip()

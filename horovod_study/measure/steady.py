@@ -1,30 +1,15 @@
-"""From which step on a run is steady, found in its step times.
+"""From which step on a run is steady, found in its step times (docs/steady.md has the rules and why they are modest).
 
-The first steps of a run are slower than the others, or faster: memory is touched for the first time, libraries choose
-their algorithms, connections are opened, a processor is still cool. How long that lasts differs between machines, and a
-number of steps chosen beforehand is a guess. Here the end of it is looked for in the run itself, by change-point
-detection on the level of the step time, as Barrett et al. do for virtual machines (Proc. ACM Program. Lang. 1, OOPSLA
-(2017) 52): the run is cut into segments of one level each, and the segments before the steady one are its warm-up.
-
-How the segments are found. The timed steps are cut into at most BLOCKS blocks of at least BLOCK_STEPS steps, and the
-median of each is taken, so that pauses of single steps count for nothing. The logarithms of the medians, y (n,), are
-divided into segments such that
+The steps of a run are cut into at most BLOCKS blocks of at least BLOCK_STEPS steps, so that single pauses count
+for nothing. The logarithms of their medians, y (n,), are divided into segments of one level such that
 
     sum over the segments of sum (y - mean of the segment)^2 / sigma^2  +  6 log(n) for each change-point
 
-is smallest. This is optimal partitioning (Jackson et al., IEEE Signal Process. Lett. 12 (2005) 105), exact, by dynamic
-programming. sigma is the scatter of the blocks about their neighbours, from the median absolute second difference,
-which neither a few outliers nor a few changes of level move. Yao's penalty of 2 log(n) (Statist. Probab. Lett. 6
-(1988) 181) is that of independent normal noise. The noise of machines comes in spells, and such a penalty would find
-levels in it; the tests simulate that noise, and 6 is chosen to be right about it too.
-
-What is made of them, and why so little is cut, is in docs/steady.md: of the segments that begin in the first third the
-steady one is that whose level most blocks are nearest to, and those before it that differ by LEVEL or more are warm-up,
-unless a later segment differs as much, in the same direction and for half as long, or the run goes on to drift.
-
-The library ruptures has this partition too (KernelCPD with its linear kernel). It would take the place of the twenty
-lines of `segments`, and be one more package for every training; the rules about outliers, noise and what to cut would
-be ours all the same.
+is smallest: optimal partitioning (Jackson et al., IEEE Signal Process. Lett. 12 (2005) 105), exact, by dynamic
+programming, as Barrett et al. look for the warm-up of virtual machines (Proc. ACM Program. Lang. 1, OOPSLA (2017) 52).
+sigma is the scatter of the blocks about their neighbours, from the median absolute second difference, which neither a
+few outliers nor a few changes of level move. Yao's penalty of 2 log(n) (Statist. Probab. Lett. 6 (1988) 181) is that of
+independent normal noise; that of machines comes in spells, and 6 is right about it too, as the tests simulate.
 """
 
 import math
@@ -36,9 +21,6 @@ from numpy.typing import NDArray
 BLOCKS = 512
 BLOCK_STEPS = 5
 """Of at most so many blocks with at least so many steps: 2 of 5 steps may be outliers, and the median stands."""
-
-_FEW_BLOCKS = 12
-"""With fewer there is nothing to be found."""
 
 LEVEL = 0.02
 """Levels that differ by less than this part are one."""
@@ -66,21 +48,22 @@ def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
     """
     timed = np.asarray(step_s, dtype=np.float64)[declared_step:]
     length = max(BLOCK_STEPS, -(-len(timed) // BLOCKS))
-    count = len(timed) // length
+    count, least = len(timed) // length, 12  # with fewer blocks there is nothing to be found
     if not np.isfinite(timed).all():
         return declared(declared_step, "the times of some steps are not known: the window begins where it was declared")
-    if count < _FEW_BLOCKS or timed.min() <= 0:
-        return declared(
-            declared_step,
-            f"{len(timed):,} timed steps are too few to find out whether they are steady (at least "
-            f"{_FEW_BLOCKS * BLOCK_STEPS}): the window begins where it was declared",
-        )
+    if count < least or timed.min() <= 0:
+        why = f"{len(timed):,} timed steps are too few to find out whether they are steady (at least"
+        return declared(declared_step, f"{why} {least * BLOCK_STEPS}): the window begins where it was declared")
     medians = np.median(timed[: count * length].reshape(count, length), axis=1)  # (n,)
     begins = segments(np.log(medians))
     ends = [*begins[1:], count]
     levels = [float(np.median(medians[a:b])) for a, b in zip(begins, ends, strict=True)]
-    steady = _usual_of_the_first(begins, ends, levels, count)
     lengths = [b - a for a, b in zip(begins, ends, strict=True)]
+    # Of the segments that begin in the first third, that whose level most blocks of the run are near.
+    blocks = {place: 0 for place, begin in enumerate(begins) if begin * 3 <= count}
+    for blocks_here, level in zip(lengths, levels, strict=True):
+        blocks[min(blocks, key=lambda place, level=level: abs(math.log(level / levels[place])))] += blocks_here  # type: ignore[misc]
+    steady = max(blocks, key=lambda place: blocks[place])
     off = [level / levels[steady] - 1 for level in levels]
 
     def usual(place: int) -> bool:
@@ -111,7 +94,9 @@ def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
 def segments(values: NDArray[np.float64]) -> list[int]:
     """Return where the segments of equal level in `values`, shape (n,), begin; the first begins at 0."""
     count = len(values)
-    sigma2 = _noise(values) ** 2
+    bends = values[2:] - 2 * values[1:-1] + values[:-2]  # variance 6 sigma^2 where they are independent
+    # Not less than the rounding of a clock.
+    sigma2 = max(float(np.median(np.abs(bends))) * 1.4826 / math.sqrt(6.0), 1e-4) ** 2
     sums = np.concatenate([[0.0], np.cumsum(values - values[0])])
     squares = np.concatenate([[0.0], np.cumsum((values - values[0]) ** 2)])
     penalty = 6.0 * np.log(count) * sigma2
@@ -129,22 +114,6 @@ def segments(values: NDArray[np.float64]) -> list[int]:
         k = int(before[k])
         found.append(k)
     return found[::-1]
-
-
-def _noise(values: NDArray[np.float64]) -> float:
-    """Return the standard deviation of `values` about their neighbours; not less than the rounding of a clock."""
-    bends = values[2:] - 2 * values[1:-1] + values[:-2]  # variance 6 sigma^2 where they are independent
-    return max(float(np.median(np.abs(bends))) * 1.4826 / math.sqrt(6.0), 1e-4)
-
-
-def _usual_of_the_first(begins: list[int], ends: list[int], levels: list[float], count: int) -> int:
-    """Return which of the segments that begin in the first third has the level that most blocks of the run are near."""
-    # the warm-up may last for a third of the timed steps
-    first = [place for place, begin in enumerate(begins) if begin * 3 <= count]
-    blocks = dict.fromkeys(first, 0)
-    for begin, end, level in zip(begins, ends, levels, strict=True):
-        blocks[min(first, key=lambda place: abs(math.log(level / levels[place])))] += end - begin
-    return max(first, key=lambda place: blocks[place])
 
 
 def _doubt(begins: list[int], ends: list[int], levels: list[float], length: int, offset: int) -> str:

@@ -15,7 +15,6 @@ that end a job go to all of its processes, so the sampler ignores them and sampl
 import json
 import math
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -28,16 +27,12 @@ from typing import Any
 from horovod_study import energy, records
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import now
+from horovod_study.measure.environment import own_cpu_s
 from horovod_study.measure.sensors import Gpus, HostSensor, Packages, Rows, Trees
 from horovod_study.variables import without_working_directory
 
 _READY_S = 15.0
 _ANSWER_S = 10.0
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 class Sampling:
@@ -52,37 +47,25 @@ class Sampling:
         self._ranks = {int(rank): int(pid) for rank, pid in told["ranks"].items()}
         self.interval_s, self._resumed = float(told["interval_s"]), bool(told["resumed"])
         self.trees = Trees(self._ranks)
-        own: list[Any] = (
-            [self.trees, HostSensor(), Gpus(told["gpus"]), Packages()] if sensors is None else list(sensors)
-        )
-        self._sensors = own
-        self._zero: float | None = None
+        self._sensors: Sequence[Any] = sensors or [self.trees, HostSensor(), Gpus(told["gpus"]), Packages()]
+        self._zero, self._rows = 0.0, list[dict[str, Any]]()
         self._writer: Any = None
-        self._rows: list[dict[str, Any]] = []
-        self._flushed = now()
-        self.samples = 0
-        self.ended = ""  # why there are no more samples
-        self._start_cpu_s = _cpu_s()
-        self._began = self._before = now()
-        self._before_cpu_s = self._start_cpu_s
+        self.samples, self.ended = 0, ""  # why there are no more samples
+        self._start_cpu_s = self._before_cpu_s = own_cpu_s()
+        self._began = self._before = self._flushed = now()
 
     @property
     def missing(self) -> dict[str, str]:
         """What cannot be read, with the reasons."""
-        found: dict[str, str] = {}
-        for sensor in self._sensors:
-            found |= sensor.missing
-        return found
+        return {name: why for sensor in self._sensors for name, why in sensor.missing.items()}
 
     def sample(self) -> None:
         """Read everything once."""
         if self.ended:
             return
         at = now()
-        found: Rows = {}
-        for sensor in self._sensors:
-            found |= sensor.read(at)
-        cpu_s = _cpu_s()
+        found: Rows = {part: row for sensor in self._sensors for part, row in sensor.read(at).items()}
+        cpu_s = own_cpu_s()
         if "host" in found and at > self._before:
             found["host"]["sampler_cpu_percent"] = 100 * (cpu_s - self._before_cpu_s) / (at - self._before)
         self._rows += [{"at_s": at, "part": part, **columns} for part, columns in found.items()]
@@ -94,21 +77,13 @@ class Sampling:
     def open(self, zero: float) -> None:
         """Begin the file; what was sampled before `zero` has negative times."""
         self._zero = zero
-        first_s = self._rows[0]["at_s"] - zero if self._rows else now() - zero
-        devices: dict[str, str] = {}
-        for sensor in self._sensors:
-            devices |= getattr(sensor, "devices", {})
-        meta = {
-            "interval_s": self.interval_s,
-            "ranks": {str(rank): pid for rank, pid in self._ranks.items()},
-            "devices": devices,
-            "missing": self.missing,
-            "cores": os.cpu_count(),
-        }
+        first_s = (self._rows[0]["at_s"] if self._rows else now()) - zero
+        devices = {name: each for sensor in self._sensors for name, each in getattr(sensor, "devices", {}).items()}
+        meta = {"interval_s": self.interval_s, "ranks": {str(rank): pid for rank, pid in self._ranks.items()}}
+        meta |= {"devices": devices, "missing": self.missing, "cores": os.cpu_count()}
+        kept_s = first_s if self._resumed else None
         try:
-            self._writer = records.SystemWriter(
-                self._directory, self._host, meta, keep_before_s=first_s if self._resumed else None
-            )
+            self._writer = records.SystemWriter(self._directory, self._host, meta, keep_before_s=kept_s)
         except StudyError as error:
             self.ended = str(error)
         self.flush()
@@ -117,7 +92,6 @@ class Sampling:
         """Write what was sampled; a file without room ends the sampling, and nothing else."""
         if self._writer is None or not self._rows:
             return
-        assert self._zero is not None
         rows, self._rows, self._flushed = self._rows, [], now()
         if self.ended:
             return
@@ -131,18 +105,10 @@ class Sampling:
         self.flush()
         if self._writer is not None:
             self._writer.close()
-        wall_s, cpu_s = now() - self._began, _cpu_s() - self._start_cpu_s
-        return {
-            "samples": self.samples,
-            "missing": self.missing,
-            "ended": self.ended,
-            "cost_of_sampling": {
-                "cpu_s": cpu_s,
-                "wall_s": wall_s,
-                "share_of_core": cpu_s / wall_s if wall_s else None,
-                "start_cpu_s": self._start_cpu_s,
-            },
-        }
+        wall_s, cpu_s = now() - self._began, own_cpu_s() - self._start_cpu_s
+        cost = {"cpu_s": cpu_s, "wall_s": wall_s, "share_of_core": cpu_s / wall_s if wall_s else None}
+        cost |= {"start_cpu_s": self._start_cpu_s}
+        return {"samples": self.samples, "missing": self.missing, "ended": self.ended, "cost_of_sampling": cost}
 
 
 def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
@@ -169,11 +135,10 @@ def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
                     sampling.sample()
                     due = now() + sampling.interval_s
                     print("ready", flush=True)
-                    with suppress(OSError):
-                        os.nice(5)  # not before: on a busy host the trainer would wait for the imports
-                elif word == "zero" and sampling is not None:
+                    os.nice(5)  # not before: on a busy host the trainer would wait for the imports
+                elif sampling is not None and word == "zero":
                     sampling.open(float(rest))
-                elif word == "stop" and sampling is not None:
+                elif sampling is not None:
                     sampling.sample()
                     return sampling, True
         if os.getppid() != parent:
@@ -209,11 +174,9 @@ def told(directory: Path, sampler: "Sampler", stretches: energy.Stretches) -> di
         columns, meta = records.system_columns(directory, sampler.host)
     except StudyError as error:
         return {**found, "reason": answer.get("reason") or answer.get("ended") or str(error)}
-    interval_s = float(meta["interval_s"])
+    interval_s, how = float(meta["interval_s"]), {"host": sampler.host}
     if stretches:
-        found["energy"] = energy.host_energy(
-            columns, meta["devices"], stretches, host=sampler.host, interval_s=interval_s
-        )
+        found["energy"] = energy.host_energy(columns, meta["devices"], stretches, interval_s=interval_s, **how)
     found.setdefault("missing", meta["missing"])
     return {**found, "interval_s": interval_s, **energy.host_summary(columns, stretches)}
 
@@ -228,20 +191,16 @@ def totals(hosts: Sequence[Mapping[str, Any] | None], *, samples: int) -> dict[s
         reason = "nothing was sampled: system_interval_s is 0"
         return {"system": {"hosts": {}, "reason": reason}, "energy": energy.total_energy([], [reason], samples=samples)}
     devices = [device for each in known for device in each["energy"]]
-    without = [
-        f"{each['host']}: {text}"
-        for each in known
-        for text in ([each["reason"]] if each.get("reason") else [])
-        + [f"{name}: {why}" for name, why in each.get("missing", {}).items() if name.split()[0] in ("gpu", "package")]
-    ]
+    reasons = {each["host"]: each["reason"] for each in known if each.get("reason")}
+    without = []
+    for each in known:
+        lacking = {name: why for name, why in each.get("missing", {}).items() if name.split()[0] in ("gpu", "package")}
+        texts = [*filter(None, [reasons.get(each["host"])]), *(f"{name}: {why}" for name, why in lacking.items())]
+        without += [f"{each['host']}: {text}" for text in texts]
+    hosts_told = {each["host"]: {k: v for k, v in each.items() if k not in ("host", "energy")} for each in known}
+    reason = "; ".join(f"{host}: {why}" for host, why in reasons.items())
     return {
-        "system": {
-            "hosts": {
-                each["host"]: {name: value for name, value in each.items() if name not in ("host", "energy")}
-                for each in known
-            },
-            "reason": "; ".join(f"{each['host']}: {each['reason']}" for each in known if each.get("reason")),
-        },
+        "system": {"hosts": hosts_told, "reason": reason},
         "energy": energy.total_energy(devices, without, samples=samples),
     }
 
@@ -251,20 +210,14 @@ class Sampler:
 
     def __init__(self, host: str) -> None:
         """Start the program, which at first only imports what it needs."""
-        self.host = host
-        self.reason = ""  # why there are no samples
-        self._text = b""
-        self._answer: dict[str, Any] | None = None
+        self.host, self.reason = host, ""  # why there are no samples
+        self._text, self._answer = b"", dict[str, Any]()
         self._process: subprocess.Popen[bytes] | None = None
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        environ = without_working_directory({**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+        line = [sys.executable, "-m", "horovod_study.measure.system"]
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "horovod_study.measure.system"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                env=without_working_directory({**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}),
-            )
+            self._process = subprocess.Popen(line, bufsize=0, env=environ, **pipes)
         except OSError as error:
             self.reason = f"the sampler could not be started ({error.strerror or error})"
 
@@ -273,14 +226,9 @@ class Sampler:
     ) -> None:
         """Tell what to sample; `ranks`: the entries of all ranks in the record, see measure/evidence.py."""
         here = {number: rank for number, rank in enumerate(ranks) if rank["host"] == self.host}
-        job = {
-            "directory": str(directory),
-            "host": self.host,
-            "ranks": {str(number): rank["pid"] for number, rank in here.items()},
-            "gpus": [rank["gpu"]["uuid"] for rank in here.values() if rank["gpu"] and rank["gpu"]["uuid"]],
-            "interval_s": interval_s,
-            "resumed": resumed,
-        }
+        job = {"directory": str(directory), "host": self.host, "interval_s": interval_s, "resumed": resumed}
+        job["ranks"] = {str(number): rank["pid"] for number, rank in here.items()}
+        job["gpus"] = [rank["gpu"]["uuid"] for rank in here.values() if rank["gpu"] and rank["gpu"]["uuid"]]
         self._report(f"job {json.dumps(job)}\n")
 
     @property
@@ -296,8 +244,7 @@ class Sampler:
             if line == "ready":
                 return
             if line is None:
-                problem = heard or f"nothing heard within {_READY_S:g} s"
-                self._give_up(f"the sampler did not start ({problem})")
+                self._give_up(f"the sampler did not start ({heard or f'nothing heard within {_READY_S:g} s'})")
                 return
             heard = line or heard  # of an error, the last line says what it was
 
@@ -315,21 +262,19 @@ class Sampler:
 
     def _ask(self) -> dict[str, Any]:
         self._report("stop\n")
-        if self._process is None:
-            return {"reason": self.reason}
-        line = self._line(_ANSWER_S)
-        if line is None:
+        if self._process is not None and (line := self._line(_ANSWER_S)) is not None:
+            try:
+                answer: dict[str, Any] = json.loads(line)
+            except ValueError:
+                self._give_up(f"the sampler failed ({line})")
+            else:
+                self.close()
+                return answer
+        elif self._process is not None:
             code = self._process.poll()
             ended = f"no answer within {_ANSWER_S:g} s" if code is None else f"exit code {code}"
             self._give_up(f"the sampler did not live to the end ({ended})")
-            return {"reason": self.reason}
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            self._give_up(f"the sampler failed ({line})")
-            return {"reason": self.reason}
-        self.close()
-        return answer
+        return {"reason": self.reason}
 
     def close(self) -> None:
         """End the sampler if it is still there; calling it again changes nothing."""
@@ -353,10 +298,9 @@ class Sampler:
         self.close()
 
     def _report(self, line: str) -> None:
-        if self._process is None or self._process.stdin is None:
-            return
-        with suppress(OSError):  # it has ended; `stop` says so
-            self._process.stdin.write(line.encode())
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):  # it has ended; `stop` says so
+                self._process.stdin.write(line.encode())
 
     def _line(self, timeout_s: float) -> str | None:
         """Return the next line the sampler says; None if it has ended, or the time is over."""

@@ -3,7 +3,6 @@
     kit        what everything is drawn with; imports no figure and no page
     figures    one file for each family of figures, and the catalogue of those of a study
     page       report.html with its script, the tables for print, the check of all of it
-    doctor     what `horovod-study doctor` shows
     explanation, commands  what `horovod-study explain` shows, of steps and of commands without any
     traces       what it shows of traces of torch.profiler and records of NCCL Inspector
     against    what `horovod-study report --against` shows

@@ -102,7 +102,7 @@ def _refuse_unreachable(
         return
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
-    if lost := [f"{answer.host}: {answer.problem}" for answer in answers if answer.problem]:
+    if lost := [f"{name}: {each.problem}" for name, each in zip(away, answers, strict=True) if each.problem]:
         _diagnose(tuple(hosts.values()), cells[0], sweep, console)
         raise StudyError(
             f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started: fix that, or "
