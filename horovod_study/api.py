@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study import foreign_files, records
+from horovod_study import records
 from horovod_study.analysis.audit import Study, recount, versions
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.forecast.prediction import Prediction
@@ -42,7 +42,7 @@ from horovod_study.analysis.steps.accounting import Accounting, account, account
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.config import available_cores
-from horovod_study.documents import parse_json, read_text
+from horovod_study.documents import logs, parse_json, read_text
 from horovod_study.errors import ConfigError, DataError, RecordError
 from horovod_study.progress import Line
 from horovod_study.text.words import plural
@@ -138,7 +138,7 @@ def is_table(place: Path) -> bool:
         return place.is_file() or Path(placed_name(str(place))[0]).is_file()
     with suppress(DataError):  # there are no logs
         no_runs = not records.holds_tables(place) and next(records.run_directories(place), None) is None
-        return no_runs and next(foreign_files.logs(place), None) is not None
+        return no_runs and next(logs(place), None) is not None
     return False
 
 
@@ -179,7 +179,7 @@ def read_points(
     if folder.is_dir() and columns:
         raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
     if not folder.is_dir() or next(records.run_directories(folder), None) is None:
-        given = foreign_files.logs(folder) if data is None else [(name, data, {}, (name,))]
+        given = logs(folder) if data is None else [(name, data, {}, (name,))]
         return points_from(given, placed=placed, columns=columns, alone=not folder.is_dir())
     table = with_series(records.run_table(folder, left_out=left_out))
     points = exchange.points_of(table, left_out)

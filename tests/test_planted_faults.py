@@ -36,7 +36,7 @@ from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.study import DOCUMENTS, TABLES
 from horovod_study.cli import main
 from horovod_study.errors import RecordError
-from horovod_study.records.format import own_digest
+from horovod_study.records.model import own_digest
 from horovod_study.report.page import check
 from horovod_study.workload.material import TARGET_SPAN
 

@@ -1,14 +1,13 @@
 """The run directory: the only package that knows its format, and the only place where the two wings meet.
 
-Others import from here, and of the modules below only the types of forms.py:
+Others import from here, and of the modules below nothing else:
 
-format.py            what a run directory holds: names, RunRecord, columns of rows, digests, history of the schema
-forms.py             the declared form of run.json and bench.json: types, and ranges in which a value can be true
+model.py             what a run directory holds: names, RunRecord, columns of rows, digests, history of the schema
+forms.py             the declared form of run.json, bench.json and source.json, and ranges in which a value can be true
 arrow.py             rows in Arrow streams
+turns.py             slices of cells that alternate, and which of them count
 reader.py            read a run, finished or not
 writer.py            write a run, on a disk that may be full
-turns.py             slices of cells that alternate
-counted.py           which steps of a run count: all but slices beside other programs
 tables.py            the runs of a study as tables
 analysis_folder.py   tables and documents of an analysis, and what they were made of
 """
@@ -26,7 +25,7 @@ from horovod_study.records.analysis_folder import (
     save_tables,
     write_source,
 )
-from horovod_study.records.format import (
+from horovod_study.records.model import (
     ALL_STEPS,
     BENCH_SCHEMA,
     CHECKPOINTS,

@@ -19,7 +19,7 @@ from horovod_study import __version__
 from horovod_study.documents import conform, parse_json, read_bytes, read_json
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_of, unguarded, write_file, writing
-from horovod_study.records.format import RUN_FILES, digest_of, own_digest, run_name
+from horovod_study.records.model import RUN_FILES, digest_of, own_digest, run_name
 from horovod_study.records.reader import require_schema, run_directories
 
 if TYPE_CHECKING:  # the run wing records without pandas

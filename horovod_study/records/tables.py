@@ -8,20 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.config import LAPS
 from horovod_study.errors import RecordError
-from horovod_study.records.format import (
-    COMMAND,
-    EPOCH_COLUMNS,
-    RunRecord,
-    declared_warmup,
-    is_command,
-    per_node,
-    rows_lost,
-    run_name,
-    timed_from,
-)
-from horovod_study.records.reader import RecordedRun, counted_record, evaluations, readable_runs, recorded_run
+from horovod_study.records import model
+from horovod_study.records.model import COMMAND, EPOCH_COLUMNS, LAP_COLUMNS, RunRecord, run_name
+from horovod_study.records.reader import RecordedRun, counted_record, epoch_rows, readable_runs, recorded_run
 from horovod_study.text.numbers import amount
 from horovod_study.workloads import packaged
 
@@ -61,41 +51,36 @@ def _sensors(record: RunRecord) -> dict[str, float]:
     """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
     hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
 
-    def all_of(name: str, prefix: str = "") -> list[float]:
-        return [
-            value
-            for host in hosts
-            for part, value in (host.get(name) or {}).items()
-            if part.startswith(prefix) and value is not None
-        ]
+    def each(name: str, prefix: str = "") -> list[float]:
+        read = [item for host in hosts for item in (host.get(name) or {}).items()]
+        return [value for part, value in read if part.startswith(prefix) and value is not None]
 
     def mean(values: list[float]) -> float:
-        return math.fsum(values) / len(values) if values else math.nan
+        return total(values) / (len(values) or 1)
 
     def total(values: list[float]) -> float:
         return math.fsum(values) if values else math.nan
 
     return {
-        "cpu_percent_per_rank": mean(all_of("ranks_cpu_percent")),
-        "rss_mb_per_rank": mean(all_of("rss_mb_max")),
-        "gpu_percent": mean(all_of("gpu_percent")),
-        "gpu_memory_mb": mean(all_of("gpu_memory_mb_max")),
-        "gpu_power_w": total(all_of("power_w", "gpu ")),
-        "gpu_power_w_per_gpu": mean(all_of("power_w", "gpu ")),
-        "package_power_w": total(all_of("power_w", "package ")),
+        "cpu_percent_per_rank": mean(each("ranks_cpu_percent")),
+        "rss_mb_per_rank": mean(each("rss_mb_max")),
+        "gpu_percent": mean(each("gpu_percent")),
+        "gpu_memory_mb": mean(each("gpu_memory_mb_max")),
+        "gpu_power_w": total(each("power_w", "gpu ")),
+        "gpu_power_w_per_gpu": mean(each("power_w", "gpu ")),
+        "package_power_w": total(each("power_w", "package ")),
     }
 
 
 _TOTALS = (
     *("samples_per_s", "window_s", "steps", "excluded_steps", "step_s_median", "step_s_p90"),
-    *(f"{lap}_s" for lap in (*LAPS, "residual", "step")),
+    *LAP_COLUMNS,
     *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "wall_s", "cpu_s", "rss_mb_max", "pss_mb_max"),
 )
 COMMANDS = "runs/s"
 """The unit of the rate of whole commands."""
 OF_EVERY_RUN = (
-    *("backend", "transport", "workers", "nodes", "batch", "global_batch", "train_samples", "precision"),
-    "reduction",
+    *("backend", "transport", "workers", "nodes", "batch", "global_batch", "train_samples", "precision", "reduction"),
 )
 """What the record says of every run, whatever it trained; of what was asked for where the run ended too early."""
 _OPTIONS = tuple(name for name in OWN.distinguishing if name not in (*OF_EVERY_RUN, "horovod_defaults"))
@@ -120,7 +105,8 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
 
     rows: list[dict[str, Any]] = []
     for directory, kept in found:
-        record = _as_command(kept) if is_command(kept) else counted_record(directory, kept)
+        record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
+        ranks = record.effective.get("ranks") or ()
         wall_s, waited_s = record.totals.get("wall_s"), (record.totals.get("turns") or {}).get("waited_s")
         rows.append(
             {
@@ -133,10 +119,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "backend": _backend(record),
                 "apart": _apart(record),
                 "calls": _calls(record),
-                "rank_threads": max(
-                    (rank.get("threads") or 0 for rank in record.effective.get("ranks") or ()), default=0
-                )
-                or None,
+                "rank_threads": max((rank.get("threads") or 0 for rank in ranks), default=0) or None,
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
                 "model": _model(record),
                 **_options(record),
@@ -151,18 +134,19 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 **_sensors(record),
                 "device": record.effective.get("device"),
                 "sync_s_median": (record.totals.get("lap_medians_s") or {}).get("sync"),
-                "per_node": per_node(record.effective.get("ranks") or ()),
+                "per_node": model.per_node(ranks),
                 "rate_from": str(record.totals.get("rate_from") or ""),
                 "path": " and ".join(record.effective.get("path") or ()),
-                "rows_lost": rows_lost(record),
-                "excluded_by": timed_from(record)[1],
-                "warmup_steps": declared_warmup(record),
+                "rows_lost": model.rows_lost(record),
+                "excluded_by": model.timed_from(record)[1],
+                "warmup_steps": model.declared_warmup(record),
                 "steady_doubt": str((record.totals.get("steady") or {}).get("doubt") or ""),
                 "host": record.host,
                 **{name: record.environment.get(name) for name in _ENVIRONMENT},
                 "started": record.started,
                 "finished": record.finished,
-                "hosts": ", ".join(_hosts(record)),
+                # In the order of the ranks; that of rank 0 where the record does not say.
+                "hosts": ", ".join(dict.fromkeys(str(rank.get("host", record.host)) for rank in ranks)) or record.host,
                 "launcher": record.effective.get("launcher"),
                 "command": _command(record.environment.get("command")),
                 "typed": _command(record.requested.get("typed")),
@@ -231,12 +215,6 @@ def _calls(record: RunRecord) -> str:
     return f"{calls['per_step']:.0f} calls of {names} in a step{size}" * ((calls.get("bytes_median") or 0) <= 2e6)
 
 
-def _hosts(record: RunRecord) -> list[str]:
-    """Return the hosts of a run, in the order of its ranks; that of rank 0 where the record does not say."""
-    ranks = record.effective.get("ranks") or ()
-    return list(dict.fromkeys(str(rank.get("host", record.host)) for rank in ranks)) or [record.host]
-
-
 def _command(words: Any) -> str:
     """Return the command line of a rank as it can be typed; a text stays as it is."""
     return shlex.join(str(word) for word in words) if isinstance(words, list | tuple) else str(words or "")
@@ -290,7 +268,7 @@ def _model(record: RunRecord) -> str:
     if name is None:
         return OWN.model
     own = record.requested.get("options") or {}
-    size = [] if is_command(record) else [f"{record.effective['parameters']}"]
+    size = [] if model.is_command(record) else [f"{record.effective['parameters']}"]
     return " ".join(["-".join([name, *size]), *(f"{each} {value}" for each, value in own.items())])
 
 
@@ -312,8 +290,12 @@ def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFram
     not a number is NaN. `only`: as for `run_table`.
     """
     return evaluation_table(
-        (run_name(directory, root), evaluations(directory)) for directory, _ in readable_runs(root, only)
+        (run_name(directory, root), _evaluations(directory)) for directory, _ in readable_runs(root, only)
     )
+
+
+def _evaluations(directory: Path) -> list[list[float]]:
+    return [[row[name] for name in EPOCH_COLUMNS] for row in epoch_rows(directory, EPOCH_COLUMNS)]
 
 
 def evaluation_table(found: Iterable[tuple[str, list[list[float]]]]) -> "pd.DataFrame":
