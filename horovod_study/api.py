@@ -99,7 +99,7 @@ def analysed(
         table = reported.run_rows(points, root.resolve().stem)
         commands = commands or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
         found = analyze_tables(table, None, commands=commands, unit=points.attrs.get("unit", SAMPLES), **known)
-        return table, records.evaluation_table(()), account(table, ()), found.with_doubts(reported.doubts(points))
+        return table, records.epoch_table(), account(table, ()), found.with_doubts(reported.doubts(points))
     left_out: dict[str, str] = {}
     table, recorded = records.recorded_runs([root], only=only, left_out=left_out)
     evaluations = records.epoch_table(root, only=only)

@@ -338,7 +338,7 @@ def test_a_run_of_an_older_program_is_read(schema: int) -> None:
 def test_runs_of_all_schemas_stand_in_one_analysis() -> None:
     from horovod_study.analysis.study import analyze
 
-    runs, evaluations = records.joined_tables([FROZEN])
+    runs, evaluations = records.run_table(FROZEN), records.epoch_table(FROZEN)
     found = analyze(runs, evaluations)
 
     assert runs["run"].tolist() == [f"schema-{number}" for number in range(1, records.SCHEMA + 1)]

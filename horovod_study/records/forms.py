@@ -1,5 +1,4 @@
-"""The declared form of run.json and bench.json: what the package reads of it, with the ranges in which a value can be
-true.
+"""The declared forms of run.json, bench.json and source.json, with the ranges in which a value can be true.
 
 One form for all schema numbers: what a number added is not required. Names inside `requested`, `effective`,
 `environment`, `totals` and below that are not declared here are of other programs or versions and are not looked at;
@@ -7,6 +6,7 @@ at the top nothing else may stand. A value may be null wherever it may be unknow
 """
 
 from collections.abc import Mapping, Sequence
+from types import GenericAlias
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema
@@ -52,6 +52,10 @@ def _form(*parts: Mapping[str, Any], required: Sequence[Mapping[str, Any]] = (),
     return Annotated[_Object, GetPydanticSchema(schema)]
 
 
+def _list(form: Any, most: int = _MAX_WORKERS) -> Any:
+    return Annotated[list[form], Field(max_length=most)]
+
+
 def _each(form: Any, names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), form)
 
@@ -86,7 +90,7 @@ _Effective = _form(  # what was read back from the live objects
     _unknown(_Number, "floor_mse steps_per_epoch"),
     _unknown(_Texts, "path"),
     _unknown(_Counts, "ranks_per_host"),
-    _unknown(Annotated[list[_Rank], Field(max_length=_MAX_WORKERS)], "ranks"),
+    _unknown(_list(_Rank), "ranks"),
     _unknown(dict[str, _Object], "settings"),
 )
 # Where the timed window begins, and what says so.
@@ -96,11 +100,11 @@ _Device = _form({"host": _Text, "part": _Part}, _unknown(_Number, "counter_j int
 _Energy = _form(  # the joules of the timed window, and those of each device
     _unknown(_Number, "total_j per_sample_j counter_j integral_j"),
     _unknown(_Text, "reason doubt"),
-    _unknown(Annotated[list[_Device], Field(max_length=_MAX_WORKERS)], "per_device"),
+    _unknown(_list(_Device), "per_device"),
 )
 # What the sensors of a host read, by process or device.
 _Readings = _form(_unknown(_Numbers, "ranks_cpu_percent rss_mb_max gpu_percent gpu_memory_mb_max power_w"))
-_System = _form(_unknown(dict[str, _Readings], "hosts"), _unknown(_Text, "reason"))
+_System = _form(_unknown(GenericAlias(dict, (str, _Readings)), "hosts"), _unknown(_Text, "reason"))
 # Where a run that trained in turns has waited, by rank 0: before these steps.
 _Waits = _form({"before": Annotated[list[_Count], Field(max_length=_MAX_COUNT)], "waited_s": _Seconds})
 _Stack = _form({"where": _Text, "name": _Text, "share": _Number})
@@ -112,7 +116,7 @@ _Totals = _form(  # what the timed window gave
     _unknown(_Number, "epochs train_mse test_mse g0_rmse_mpa a_rmse rss_mb_max pss_mb_max"),
     _unknown(dict[str, _Seconds | None], "lap_medians_s"),
     _unknown(_Count | _Counts, "rows_lost"),
-    _unknown(Annotated[list[_Stack], Field(max_length=100)], "stacks"),
+    _unknown(_list(_Stack, 100), "stacks"),
     {"steady": _Steady | None, "turns": _Waits | None, "system": _System | None, "energy": _Energy | None},
 )
 _Environment = _form(  # where it ran
@@ -129,7 +133,7 @@ _Attempt = _form(  # one start of the run
 )
 RUN = _form(  # run.json, of any schema number up to the newest
     {"reason": _Text, "finished": _Text | None, "totals": _Totals, "files": dict[_Text, _Text], "digest": _Text},
-    {"attempts": Annotated[list[_Attempt], Field(max_length=100_000)], "process": _Process | None},
+    {"attempts": _list(_Attempt), "process": _Process | None},
     required=(
         _each(_Text, "study key partition started host"),
         {"schema": _Positive, "status": Literal["running", "done", "failed", "stopped"], **_each(_Count, "repeat pid")},
@@ -152,3 +156,18 @@ SECTIONS = {  # of bench.json
         ),
     ),
 }
+# source.json in the folder of an analysis; keys that it does not name are of other versions.
+_Digests = dict[str, str]
+_Report = _form(  # what `report` kept of what it drew: a version, a look, digests of pictures, the study compared with
+    {"matplotlib": str, "pictures": _Digests, "look": list[str], "files": list[str]},
+    {"against": _form({"match": str | None}, required=({"directory": str},))},
+)
+SOURCE = _form(
+    _unknown(list[str], "only planned commands"),
+    {"targets": list[float] | None, "benches": list[_Digests] | None, "versions": _Digests | None},
+    {"files": dict[str, dict[str, int | str]], "run_files": dict[str, _Digests], "turns_files": _Digests},
+    {"precision": float | None, "columns": _Digests | None},  # of somebody's table, by what they are
+    {"report": _Report | None, "left": list[str]},  # what a report of an earlier analysis wrote here, until the next
+    {"digest": str},
+    required=({"schema": int, "runs": str},),
+)

@@ -18,33 +18,9 @@ from horovod_study.workloads import packaged
 if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
 
+_Run = tuple[Path, str, RunRecord]
 OWN = packaged()
 """Whose options are columns of the run table, and whose model a record needs not name."""
-
-
-def recorded_runs(
-    roots: Sequence[Path], only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
-) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
-    """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
-
-    A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
-    the run directories that count; `left_out` as for `readable_runs`.
-    """
-    import pandas as pd
-
-    tables: list[pd.DataFrame] = []
-    places: dict[Path, tuple[Path, str, RunRecord]] = {}  # resolved -> as found, name, content of run.json
-    for root in dict.fromkeys(roots):
-        found = list(readable_runs(root, only, left_out=left_out))
-        table = _run_table(root, found)
-        table = table.assign(run=[f"{root}/{name}" for name in table["run"]] if len(roots) > 1 else table["run"])
-        new = []
-        for (directory, record), name in zip(found, table["run"], strict=True):
-            new.append(directory.resolve() not in places)
-            places.setdefault(directory.resolve(), (directory, name, record))
-        tables.append(table[new])
-    whole: pd.DataFrame = pd.concat([each for each in tables if len(each)], ignore_index=True)
-    return whole, (recorded_run(directory, name=name, record=record) for directory, name, record in places.values())
 
 
 def _sensors(record: RunRecord) -> dict[str, float]:
@@ -89,33 +65,62 @@ _BEFORE_OPTIONS = {name: OWN.options[name].default for name in _OPTIONS}
 _ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
 
 
+def _runs(roots: Iterable[Path], only: Collection[str] | None, left_out: dict[str, str] | None = None) -> "list[_Run]":
+    """Return directory, name and record of each run at or below `roots`; one that is below two of them is there once.
+
+    Where there are several roots, which may hold runs of one name, names begin with theirs.
+    """
+    found: dict[Path, _Run] = {}
+    roots = list(dict.fromkeys(roots))
+    for root in roots:
+        there = list(readable_runs(root, only, left_out=left_out))
+        if not there:
+            raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
+        for directory, record in there:
+            name = run_name(directory, root)
+            found.setdefault(directory.resolve(), (directory, f"{root}/{name}" if roots[1:] else name, record))
+    return list(found.values())
+
+
+def recorded_runs(
+    roots: Sequence[Path], only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
+    """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
+
+    A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
+    the run directories that count; `left_out` as for `readable_runs`.
+    """
+    runs = _runs(roots, only, left_out)
+    return _run_table(runs), (recorded_run(directory, name=name, record=record) for directory, name, record in runs)
+
+
 def run_table(
-    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+    *roots: Path, only: Collection[str] | None = None, left_out: dict[str, str] | None = None
 ) -> "pd.DataFrame":
-    """Return one row per run at or below `root`; docs/metrics.md explains the columns. Unknown numbers are NaN.
+    """Return one row per run at or below `roots`; docs/metrics.md explains the columns. Unknown numbers are NaN.
 
     `only`: the names of the run directories that count, such as those of the present cells of a study; `left_out` as
     for `readable_runs`.
     """
-    return _run_table(root, readable_runs(root, only, left_out=left_out))
+    return _run_table(_runs(roots, only, left_out))
 
 
-def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataFrame":
+def _run_table(found: "Iterable[_Run]") -> "pd.DataFrame":
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for directory, kept in found:
+    for directory, name, kept in found:
         record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
         ranks = record.effective.get("ranks") or ()
         wall_s, waited_s = record.totals.get("wall_s"), (record.totals.get("turns") or {}).get("waited_s")
         rows.append(
             {
-                "run": run_name(directory, root),
+                "run": name,
                 "study": record.study,
                 "partition": record.partition,
                 "status": record.state(),
                 "reason": record.reason,
-                **{name: record.effective.get(name, record.requested.get(name)) for name in OF_EVERY_RUN},
+                **{each: record.effective.get(each, record.requested.get(each)) for each in OF_EVERY_RUN},
                 "backend": _backend(record),
                 "apart": _apart(record),
                 "calls": _calls(record),
@@ -127,7 +132,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "seed": record.requested.get("seed"),
                 "floor_mse": record.effective.get("floor_mse"),
                 "repeat": record.repeat,
-                **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
+                **{each: _one_number(record.totals.get(each)) for each in _TOTALS},
                 # Less what it waited for its turns, in which others had the machine.
                 "wall_s": _one_number(wall_s) if wall_s is None or waited_s is None else wall_s - waited_s,
                 **_energy(record),
@@ -142,7 +147,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "warmup_steps": model.declared_warmup(record),
                 "steady_doubt": str((record.totals.get("steady") or {}).get("doubt") or ""),
                 "host": record.host,
-                **{name: record.environment.get(name) for name in _ENVIRONMENT},
+                **{each: record.environment.get(each) for each in _ENVIRONMENT},
                 "started": record.started,
                 "finished": record.finished,
                 # In the order of the ranks; that of rank 0 where the record does not say.
@@ -154,8 +159,6 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "declared": str(record.requested.get("declared") or ""),
             }
         )
-    if not rows:
-        raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
     table = pd.DataFrame(rows)
     for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
@@ -279,47 +282,20 @@ def _one_number(value: Any) -> Any:
 
 def _budget(requested: Mapping[str, Any]) -> str:
     """Return how long a run was to train, in words such as `10 epochs`; empty when unknown."""
-    given = [OWN.options[name].say(requested[name]) for name in OWN.budgets if requested.get(name) is not None]
-    return " or ".join(given)
+    return " or ".join(
+        OWN.options[each].say(requested[each]) for each in OWN.budgets if requested.get(each) is not None
+    )
 
 
-def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
-    """Return one row per evaluation of the runs at or below `root`: `run` (as in `run_table`) and EPOCH_COLUMNS.
+def epoch_table(*roots: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
+    """Return one row per evaluation of the runs at or below `roots`: `run` (as in `run_table`) and EPOCH_COLUMNS.
 
     A run that was killed while it wrote keeps its complete rows; a run without evaluations has none. A loss that was
     not a number is NaN. `only`: as for `run_table`.
     """
-    return evaluation_table(
-        (run_name(directory, root), _evaluations(directory)) for directory, _ in readable_runs(root, only)
-    )
-
-
-def _evaluations(directory: Path) -> list[list[float]]:
-    return [[row[name] for name in EPOCH_COLUMNS] for row in epoch_rows(directory, EPOCH_COLUMNS)]
-
-
-def evaluation_table(found: Iterable[tuple[str, list[list[float]]]]) -> "pd.DataFrame":
-    """Return the form of `epoch_table` with these evaluations of runs, which may be none."""
     import pandas as pd
 
-    names: list[str] = []
-    rows: list[list[float]] = []
-    for name, own in found:
-        names += [name] * len(own)
-        rows += own
     # One table, and not one of each run: a thousand small tables take minutes.
-    numbers = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype="float64")
-    return pd.concat([pd.Series(names, name="run", dtype=object), numbers], axis=1)
-
-
-def joined_tables(roots: Sequence[Path]) -> "tuple[pd.DataFrame, pd.DataFrame]":
-    """Return `run_table` and `epoch_table` of several run directories, or folders of them, as one pair of tables."""
-    import pandas as pd
-
-    runs: list[pd.DataFrame] = []
-    evaluations: list[pd.DataFrame] = []
-    for root in dict.fromkeys(roots):
-        for table, kept in ((run_table(root), runs), (epoch_table(root), evaluations)):
-            # Two roots may hold runs of one name.
-            kept.append(table.assign(run=[f"{root}/{name}" for name in table["run"]]) if len(roots) > 1 else table)
-    return pd.concat(runs, ignore_index=True), pd.concat(evaluations, ignore_index=True)
+    rows = [{"run": name, **row} for at, name, _ in _runs(roots, only) for row in epoch_rows(at, EPOCH_COLUMNS)]
+    table = pd.DataFrame(rows, columns=["run", *EPOCH_COLUMNS], dtype=object)
+    return table.astype(dict.fromkeys(EPOCH_COLUMNS, "float64"))
