@@ -53,12 +53,11 @@ def open_file(path: Path) -> BinaryIO:
     # Opening a pipe waits until somebody writes, unless asked not to. On a regular file the flag has no effect.
     stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     mode = os.fstat(stream.fileno()).st_mode
-    if not stat.S_ISREG(mode):
-        stream.close()
-        raise _NotRegularError(
-            errno.EINVAL, "is a folder, not a file" if stat.S_ISDIR(mode) else "is no regular file", str(path)
-        )
-    return stream
+    if stat.S_ISREG(mode):
+        return stream
+    stream.close()
+    what = "is a folder, not a file" if stat.S_ISDIR(mode) else "is no regular file"
+    raise _NotRegularError(errno.EINVAL, what, str(path))
 
 
 def read_bytes(
@@ -264,29 +263,22 @@ def parse_csv(
     Every row has as many fields as the head. A last row without its newline is of a writer that was killed and is left
     out. Raises `error` naming the line; `lenient` passes over lines that do not fit instead.
     """
+    before = csv.field_size_limit(MAX_FIELD_CHARS)
     reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
     rows: list[dict[str, str]] = []
-    names: list[str] = []
-    before = csv.field_size_limit(MAX_FIELD_CHARS)
     try:
-        for row in reader:
-            if not row:
-                continue
-            if not names:
-                names = [unguarded(name) for name in row]
-                _require_columns(names, columns, source, error, again)
-            elif len(row) != len(names) and lenient:
-                continue
-            elif len(row) != len(names):
-                raise error(f"{source} line {reader.line_num}: {len(row)} fields under {len(names)} names; {again}")
-            else:
+        lines = filter(None, reader)
+        names = [unguarded(name) for name in next(lines, ())]
+        _require_columns(names, columns, source, error, again)
+        for row in lines:
+            if len(row) == len(names):
                 rows.append(dict(zip(names, map(unguarded, row), strict=True)))
+            elif not lenient:
+                raise error(f"{source} line {reader.line_num}: {len(row)} fields under {len(names)} names; {again}")
     except csv.Error as problem:
         raise error(f"{source} line {reader.line_num}: is not valid CSV ({problem}); {again}") from None
     finally:
         csv.field_size_limit(before)
-    if not names:
-        _require_columns(names, columns, source, error, again)
     return rows
 
 

@@ -57,17 +57,21 @@ def read_timeline(place: Path) -> tuple[Path, str]:
 def epoch_rows(directory: Path, columns: Sequence[str] = ()) -> list[dict[str, float]]:
     """Return the evaluations of a run so far, also while it is running: a row that is not complete yet is left out.
 
-    `columns` must be there. What is unknown is NaN; RecordError for what is no number.
+    `columns` must be there. What is no number is not known, and NaN.
     """
     path, again = directory / EPOCHS, "move the run directory away"
     text = read_text(path, again=again) if os.path.lexists(path) else ""
     if not text:  # the process died before the head
         return []
     rows = parse_csv(text, source=shown(path), columns=columns, again=again)
+    return [{name: _number(value) for name, value in row.items()} for row in rows]
+
+
+def _number(text: str) -> float:
     try:
-        return [{name: float(value or "nan") for name, value in row.items()} for row in rows]
-    except ValueError as error:
-        raise RecordError(f"{shown(path)}: holds a damaged row ({error}); {again}") from None
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def read_run(directory: Path) -> RunRecord:
