@@ -65,7 +65,7 @@ def study_of(runs: Path) -> Study:
         analysis=analysis,
         accounting=account(table, accounts),
         recounts=recounts,
-        records=dict(records.named_records(runs)),
+        records={name: record for _, name, record in records.found_runs(runs)},
         set_aside=dict(records.set_aside(runs)),
     )
 

@@ -27,19 +27,18 @@ def arrow_array(values: Any, kind: "pa.DataType") -> "pa.Array[Any]":
     import numpy as np
     import pyarrow as pa
 
-    known = None
-    if isinstance(values, np.ma.MaskedArray):
-        known, values = ~np.ma.getmaskarray(values), values.filled(0)
-    elif not isinstance(values, np.ndarray):
-        known = np.array([value is not None for value in values], dtype=bool)
-    if pa.types.is_string(kind):
-        texts = [(value or "").encode() for value in values]
-        ends = np.cumsum([0, *(len(text) for text in texts)], dtype=np.int32)
+    is_text = pa.types.is_string(kind)
+    if not isinstance(values, np.ndarray):
+        unknown = [value is None for value in values]
+        values = np.ma.array([("" if is_text else 0) if value is None else value for value in values], mask=unknown)
+    if is_text:
+        texts = [text.encode() for text in np.ma.getdata(values).tolist()]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
         content = [pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
     else:
-        plain = values if isinstance(values, np.ndarray) else [0 if value is None else value for value in values]
-        content = [pa.py_buffer(np.ascontiguousarray(plain, dtype=_number_type(kind)))]
-    bits = None if known is None or known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+        content = [pa.py_buffer(np.ascontiguousarray(np.ma.filled(values, 0), dtype=_number_type(kind)))]
+    known = ~np.ma.getmaskarray(values)
+    bits = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [bits, *content])
 
 
@@ -71,12 +70,10 @@ def _number_type(kind: "pa.DataType") -> str:
 def require_types(table: "pa.Table", schema: "pa.Schema", path: Path) -> None:
     """Refuse a table that has a column twice, or one of another type than in `schema`."""
     for each in schema:
-        found = [kind for name, kind in zip(table.column_names, table.schema.types, strict=True) if name == each.name]
+        found = [of.type for of in table.schema if of.name == each.name]
         if found not in ([], [each.type]):
-            raise RecordError(
-                f"{shown(path)}: column {each.name} is {' and '.join(map(str, found))}, not {each.type}; "
-                "move the directory away"
-            )
+            kinds = " and ".join(map(str, found))
+            raise RecordError(f"{shown(path)}: column {each.name} is {kinds}, not {each.type}; move the directory away")
 
 
 @contextmanager

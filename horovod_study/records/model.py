@@ -4,8 +4,7 @@
       run.json               what was asked for, what ran, where, and how it ended; written before the first step
       steps-00000.arrows     one row per step and rank: an Arrow stream, readable to its last batch after a crash
       epochs.csv             one row per evaluation: losses and errors against epochs, samples and seconds
-      bench.json             what the job measured after its timed window, in sections: with --measure-sync what the
-                             synchronisation is made of, with --measure-ablation what communication costs
+      bench.json             what the job measured after its timed window, with --measure-sync, --measure-ablation
       system-<host>.arrows   what the sensors of a host read, one row per sample and part, see measure/system.py
       profile/               what a profiler wrote, per rank, with --profile (workload/probes/profiling.py)
       timeline.json          Horovod's own timeline of some steps, with --timeline-steps (workload/probes/timeline.py)
@@ -15,13 +14,10 @@
 History of the schema number in run.json. A program refuses a number that it does not know:
     1   first form
     2   `attempts` lists every start of the run, because a run can be stopped and resumed; new status `stopped`
-    3   step rows have `begin_s` and `sync_host_s`; every lap may be null, because runs may be recorded without laps or
-        from scripts that do not mark all of them
-    4   step rows have `compute_s`: of steps captured in a CUDA graph, in place of `forward_s` and `backward_s`, which
-        are null there
+    3   step rows have `begin_s` and `sync_host_s`; every lap may be null, as scripts do not mark all of them
+    4   step rows have `compute_s`: of steps captured in a CUDA graph, for `forward_s` and `backward_s`, null there
     5   `process`, of the run and of each attempt: who rank 0 is beyond its number, see alive.py; null where unknown
-    6   `files` and `digest`, of a run that is done: digests of its other files and of the record itself, by which a
-        later change is found
+    6   `files` and `digest`, of a run that is done: digests of its other files and of the record, to find later changes
 """
 
 import hashlib
@@ -61,6 +57,11 @@ COMMAND = "command"
 """The library, in tables, of a run of a command in which no step was seen, of which none is known."""
 MAX_TRAININGS = 8
 """Trainings of one process that are recorded, one after the other."""
+_FOUND_BY = {
+    "change-point": "before the change-point at which the steady state begins",
+    "no change-point": "declared as warm-up; no change-point after it",
+    "declared": "declared as warm-up",
+}
 _STATUSES = ("running", "done", "failed", "stopped")
 
 
@@ -105,17 +106,14 @@ class RunRecord:
     def state(self) -> str:
         """Return the status as it is now: a run that says running but whose process is gone is incomplete.
 
-        A run that says running on another host is believed: processes there cannot be seen from here. Who is about to
-        take it up asks `silent_s` too.
+        Processes of another host cannot be seen from here: a run there is believed, see `silent_s` too.
         """
         if self.status != "running":
             return self.status
         began = str(self.attempts[-1].get("started", ""))
         # One that is finished was ended by the study runner, neither done nor failed.
-        ended = self.finished is not None or not alive.is_running(
-            self.process, pid=self.pid, host=self.host, started=began
-        )
-        return "incomplete" if ended else "running"
+        there = self.finished is None and alive.is_running(self.process, pid=self.pid, host=self.host, started=began)
+        return "running" if there else "incomplete"
 
 
 def training_directory(out: Path, training: int) -> Path:
@@ -135,8 +133,8 @@ def digest_of_record(record: RunRecord) -> str:
 def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str]:
     """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
 
-    `there`: `run_files` of its directory as it is now. Nothing can be determined of a run without `digest`, nor of a
-    file that another host wrote and rank 0 did not see yet.
+    `there`: `run_files` of its directory as it is now. A run without `digest` says nothing, nor does a run of a file
+    that another host wrote and rank 0 did not see yet.
     """
     if not record.digest:
         return {}
@@ -148,10 +146,7 @@ def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str
 
 
 def mean_over_ranks(values: Sequence[float | None]) -> float | None:
-    """Return the mean of one number of each rank; None unless all ranks know theirs, as for every total of a run.
-
-    A mean over some of the ranks would look like one over all of them.
-    """
+    """Return the mean of one number of each rank; None unless all ranks know theirs: it would look like one of all."""
     known = _of_all(values)
     return sum(known) / len(known) if known else None
 
@@ -255,8 +250,7 @@ def sampled_hosts(directory: Path) -> list[str]:
 
 def benches_beside(root: Path) -> list[Path]:
     """Return the bench.json that `horovod-study bench --out ROOT/bench` wrote beside the runs, if it is there."""
-    path = root / "bench" / BENCH
-    return [path] if path.is_file() else []
+    return [path for path in (root / "bench" / BENCH,) if path.is_file()]
 
 
 def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
@@ -266,15 +260,9 @@ def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
 
 def timed_from(record: RunRecord) -> tuple[int, str]:
     """Return the first step of the timed window of a run, and in words what says so."""
-    steady = record.totals.get("steady")
+    steady, warmup = record.totals.get("steady"), declared_warmup(record)
     if isinstance(steady, Mapping) and isinstance(steady.get("step"), int):
-        by = {
-            "change-point": "before the change-point at which the steady state begins",
-            "no change-point": "declared as warm-up; no change-point after it",
-            "declared": "declared as warm-up",
-        }
-        return steady["step"], by.get(steady.get("found_by", ""), "before the steady state")
-    warmup = declared_warmup(record)
+        return steady["step"], _FOUND_BY.get(steady.get("found_by", ""), "before the steady state")
     return (0, "no warm-up is recorded") if warmup is None else (warmup, "declared as warm-up")
 
 

@@ -150,38 +150,40 @@ def run_directories(
     yield from (each for each in sorted(found) if only is None or each.name in only)
 
 
-def readable_runs(
-    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
-) -> Iterator[tuple[Path, RunRecord]]:
-    """Yield each run directory at or below `root` with its record; arguments as for `run_directories`.
+def found_runs(
+    *roots: Path, only: Collection[str] | None = None, left_out: dict[str, str] | None = None
+) -> list[tuple[Path, str, RunRecord]]:
+    """Return directory, name and record of each run at or below `roots`; one that is below two of them is there once.
 
-    A run whose run.json or epochs.csv cannot be used comes into `left_out` too. RecordError where `root` is that run
-    itself, and where no run is left but some were left out.
+    Where there are several roots, which may hold runs of one name, names begin with theirs. `only`: the names of the
+    run directories that count. Into `left_out` comes what `run_directories` says, and {name: why} of a run whose
+    run.json or epochs.csv cannot be used. RecordError where a root is that run itself, or has no run left.
     """
-    missed: dict[str, str] = {}
-    some = False
-    for directory in run_directories(root, only, left_out=missed):
-        try:
-            record = read_run(directory)
-            epoch_rows(directory, EPOCH_COLUMNS)
-        except RecordError as error:
-            if directory == root:
-                raise
-            missed[run_name(directory, root)] = str(error).removeprefix(f"{shown(directory)}/")
-            continue
-        some = True
-        yield directory, record
-    if missed and not some:
-        name, why = next(iter(missed.items()))
-        raise RecordError(f"{shown(root)}: holds no run that can be read; {name}: {why}")
-    if left_out is not None:
-        left_out.update(missed)
-
-
-def named_records(root: Path, only: Collection[str] | None = None) -> Iterator[tuple[str, RunRecord]]:
-    """Yield the name (as in `run_table`) and the record of each run at or below `root`; `only` as for `run_table`."""
-    for directory, record in readable_runs(root, only):
-        yield run_name(directory, root), record
+    found: dict[Path, tuple[Path, str, RunRecord]] = {}
+    for root in dict.fromkeys(roots):
+        missed: dict[str, str] = {}
+        some = False
+        for directory in run_directories(root, only, left_out=missed):
+            name = run_name(directory, root)
+            try:
+                record = read_run(directory)
+                epoch_rows(directory, EPOCH_COLUMNS)
+            except RecordError as error:
+                if directory == root:
+                    raise
+                missed[name] = str(error).removeprefix(f"{shown(directory)}/")
+            else:
+                some = True
+                found.setdefault(directory.resolve(), (directory, f"{root}/{name}" if roots[1:] else name, record))
+        if missed and not some:
+            name, why = next(iter(missed.items()))
+            raise RecordError(f"{shown(root)}: holds no run that can be read; {name}: {why}")
+        if not some:
+            what = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
+            raise RecordError(f"{shown(root)}: {what}")
+        if left_out is not None:
+            left_out.update(missed)
+    return list(found.values())
 
 
 def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
@@ -484,8 +486,7 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
 def _has_rows(directory: Path, rank: int) -> bool:
     """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
     with suppress(*stream_errors()), open_rows(model.step_path(directory, rank)) as reader:
-        if any(batch.num_rows for batch in whole_batches(reader)):
-            return True
+        return any(batch.num_rows for batch in whole_batches(reader))
     return len(read_steps(directory, rank)) > 0
 
 
@@ -503,24 +504,22 @@ def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]],
 
     Raises RecordError for a run that is not done, that has fewer step rows than ranks, or without bench.json.
     """
-    record = counted_record(directory, read_run(directory))
-    if record.state() != "done":
+    run = recorded_run(directory)
+    if run.state != "done":
         raise RecordError(
-            f"{directory}: the run is {record.state()}, and only finished runs can be decomposed; run it again"
+            f"{directory}: the run is {run.state}, and only finished runs can be decomposed; run it again"
         )
-    if record.requested.get("timer_mode") == "off":
+    if run.record.requested.get("timer_mode") == "off":
         raise RecordError(f"{directory}: its steps were not timed (--timer-mode off); record it again with light")
-    workers = int(record.effective["workers"])
-    bench = read_synchronisation(directory) if workers > 1 else None
-    aside, first = slices_aside(directory, record), model.timed_from(record)[0]
+    bench = read_synchronisation(directory) if run.workers > 1 else None
     rows = []
-    for rank in range(workers):
-        columns = _columns(without(read_steps(directory, rank), aside))
-        timed = columns["step"] >= first
+    for rank in range(run.workers):
+        columns = run.rows[rank] if rank in run.rows else _columns(read_steps(directory, rank))
+        timed = columns["step"] >= run.first_step
         rows.append({name: values[timed] for name, values in columns.items()})
     if len({len(each["step"]) for each in rows}) > 1:
         raise RecordError(f"{directory}: its ranks recorded different numbers of steps; run it again")
-    return record, rows, bench
+    return run.record, rows, bench
 
 
 # --------------------------------------------------------------------------------------------------- system samples

@@ -8,17 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.errors import RecordError
 from horovod_study.records import model
-from horovod_study.records.model import COMMAND, EPOCH_COLUMNS, LAP_COLUMNS, RunRecord, run_name
-from horovod_study.records.reader import RecordedRun, counted_record, epoch_rows, readable_runs, recorded_run
+from horovod_study.records.model import COMMAND, EPOCH_COLUMNS, LAP_COLUMNS, RunRecord
+from horovod_study.records.reader import RecordedRun, counted_record, epoch_rows, found_runs, recorded_run
 from horovod_study.text.numbers import amount
 from horovod_study.workloads import packaged
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
 
-_Run = tuple[Path, str, RunRecord]
 OWN = packaged()
 """Whose options are columns of the run table, and whose model a record needs not name."""
 
@@ -65,32 +63,15 @@ _BEFORE_OPTIONS = {name: OWN.options[name].default for name in _OPTIONS}
 _ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
 
 
-def _runs(roots: Iterable[Path], only: Collection[str] | None, left_out: dict[str, str] | None = None) -> "list[_Run]":
-    """Return directory, name and record of each run at or below `roots`; one that is below two of them is there once.
-
-    Where there are several roots, which may hold runs of one name, names begin with theirs.
-    """
-    found: dict[Path, _Run] = {}
-    roots = list(dict.fromkeys(roots))
-    for root in roots:
-        there = list(readable_runs(root, only, left_out=left_out))
-        if not there:
-            raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
-        for directory, record in there:
-            name = run_name(directory, root)
-            found.setdefault(directory.resolve(), (directory, f"{root}/{name}" if roots[1:] else name, record))
-    return list(found.values())
-
-
 def recorded_runs(
     roots: Sequence[Path], only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
 ) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
     """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
 
     A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
-    the run directories that count; `left_out` as for `readable_runs`.
+    the run directories that count; `left_out` as for `found_runs`.
     """
-    runs = _runs(roots, only, left_out)
+    runs = found_runs(*roots, only=only, left_out=left_out)
     return _run_table(runs), (recorded_run(directory, name=name, record=record) for directory, name, record in runs)
 
 
@@ -100,12 +81,12 @@ def run_table(
     """Return one row per run at or below `roots`; docs/metrics.md explains the columns. Unknown numbers are NaN.
 
     `only`: the names of the run directories that count, such as those of the present cells of a study; `left_out` as
-    for `readable_runs`.
+    for `found_runs`.
     """
-    return _run_table(_runs(roots, only, left_out))
+    return _run_table(found_runs(*roots, only=only, left_out=left_out))
 
 
-def _run_table(found: "Iterable[_Run]") -> "pd.DataFrame":
+def _run_table(found: Iterable[tuple[Path, str, RunRecord]]) -> "pd.DataFrame":
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
@@ -296,6 +277,7 @@ def epoch_table(*roots: Path, only: Collection[str] | None = None) -> "pd.DataFr
     import pandas as pd
 
     # One table, and not one of each run: a thousand small tables take minutes.
-    rows = [{"run": name, **row} for at, name, _ in _runs(roots, only) for row in epoch_rows(at, EPOCH_COLUMNS)]
+    found = found_runs(*roots, only=only)
+    rows = [{"run": name, **row} for at, name, _ in found for row in epoch_rows(at, EPOCH_COLUMNS)]
     table = pd.DataFrame(rows, columns=["run", *EPOCH_COLUMNS], dtype=object)
     return table.astype(dict.fromkeys(EPOCH_COLUMNS, "float64"))
