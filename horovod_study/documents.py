@@ -269,7 +269,10 @@ def parse_csv(
     try:
         lines = filter(None, reader)
         names = [unguarded(name) for name in next(lines, ())]
-        _require_columns(names, columns, source, error, again)
+        for name in [*columns, *names]:
+            if (count := names.count(name)) != 1:
+                what = f"column {_short(name)} is there twice" if count else f"column {name} is missing"
+                raise error(f"{source}: {what}; {again}")
         for row in lines:
             if len(row) == len(names):
                 rows.append(dict(zip(names, map(unguarded, row), strict=True)))
@@ -280,15 +283,6 @@ def parse_csv(
     finally:
         csv.field_size_limit(before)
     return rows
-
-
-def _require_columns(names: Sequence[str], columns: Iterable[str], source: str, error: _Refusal, again: str) -> None:
-    lacking = [name for name in columns if name not in names]
-    if lacking:
-        raise error(f"{source}: column {lacking[0]} is missing; {again}")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
-        raise error(f"{source}: column {_short(twice)} is there twice; {again}")
 
 
 _MAX_LOGS = 10_000

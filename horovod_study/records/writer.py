@@ -7,8 +7,8 @@ import errno
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,13 +154,9 @@ def finish_run(
     final = replace(final, files=others, digest="")
     if status == "done":
         final = replace(final, digest=model.digest_of_record(final))
-    try:
+    with writing(directory, "free space and run again"):
         _with_reserve(write_file, directory / MANIFEST, record_text(final))
         (directory / model.RESERVE).unlink(missing_ok=True)
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: the end of the run cannot be written ({error.strerror or error}); free space and run again"
-        ) from None
     return final
 
 
@@ -187,13 +183,9 @@ class StepWriter:
         if resume_at is not None:
             self._resume(directory, rank, resume_at)
             return
-        try:
+        with writing(self.path, "choose a writable --out"):
             self._file = open(self.path, "xb", buffering=0)
             self._write(self._schema.serialize(), at=0)
-        except OSError as error:
-            with suppress(AttributeError):
-                self._file.close()
-            raise RecordError(f"{self.path}: cannot be created ({error.strerror}); choose a writable --out") from None
 
     def _resume(self, directory: Path, rank: int, step: int) -> None:
         rows = read_steps(directory, rank)
@@ -204,18 +196,14 @@ class StepWriter:
                 f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
                 "rows were lost, start the run again with another --out"
             )
-        try:
-            with unfinished(self.path) as made:
-                self._file = open(made, "wb", buffering=0)
-                self._write(self._schema.serialize(), at=0)
-                for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
-                    self._write(batch.serialize(), at=self._end)
-                self.sync()
-                os.replace(made, self.path)
-            self.kept = kept
-        except (OSError, RecordError) as error:
-            text = getattr(error, "strerror", None) or error
-            raise RecordError(f"{self.path}: cannot be cut to step {step} ({text}); free space, resume again") from None
+        with writing(self.path, f"free space, resume again from step {step}"), unfinished(self.path) as made:
+            self._file = open(made, "wb", buffering=0)
+            self._write(self._schema.serialize(), at=0)
+            for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
+                self._write(batch.serialize(), at=self._end)
+            self.sync()
+            os.replace(made, self.path)
+        self.kept = kept
 
     def _write(self, content: "pa.Buffer", at: int) -> None:
         """Write the whole of `content` at an offset and end the file there, or leave the file as it was."""
@@ -235,10 +223,8 @@ class StepWriter:
 
     def sync(self) -> None:
         """Return when what was appended is on the disk, not only on its way there."""
-        try:
+        with self._writing("step rows"):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._failed("step rows cannot be written", error) from None
 
     def append(self, columns: Mapping[str, Any]) -> None:
         """Append rows given as columns of equal length; a column that is not there is stored as null.
@@ -255,15 +241,13 @@ class StepWriter:
             for each in self._schema
         ]
         batch = pa.record_batch(arrays, schema=self._schema)
-        try:
+        with self._writing("step rows"):
             if sum(map(len, self._small)) + rows > ROWS_JOINED:
                 self._join()
             if not self._small:
                 self._small_at = self._end
             self._write(batch.serialize(), at=self._end)
             self._small.append(batch)
-        except OSError as error:
-            raise self._failed("step rows cannot be written", error) from None
 
     def _join(self) -> None:
         import pyarrow as pa
@@ -277,19 +261,17 @@ class StepWriter:
         """End the stream and close the file. A full disk takes nothing from rows that were appended before."""
         if self._file.closed or os.getpid() != self._pid:
             return
-        try:
+        with suppress(NoRoom), self._writing("the end of the step rows"), closing(self._file):
             self._join()
             self._write(_END_OF_STREAM, at=self._end)
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise self._failed("the end of the step rows cannot be written", error) from None
-        finally:
-            with suppress(OSError):
-                self._file.close()
 
-    def _failed(self, what: str, error: OSError) -> RecordError:
-        kind = NoRoom if error.errno in _NO_ROOM else RecordError
-        return kind(f"{self.path}: {what} ({error.strerror}); free space and run again")
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            kind = NoRoom if error.errno in _NO_ROOM else RecordError
+            raise kind(f"{self.path}: {what} cannot be written ({error.strerror}); free space and run again") from None
 
 
 def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
@@ -373,16 +355,13 @@ class SystemWriter:
         content = {**meta, "schema": model.SYSTEM_SCHEMA, "host": host, "attempt": self.attempt}
         told = {model.SYSTEM_META: json.dumps(content, allow_nan=False).encode()}
         self._schema = model.system_schema().with_metadata(told)
-        try:
-            with unfinished(self._path) as made:
-                self._file = open(made, "wb")
-                self._writer = pa.ipc.new_stream(self._file, self._schema)
-                if kept is not None and len(kept):
-                    self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
-                self._file.flush()
-                os.replace(made, self._path)
-        except OSError as error:
-            raise RecordError(f"{self._path}: cannot be created ({error.strerror or error}); free space") from None
+        with writing(self._path, "free space"), unfinished(self._path) as made:
+            self._file = open(made, "wb")
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+            if kept is not None and len(kept):
+                self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
+            self._file.flush()
+            os.replace(made, self._path)
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append samples; RecordError when there is no room for them beside what the end of the run needs."""
@@ -403,7 +382,6 @@ class SystemWriter:
 
     def close(self) -> None:
         """End the stream; a reader does without its end."""
-        with suppress(OSError):
-            self._writer.close()
-        with suppress(OSError):
-            self._file.close()
+        for each in (self._writer, self._file):
+            with suppress(OSError):
+                each.close()
