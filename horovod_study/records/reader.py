@@ -3,6 +3,7 @@
 import math
 import os
 import stat
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -295,33 +296,22 @@ def rows_between(directory: Path, steps: tuple[int, int] = model.ALL_STEPS) -> "
     return found
 
 
-class _Lazy(Mapping[_T, Any]):
-    """A mapping whose values are made when they are asked for."""
-
-    def __init__(self, names: Iterable[_T], make: Callable[[_T], Any]) -> None:
-        self._names, self._make = dict.fromkeys(names), make
+class _Lazy(UserDict[_T, Any]):
+    """A mapping of functions, each called when its value is asked for."""
 
     def __getitem__(self, name: _T) -> Any:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[_T]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return self.data[name]()
 
 
 def _columns(table: "pa.Table") -> "Mapping[str, np.ndarray]":
-    return _Lazy(table.column_names, lambda name: table.column(name).to_numpy())
+    return _Lazy({name: table.column(name).to_numpy for name in table.column_names})
 
 
 def _bytes_of(directory: Path, ranks: Iterable[int]) -> int:
     return sum(model.step_path(directory, rank).stat().st_size for rank in ranks)
 
 
-def _step_rows(directory: Path, ranks: Sequence[int], aside: Aside = ()) -> "_Lazy[int]":
+def _step_rows(directory: Path, ranks: Collection[int], aside: Aside = ()) -> "_Lazy[int]":
     """Return the step rows of ranks as rank -> columns, (steps of this rank,), null is NaN; without what is `aside`.
 
     A column is read from its file each time it is asked for, and in a long run the file of a rank is let go with its
@@ -331,7 +321,8 @@ def _step_rows(directory: Path, ranks: Sequence[int], aside: Aside = ()) -> "_La
     def columns(rank: int) -> "Mapping[str, np.ndarray]":
         return _columns(without(read_steps(directory, rank, mapped=True), aside))
 
-    return _Lazy(ranks, cache(columns) if _bytes_of(directory, ranks) < _MOST_OPEN_BYTES else columns)
+    read = cache(columns) if _bytes_of(directory, ranks) < _MOST_OPEN_BYTES else columns
+    return _Lazy({rank: partial(read, rank) for rank in ranks})
 
 
 # ---------------------------------------------------------------------------------------------------- what probes found
@@ -418,7 +409,7 @@ class RecordedRun:
         """Return the run with the steps that do not count, as it wrote itself down."""
         if not self.aside:
             return self
-        return replace(self, record=read_run(self.directory), rows=_step_rows(self.directory, [*self.rows]), aside=())
+        return replace(self, record=read_run(self.directory), rows=_step_rows(self.directory, self.rows), aside=())
 
     def row_count(self) -> int:
         """Return how many step rows there are; of those that stay in their files about how many."""
@@ -471,7 +462,7 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
         record=record,
         state=state,
         workers=said if isinstance(said, int) else len(found),
-        rows=rows if state == "running" else _step_rows(directory, [*rows], aside),
+        rows=rows if state == "running" else _step_rows(directory, rows, aside),
         first_step=first,
         first_step_by=by,
         aside=aside,

@@ -93,6 +93,7 @@ def _run_table(found: Iterable[tuple[Path, str, RunRecord]]) -> "pd.DataFrame":
     for directory, name, kept in found:
         record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
         ranks = record.effective.get("ranks") or ()
+        backend = record.effective.get("backend", record.requested.get("backend"))
         wall_s, waited_s = record.totals.get("wall_s"), (record.totals.get("turns") or {}).get("waited_s")
         rows.append(
             {
@@ -102,7 +103,7 @@ def _run_table(found: Iterable[tuple[Path, str, RunRecord]]) -> "pd.DataFrame":
                 "status": record.state(),
                 "reason": record.reason,
                 **{each: record.effective.get(each, record.requested.get(each)) for each in OF_EVERY_RUN},
-                "backend": _backend(record),
+                "backend": "ddp" if backend == "distributed" else backend,  # which were two libraries once
                 "apart": _apart(record),
                 "calls": _calls(record),
                 "rank_threads": max((rank.get("threads") or 0 for rank in ranks), default=0) or None,
@@ -164,12 +165,6 @@ def rate_unit(rate_from: str) -> str:
         return COMMANDS
     unit = " ".join(re.sub(r"^(\d+ x )?[\d.e+-]+ |\d+| per GPU$", "", rate_from).split())
     return unit if "/" in unit or "per" in unit else f"{unit}, per second"
-
-
-def _backend(record: RunRecord) -> Any:
-    """Return the library of a run; collectives of torch.distributed without DDP were one of their own once."""
-    name = record.effective.get("backend", record.requested.get("backend"))
-    return "ddp" if name == "distributed" else name
 
 
 def _apart(record: RunRecord) -> str:

@@ -73,25 +73,23 @@ def read_turns(directory: Path) -> list[TurnSlice]:
     if not os.path.lexists(path):
         return []
     again = "move the file away; what was run in turns is then compared run by run"
+    read: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
+    read[float | None] = lambda text: float(text) if text else None
     found = []
     rows = parse_csv(read_text(path, again=again), source=shown(path), columns=_COLUMNS, again=again)
     for number, row in enumerate(rows, 2):
         try:
-            found.append(_turn_slice(row))
+            found.append(TurnSlice(**{each.name: read[each.type](row[each.name]) for each in fields(TurnSlice)}))
+            if not _can_be(found[-1]):
+                raise ValueError
         except ValueError:
             raise RecordError(f"{shown(path)} line {number}: holds a number that no slice has; {again}") from None
     return found
 
 
-def _turn_slice(row: Mapping[str, str]) -> TurnSlice:
-    """Return the slice of a row; ValueError: there is no such slice."""
-    read: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
-    read[float | None] = lambda text: float(text) if text else None
-    made = TurnSlice(**{each.name: read[each.type](row[each.name]) for each in fields(TurnSlice)})
-    counts = (made.launch, made.round, made.position, made.steps, made.samples)
-    if min(counts) < 0 or not 0 < made.end_s - made.begin_s < math.inf or not 0 <= (made.other_load or 0.0) < math.inf:
-        raise ValueError
-    return made
+def _can_be(each: TurnSlice) -> bool:
+    counts, load = (each.launch, each.round, each.position, each.steps, each.samples), each.other_load or 0.0
+    return min(counts) >= 0 and 0 < each.end_s - each.begin_s < math.inf and 0 <= load < math.inf
 
 
 def turns_folders(root: Path) -> dict[str, Path]:

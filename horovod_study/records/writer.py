@@ -41,30 +41,24 @@ def _reserve(directory: Path) -> None:
         os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
 
 
-def _spend_reserve(directory: Path) -> bool:
-    """Set half of the reserve free, or what is left of it; False where there is none.
+def _with_reserve(write: Callable[..., Any], path: Path, text: str, **options: Any) -> None:
+    """Call `write`, again after each part of the reserve that is set free on a full disk; OSError when none is left.
 
     By halves, because the other ranks' rows may fill what was set free before the next one needs it.
     """
-    with suppress(OSError):
-        size = (directory / model.RESERVE).stat().st_size
-        if size > RESERVE_BYTES // 4:
-            os.truncate(directory / model.RESERVE, size // 2)
-        else:
-            (directory / model.RESERVE).unlink()
-        return True
-    return False
-
-
-def _with_reserve(write: Callable[..., Any], path: Path, text: str, **options: Any) -> None:
-    """Call `write`, again after each part of the reserve that is set free on a full disk; OSError when none is left."""
+    reserve = path.parent / model.RESERVE
     while True:
         try:
             write(path, text, **options)
             return
         except OSError as error:
-            if error.errno not in _NO_ROOM or not _spend_reserve(path.parent):
+            if error.errno not in _NO_ROOM or not reserve.exists():
                 raise
+            size = reserve.stat().st_size
+            if size > RESERVE_BYTES // 4:
+                os.truncate(reserve, size // 2)
+            else:
+                reserve.unlink()
 
 
 def is_over(directory: Path) -> bool:
