@@ -146,7 +146,7 @@ def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str
 
 
 def mean_over_ranks(values: Sequence[float | None]) -> float | None:
-    """Return the mean of one number of each rank; None unless all ranks know theirs: it would look like one of all."""
+    """Return the mean of one number of each rank; None unless all know theirs: that of some looks alike."""
     known = _of_all(values)
     return sum(known) / len(known) if known else None
 
