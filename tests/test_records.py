@@ -355,6 +355,13 @@ def test_runs_of_all_schemas_stand_in_one_analysis() -> None:
         assert np.isnan(cell.set_index("lap").at["compute", "mean_s"]) != captured
 
 
+def test_a_run_that_is_below_two_folders_is_there_once(tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(FROZEN / "schema-1")
+    once = records.found_runs(FROZEN, FROZEN / "schema-1", tmp_path)
+
+    assert [name for _, name, _ in once] == [f"{FROZEN}/{name}" for _, name, _ in records.found_runs(FROZEN)]
+
+
 def test_no_frozen_run_tells_of_the_machine_that_made_it() -> None:
     for path in FROZEN.rglob("*"):
         if path.is_file():
