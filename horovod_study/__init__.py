@@ -21,8 +21,7 @@ A map of the package:
     config      the values a run and a study are made from, validated when they are made
     records     the run directory, the only place where the two wings meet
     files       the one door for writing result files: completely or not at all, never through a link
-    documents   the one door for reading JSON, YAML and CSV: bounded, and compared with a declared form;
-                foreign_files: logs of trainings, found
+    documents   the one door for reading JSON, YAML and CSV: bounded, and compared with a declared form
     alive       the one rule for who is alive; lease: who holds a run, a cell, a study
     variables   the one reader of numbers in environment variables
     text        numbers as readers see them

@@ -7,6 +7,7 @@ in which the number counts, and the host.
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -46,14 +47,12 @@ class Process:
 
 def this_process() -> Process:
     """Describe the process that asks."""
-    pid = os.getpid()
-    boot = ""
+    boot = space = ""
     with suppress(OSError):
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    space = ""
     with suppress(OSError):
         space = os.readlink(_PROC / "self/ns/pid")
-    return Process(pid=pid, began=began(pid), boot=boot, space=space, host=platform.node())
+    return Process(pid=os.getpid(), began=began(os.getpid()), boot=boot, space=space, host=platform.node())
 
 
 def identity() -> dict[str, Any]:
@@ -97,7 +96,7 @@ def runs(pid: int, at: int | None = None) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
@@ -115,26 +114,13 @@ def is_running(process: Mapping[str, Any] | None, *, pid: int, host: str, starte
             return known.is_of_here and not known.has_ended()
     if not runs(pid):
         return False
-    start_s, said_s = _start_s(pid), _seconds(started)
-    return start_s is None or said_s is None or start_s <= said_s + _CLOCK_S
+    with suppress(OSError, ValueError, TypeError, OverflowError):  # what is not known tells it from no other
+        booted = re.search(r"^btime (\d+)$", (_PROC / "stat").read_text(), re.MULTILINE)
+        began_s = int(booted[1]) + began(pid) / os.sysconf("SC_CLK_TCK")  # type: ignore[index,operator]
+        return began_s <= datetime.fromisoformat(started).timestamp() + _CLOCK_S
+    return True
 
 
 def until(at_s: float) -> str:
     """Say until when (seconds since 1970) a process that cannot be asked from here is taken for alive."""
     return f"taken for alive until {datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _start_s(pid: int) -> float | None:
-    """Return when a process began, in seconds since 1970; None where the system does not say."""
-    ticks = began(pid)
-    with suppress(OSError, ValueError):
-        for line in (_PROC / "stat").read_text().splitlines():
-            if line.startswith("btime ") and ticks is not None:
-                return int(line.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    return None
-
-
-def _seconds(text: str) -> float | None:
-    with suppress(ValueError, TypeError, OverflowError):
-        return datetime.fromisoformat(text).timestamp()
-    return None

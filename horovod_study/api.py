@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study import foreign_files, records
+from horovod_study import records
 from horovod_study.analysis.audit import Study, recount, versions
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.forecast.prediction import Prediction
@@ -42,8 +42,8 @@ from horovod_study.analysis.steps.accounting import Accounting, account, account
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.config import available_cores
-from horovod_study.documents import parse_json, read_text
-from horovod_study.errors import ConfigError, DataError, RecordError
+from horovod_study.documents import logs, parse_json, read_text
+from horovod_study.errors import ConfigError, DataError
 from horovod_study.progress import Line
 from horovod_study.text.words import plural
 
@@ -99,7 +99,7 @@ def analysed(
         table = reported.run_rows(points, root.resolve().stem)
         commands = commands or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
         found = analyze_tables(table, None, commands=commands, unit=points.attrs.get("unit", SAMPLES), **known)
-        return table, records.evaluation_table(()), account(table, ()), found.with_doubts(reported.doubts(points))
+        return table, records.epoch_table(), account(table, ()), found.with_doubts(reported.doubts(points))
     left_out: dict[str, str] = {}
     table, recorded = records.recorded_runs([root], only=only, left_out=left_out)
     evaluations = records.epoch_table(root, only=only)
@@ -138,7 +138,7 @@ def is_table(place: Path) -> bool:
         return place.is_file() or Path(placed_name(str(place))[0]).is_file()
     with suppress(DataError):  # there are no logs
         no_runs = not records.holds_tables(place) and next(records.run_directories(place), None) is None
-        return no_runs and next(foreign_files.logs(place), None) is not None
+        return no_runs and next(logs(place), None) is not None
     return False
 
 
@@ -179,7 +179,7 @@ def read_points(
     if folder.is_dir() and columns:
         raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
     if not folder.is_dir() or next(records.run_directories(folder), None) is None:
-        given = foreign_files.logs(folder) if data is None else [(name, data, {}, (name,))]
+        given = logs(folder) if data is None else [(name, data, {}, (name,))]
         return points_from(given, placed=placed, columns=columns, alone=not folder.is_dir())
     table = with_series(records.run_table(folder, left_out=left_out))
     points = exchange.points_of(table, left_out)
@@ -384,8 +384,8 @@ def write_analysis(
     _, evaluations, _, result = _analysed(runs, networks=networks, only=only, **how)
     written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
     digests = {
-        records.run_name(directory, runs): records.run_files(directory)
-        for directory, _ in (() if is_table(runs) else records.readable_runs(runs, only))
+        name: records.run_files(directory)
+        for directory, name, _ in (() if is_table(runs) else records.found_runs(runs, only=only))
     }
     records.write_source(
         out,
@@ -458,7 +458,7 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
     source = runs_of(directory, runs)
     place, only = source["runs"], source.get("only")
     reported = is_table(place)
-    there = {} if reported else dict(records.named_records(place, only=only))
+    there = {} if reported else {name: record for _, name, record in records.found_runs(place, only=only)}
     recounts: dict[str, Any] = {}
 
     def beside(run: Any) -> None:
@@ -564,25 +564,23 @@ def export(
     from horovod_study.report.export import Recorded, write_tracker
 
     left_out: dict[str, str] = {}
-    directories = [directory for directory, _ in records.readable_runs(place, left_out=left_out)]
-    if not directories:
-        raise RecordError(f"{place}: holds no runs; name a run directory, or a folder of them")
+    found = records.found_runs(place, left_out=left_out)
     if to == "trace":
-        if len(directories) > 1:
-            raise ConfigError(f"{place}: holds {len(directories)} runs, and a trace shows one; name its folder")
-        paths = [_trace(directories[0], out, steps or (0, sys.maxsize))]
+        if len(found) > 1:
+            raise ConfigError(f"{place}: holds {len(found)} runs, and a trace shows one; name its folder")
+        paths = [_trace(found[0][0], out, steps or (0, sys.maxsize))]
     else:
         runs = [
             Recorded(
-                name=records.run_name(directory, place),
-                record=records.read_run(directory),
+                name=name,
+                record=record,
                 history=history(records.rows_between(directory), records.epoch_rows(directory)),
             )
-            for directory in directories
+            for directory, name, record in found
         ]
         paths = write_tracker(to, runs, out or Path("runs") / to)
     doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
-    document = {"to": to, "runs": len(directories)}
+    document = {"to": to, "runs": len(found)}
     return {"document": document, "lines": map(str, paths), "files": paths, "doubts": doubts}
 
 

@@ -1,12 +1,9 @@
 """Reading documents: the one reader of JSON, of YAML, and of small CSV files, and the check of their form.
 
-Whatever a file holds, reading it ends in bounded time and memory with plain values or with one line that says what is
-wrong, where, and what to do next. Bounded are the size of the file (before it is read), the depth of nesting, the
-digits of an integer (it must fit in 64 bits) and the length of a CSV field; what is no finite number, no valid Unicode
-or no regular file is refused.
-
-The form of a document is declared as a pydantic type, usually a TypedDict; `conform` holds the document against it
-(strictly: "3" is not a number, true is no 1) and turns pydantic's account into a line of the house.
+Reading ends in bounded time and memory with plain values, or with one line: what is wrong, where, and what to do next.
+Bounded are the size of a file (before it is read), the depth of nesting, the digits of an integer (64 bits) and the
+length of a CSV field; what is no finite number, no valid Unicode or no regular file is refused. The form of a document
+is a pydantic type; `conform` holds a document against it (strictly: "3" is no number, true is no 1).
 """
 
 import csv
@@ -16,7 +13,7 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
-from horovod_study.errors import ConfigError, RecordError, StudyError
+from horovod_study.errors import ConfigError, DataError, RecordError, StudyError
 from horovod_study.files import unguarded
 
 if TYPE_CHECKING:
@@ -34,7 +31,7 @@ MAX_JSON_BYTES = 256_000_000
 _MAX_DEPTH = 64  # levels of nesting; what this package writes has fewer than ten
 MAX_FIELD_CHARS = 4_000_000
 """Of one field of a CSV file; a longer one is not a table of numbers and names."""
-_INT_RANGE = (-(2**63), 2**64 - 1)  # seeds have no sign
+_is_finite = math.isfinite
 
 _Refusal = type[StudyError]
 
@@ -56,12 +53,11 @@ def open_file(path: Path) -> BinaryIO:
     # Opening a pipe waits until somebody writes, unless asked not to. On a regular file the flag has no effect.
     stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     mode = os.fstat(stream.fileno()).st_mode
-    if not stat.S_ISREG(mode):
-        stream.close()
-        raise _NotRegularError(
-            errno.EINVAL, "is a folder, not a file" if stat.S_ISDIR(mode) else "is no regular file", str(path)
-        )
-    return stream
+    if stat.S_ISREG(mode):
+        return stream
+    stream.close()
+    what = "is a folder, not a file" if stat.S_ISDIR(mode) else "is no regular file"
+    raise _NotRegularError(errno.EINVAL, what, str(path))
 
 
 def read_bytes(
@@ -79,10 +75,10 @@ def read_bytes(
             content = stream.read(max_bytes + 1) if size > max_bytes else stream.read()
     except (FileNotFoundError, NotADirectoryError):
         raise error(f"{shown(path)}: {missing or f'no such file; {again}'}") from None
-    except _NotRegularError as problem:
-        raise error(f"{shown(path)}: {problem.strerror}; {again}") from None
     except OSError as problem:
-        raise error(f"{shown(path)}: cannot be read ({problem.strerror or problem}); {again}") from None
+        why = problem.strerror or problem
+        what = why if isinstance(problem, _NotRegularError) else f"cannot be read ({why})"
+        raise error(f"{shown(path)}: {what}; {again}") from None
     if len(content) > max_bytes:
         raise error(f"{shown(path)}: is larger than {max_bytes:,} bytes; {again}")
     return content
@@ -95,8 +91,7 @@ def read_text(
     try:
         return read_bytes(path, error=error, again=again, max_bytes=max_bytes, missing=missing).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        where = f"byte {problem.start}"
-        raise error(f"{shown(path)}: is not a text file in UTF-8 ({where}); {again}") from None
+        raise error(f"{shown(path)}: is not a text file in UTF-8 (byte {problem.start}); {again}") from None
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -139,7 +134,6 @@ def _require_bounded(content: Any, source: str, error: _Refusal, again: str, mos
     `most` is for YAML, where a few lines of repetitions (*name) of repetitions say gigabytes.
     """
     level, values = [content], 0
-    (low, high), is_finite = _INT_RANGE, math.isfinite
     for _ in range(_MAX_DEPTH):
         values += len(level)
         if values > most:
@@ -147,43 +141,29 @@ def _require_bounded(content: Any, source: str, error: _Refusal, again: str, mos
         below: list[Any] = []
         for value in level:  # of which a study has millions
             kind = type(value)
-            if kind is float:
-                wrong = not is_finite(value)
-            elif kind is int:
-                wrong = not low <= value <= high
-            elif kind is dict:
+            if kind is dict:
                 below += value.values()
-                continue
             elif kind is list:
                 below += value
-                continue
-            else:
-                continue
-            if wrong:
-                where, value = next(each for each in _values(content) if _number_fault(each[1]))
-                raise error(f"{source}: {where or 'the value'} is {_number_fault(value)}; {again}")
+            elif (kind is float and not _is_finite(value)) or (kind is int and not -(2**63) <= value < 2**64):
+                fault = "an integer beyond 64 bits" if kind is int else f"{value}, not a finite number"
+                raise error(f"{source}: {_place(content, value) or 'the value'} is {fault}; {again}")
         if not below:
             return
         level = below
     raise error(f"{source}: is nested deeper than {_MAX_DEPTH} levels; {again}")
 
 
-def _number_fault(value: Any) -> str:
-    """Return in words what is wrong with a number, "" for a good one and for anything else."""
-    if type(value) is float:
-        return "" if math.isfinite(value) else f"{value}, not a finite number"
-    return "an integer beyond 64 bits" if type(value) is int and not _INT_RANGE[0] <= value <= _INT_RANGE[1] else ""
-
-
-def _values(content: Any) -> Iterable[tuple[str, Any]]:
-    """Yield the values of a document with their places, such as totals.steady.step, the outer ones first."""
-    level = [("", content)]
-    while level:
-        yield from level
+def _place(content: Any, wanted: Any) -> str:
+    """Return where in a document a value stands, such as totals.steady.step."""
+    level: list[tuple[str, Any]] = [("", content)]
+    while True:
         below: list[tuple[str, Any]] = []
         for where, value in level:
+            if value is wanted:
+                return where
             if isinstance(value, dict):
-                below += [(f"{where}.{name}" if where else str(name), each) for name, each in value.items()]
+                below += [(f"{where}.{name}".lstrip("."), each) for name, each in value.items()]
             elif isinstance(value, list):
                 below += [(where, each) for each in value]
         level = below
@@ -253,25 +233,20 @@ class _BoundedLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             try:
-                if key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key!r} is given twice", key_node.start_mark
-                    )
-                seen.add(key)
+                problem = f"key {key!r} is given twice" if key in seen else ""
             except TypeError:
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key is no plain value", key_node.start_mark
-                ) from None
+                problem = "a key is no plain value"
+            if problem:
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, OverflowError, LookupError, TypeError, AttributeError):
-            text = _short(getattr(node, "value", None))
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{text} is no value that can be read", node.start_mark
-            ) from None
+            text = f"{_short(getattr(node, 'value', None))} is no value that can be read"
+            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from None
 
 
 def parse_csv(
@@ -288,36 +263,60 @@ def parse_csv(
     Every row has as many fields as the head. A last row without its newline is of a writer that was killed and is left
     out. Raises `error` naming the line; `lenient` passes over lines that do not fit instead.
     """
+    before = csv.field_size_limit(MAX_FIELD_CHARS)
     reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
     rows: list[dict[str, str]] = []
-    names: list[str] = []
-    before = csv.field_size_limit(MAX_FIELD_CHARS)
     try:
-        for row in reader:
-            if not row:
-                continue
-            if not names:
-                names = [unguarded(name) for name in row]
-                _require_columns(names, columns, source, error, again)
-            elif len(row) != len(names) and lenient:
-                continue
-            elif len(row) != len(names):
-                raise error(f"{source} line {reader.line_num}: {len(row)} fields under {len(names)} names; {again}")
-            else:
+        lines = filter(None, reader)
+        names = [unguarded(name) for name in next(lines, ())]
+        for name in [*columns, *names]:
+            if (count := names.count(name)) != 1:
+                what = f"column {_short(name)} is there twice" if count else f"column {name} is missing"
+                raise error(f"{source}: {what}; {again}")
+        for row in lines:
+            if len(row) == len(names):
                 rows.append(dict(zip(names, map(unguarded, row), strict=True)))
+            elif not lenient:
+                raise error(f"{source} line {reader.line_num}: {len(row)} fields under {len(names)} names; {again}")
     except csv.Error as problem:
         raise error(f"{source} line {reader.line_num}: is not valid CSV ({problem}); {again}") from None
     finally:
         csv.field_size_limit(before)
-    if not names:
-        _require_columns(names, columns, source, error, again)
     return rows
 
 
-def _require_columns(names: Sequence[str], columns: Iterable[str], source: str, error: _Refusal, again: str) -> None:
-    lacking = [name for name in columns if name not in names]
-    if lacking:
-        raise error(f"{source}: column {lacking[0]} is missing; {again}")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
-        raise error(f"{source}: column {_short(twice)} is there twice; {again}")
+_MAX_LOGS = 10_000
+
+
+def logs(place: Path) -> Iterator[tuple[str, bytes, Mapping[str, Any], Sequence[str]]]:
+    """Yield name, content, system description (empty where there is none) and names of each training log of a place.
+
+    A place is a log, or a folder with result_*.txt as those of MLPerf, or else *.log, *.txt and *.out at any depth. Of
+    .../ORG/results/SYSTEM/BENCHMARK/result_0.txt the system is described in .../ORG/systems/SYSTEM.json, and the name
+    begins with ORG. `names` are those of the file and of the folders between it and `place`. Raises DataError where
+    there is none, or too many.
+    """
+    paths = [place] if not place.is_dir() else []
+    for root, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not (Path(root, name, "source.json").exists()))
+        paths += [Path(root, name) for name in sorted(names) if name.endswith((".log", ".txt", ".out"))]
+        if len(paths) > _MAX_LOGS:
+            raise DataError(f"{place}: holds more than {_MAX_LOGS:,} logs; name a folder with fewer")
+    if not paths:
+        raise DataError(
+            f"{place}: is a folder without runs and without logs of trainings (*.log, *.txt, *.out; of MLPerf "
+            "result_*.txt); name one or a file"
+        )
+    results = [path for path in paths if path.name.startswith("result_") and path.name.endswith(".txt")]
+    again = "leave it out of the folder" if place.is_dir() else "name a CSV file with workers,samples_per_s"
+    length = len(place.absolute().parts)
+    for path in results or paths:
+        parts, first, described = path.absolute().parts, length, {}
+        at = max((index for index, name in enumerate(parts) if name == "results"), default=None)
+        if at is not None:
+            first = min(length, at - 1)
+            system = Path(*parts[:at], "systems", f"{parts[min(at + 1, len(parts) - 1)]}.json")
+            if at + 2 < len(parts) and system.is_file():
+                described = read_json(system, dict[str, Any], error=DataError, again=again)
+        name = str(path) if path == place else "/".join(parts[first:])
+        yield name, read_bytes(path, error=DataError, again=again), described, parts[min(length, len(parts) - 1) :]

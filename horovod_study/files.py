@@ -1,12 +1,11 @@
 """Writing result files: the one function that does it, and the one that appends.
 
-A file appears completely or not at all. It is made under another name in the same folder, flushed to the disk, and
-renamed; a full disk, a limit on file sizes or the end of the process leaves what was there before. Neither function
-follows a symbolic link: `write_file` puts a file in its place, `append_text` refuses, so a link in a result folder
-never makes this package write to a file outside of it.
+A file appears completely or not at all: it is made under another name in the same folder, flushed to the disk, and
+renamed. Neither function follows a symbolic link: `write_file` puts a file in its place, `append_text` refuses, so a
+link in a result folder never makes this package write to a file outside of it.
 
 What is not complete yet, a file or a folder, is hidden, and its name says who makes it (`unfinished`). A maker that is
-killed with SIGKILL leaves it; nothing reads it, and the next process that writes in that folder takes it away.
+killed with SIGKILL leaves it; the next process that writes in that folder takes it away.
 """
 
 import csv
@@ -69,7 +68,12 @@ def new_file(path: Path, *, sync_folder: bool = False) -> Iterator[IO[bytes]]:
         error.filename = str(path)  # whoever reads of the failure knows no temporary name
         raise
     if sync_folder:
-        _flush_folder(path.parent)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # some network file systems refuse to flush a folder
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -83,7 +87,12 @@ def unfinished(path: Path, *, folder: bool = False) -> Iterator[Path]:
     here = f"{zlib.crc32(f'{me.host} {me.boot} {me.space}'.encode()):08x}"
     beginning = os.fsdecode(os.fsencode(path.name)[:180])  # a name may have 255 bytes, and letters have several
     name = f".{beginning}.{here}-{me.pid}-{me.began or 0}."
-    made = Path((tempfile.mkdtemp if folder else _new_file)(PART, name, path.parent))
+    if folder:
+        made = Path(tempfile.mkdtemp(PART, name, path.parent))
+    else:
+        descriptor, there = tempfile.mkstemp(PART, name, path.parent)
+        os.close(descriptor)
+        made = Path(there)
     try:
         os.chmod(made, 0o755 if folder else _FILE_MODE)
         if folder or path.parent not in _cleared:
@@ -93,12 +102,6 @@ def unfinished(path: Path, *, folder: bool = False) -> Iterator[Path]:
     finally:
         if os.getpid() == me.pid:  # a fork of the maker, in which this is forgotten, ends without it
             _remove(made)
-
-
-def _new_file(suffix: str, prefix: str, folder: Path) -> str:
-    descriptor, path = tempfile.mkstemp(suffix, prefix, str(folder))
-    os.close(descriptor)
-    return path
 
 
 def _take_away_left(folder: Path, here: str, present_s: float) -> None:
@@ -168,16 +171,6 @@ def open_log(path: Path) -> IO[str]:
         path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _FILE_MODE
     )
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make new names in a folder survive a loss of power, where the file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems refuse to flush a folder
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def result_folder(folder: Path) -> Path:

@@ -37,7 +37,7 @@ QUIETLY = (
 LEFT_OUT = "not slow and not horovod and not cluster"
 STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/series/points.py"
 SPLIT, USL, LEDGER = "analysis/steps/breakdown.py", "analysis/laws/usl.py", "studies/ledger.py"
-RECORD, WRITER = "records/format.py", "records/writer.py"
+RECORD, WRITER = "records/model.py", "records/writer.py"
 BUCKETS, SERVERS, LIVENESS = "comm/buckets.py", "comm/ps.py", "comm/liveness.py"
 
 TESTS = {

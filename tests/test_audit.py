@@ -25,7 +25,7 @@ from horovod_study.analysis.steps.accounting import RunAccount, account, account
 from horovod_study.analysis.study import CURVE_COLUMNS, SCHEMA, Analysis
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.records.format import own_digest
+from horovod_study.records.model import own_digest
 from horovod_study.report.page import check
 
 NCCL = "alpha-horovod-nccl-{:02d}w-b75-r{}"
@@ -65,7 +65,7 @@ def study_of(runs: Path) -> Study:
         analysis=analysis,
         accounting=account(table, accounts),
         recounts=recounts,
-        records=dict(records.named_records(runs)),
+        records={name: record for _, name, record in records.found_runs(runs)},
         set_aside=dict(records.set_aside(runs)),
     )
 

@@ -132,6 +132,7 @@ def test_any_run_json_gives_a_table_or_one_line(schema: str, tmp_path: Path, dat
         (("attempts",), [{}]),
         (("pid",), "1"),
         (("started",), 5),
+        (("of_tomorrow",), 1),
     ],
 )
 def test_a_field_that_cannot_be_true_is_named(tmp_path: Path, place: tuple[str, ...], value: Any) -> None:

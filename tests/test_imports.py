@@ -19,7 +19,7 @@ LAYERS = (
     ("scripted",),
     ("config", "requirements", "options"),
     ("measure.clock",),
-    ("records", "lease", "progress", "foreign_files"),
+    ("records", "lease", "progress"),
     ("measure", "analysis"),
     ("comm",),
     ("recording", "lightning"),

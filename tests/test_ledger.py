@@ -667,11 +667,11 @@ def test_only_the_runs_of_present_cells_are_analysed(tmp_path):
     wanted = sorted(cell.key for cell in edited.cells()[:2])
     assert wanted == sorted(only)
     table, runs = records.recorded_runs([tmp_path / "tiny"], only)
-    assert wanted == list(table["run"]) == list(records.epoch_table(tmp_path / "tiny", only)["run"])
+    assert wanted == list(table["run"]) == list(records.epoch_table(tmp_path / "tiny", only=only)["run"])
     assert wanted == [run.name for run in runs]
     assert 4 == len(records.run_table(tmp_path / "tiny")) == len(records.epoch_table(tmp_path / "tiny"))
     with pytest.raises(RecordError, match="holds no runs"):
-        records.run_table(tmp_path / "tiny", frozenset())
+        records.run_table(tmp_path / "tiny", only=frozenset())
 
 
 # ---------------------------------------------------------------------------------------------------- many cells

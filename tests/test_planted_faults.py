@@ -36,7 +36,7 @@ from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.study import DOCUMENTS, TABLES
 from horovod_study.cli import main
 from horovod_study.errors import RecordError
-from horovod_study.records.format import own_digest
+from horovod_study.records.model import own_digest
 from horovod_study.report.page import check
 from horovod_study.workload.material import TARGET_SPAN
 
@@ -68,7 +68,7 @@ def _made(runs: Path) -> Made:
         analysis=analysis,
         accounting=accounting,
         recounts=[recounts[name] for name in table["run"]],
-        records=dict(records.named_records(runs)),
+        records={name: record for _, name, record in records.found_runs(runs)},
     )
     return Made(runs=runs, study=study, evaluations=evaluations)
 
@@ -140,7 +140,7 @@ def put(path: Path, content: str | bytes) -> None:
 def checked(made: Made, runs: Path, *allow: str) -> check.PageCheck:
     directory = runs / "analysis"
     source = check.runs_of(directory, None)
-    states = {name: record.state() for name, record in records.named_records(source["runs"])}
+    states = {name: record.state() for _, name, record in records.found_runs(source["runs"])}
     return check.check(directory, made.study, made.evaluations, source, runs=states, allow=allow)
 
 
@@ -623,7 +623,10 @@ def test_any_value_of_a_record_that_is_changed_before_it_is_analysed_is_found(ma
     """Though nothing contradicts it: where a run was, when, with which versions, over which path."""
     run = Path(shutil.copytree(made.runs / PAIR[1], tmp_path / "runs" / PAIR[1]))
     path, known = run / "run.json", json.loads((run / "run.json").read_text())
-    assert list(check._changed({"runs": run.parent}, dict(records.named_records(run.parent)))) == []
+    assert (
+        list(check._changed({"runs": run.parent}, {name: record for _, name, record in records.found_runs(run.parent)}))
+        == []
+    )
     refused = 0
     for keys, value in leaves(known):
         content = copy.deepcopy(known)
@@ -659,7 +662,7 @@ def test_any_file_of_a_run_that_is_changed_before_it_is_analysed_is_found(
             path.unlink()
         else:
             path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-        found = list(check._changed({"runs": runs}, dict(records.named_records(runs))))
+        found = list(check._changed({"runs": runs}, {name: record for _, name, record in records.found_runs(runs)}))
 
         assert [(each.name, each.where, each.runs) for each in found] == [("run-changed", f"{run}/{name}", (run,))]
 

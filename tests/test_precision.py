@@ -14,7 +14,7 @@ from horovod_study.analysis.series.points import UNSEEN
 from horovod_study.analysis.study import analyze
 from horovod_study.recording.rank import precision
 from horovod_study.recording.rank.precision import PrecisionObserver
-from horovod_study.records import joined_tables
+from horovod_study.records import epoch_table, run_table
 
 X = torch.ones(3, 8)
 
@@ -180,7 +180,7 @@ def test_runs_of_another_or_an_unknown_precision_are_no_repeats(other: Any, tmp_
         loop(compiled, tmp_path / "runs" / "b", usual, repeat=1, model_name="Sequential")
     else:
         loop(plain(), tmp_path / "runs" / "b", other, repeat=1)
-    points = analyze(*joined_tables([tmp_path / "runs"])).points
+    points = analyze(run_table(tmp_path / "runs"), epoch_table(tmp_path / "runs")).points
 
     assert points["repeats"].tolist() == [1, 1]
     assert sorted(points["precision"]) == sorted(["fp32", "bf16" if other else UNSEEN])

@@ -51,7 +51,7 @@ READING = {
     "recording/rank/turns.py": "messages between a rank and the runner",
     "recording/inject/sitecustomize.py": "what the command that started it asks",
     "records/analysis_folder.py": "tables whose digest was compared before",
-    "records/format.py": "its own values as JSON has them",
+    "records/model.py": "its own values as JSON has them",
     "workload/checkpoint.py": "an archive whose digest was compared before, without objects",
     "workload/curves.py": "anybody's table, with its own checks by line",
     "workload/dataset.py": "lines of its own processes",

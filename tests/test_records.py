@@ -338,7 +338,7 @@ def test_a_run_of_an_older_program_is_read(schema: int) -> None:
 def test_runs_of_all_schemas_stand_in_one_analysis() -> None:
     from horovod_study.analysis.study import analyze
 
-    runs, evaluations = records.joined_tables([FROZEN])
+    runs, evaluations = records.run_table(FROZEN), records.epoch_table(FROZEN)
     found = analyze(runs, evaluations)
 
     assert runs["run"].tolist() == [f"schema-{number}" for number in range(1, records.SCHEMA + 1)]
@@ -353,6 +353,13 @@ def test_runs_of_all_schemas_stand_in_one_analysis() -> None:
         same = runs[runs["cuda_graphs"] == captured]
         assert cell.set_index("lap")["mean_s"].drop("step").sum() == pytest.approx(same["step_s"].mean())
         assert np.isnan(cell.set_index("lap").at["compute", "mean_s"]) != captured
+
+
+def test_a_run_that_is_below_two_folders_is_there_once(tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(FROZEN / "schema-1")
+    once = records.found_runs(FROZEN, FROZEN / "schema-1", tmp_path)
+
+    assert [name for _, name, _ in once] == [f"{FROZEN}/{name}" for _, name, _ in records.found_runs(FROZEN)]
 
 
 def test_no_frozen_run_tells_of_the_machine_that_made_it() -> None:

@@ -67,7 +67,7 @@ def breaches(module: str, imported: set[str]) -> list[str]:
         if wing == "recording" and target == "workload":
             faults.append(f"{module} imports {name}: a recorded run knows nothing of what is trained")
         below_records = name.startswith("horovod_study.records.") and name.split(".")[2] in RECORDS
-        if wing != "records" and below_records and not name.startswith("horovod_study.records.forms"):
+        if wing != "records" and below_records:
             faults.append(f"{module} imports {name}: what others may know of a run directory is in records itself")
         if wing == "analysis" and target == "report":
             faults.append(f"{module} imports {name}: analysis does not draw")

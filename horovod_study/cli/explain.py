@@ -130,8 +130,7 @@ def _sync(options: argparse.Namespace) -> Result:
         )
     else:
         left_out: dict[str, str] = {}
-        found_in = (records.readable_runs(root, left_out=left_out) for root in options.places)
-        directories = [directory for found in found_in for directory, _ in found]
+        directories = [directory for directory, _, _ in records.found_runs(*options.places, left_out=left_out)]
         say_left_out(left_out)
     folders = {directory.resolve().parent for directory in directories}
     slices = {folder: records.read_turns(folder) for folder in folders}

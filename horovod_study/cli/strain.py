@@ -214,7 +214,7 @@ def _learning_curve(options: argparse.Namespace) -> int:
     from horovod_study.analysis.series.points import scaling_points
     from horovod_study.report.figures.convergence import write_learning_curves
 
-    runs, evaluations = records.joined_tables(options.runs)
+    runs, evaluations = records.run_table(*options.runs), records.epoch_table(*options.runs)
     found = convergence(runs, evaluations, finished=False)
     write_learning_curves(scaling_points(runs), found.curves, options.out)
     for doubt in found.doubts:

@@ -11,15 +11,13 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Required
-
-from typing_extensions import TypedDict  # pydantic does without that of Python only from 3.12 on
+from typing import TYPE_CHECKING, Any
 
 from horovod_study import __version__
 from horovod_study.documents import conform, parse_json, read_bytes, read_json
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_of, unguarded, write_file, writing
-from horovod_study.records.format import RUN_FILES, digest_of, own_digest, run_name
+from horovod_study.records.model import RUN_FILES, digest_of, own_digest, run_name
 from horovod_study.records.reader import require_schema, run_directories
 
 if TYPE_CHECKING:  # the run wing records without pandas
@@ -27,48 +25,11 @@ if TYPE_CHECKING:  # the run wing records without pandas
 
 SOURCE = "source.json"
 SOURCE_SCHEMA = 2
-"""Of source.json in the directory of an analysis: where its runs are and how it was made, to make it again.
+"""Of source.json: where the runs of an analysis are and how it was made, to make it again.
 
 2: `files` and `run_files`, digests of what an analysis wrote and read, and `digest`, of the rest of source.json itself.
 """
-
-
-class _AgainstSource(TypedDict, total=False):
-    """With which study the page compares its own."""
-
-    directory: Required[str]
-    match: str | None
-
-
-class _ReportSource(TypedDict, total=False):
-    """What `report` kept of what it drew: a version, a look, digests of pictures, and the study compared with."""
-
-    matplotlib: str
-    pictures: dict[str, str]
-    look: list[str]
-    files: list[str]
-    against: _AgainstSource
-
-
-class _SourceForm(TypedDict, total=False):
-    """The form of source.json; keys that it does not name are of other versions."""
-
-    schema: Required[int]
-    runs: Required[str]
-    only: list[str] | None
-    planned: list[str] | None
-    targets: list[float] | None
-    commands: list[str] | None
-    benches: list[dict[str, str]] | None
-    versions: dict[str, str] | None
-    files: dict[str, dict[str, int | str]]
-    run_files: dict[str, dict[str, str]]
-    turns_files: dict[str, str]
-    precision: float | None
-    columns: dict[str, str] | None  # of somebody's table, by what they are
-    report: _ReportSource | None
-    left: list[str]  # what a report of an earlier analysis wrote here, until the next report
-    digest: str
+_TABLE = "runs.csv"  # which every analysis has, and nothing but an analysis writes
 
 
 def _written(content: bytes, name: str) -> dict[str, int | str]:
@@ -77,11 +38,15 @@ def _written(content: bytes, name: str) -> dict[str, int | str]:
     return {**rows, "digest": digest_of(content)}
 
 
+def _json(document: Any) -> str:
+    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
 def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[Path] = (), **content: Any) -> Path:
     """Keep what an analysis was made of, or with `runs` None what was made of it, beside what is known already.
 
     `runs` is written relative to `directory`, so that both can move together; `files` are what the analysis consists
-    of. Keys of `content`: those of `_SourceForm`.
+    of. Keys of `content`: those of SOURCE in forms.py.
     """
     path = directory / SOURCE
     known: dict[str, Any] = {}
@@ -93,11 +58,9 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
             known = {"schema": SOURCE_SCHEMA, "runs": Path(os.path.relpath(runs, directory)).as_posix()}
             known["files"] = {each.name: _written(each.read_bytes(), each.name) for each in files}
             known["left"] = earlier_report(directory)
-        if not known:  # nobody knows what it was made of
-            return path
-        kept = {**known, **content}
-        kept["digest"] = own_digest(kept)
-        write_file(path, json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        if known:  # else nobody knows what it was made of
+            kept = {**known, **content}
+            write_file(path, _json({**kept, "digest": own_digest(kept)}))
     return path
 
 
@@ -118,22 +81,21 @@ def is_whole(source: Mapping[str, Any]) -> bool:
 
 
 def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
-    """Return what `write_source` kept, as `_SourceForm` says.
+    """Return what `write_source` kept.
 
     RecordError where it is missing, damaged, of a newer program, or, unless `edited` is allowed, not `is_whole`.
     """
+    from horovod_study.records import forms
+
     path = directory / SOURCE
     again = "make the analysis again with horovod-study report, or name its runs with --runs RUNS"
     missing = f"no such file, so that nobody knows where the runs are; {again}"
-    content = read_json(path, again=again, missing=missing)
+    content: dict[str, Any] = read_json(path, again=again, missing=missing)
     require_schema(content, SOURCE_SCHEMA, path, again)
-    conform(content, _SourceForm, str(path), again=again)
+    conform(content, forms.SOURCE, str(path), again=again)
     if not (edited or is_whole(content)):
         raise RecordError(f"{path}: is not what report wrote; report again")
-    return dict(content)
-
-
-_TABLE = "runs.csv"  # which every analysis has, and nothing but an analysis writes
+    return content
 
 
 def holds_tables(directory: Path) -> bool:
@@ -144,10 +106,12 @@ def holds_tables(directory: Path) -> bool:
 def _newer(directory: Path, root: Path) -> list[Path]:
     """Return the runs at or below `root` that were written after the analysis in `directory`; or `root`, a table."""
     made = (directory / _TABLE).stat().st_mtime_ns
-    if root.is_file():
-        return [root] if root.stat().st_mtime_ns > made else []
-    patterns = [(run, run.glob(pattern)) for run in run_directories(root) for pattern in RUN_FILES]
-    return list(dict.fromkeys(run for run, files in patterns if any(each.stat().st_mtime_ns > made for each in files)))
+    runs = {root: [root]} if root.is_file() else {run: _files(run) for run in run_directories(root)}
+    return [run for run, files in runs.items() if any(each.stat().st_mtime_ns > made for each in files)]
+
+
+def _files(run: Path) -> list[Path]:
+    return [path for pattern in RUN_FILES for path in run.glob(pattern)]
 
 
 def is_older(directory: Path, root: Path) -> bool:
@@ -163,9 +127,8 @@ def is_older(directory: Path, root: Path) -> bool:
     except RecordError:  # of an older program, damaged or edited: nobody draws it
         return True
     made_with = (source.get("versions") or {}).get("horovod_study", __version__)
-    if made_with != __version__ or not there.issuperset(source.get("run_files") or ()):
-        return True
-    return bool(_newer(directory, root))
+    same = made_with == __version__ and there.issuperset(source.get("run_files") or ())
+    return not same or bool(_newer(directory, root))
 
 
 def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
@@ -183,24 +146,19 @@ def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
     benches = [Path(each["named"]) for each in source.get("benches") or ()]
     return {
         **{name: source.get(name) or () for name in ("targets", "planned")},
+        **{name: source.get(name) for name in ("commands", "precision", "columns")},
         "benches": benches if benches and all(path.is_file() for path in benches) else None,
-        "commands": source.get("commands"),
-        **{name: source.get(name) for name in ("precision", "columns")},
         "only": only,
     }
 
 
 def save_tables(directory: Path, tables: Mapping[str, "pd.DataFrame"], documents: Mapping[str, Any]) -> list[Path]:
     """Write NAME.csv and NAME.json files, byte-identical for equal content; return the paths."""
-    paths = []
+    texts = {f"{name}.csv": csv_of(table) for name, table in tables.items()}
+    texts |= {f"{name}.json": _json(document) for name, document in documents.items()}
     with writing(directory, "choose a writable folder"):
         directory.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
-            paths.append(write_file(directory / f"{name}.csv", csv_of(table)))
-        for name, document in documents.items():
-            text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
-            paths.append(write_file(directory / f"{name}.json", text + "\n"))
-    return paths
+        return [write_file(directory / name, text) for name, text in texts.items()]
 
 
 def load_tables(
@@ -211,36 +169,38 @@ def load_tables(
     RecordError where a file is missing, damaged, or, as far as source.json says, not the one that an analysis wrote;
     that holds for every file of the analysis, wanted or not.
     """
-    import pandas as pd
-
     known: dict[str, Any] = {}
     if (directory / SOURCE).exists():
         known = read_source(directory).get("files") or {}
-    again = f"run `horovod-study report RUNS --out {shlex.quote(str(directory))}` again"
-    # Before pandas 3 numbers are read nearly as they were written, unless asked for.
-    exact: dict[str, Any] = {"float_precision": "round_trip"} if int(pd.__version__.partition(".")[0]) < 3 else {}
+    report = f"run `horovod-study report RUNS --out {shlex.quote(str(directory))}`"
     frames: dict[str, pd.DataFrame] = {}
     loaded: dict[str, Any] = {}
     wanted = [*(f"{name}.csv" for name in tables), *(f"{name}.json" for name in documents)]
     for file in dict.fromkeys([*wanted, *known]):
-        path = directory / file
-        missing = f"no such file; run `horovod-study report RUNS --out {shlex.quote(str(directory))}` first"
-        content = read_bytes(path, again=again, missing=missing)
+        path, again = directory / file, f"{report} again"
+        content = read_bytes(path, again=again, missing=f"no such file; {report} first")
         _require_same(path, content, known.get(file), again)
         if file not in wanted:
             continue
         try:
             if path.suffix == ".csv":
-                # Only empty cells are missing: a run named "NA" or "None" is a name.
-                frame = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], **exact)
-                texts = [column for column in frame.columns if frame[column].dtype.kind not in "biufM"]
-                frame = frame.assign(**{column: frame[column].map(unguarded) for column in texts})
-                frames[path.stem] = frame.rename(columns=unguarded)
+                frames[path.stem] = _frame(content)
             else:
                 loaded[path.stem] = parse_json(content, source=str(path), again=again)
         except ValueError as error:
             raise RecordError(f"{path}: is damaged ({error}); {again}") from None
     return frames, loaded
+
+
+def _frame(content: bytes) -> "pd.DataFrame":
+    import pandas as pd
+
+    # Before pandas 3 numbers are read nearly as they were written, unless asked for.
+    exact: dict[str, Any] = {"float_precision": "round_trip"} if int(pd.__version__.partition(".")[0]) < 3 else {}
+    # Only empty cells are missing: a run named "NA" or "None" is a name.
+    frame: pd.DataFrame = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], **exact)
+    texts = [column for column in frame.columns if frame[column].dtype.kind not in "biufM"]
+    return frame.assign(**{column: frame[column].map(unguarded) for column in texts}).rename(columns=unguarded)
 
 
 def _require_same(path: Path, content: bytes, known: Mapping[str, Any] | None, again: str) -> None:

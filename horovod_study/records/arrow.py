@@ -1,4 +1,7 @@
-"""Rows in Arrow streams: read up to the last batch that is complete, and numbers to and from NumPy without pandas."""
+"""Rows in Arrow streams: read up to the last batch that is complete, and numbers to and from NumPy without pandas.
+
+What comes after the last complete batch was torn when its writer was killed, or found no room.
+"""
 
 import errno
 import os
@@ -24,20 +27,18 @@ def arrow_array(values: Any, kind: "pa.DataType") -> "pa.Array[Any]":
     import numpy as np
     import pyarrow as pa
 
-    known = None
-    if isinstance(values, np.ma.MaskedArray):
-        known, values = ~np.ma.getmaskarray(values), values.filled(0)
-    elif not isinstance(values, np.ndarray):
-        known = np.array([value is not None for value in values], dtype=bool)
-    if pa.types.is_string(kind):
-        texts = [(value or "").encode() for value in values]
-        ends = np.cumsum([0, *(len(text) for text in texts)], dtype=np.int32)
+    is_text = pa.types.is_string(kind)
+    if not isinstance(values, np.ndarray):
+        unknown = [value is None for value in values]
+        values = np.ma.array([("" if is_text else 0) if value is None else value for value in values], mask=unknown)
+    if is_text:
+        texts = [text.encode() for text in np.ma.getdata(values).tolist()]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
         content = [pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
     else:
-        number = np.dtype(f"{'f' if pa.types.is_floating(kind) else 'i'}{kind.bit_width // 8}")
-        plain = values if isinstance(values, np.ndarray) else [0 if value is None else value for value in values]
-        content = [pa.py_buffer(np.ascontiguousarray(plain, dtype=number))]
-    bits = None if known is None or known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+        content = [pa.py_buffer(np.ascontiguousarray(np.ma.filled(values, 0), dtype=_number_type(kind)))]
+    known = ~np.ma.getmaskarray(values)
+    bits = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [bits, *content])
 
 
@@ -51,53 +52,28 @@ def numpy_column(column: "pa.Array[Any]") -> "np.ndarray":
 
     if pa.types.is_string(column.type):
         return np.array(column.to_pylist(), dtype=object)
-    kind = f"{'f' if pa.types.is_floating(column.type) else 'i'}{column.type.bit_width // 8}"
+    rows, kind = slice(column.offset, column.offset + len(column)), _number_type(column.type)
     present, content = column.buffers()
-    if content is None:
-        return np.empty(0, dtype=kind)
-    values = np.frombuffer(content, dtype=kind)[column.offset : column.offset + len(column)].copy()
-    if present is None or not column.null_count:
-        return values
-    bits = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little")
-    unknown = bits[column.offset : column.offset + len(column)] == 0
-    if values.dtype.kind != "f":
-        values = values.astype(np.float64)
-    values[unknown] = np.nan
-    return values
+    values = np.empty(0, dtype=kind) if content is None else np.frombuffer(content, dtype=kind)[rows]
+    if not column.null_count:
+        return values.copy()
+    known = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little")[rows]
+    return np.where(known == 1, values, np.nan)
+
+
+def _number_type(kind: "pa.DataType") -> str:
+    import pyarrow as pa
+
+    return f"{'f' if pa.types.is_floating(kind) else 'i'}{kind.bit_width // 8}"
 
 
 def require_types(table: "pa.Table", schema: "pa.Schema", path: Path) -> None:
     """Refuse a table that has a column twice, or one of another type than in `schema`."""
     for each in schema:
-        found = [kind for name, kind in zip(table.column_names, table.schema.types, strict=True) if name == each.name]
+        found = [of.type for of in table.schema if of.name == each.name]
         if found not in ([], [each.type]):
-            raise RecordError(
-                f"{shown(path)}: column {each.name} is {' and '.join(map(str, found))}, not {each.type}; "
-                "move the directory away"
-            )
-
-
-def whole_batches(path: Path, *, mapped: bool = False) -> "pa.Table":
-    """Return an Arrow stream up to its last complete batch: what comes after it was torn when its writer was killed, or
-    found no room. Raises OSError and ArrowInvalid where not even its schema can be read."""
-    import pyarrow as pa
-
-    with open_rows(path, mapped=mapped) as reader, suppress(*stream_errors()):
-        return _checked(reader.read_all())
-    batches: list[pa.RecordBatch] = []
-    with open_rows(path, mapped=mapped) as reader:
-        with suppress(*stream_errors()):
-            for batch in reader:
-                batches.append(batch)
-        return _checked(pa.Table.from_batches(batches, schema=reader.schema))
-
-
-def _checked(table: "pa.Table") -> "pa.Table":
-    """Return a table whose buffers are as long as its rows need; ArrowInvalid for one that is damaged."""
-    import pyarrow as pa
-
-    table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
-    return table
+            kinds = " and ".join(map(str, found))
+            raise RecordError(f"{shown(path)}: column {each.name} is {kinds}, not {each.type}; move the directory away")
 
 
 @contextmanager
@@ -109,6 +85,23 @@ def open_rows(path: Path, *, mapped: bool = False) -> "Iterator[pa.ipc.RecordBat
         raise OSError(errno.EINVAL, "is no regular file")
     with (pa.memory_map if mapped else pa.OSFile)(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
         yield reader
+
+
+def whole_batches(reader: "pa.ipc.RecordBatchStreamReader") -> "Iterator[pa.RecordBatch]":
+    """Yield the batches of a stream that are complete."""
+    with suppress(*stream_errors()):
+        yield from reader
+
+
+def whole_table(path: Path, *, mapped: bool = False) -> "pa.Table":
+    """Return the complete batches of a file; ArrowInvalid for one that is damaged, OSError where there is none."""
+    import pyarrow as pa
+
+    with open_rows(path, mapped=mapped) as reader:
+        table = pa.Table.from_batches(whole_batches(reader), schema=reader.schema)
+    # Buffers are as long as the rows need.
+    table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
+    return table
 
 
 def stream_errors() -> tuple[type[Exception], ...]:

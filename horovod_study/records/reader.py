@@ -3,16 +3,17 @@
 import math
 import os
 import stat
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from horovod_study.config import LAPS
 from horovod_study.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
 from horovod_study.errors import RecordError
+from horovod_study.records import model
 from horovod_study.records.arrow import (
     arrow_array,
     numpy_column,
@@ -20,35 +21,22 @@ from horovod_study.records.arrow import (
     require_types,
     stream_errors,
     whole_batches,
+    whole_table,
 )
-from horovod_study.records.counted import Aside, recounted, slices_aside, without
-from horovod_study.records.format import (
-    ALL_STEPS,
-    BENCH,
-    BENCH_SCHEMA,
-    EPOCH_COLUMNS,
-    MANIFEST,
-    MAX_RUN_BYTES,
-    PROFILE,
-    SCHEMA,
-    STEP_FILE,
-    SYSTEM_META,
-    SYSTEM_SCHEMA,
-    TIMELINE,
-    TIMELINE_READ_BYTES,
-    RunRecord,
-    run_name,
-    step_ranks,
-    step_schema,
-    system_path,
-    system_schema,
-    timed_from,
-)
+from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, LAP_COLUMNS, MANIFEST, RunRecord, run_name
+from horovod_study.records.turns import Aside, recounted, slices_aside, without
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import numpy as np
     import pandas as pd
     import pyarrow as pa
+
+TIMELINE_READ_BYTES = 256_000_000
+"""A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
+_MAX_RUN_BYTES = 64_000_000
+_MOST_BESIDE = 200
+_MOST_OPEN_BYTES = 500_000_000
+_T = TypeVar("_T")
 
 
 def read_timeline(place: Path) -> tuple[Path, str]:
@@ -56,7 +44,7 @@ def read_timeline(place: Path) -> tuple[Path, str]:
 
     Raises RecordError where there is none, or one that is too long.
     """
-    path = place / TIMELINE if place.is_dir() else place
+    path = place / model.TIMELINE if place.is_dir() else place
     what = "this run has no timeline" if place.is_dir() else "no such file"
     content = read_bytes(
         path,
@@ -67,34 +55,41 @@ def read_timeline(place: Path) -> tuple[Path, str]:
     return path, content.decode("utf-8", errors="replace")
 
 
-def epoch_rows(directory: Path) -> list[dict[str, float]]:
-    """Return the evaluations of a run so far, also while it is running: a row that is not complete yet is left out."""
-    path = directory / "epochs.csv"
-    if not os.path.lexists(path):
+def epoch_rows(directory: Path, columns: Sequence[str] = ()) -> list[dict[str, float]]:
+    """Return the evaluations of a run so far, also while it is running: a row that is not complete yet is left out.
+
+    `columns` must be there. What is no number is not known, and NaN.
+    """
+    path, again = directory / EPOCHS, "move the run directory away"
+    text = read_text(path, again=again) if os.path.lexists(path) else ""
+    if not text:  # the process died before the head
         return []
-    again = "move the directory away"
-    rows = parse_csv(read_text(path, again=again), source=shown(path), again=again)
+    rows = parse_csv(text, source=shown(path), columns=columns, again=again)
+    return [{name: _number(value) for name, value in row.items()} for row in rows]
+
+
+def _number(text: str) -> float:
     try:
-        return [{name: float(value or "nan") for name, value in row.items()} for row in rows]
-    except ValueError as error:
-        raise RecordError(f"{shown(path)}: holds a damaged row ({error}); {again}") from None
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def read_run(directory: Path) -> RunRecord:
     """Read run.json; a damaged or foreign one is a RecordError naming the file and the field."""
-    from horovod_study.records.forms import Run
+    from horovod_study.records.forms import RUN
 
     path = directory / MANIFEST
     again = "move the directory away, or name a run directory"
     below = next(run_directories(directory), None) if directory.is_dir() and not path.exists() else None
     named = f", such as {shown(below)}; of a study its file" if below else ""
     missing = f"no such file; name a run directory{named}"
-    content = read_json(path, again=again, missing=missing, max_bytes=MAX_RUN_BYTES)
-    require_schema(content, SCHEMA, path, again)
+    content = read_json(path, again=again, missing=missing, max_bytes=_MAX_RUN_BYTES)
+    require_schema(content, model.SCHEMA, path, again)
     # The content as it is and not as pydantic gives it: names that the form does not declare are kept.
-    conform(content, Run, shown(path), again=again)
+    conform(content, RUN, shown(path), again=again)
     # In memory every record has the newest form: one of schema 1 had one attempt, which its other fields describe.
-    return RunRecord(**{**content, "schema": SCHEMA})
+    return RunRecord(**{**content, "schema": model.SCHEMA})
 
 
 def require_schema(content: Any, newest: int, path: Path, again: str) -> None:
@@ -138,7 +133,7 @@ def run_directories(
         seen[place] = directory
         if MANIFEST in names:
             found.append(directory)
-        elif any(STEP_FILE.fullmatch(name) or name == "epochs.csv" for name in names):
+        elif any(model.STEP_FILE.fullmatch(name) or name == EPOCHS for name in names):
             passed[directory] = f"holds rows of a run, and no {MANIFEST}"
         elif directory.is_symlink() and not any((directory / name / MANIFEST).exists() for name in names):
             passed[directory] = "is a link to a folder that holds no runs"
@@ -152,40 +147,53 @@ def run_directories(
                 if MANIFEST not in names:
                     passed[path] = f"cannot be read ({error.strerror or error})"
     if left_out is not None:
-        wanted = {each: why for each, why in sorted(passed.items()) if only is None or each.name in only}
-        left_out.update({run_name(each, root): why for each, why in wanted.items()})
+        left_out.update({run_name(at, root): passed[at] for at in sorted(passed) if only is None or at.name in only})
     yield from (each for each in sorted(found) if only is None or each.name in only)
 
 
-def readable_runs(
-    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
-) -> Iterator[tuple[Path, RunRecord]]:
-    """Yield each run directory at or below `root` with its record; arguments as for `run_directories`.
+def found_runs(
+    *roots: Path, only: Collection[str] | None = None, left_out: dict[str, str] | None = None
+) -> list[tuple[Path, str, RunRecord]]:
+    """Return directory, name and record of each run at or below `roots`; one that is below two of them is there once.
 
-    A run whose run.json or epochs.csv cannot be used comes into `left_out` too. RecordError where `root` is that run
-    itself, and where no run is left but some were left out.
+    Where there are several roots, which may hold runs of one name, names begin with theirs. `only`: the names of the
+    run directories that count. Into `left_out` comes what `run_directories` says, and {name: why} of a run whose
+    run.json or epochs.csv cannot be used. RecordError where a root is that run itself, or has no run left.
     """
-    missed: dict[str, str] = {}
-    some = False
-    for directory in run_directories(root, only, left_out=missed):
-        try:
-            record = read_run(directory)
-            evaluations(directory)
-        except RecordError as error:
-            if directory == root:
-                raise
-            missed[run_name(directory, root)] = str(error).removeprefix(f"{shown(directory)}/")
-            continue
-        some = True
-        yield directory, record
-    if missed and not some:
-        name, why = next(iter(missed.items()))
-        raise RecordError(f"{shown(root)}: holds no run that can be read; {name}: {why}")
-    if left_out is not None:
-        left_out.update(missed)
+    found: dict[Path, tuple[Path, str, RunRecord]] = {}
+    for root in dict.fromkeys(roots):
+        missed: dict[str, str] = {}
+        some = False
+        for directory in run_directories(root, only, left_out=missed):
+            name = run_name(directory, root)
+            try:
+                record = read_run(directory)
+                epoch_rows(directory, EPOCH_COLUMNS)
+            except RecordError as error:
+                if directory == root:
+                    raise
+                missed[name] = str(error).removeprefix(f"{shown(directory)}/")
+            else:
+                some = True
+                found.setdefault(directory.resolve(), (directory, f"{root}/{name}" if roots[1:] else name, record))
+        if missed and not some:
+            name, why = next(iter(missed.items()))
+            raise RecordError(f"{shown(root)}: holds no run that can be read; {name}: {why}")
+        if not some:
+            what = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
+            raise RecordError(f"{shown(root)}: {what}")
+        if left_out is not None:
+            left_out.update(missed)
+    return list(found.values())
 
 
-_MOST_BESIDE = 200
+def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
+    """Yield the finished runs that are below `root` in folders of earlier attempts: kept, but not counted."""
+    for manifest in sorted(root.rglob(f".attempts/*/{MANIFEST}")):
+        with suppress(RecordError):
+            record = read_run(manifest.parent)
+            if record.state() == "done":
+                yield manifest.parent.relative_to(root).as_posix(), record
 
 
 def runs_beside(directory: Path) -> dict[str, bool]:
@@ -195,20 +203,22 @@ def runs_beside(directory: Path) -> dict[str, bool]:
     own = directory.resolve()
     if not (own / MANIFEST).is_file():
         return {}
-    record = read_run(own)
-    found = {own.name: True}
-    names = ("model", "parameters", "device", "precision")
+    record, found = read_run(own), {own.name: True}
+
+    def what(each: RunRecord) -> list[Any]:
+        names = ("model", "parameters", "device", "precision")
+        return [each.study, each.partition, *(each.effective.get(name) for name in names)]
+
     for path in sorted(own.parent.glob(f"*/{MANIFEST}"))[:_MOST_BESIDE]:
-        if path.parent.name in found:
-            continue
-        try:
-            other = read_run(path.parent)
-        except RecordError:
-            continue
-        same = all(other.effective.get(name) == record.effective.get(name) for name in names)
-        more = other.effective.get("workers") != record.effective.get("workers")
-        found[path.parent.name] = same and more and other.partition == record.partition and other.study == record.study
+        with suppress(RecordError):
+            if path.parent != own:
+                other = read_run(path.parent)
+                more = other.effective.get("workers") != record.effective.get("workers")
+                found[path.parent.name] = more and what(other) == what(record)
     return found
+
+
+# ------------------------------------------------------------------------------------------------------- step rows
 
 
 def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table":
@@ -219,16 +229,15 @@ def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table
     """
     import pyarrow as pa
 
-    path = directory / f"steps-{rank:05d}.arrows"
+    path, schema = model.step_path(directory, rank), model.step_schema()
     if path.exists() and path.stat().st_size == 0:
-        return step_schema().empty_table()  # the process died before the first batch
+        return schema.empty_table()  # the process died before the first batch
     try:
-        table = whole_batches(path, mapped=mapped)
+        table = whole_table(path, mapped=mapped)
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; rank {rank} recorded no steps") from None
     except stream_errors() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
-    schema = step_schema()
     require_types(table, schema, path)
     missing = set(schema.names).difference(table.column_names)  # rows of an older program
     for name in missing:
@@ -242,24 +251,16 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
     For looking at a run while it goes on: of each batch only what says how long it is, and of the last its last row is
     taken from the file, which is mapped into memory and not read.
     """
-    path = directory / f"steps-{rank:05d}.arrows"
     last = None
-    try:
-        with open_rows(path, mapped=True) as reader:
-            names = [reader.schema.get_field_index(name) for name in ("step", "epoch", "begin_s", "step_s")]
-            with suppress(*stream_errors()):
-                for batch in reader:
-                    if batch.num_rows:
-                        last = batch
-            if last is None or -1 in names:
-                return None
+    with suppress(*stream_errors()), open_rows(model.step_path(directory, rank), mapped=True) as reader:
+        for batch in whole_batches(reader):
+            last = batch if batch.num_rows else last
+        names = [reader.schema.get_field_index(name) for name in ("step", "epoch", "begin_s", "step_s")]
+        if last is not None and -1 not in names:
             # Manually, because Arrow's own way from an array to a number imports pandas first.
-            step, epoch, begin_s, step_s = (
-                float(numpy_column(last.column(name).slice(len(last) - 1))[0]) for name in names
-            )
-    except stream_errors():
-        return None
-    return int(step) + 1, int(epoch), begin_s + (0.0 if math.isnan(step_s) else step_s)
+            row = [float(numpy_column(last.column(name).slice(len(last) - 1))[0]) for name in names]
+            return int(row[0]) + 1, int(row[1]), row[2] + (0.0 if math.isnan(row[3]) else row[3])
+    return None
 
 
 def read_step_column(path: Path, name: str) -> "np.ndarray":
@@ -269,29 +270,71 @@ def read_step_column(path: Path, name: str) -> "np.ndarray":
     """
     import numpy as np
 
-    parts = []
     try:
-        with open_rows(path) as reader, suppress(*stream_errors()):
+        with open_rows(path) as reader:
             place = reader.schema.get_field_index(name)
             kind = reader.schema.field(place).type.to_pandas_dtype()
-            for batch in reader:
-                # A copy: what is in the file's batch keeps all of it in memory.
-                parts.append(numpy_column(batch.column(place)).astype(kind, copy=False))
+            # Copies: what is in the file's batch keeps all of it in memory.
+            parts = [numpy_column(batch.column(place)).astype(kind, copy=False) for batch in whole_batches(reader)]
     except stream_errors() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
     return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
 
+def rows_between(directory: Path, steps: tuple[int, int] = model.ALL_STEPS) -> "dict[int, pd.DataFrame]":
+    """Return the rows of the steps from steps[0] to before steps[1] as {rank: frame}, also of an unfinished run.
+
+    Raises RecordError where no rank recorded a step of these.
+    """
+    found = {}
+    for rank in model.step_ranks(directory):
+        frame = read_steps(directory, rank).to_pandas()
+        found[rank] = frame[(frame["step"] >= steps[0]) & (frame["step"] < steps[1])].reset_index(drop=True)
+    if not any(len(frame) for frame in found.values()):
+        last = "" if steps == model.ALL_STEPS else f" from {steps[0]} to before {steps[1]}"
+        raise RecordError(f"{directory}: no rank recorded steps{last}; name a run with step rows, or other steps")
+    return found
+
+
+class _Lazy(UserDict[_T, Any]):
+    """A mapping of functions, each called when its value is asked for."""
+
+    def __getitem__(self, name: _T) -> Any:
+        return self.data[name]()
+
+
+def _columns(table: "pa.Table") -> "Mapping[str, np.ndarray]":
+    return _Lazy({name: table.column(name).to_numpy for name in table.column_names})
+
+
+def _bytes_of(directory: Path, ranks: Iterable[int]) -> int:
+    return sum(model.step_path(directory, rank).stat().st_size for rank in ranks)
+
+
+def _step_rows(directory: Path, ranks: Collection[int], aside: Aside = ()) -> "_Lazy[int]":
+    """Return the step rows of ranks as rank -> columns, (steps of this rank,), null is NaN; without what is `aside`.
+
+    A column is read from its file each time it is asked for, and in a long run the file of a rank is let go with its
+    columns: its rows do not fit into memory together. For runs that have ended, see `read_steps`.
+    """
+
+    def columns(rank: int) -> "Mapping[str, np.ndarray]":
+        return _columns(without(read_steps(directory, rank, mapped=True), aside))
+
+    read = cache(columns) if _bytes_of(directory, ranks) < _MOST_OPEN_BYTES else columns
+    return _Lazy({rank: partial(read, rank) for rank in ranks})
+
+
+# ---------------------------------------------------------------------------------------------------- what probes found
+
+
 def read_synchronisation(directory: Path) -> dict[str, Any]:
     """Return the section "synchronisation" of bench.json; RecordError where it is missing, damaged or newer."""
-    from horovod_study.records.forms import Synchronisation
-
-    path = directory / BENCH
     again = "record the run again with --measure-sync"
-    found = _read_section(directory, "synchronisation", Synchronisation, "what its synchronisation is made of", again)
+    found = _read_section(directory, "synchronisation", "what its synchronisation is made of", again)
     for name in ("pack_s", "through_s"):
         if found.get(name) is None and not found["why_not_through"]:
-            raise RecordError(f"{shown(path)}: synchronisation: {name} is missing; {again}")
+            raise RecordError(f"{shown(directory / BENCH)}: synchronisation: {name} is missing; {again}")
     return found
 
 
@@ -301,105 +344,46 @@ def read_ablation(directory: Path) -> dict[str, Any]:
     `blocks` has one row per pair, kind (`silent`) and rank, as columns of equal length; a lap that is not known is
     None in place of its column.
     """
-    from horovod_study.records.forms import Ablation
-
-    path = directory / BENCH
-    again = "record the run again with --measure-ablation"
-    found = _read_section(directory, "ablation", Ablation, "what communication costs by leaving it out", again)
-    rows, blocks = 2 * found["pairs"] * found["workers"], found["blocks"]
-    laps = [f"{lap}_s" for lap in (*LAPS, "residual", "step")]
-    for name in ("pair", "silent", "rank", *laps):
-        values = blocks.get(name)
-        if values is None and name in laps[:-1] and (name in blocks or name == "compute_s"):  # older ones lack compute
+    again, where = "record the run again with --measure-ablation", f"{shown(directory / BENCH)}: ablation: blocks"
+    found = _read_section(directory, "ablation", "what communication costs by leaving it out", again)
+    pairs, workers, blocks = found["pairs"], found["workers"], found["blocks"]
+    for name in ("pair", "silent", "rank", *LAP_COLUMNS):
+        unknown = blocks.get(name) is None and name in LAP_COLUMNS[:-1]
+        if unknown and (name in blocks or name == "compute_s"):  # older ones lack compute
             continue
-        if values is None or len(values) != rows:
-            raise RecordError(f"{shown(path)}: ablation: blocks: {name} must be a list of {rows} numbers; {again}")
-    wanted = {(p, s, r) for p in range(found["pairs"]) for s in (False, True) for r in range(found["workers"])}
+        if len(blocks.get(name) or ()) != 2 * pairs * workers:
+            raise RecordError(f"{where}: {name} must be a list of {2 * pairs * workers} numbers; {again}")
+    wanted = {(pair, silent, rank) for pair in range(pairs) for silent in (False, True) for rank in range(workers)}
     if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != wanted:
-        raise RecordError(f"{path}: ablation: blocks: must have one row per pair, kind and rank; {again}")
+        raise RecordError(f"{where}: must have one row per pair, kind and rank; {again}")
     return found
 
 
-def _read_section(directory: Path, section: str, form: Any, what: str, again: str) -> dict[str, Any]:
-    """Return one section of bench.json, of the given `form`; RecordError where `what` was not measured."""
+def _read_section(directory: Path, section: str, what: str, again: str) -> dict[str, Any]:
+    """Return one section of bench.json; RecordError where `what` was not measured."""
+    from horovod_study.records.forms import SECTIONS
+
     path = directory / BENCH
+    missing = f"so {what} was not measured; {again}"
     if not os.path.lexists(path):
-        raise RecordError(f"{shown(directory)}: has no {BENCH}, so {what} was not measured; {again}")
+        raise RecordError(f"{shown(directory)}: has no {BENCH}, {missing}")
     content = read_json(path, again=again)
-    require_schema(content, BENCH_SCHEMA, path, again)
-    found = content.get(section)
-    if not isinstance(found, dict):
+    require_schema(content, model.BENCH_SCHEMA, path, again)
+    if not isinstance(content.get(section), dict):
         raise RecordError(f"{shown(path)}: holds no {section}; {again}")
-    conform(found, form, f"{shown(path)}: {section}", again=again)
+    found: dict[str, Any] = conform(content[section], SECTIONS[section], f"{shown(path)}: {section}", again=again)
     return found
+
+
+# ------------------------------------------------------------------------------------------------------ a whole run
 
 
 def counted_record(directory: Path, record: RunRecord) -> RunRecord:
-    """Return the record of a run with the totals of the steps that count, see counted.py."""
+    """Return the record of a run with the totals of the steps that count, see turns.py."""
     if record.status != "done" or not (aside := slices_aside(directory, record)):
         return record
-    return recounted(
-        record, aside, _StepRows(directory, step_ranks(directory), aside), partial(system_columns, directory)
-    )
-
-
-class _StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
-    """The step rows of ranks as rank -> columns, (steps of this rank,), null is NaN; taken from the files when asked.
-
-    A column is read each time it is asked for, and in a long run the file of a rank is let go with its columns: its
-    rows do not fit into memory together. For runs that have ended, see `read_steps`.
-    """
-
-    def __init__(self, directory: Path, ranks: Iterable[int], aside: Aside = ()) -> None:
-        """`aside`: what does not count, and is not there."""
-        self._directory = directory
-        self._aside = aside
-        self._ranks = tuple(ranks)
-        self.file_bytes = sum((directory / f"steps-{rank:05d}.arrows").stat().st_size for rank in self._ranks)
-        self._open: dict[int, Mapping[str, np.ndarray]] = {}
-
-    def __getitem__(self, rank: int) -> Mapping[str, "np.ndarray"]:
-        if rank not in self._ranks:
-            raise KeyError(rank)
-        if rank in self._open:
-            return self._open[rank]
-        columns = _StepColumns(without(read_steps(self._directory, rank, mapped=True), self._aside))
-        if self.file_bytes < 500_000_000:
-            self._open[rank] = columns
-        return columns
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranks)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-
-class _StepColumns(Mapping[str, "np.ndarray"]):
-    """Columns of an Arrow table as NumPy arrays, each made when it is asked for."""
-
-    def __init__(self, table: "pa.Table") -> None:
-        self._table = table
-
-    def __getitem__(self, name: str) -> "np.ndarray":
-        values: np.ndarray = self._table.column(name).to_numpy()
-        return values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._table.column_names)
-
-    def __len__(self) -> int:
-        return int(self._table.num_columns)
-
-
-def _has_rows(directory: Path, rank: int) -> bool:
-    """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
-    path = directory / f"steps-{rank:05d}.arrows"
-    with suppress(*stream_errors()), open_rows(path) as reader:
-        for batch in reader:
-            if batch.num_rows:
-                return True
-    return len(read_steps(directory, rank)) > 0
+    rows = _step_rows(directory, model.step_ranks(directory), aside)
+    return recounted(record, aside, rows, partial(system_columns, directory))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -414,7 +398,7 @@ class RecordedRun:
     rows: "Mapping[int, Mapping[str, np.ndarray]]"  # rank -> columns, (steps of this rank,); null is NaN
     first_step: int  # where the timed window begins
     first_step_by: str  # what says so, in words
-    aside: Aside  # steps that do not count, and are in neither `rows` nor the totals of `record`, see counted.py
+    aside: Aside  # steps that do not count, and are in neither `rows` nor the totals of `record`, see turns.py
     missing: Mapping[int, str]  # ranks without a row -> why, in words
     synchronisation: Mapping[str, Any] | None  # what `read_synchronisation` returns
     why_no_synchronisation: str
@@ -425,13 +409,12 @@ class RecordedRun:
         """Return the run with the steps that do not count, as it wrote itself down."""
         if not self.aside:
             return self
-        record = read_run(self.directory)
-        return replace(self, record=record, rows=_StepRows(self.directory, self.rows), aside=())
+        return replace(self, record=read_run(self.directory), rows=_step_rows(self.directory, self.rows), aside=())
 
     def row_count(self) -> int:
         """Return how many step rows there are; of those that stay in their files about how many."""
-        if isinstance(self.rows, _StepRows):
-            return self.rows.file_bytes // 96  # see `step_schema`
+        if isinstance(self.rows, _Lazy):
+            return _bytes_of(self.directory, self.rows) // 96  # see `step_schema`
         return sum(len(columns["step"]) for columns in self.rows.values())
 
     def system_samples(self, names: Sequence[str]) -> "dict[str, dict[str, dict[str, np.ndarray]]]":
@@ -440,8 +423,7 @@ class RecordedRun:
         `names`: the columns that are wanted. A file that cannot be read is left out, as in a run without a sampler.
         """
         found = {}
-        for path in sorted(self.directory.glob("system-*.arrows")):
-            host = path.name.removeprefix("system-").removesuffix(".arrows")
+        for host in model.sampled_hosts(self.directory):
             with suppress(RecordError):
                 found[host] = _parts_of(read_system_rows(self.directory, host)[0], names)
         return found
@@ -457,31 +439,21 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
     missing, unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
     """
     record = read_run(directory) if record is None else record
-    aside = slices_aside(directory, record)
-    record, state = counted_record(directory, record), record.state()
-    rows: dict[int, Mapping[str, Any]] = {}
-    recorded: list[int] = []
-    missing: dict[int, str] = {}
-    found = set(step_ranks(directory))
+    aside, state = slices_aside(directory, record), record.state()
+    record = counted_record(directory, record)
     said = record.effective.get("workers", record.requested.get("workers"))
+    found, rows, missing = set(model.step_ranks(directory)), {}, {}
     for rank in sorted(found | set(range(said if isinstance(said, int) else 0))):
-        if rank not in found:
-            missing[rank] = "has no file of steps"
-            continue
         try:
-            if state == "running":
-                rows[rank] = dict(_StepColumns(read_steps(directory, rank)))
-                some = len(rows[rank]["step"]) > 0
+            if rank not in found:
+                missing[rank] = "has no file of steps"
+            elif not _has_rows(directory, rank):
+                missing[rank] = "recorded no step"
             else:
-                some = _has_rows(directory, rank)
+                rows[rank] = dict(_columns(read_steps(directory, rank))) if state == "running" else {}
         except RecordError as error:
             missing[rank] = str(error).partition(": ")[2].partition(";")[0]
-            continue
-        if some:
-            recorded.append(rank)
-        else:
-            missing[rank] = "recorded no step"
-    first, by = timed_from(record)
+    first, by = model.timed_from(record)
     synchronisation, why_no_synchronisation = _if_there(read_synchronisation, directory)
     ablation, why_no_ablation = _if_there(read_ablation, directory)
     return RecordedRun(
@@ -490,7 +462,7 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
         record=record,
         state=state,
         workers=said if isinstance(said, int) else len(found),
-        rows={rank: rows[rank] for rank in recorded} if state == "running" else _StepRows(directory, recorded, aside),
+        rows=rows if state == "running" else _step_rows(directory, rows, aside),
         first_step=first,
         first_step_by=by,
         aside=aside,
@@ -500,6 +472,13 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
         ablation=ablation,
         why_no_ablation=why_no_ablation,
     )
+
+
+def _has_rows(directory: Path, rank: int) -> bool:
+    """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
+    with suppress(*stream_errors()), open_rows(model.step_path(directory, rank)) as reader:
+        return any(batch.num_rows for batch in whole_batches(reader))
+    return len(read_steps(directory, rank)) > 0
 
 
 def _if_there(read: Callable[[Path], dict[str, Any]], directory: Path) -> tuple[dict[str, Any] | None, str]:
@@ -516,37 +495,25 @@ def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]],
 
     Raises RecordError for a run that is not done, that has fewer step rows than ranks, or without bench.json.
     """
-    record = counted_record(directory, read_run(directory))
-    if record.state() != "done":
+    run = recorded_run(directory)
+    if run.state != "done":
         raise RecordError(
-            f"{directory}: the run is {record.state()}, and only finished runs can be decomposed; run it again"
+            f"{directory}: the run is {run.state}, and only finished runs can be decomposed; run it again"
         )
-    if record.requested.get("timer_mode") == "off":
+    if run.record.requested.get("timer_mode") == "off":
         raise RecordError(f"{directory}: its steps were not timed (--timer-mode off); record it again with light")
-    workers = int(record.effective["workers"])
-    bench = read_synchronisation(directory) if workers > 1 else None
-    aside = slices_aside(directory, record)
-    tables = [without(read_steps(directory, rank), aside) for rank in range(workers)]
-    columns = [{name: table.column(name).to_numpy() for name in table.column_names} for table in tables]
-    timed = [rows["step"] >= timed_from(record)[0] for rows in columns]
-    if len({int(each.sum()) for each in timed}) > 1:
+    bench = read_synchronisation(directory) if run.workers > 1 else None
+    rows = []
+    for rank in range(run.workers):
+        columns = run.rows[rank] if rank in run.rows else _columns(read_steps(directory, rank))
+        timed = columns["step"] >= run.first_step
+        rows.append({name: values[timed] for name, values in columns.items()})
+    if len({len(each["step"]) for each in rows}) > 1:
         raise RecordError(f"{directory}: its ranks recorded different numbers of steps; run it again")
-    return record, [{n: v[kept] for n, v in rows.items()} for rows, kept in zip(columns, timed, strict=True)], bench
+    return run.record, rows, bench
 
 
-def rows_between(directory: Path, steps: tuple[int, int] = ALL_STEPS) -> "dict[int, pd.DataFrame]":
-    """Return the rows of the steps from steps[0] to before steps[1] as {rank: frame}, also of an unfinished run.
-
-    Raises RecordError where no rank recorded a step of these.
-    """
-    found = {}
-    for rank in step_ranks(directory):
-        frame = read_steps(directory, rank).to_pandas()
-        found[rank] = frame[(frame["step"] >= steps[0]) & (frame["step"] < steps[1])].reset_index(drop=True)
-    if not any(len(frame) for frame in found.values()):
-        last = "" if steps == ALL_STEPS else f" from {steps[0]} to before {steps[1]}"
-        raise RecordError(f"{directory}: no rank recorded steps{last}; name a run with step rows, or other steps")
-    return found
+# --------------------------------------------------------------------------------------------------- system samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -563,24 +530,23 @@ class SystemSamples:
 
 def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, Any]]":
     """Return the system samples of one host up to the last complete batch, and what the file says of its sensors."""
-    path = system_path(directory, host)
+    path, schema = model.system_path(directory, host), model.system_schema()
     again = "move it away, or record the run again"
     try:
-        table = whole_batches(path)
+        table = whole_table(path)
     except FileNotFoundError:
         raise RecordError(
             f"{path}: no such file; the run recorded no system samples of {host} (--system-interval-s 0?)"
         ) from None
     except stream_errors() as error:
         raise RecordError(f"{path}: holds no readable system samples ({error}); {again}") from None
-    told = (table.schema.metadata or {}).get(SYSTEM_META)
+    told = (table.schema.metadata or {}).get(model.SYSTEM_META)
     if told is None:
         raise RecordError(f"{shown(path)}: does not say what its sensors are; {again}")
     meta = parse_json(told, source=shown(path), again=again)
-    require_schema(meta, SYSTEM_SCHEMA, path, again)
-    require_types(table, system_schema(), path)
-    missing = [each.name for each in system_schema() if each.name not in table.column_names]
-    if missing:
+    require_schema(meta, model.SYSTEM_SCHEMA, path, again)
+    require_types(table, schema, path)
+    if missing := [each.name for each in schema if each.name not in table.column_names]:
         raise RecordError(f"{path}: column {missing[0]} is missing; {again}")
     return table.replace_schema_metadata(None), meta
 
@@ -588,11 +554,9 @@ def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, A
 def system_columns(directory: Path, host: str) -> "tuple[dict[str, np.ndarray], dict[str, Any]]":
     """Return `read_system_rows` as NumPy columns, null as NaN, for a program that is to do without pandas."""
     table, meta = read_system_rows(directory, host)
-    whole = table.combine_chunks()
     columns = {}
-    for name in table.column_names:
-        chunks = whole.column(name).chunks
-        columns[name] = numpy_column(chunks[0] if chunks else arrow_array([], table.schema.field(name).type))
+    for name, column in zip(table.column_names, table.combine_chunks().columns, strict=True):
+        columns[name] = numpy_column(column.chunk(0) if column.num_chunks else arrow_array([], column.type))
     return columns, meta
 
 
@@ -615,8 +579,7 @@ def _parts_of(samples: "pa.Table", names: Sequence[str]) -> "dict[str, dict[str,
 def read_system(directory: Path) -> dict[str, SystemSamples]:
     """Return {host: samples} of a run, in the order of the hosts' names; empty for a run without a sampler."""
     found = {}
-    for path in sorted(directory.glob("system-*.arrows")):
-        host = path.name.removeprefix("system-").removesuffix(".arrows")
+    for host in model.sampled_hosts(directory):
         table, meta = read_system_rows(directory, host)
         found[host] = SystemSamples(host=host, rows=table.to_pandas(), meta=meta)
     return found
@@ -636,52 +599,18 @@ class RunSideFiles:
 
 def run_side_files(directory: Path) -> RunSideFiles:
     """Return what a run directory holds besides step rows; system samples that cannot be read are left out."""
-    why = "" if any(directory.glob("system-*.arrows")) else "the run recorded no system samples"
+    sampled = bool(model.sampled_hosts(directory))
+    why = "" if sampled else "the run recorded no system samples"
     try:
         samples = read_system(directory)
     except RecordError as error:
         samples, why = {}, str(error)
-    timeline = directory / TIMELINE
+    timeline = directory / model.TIMELINE
     return RunSideFiles(
         evaluations=epoch_rows(directory),
         system={host: each for host, each in samples.items() if len(each.rows)},
         why_no_system=why,
-        damaged_system=bool(why) and any(directory.glob("system-*.arrows")),
+        damaged_system=bool(why) and sampled,
         timeline=timeline if timeline.exists() else None,
-        profiles=tuple(path for path in sorted((directory / PROFILE).glob("*")) if path.is_file()),
+        profiles=tuple(path for path in sorted((directory / model.PROFILE).glob("*")) if path.is_file()),
     )
-
-
-def evaluations(directory: Path) -> list[list[float]]:
-    """Return the rows of a run's epochs.csv in the order of EPOCH_COLUMNS; what is not a number is NaN."""
-    path = directory / "epochs.csv"
-    if not os.path.lexists(path):
-        return []
-    again = "move the run directory away"
-    text = read_text(path, again=again)
-    if not text:  # the process died before the head
-        return []
-    rows = parse_csv(text, source=shown(path), columns=EPOCH_COLUMNS, again=again)
-    return [[_number(row[name]) for name in EPOCH_COLUMNS] for row in rows]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def named_records(root: Path, only: Collection[str] | None = None) -> Iterator[tuple[str, RunRecord]]:
-    """Yield the name (as in `run_table`) and the record of each run at or below `root`; `only` as for `run_table`."""
-    for directory, record in readable_runs(root, only):
-        yield run_name(directory, root), record
-
-
-def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
-    """Yield the finished runs that are below `root` in folders of earlier attempts: kept, but not counted."""
-    for manifest in sorted(root.rglob(f".attempts/*/{MANIFEST}")):
-        with suppress(RecordError):
-            record = read_run(manifest.parent)
-            if record.state() == "done":
-                yield manifest.parent.relative_to(root).as_posix(), record

@@ -8,20 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.config import LAPS
-from horovod_study.errors import RecordError
-from horovod_study.records.format import (
-    COMMAND,
-    EPOCH_COLUMNS,
-    RunRecord,
-    declared_warmup,
-    is_command,
-    per_node,
-    rows_lost,
-    run_name,
-    timed_from,
-)
-from horovod_study.records.reader import RecordedRun, counted_record, evaluations, readable_runs, recorded_run
+from horovod_study.records import model
+from horovod_study.records.model import COMMAND, EPOCH_COLUMNS, LAP_COLUMNS, RunRecord
+from horovod_study.records.reader import RecordedRun, counted_record, epoch_rows, found_runs, recorded_run
 from horovod_study.text.numbers import amount
 from horovod_study.workloads import packaged
 
@@ -32,70 +21,40 @@ OWN = packaged()
 """Whose options are columns of the run table, and whose model a record needs not name."""
 
 
-def recorded_runs(
-    roots: Sequence[Path], only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
-) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
-    """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
-
-    A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
-    the run directories that count; `left_out` as for `readable_runs`.
-    """
-    import pandas as pd
-
-    tables: list[pd.DataFrame] = []
-    places: dict[Path, tuple[Path, str, RunRecord]] = {}  # resolved -> as found, name, content of run.json
-    for root in dict.fromkeys(roots):
-        found = list(readable_runs(root, only, left_out=left_out))
-        table = _run_table(root, found)
-        table = table.assign(run=[f"{root}/{name}" for name in table["run"]] if len(roots) > 1 else table["run"])
-        new = []
-        for (directory, record), name in zip(found, table["run"], strict=True):
-            new.append(directory.resolve() not in places)
-            places.setdefault(directory.resolve(), (directory, name, record))
-        tables.append(table[new])
-    whole: pd.DataFrame = pd.concat([each for each in tables if len(each)], ignore_index=True)
-    return whole, (recorded_run(directory, name=name, record=record) for directory, name, record in places.values())
-
-
 def _sensors(record: RunRecord) -> dict[str, float]:
     """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
     hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
 
-    def all_of(name: str, prefix: str = "") -> list[float]:
-        return [
-            value
-            for host in hosts
-            for part, value in (host.get(name) or {}).items()
-            if part.startswith(prefix) and value is not None
-        ]
+    def each(name: str, prefix: str = "") -> list[float]:
+        read = [item for host in hosts for item in (host.get(name) or {}).items()]
+        return [value for part, value in read if part.startswith(prefix) and value is not None]
 
     def mean(values: list[float]) -> float:
-        return math.fsum(values) / len(values) if values else math.nan
+        return total(values) / (len(values) or 1)
 
     def total(values: list[float]) -> float:
         return math.fsum(values) if values else math.nan
 
     return {
-        "cpu_percent_per_rank": mean(all_of("ranks_cpu_percent")),
-        "rss_mb_per_rank": mean(all_of("rss_mb_max")),
-        "gpu_percent": mean(all_of("gpu_percent")),
-        "gpu_memory_mb": mean(all_of("gpu_memory_mb_max")),
-        "gpu_power_w": total(all_of("power_w", "gpu ")),
-        "gpu_power_w_per_gpu": mean(all_of("power_w", "gpu ")),
-        "package_power_w": total(all_of("power_w", "package ")),
+        "cpu_percent_per_rank": mean(each("ranks_cpu_percent")),
+        "rss_mb_per_rank": mean(each("rss_mb_max")),
+        "gpu_percent": mean(each("gpu_percent")),
+        "gpu_memory_mb": mean(each("gpu_memory_mb_max")),
+        "gpu_power_w": total(each("power_w", "gpu ")),
+        "gpu_power_w_per_gpu": mean(each("power_w", "gpu ")),
+        "package_power_w": total(each("power_w", "package ")),
     }
 
 
 _TOTALS = (
     *("samples_per_s", "window_s", "steps", "excluded_steps", "step_s_median", "step_s_p90"),
-    *(f"{lap}_s" for lap in (*LAPS, "residual", "step")),
+    *LAP_COLUMNS,
     *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "wall_s", "cpu_s", "rss_mb_max", "pss_mb_max"),
 )
 COMMANDS = "runs/s"
 """The unit of the rate of whole commands."""
 OF_EVERY_RUN = (
-    *("backend", "transport", "workers", "nodes", "batch", "global_batch", "train_samples", "precision"),
-    "reduction",
+    *("backend", "transport", "workers", "nodes", "batch", "global_batch", "train_samples", "precision", "reduction"),
 )
 """What the record says of every run, whatever it trained; of what was asked for where the run ended too early."""
 _OPTIONS = tuple(name for name in OWN.distinguishing if name not in (*OF_EVERY_RUN, "horovod_defaults"))
@@ -104,39 +63,50 @@ _BEFORE_OPTIONS = {name: OWN.options[name].default for name in _OPTIONS}
 _ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
 
 
+def recorded_runs(
+    roots: Sequence[Path], only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
+    """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
+
+    A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
+    the run directories that count; `left_out` as for `found_runs`.
+    """
+    runs = found_runs(*roots, only=only, left_out=left_out)
+    return _run_table(runs), (recorded_run(directory, name=name, record=record) for directory, name, record in runs)
+
+
 def run_table(
-    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+    *roots: Path, only: Collection[str] | None = None, left_out: dict[str, str] | None = None
 ) -> "pd.DataFrame":
-    """Return one row per run at or below `root`; docs/metrics.md explains the columns. Unknown numbers are NaN.
+    """Return one row per run at or below `roots`; docs/metrics.md explains the columns. Unknown numbers are NaN.
 
     `only`: the names of the run directories that count, such as those of the present cells of a study; `left_out` as
-    for `readable_runs`.
+    for `found_runs`.
     """
-    return _run_table(root, readable_runs(root, only, left_out=left_out))
+    return _run_table(found_runs(*roots, only=only, left_out=left_out))
 
 
-def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataFrame":
+def _run_table(found: Iterable[tuple[Path, str, RunRecord]]) -> "pd.DataFrame":
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for directory, kept in found:
-        record = _as_command(kept) if is_command(kept) else counted_record(directory, kept)
+    for directory, name, kept in found:
+        record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
+        ranks = record.effective.get("ranks") or ()
+        backend = record.effective.get("backend", record.requested.get("backend"))
         wall_s, waited_s = record.totals.get("wall_s"), (record.totals.get("turns") or {}).get("waited_s")
         rows.append(
             {
-                "run": run_name(directory, root),
+                "run": name,
                 "study": record.study,
                 "partition": record.partition,
                 "status": record.state(),
                 "reason": record.reason,
-                **{name: record.effective.get(name, record.requested.get(name)) for name in OF_EVERY_RUN},
-                "backend": _backend(record),
+                **{each: record.effective.get(each, record.requested.get(each)) for each in OF_EVERY_RUN},
+                "backend": "ddp" if backend == "distributed" else backend,  # which were two libraries once
                 "apart": _apart(record),
                 "calls": _calls(record),
-                "rank_threads": max(
-                    (rank.get("threads") or 0 for rank in record.effective.get("ranks") or ()), default=0
-                )
-                or None,
+                "rank_threads": max((rank.get("threads") or 0 for rank in ranks), default=0) or None,
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
                 "model": _model(record),
                 **_options(record),
@@ -144,25 +114,26 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "seed": record.requested.get("seed"),
                 "floor_mse": record.effective.get("floor_mse"),
                 "repeat": record.repeat,
-                **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
+                **{each: _one_number(record.totals.get(each)) for each in _TOTALS},
                 # Less what it waited for its turns, in which others had the machine.
                 "wall_s": _one_number(wall_s) if wall_s is None or waited_s is None else wall_s - waited_s,
                 **_energy(record),
                 **_sensors(record),
                 "device": record.effective.get("device"),
                 "sync_s_median": (record.totals.get("lap_medians_s") or {}).get("sync"),
-                "per_node": per_node(record.effective.get("ranks") or ()),
+                "per_node": model.per_node(ranks),
                 "rate_from": str(record.totals.get("rate_from") or ""),
                 "path": " and ".join(record.effective.get("path") or ()),
-                "rows_lost": rows_lost(record),
-                "excluded_by": timed_from(record)[1],
-                "warmup_steps": declared_warmup(record),
+                "rows_lost": model.rows_lost(record),
+                "excluded_by": model.timed_from(record)[1],
+                "warmup_steps": model.declared_warmup(record),
                 "steady_doubt": str((record.totals.get("steady") or {}).get("doubt") or ""),
                 "host": record.host,
-                **{name: record.environment.get(name) for name in _ENVIRONMENT},
+                **{each: record.environment.get(each) for each in _ENVIRONMENT},
                 "started": record.started,
                 "finished": record.finished,
-                "hosts": ", ".join(_hosts(record)),
+                # In the order of the ranks; that of rank 0 where the record does not say.
+                "hosts": ", ".join(dict.fromkeys(str(rank.get("host", record.host)) for rank in ranks)) or record.host,
                 "launcher": record.effective.get("launcher"),
                 "command": _command(record.environment.get("command")),
                 "typed": _command(record.requested.get("typed")),
@@ -170,8 +141,6 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "declared": str(record.requested.get("declared") or ""),
             }
         )
-    if not rows:
-        raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
     table = pd.DataFrame(rows)
     for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
@@ -196,12 +165,6 @@ def rate_unit(rate_from: str) -> str:
         return COMMANDS
     unit = " ".join(re.sub(r"^(\d+ x )?[\d.e+-]+ |\d+| per GPU$", "", rate_from).split())
     return unit if "/" in unit or "per" in unit else f"{unit}, per second"
-
-
-def _backend(record: RunRecord) -> Any:
-    """Return the library of a run; collectives of torch.distributed without DDP were one of their own once."""
-    name = record.effective.get("backend", record.requested.get("backend"))
-    return "ddp" if name == "distributed" else name
 
 
 def _apart(record: RunRecord) -> str:
@@ -229,12 +192,6 @@ def _calls(record: RunRecord) -> str:
     names = " and ".join(calls.get("names") or {"collective": 0})
     size = f", each of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
     return f"{calls['per_step']:.0f} calls of {names} in a step{size}" * ((calls.get("bytes_median") or 0) <= 2e6)
-
-
-def _hosts(record: RunRecord) -> list[str]:
-    """Return the hosts of a run, in the order of its ranks; that of rank 0 where the record does not say."""
-    ranks = record.effective.get("ranks") or ()
-    return list(dict.fromkeys(str(rank.get("host", record.host)) for rank in ranks)) or [record.host]
 
 
 def _command(words: Any) -> str:
@@ -290,7 +247,7 @@ def _model(record: RunRecord) -> str:
     if name is None:
         return OWN.model
     own = record.requested.get("options") or {}
-    size = [] if is_command(record) else [f"{record.effective['parameters']}"]
+    size = [] if model.is_command(record) else [f"{record.effective['parameters']}"]
     return " ".join(["-".join([name, *size]), *(f"{each} {value}" for each, value in own.items())])
 
 
@@ -301,43 +258,21 @@ def _one_number(value: Any) -> Any:
 
 def _budget(requested: Mapping[str, Any]) -> str:
     """Return how long a run was to train, in words such as `10 epochs`; empty when unknown."""
-    given = [OWN.options[name].say(requested[name]) for name in OWN.budgets if requested.get(name) is not None]
-    return " or ".join(given)
+    return " or ".join(
+        OWN.options[each].say(requested[each]) for each in OWN.budgets if requested.get(each) is not None
+    )
 
 
-def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
-    """Return one row per evaluation of the runs at or below `root`: `run` (as in `run_table`) and EPOCH_COLUMNS.
+def epoch_table(*roots: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
+    """Return one row per evaluation of the runs at or below `roots`: `run` (as in `run_table`) and EPOCH_COLUMNS.
 
     A run that was killed while it wrote keeps its complete rows; a run without evaluations has none. A loss that was
     not a number is NaN. `only`: as for `run_table`.
     """
-    return evaluation_table(
-        (run_name(directory, root), evaluations(directory)) for directory, _ in readable_runs(root, only)
-    )
-
-
-def evaluation_table(found: Iterable[tuple[str, list[list[float]]]]) -> "pd.DataFrame":
-    """Return the form of `epoch_table` with these evaluations of runs, which may be none."""
     import pandas as pd
 
-    names: list[str] = []
-    rows: list[list[float]] = []
-    for name, own in found:
-        names += [name] * len(own)
-        rows += own
     # One table, and not one of each run: a thousand small tables take minutes.
-    numbers = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype="float64")
-    return pd.concat([pd.Series(names, name="run", dtype=object), numbers], axis=1)
-
-
-def joined_tables(roots: Sequence[Path]) -> "tuple[pd.DataFrame, pd.DataFrame]":
-    """Return `run_table` and `epoch_table` of several run directories, or folders of them, as one pair of tables."""
-    import pandas as pd
-
-    runs: list[pd.DataFrame] = []
-    evaluations: list[pd.DataFrame] = []
-    for root in dict.fromkeys(roots):
-        for table, kept in ((run_table(root), runs), (epoch_table(root), evaluations)):
-            # Two roots may hold runs of one name.
-            kept.append(table.assign(run=[f"{root}/{name}" for name in table["run"]]) if len(roots) > 1 else table)
-    return pd.concat(runs, ignore_index=True), pd.concat(evaluations, ignore_index=True)
+    found = found_runs(*roots, only=only)
+    rows = [{"run": name, **row} for at, name, _ in found for row in epoch_rows(at, EPOCH_COLUMNS)]
+    table = pd.DataFrame(rows, columns=["run", *EPOCH_COLUMNS], dtype=object)
+    return table.astype(dict.fromkeys(EPOCH_COLUMNS, "float64"))

@@ -1,17 +1,31 @@
-"""Cells that alternate: the slices of a study in turns.csv, and which steps of a run were its slices."""
+"""Cells that alternate: the slices of a study in turns.csv, which steps of a run were its slices, and which count.
+
+Speedups of cells that alternate leave disturbed rounds out (analysis.paired). So does every other number then: the
+slices that turns.csv has a load for are taken out of the rows and of the totals of their run here, where runs are read,
+so that throughput, step, parts, waiting and resources are those of the same machine. run.json itself stays as it was.
+"""
 
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod_study.documents import parse_csv, read_bytes, read_text, shown
 from horovod_study.errors import RecordError
 from horovod_study.files import append_text, csv_rows, writing
-from horovod_study.records.format import RunRecord, digest_of
+from horovod_study.records.model import LAP_COLUMNS, RunRecord, digest_of, step_totals, timed_from
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from horovod_study import energy
+
+TURNS_FILE = "turns.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +47,9 @@ class TurnSlice:
     other_load: float | None  # cores in use by programs other than this cell; None where unknown
 
 
-TURNS_FILE = "turns.csv"
-_TURN_COLUMNS = tuple(each.name for each in fields(TurnSlice))
+_COLUMNS = tuple(each.name for each in fields(TurnSlice))
+Aside = Sequence[tuple[TurnSlice, tuple[int, int]]]
+"""Slices, and of each its first step and the one after its last."""
 
 
 def append_turns(directory: Path, slices: Iterable[TurnSlice]) -> None:
@@ -47,8 +62,8 @@ def append_turns(directory: Path, slices: Iterable[TurnSlice]) -> None:
         for each in slices
     ]
     if rows:
-        text, head = csv_rows(_TURN_COLUMNS, rows, head=False), csv_rows(_TURN_COLUMNS, [])
         with writing(directory / TURNS_FILE, "free space and run again"):
+            text, head = csv_rows(_COLUMNS, rows, head=False), csv_rows(_COLUMNS, [])
             append_text(directory / TURNS_FILE, text, head=head)
 
 
@@ -58,14 +73,36 @@ def read_turns(directory: Path) -> list[TurnSlice]:
     if not os.path.lexists(path):
         return []
     again = "move the file away; what was run in turns is then compared run by run"
+    read: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
+    read[float | None] = lambda text: float(text) if text else None
     found = []
-    rows = parse_csv(read_text(path, again=again), source=shown(path), columns=_TURN_COLUMNS, again=again)
+    rows = parse_csv(read_text(path, again=again), source=shown(path), columns=_COLUMNS, again=again)
     for number, row in enumerate(rows, 2):
         try:
-            found.append(_turn_slice(row))
+            found.append(TurnSlice(**{each.name: read[each.type](row[each.name]) for each in fields(TurnSlice)}))
+            if not _can_be(found[-1]):
+                raise ValueError
         except ValueError:
             raise RecordError(f"{shown(path)} line {number}: holds a number that no slice has; {again}") from None
     return found
+
+
+def _can_be(each: TurnSlice) -> bool:
+    counts, load = (each.launch, each.round, each.position, each.steps, each.samples), each.other_load or 0.0
+    return min(counts) >= 0 and 0 < each.end_s - each.begin_s < math.inf and 0 <= load < math.inf
+
+
+def turns_folders(root: Path) -> dict[str, Path]:
+    """Return the folders at and right below `root` in which cells may have alternated, by their path below it."""
+    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())] if root.is_dir() else []
+    return {folder.relative_to(root).as_posix(): folder for folder in folders}
+
+
+def turns_files(root: Path) -> dict[str, str]:
+    """Return {folder: digest} of each turns.csv at and right below `root`, by the path of its folder."""
+    paths = {name: folder / TURNS_FILE for name, folder in turns_folders(root).items()}
+    again = "move the file away"
+    return {name: digest_of(read_bytes(path, again=again)) for name, path in paths.items() if path.is_file()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,16 +122,12 @@ def run_turns(record: RunRecord, name: str = "", slices: Iterable[TurnSlice] = (
     theirs, one after the other or with steps that lead in between them. Slices of an attempt that ended are not looked
     for: some of its steps may have been made again.
     """
-    before = _waits(record)
-    own = turn_places(record, name, slices)
-    if not own:
-        return RunTurns(before=before)
-    one = own[0][0]
+    before, own = _waits(record), _turn_places(record, name, slices)
     return RunTurns(
         before=before,
-        launch=f"{one.block}/{one.launch:03d}",
+        launch=f"{own[0][0].block}/{own[0][0].launch:03d}" if own else "",
         rounds={each.round: steps for each, steps in own},
-        other_load={each.round: math.nan if each.other_load is None else each.other_load for each, _ in own},
+        other_load={each.round: _load(each) for each, _ in own},
     )
 
 
@@ -102,7 +135,11 @@ def _waits(record: RunRecord) -> tuple[int, ...]:
     return tuple(sorted({int(each) for each in (record.totals.get("turns") or {}).get("before", ())}))
 
 
-def turn_places(record: RunRecord, name: str, slices: Iterable[TurnSlice]) -> list[tuple[TurnSlice, tuple[int, int]]]:
+def _load(each: TurnSlice) -> float:
+    return math.nan if each.other_load is None else each.other_load
+
+
+def _turn_places(record: RunRecord, name: str, slices: Iterable[TurnSlice]) -> list[tuple[TurnSlice, tuple[int, int]]]:
     """Return the slices of the last launch of a run, and of each its first step and the one after its last.
 
     Arguments as for `run_turns`, which says how they are found. A slice that was made again is there each time.
@@ -131,28 +168,123 @@ def _places(slices: Sequence[int], lengths: Sequence[int]) -> list[int]:
     return found[::-1]
 
 
-def _turn_slice(row: Mapping[str, str]) -> TurnSlice:
-    """Return the slice of a row; ValueError: there is no such slice."""
-    read: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
-    read[float | None] = lambda text: float(text) if text else None
-    made = TurnSlice(**{each.name: read[each.type](row[each.name]) for each in fields(TurnSlice)})
-    counts = (made.launch, made.round, made.position, made.steps, made.samples)
-    if min(counts) < 0 or not 0 < made.end_s - made.begin_s < math.inf or not 0 <= (made.other_load or 0.0) < math.inf:
-        raise ValueError
-    return made
+def slices_aside(directory: Path, record: RunRecord) -> Aside:
+    """Return the slices of a run that are set aside, and their steps; none of a run that did not alternate.
+
+    A slice is set aside where other programs used more than `paired.OTHER_LOAD` cores meanwhile. None of a block is
+    where less than `paired.QUIET_SHARE` of its slices are quiet, and none of a run without a quiet slice: what is known
+    of these is how they are on a shared machine.
+    """
+    path = directory.resolve().parent / TURNS_FILE
+    if not record.totals.get("turns") or not path.is_file():
+        return []
+    about, name = path.stat(), directory.resolve().name
+    loud = _loud(path.parent, about.st_mtime_ns, about.st_size).get(name, {})
+    own = _turn_places(record, name, loud)
+    return [(each, steps) for each, steps in own if loud[each]] if not all(loud[each] for each, _ in own) else []
 
 
-def turns_folders(root: Path) -> dict[str, Path]:
-    """Return the folders at and right below `root` in which cells may have alternated, by their path below it."""
-    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())] if root.is_dir() else []
-    return {folder.relative_to(root).as_posix(): folder for folder in folders}
+@lru_cache(maxsize=64)
+def _loud(folder: Path, *_: int) -> Mapping[str, Mapping[TurnSlice, bool]]:
+    """Return {run: {slice: whether it does not count}} of a study, in their order; `_`: when turns.csv has changed."""
+    # With NumPy and SciPy: only for those who alternated.
+    from horovod_study.analysis.paired import OTHER_LOAD, quiet_rounds
 
-
-def turns_files(root: Path) -> dict[str, str]:
-    """Return {folder: digest} of each turns.csv at and right below `root`, by the path of its folder."""
-    found = {}
-    for name, folder in turns_folders(root).items():
-        path = folder / TURNS_FILE
-        if path.is_file():
-            found[name] = digest_of(read_bytes(path, again="move the file away"))
+    blocks: dict[str, list[TurnSlice]] = {}
+    for each in read_turns(folder):
+        blocks.setdefault(each.block, []).append(each)
+    found: dict[str, dict[TurnSlice, bool]] = {}
+    for slices in blocks.values():
+        last = {(each.launch, each.round, each.run): each for each in slices}  # of a slice that was made again
+        shared = quiet_rounds([_load(each) for each in last.values()])[1]
+        for each in slices:
+            found.setdefault(each.run, {})[each] = not shared and _load(each) > OTHER_LOAD
     return found
+
+
+def without(table: "pa.Table", aside: Aside) -> "pa.Table":
+    """Return the step rows of a rank without those that are set aside."""
+    import numpy as np
+
+    if not aside:
+        return table
+    step = table.column("step").to_numpy()
+    return table.filter(np.logical_and.reduce([(step < first) | (step >= end) for _, (first, end) in aside]))
+
+
+def recounted(
+    record: RunRecord,
+    aside: Aside,
+    rows: "Mapping[int, Mapping[str, np.ndarray]]",
+    samples_of: "Callable[[str], tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]",
+) -> RunRecord:
+    """Return the record of a finished run with the totals of the steps that count; as it is where all of them do.
+
+    `rows`: rank -> columns without what is set `aside`; `samples_of` a host returns its system samples as columns and
+    what they say of its sensors. Means and quantiles are made from the rows again, the window loses the seconds and
+    samples of what is set aside, and readings of sensors are those of the time that is left. Rows or samples that
+    cannot be read (RecordError) leave all as it was.
+    """
+    first, totals = timed_from(record)[0], record.totals
+    aside = [(each, steps) for each, steps in aside if steps[0] >= first]
+    window_s = totals.get("window_s", 0.0) - math.fsum(each.end_s - each.begin_s for each, _ in aside)
+    if not aside or window_s <= 0:
+        return record
+    samples = totals["samples_per_s"] * totals["window_s"] - sum(each.samples for each, _ in aside)
+    names = ("step", "begin_s", *LAP_COLUMNS)
+    try:
+        ranks = [{name: columns[name][columns["step"] >= first] for name in names} for columns in rows.values()]
+        sensed = _sensed(totals, samples_of, _stretches(ranks[0], totals["turns"]["before"]), round(samples))
+    except (RecordError, LookupError):
+        return record
+    rates = {"samples_per_s": samples / window_s, "window_s": window_s}
+    steps = min(len(rank["step"]) for rank in ranks)
+    again = step_totals([_summary(rank) for rank in ranks])
+    return replace(record, totals={**totals, **rates, "steps": steps, **again, **sensed})
+
+
+def _summary(columns: Mapping[str, "np.ndarray"]) -> dict[str, Any]:
+    """Return what `step_totals` takes of one rank, as the recorder says it: None where a row does not know a lap."""
+    import numpy as np
+
+    known = {name: len(columns[name]) and not np.isnan(columns[name]).any() for name in LAP_COLUMNS}
+
+    def each(of: Callable[[Any], Any]) -> dict[str, float | None]:
+        return {name: float(of(columns[name])) if is_known else None for name, is_known in known.items()}
+
+    p90 = each(lambda values: np.quantile(values, 0.9))["step_s"]
+    return {"mean": each(np.mean), "median": each(np.median), "step_s_p90": p90}
+
+
+def _stretches(rank: Mapping[str, "np.ndarray"], waits: Iterable[int]) -> list[tuple[float, float]]:
+    """Return begin and end of each row of steps that counts and is not interrupted, in s on the axis of the samples."""
+    import numpy as np
+
+    step, begin_s = rank["step"], rank["begin_s"]
+    end_s = begin_s + np.nan_to_num(rank["step_s"])
+    opens = np.flatnonzero((np.diff(step) != 1) | np.isin(step[1:], list(waits))) + 1
+    edges = pairwise([0, *opens.tolist(), len(step)])
+    return [(float(begin_s[first]), float(end_s[end - 1])) for first, end in edges]
+
+
+def _sensed(
+    totals: Mapping[str, Any],
+    samples_of: "Callable[[str], tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]",
+    stretches: "energy.Stretches",
+    samples: int,
+) -> dict[str, Any]:
+    """Return `system` and `energy` of the totals over some stretches; nothing of a run without a sampler."""
+    from horovod_study import energy
+
+    hosts = dict((totals.get("system") or {}).get("hosts") or {})
+    devices = []
+    for host, told in hosts.items():
+        columns, meta = samples_of(host)
+        hosts[host] = {**told, **energy.host_summary(columns, stretches)}
+        where = {"host": host, "interval_s": float(meta["interval_s"])}
+        devices += energy.host_energy(columns, meta["devices"], stretches, **where)
+    if not hosts:
+        return {}
+    joules = energy.total_energy(devices, [], samples=samples)
+    why = {"reason": (totals.get("energy") or {}).get("reason", "")}
+    return {"system": {**totals["system"], "hosts": hosts}, "energy": {**joules, **why}}

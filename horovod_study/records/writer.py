@@ -7,8 +7,8 @@ import errno
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,26 +18,9 @@ from horovod_study import alive
 from horovod_study.documents import read_json, read_text
 from horovod_study.errors import RecordError
 from horovod_study.files import append_text, csv_rows, new_file, result_folder, unfinished, write_file, writing
+from horovod_study.records import model
 from horovod_study.records.arrow import arrow_array, numpy_column
-from horovod_study.records.format import (
-    BENCH,
-    BENCH_SCHEMA,
-    EPOCH_COLUMNS,
-    MANIFEST,
-    PROFILE,
-    RESERVE,
-    SYSTEM_META,
-    SYSTEM_SCHEMA,
-    NoRoom,
-    RunRecord,
-    checkpoint_paths,
-    digest_of_record,
-    record_text,
-    run_files,
-    step_schema,
-    system_path,
-    system_schema,
-)
+from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, MANIFEST, NoRoom, RunRecord, record_text
 from horovod_study.records.reader import read_run, read_steps, read_system_rows
 
 if TYPE_CHECKING:  # the run wing records without pandas
@@ -54,36 +37,28 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 def _reserve(directory: Path) -> None:
     """Keep some room, so that the end of a run can be determined on a disk that is full by then."""
-    with suppress(OSError), new_file(directory / RESERVE) as stream:
+    with suppress(OSError), new_file(directory / model.RESERVE) as stream:
         os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
 
 
-def _spend_reserve(directory: Path, error: OSError) -> bool:
-    """Set half of the reserve free, or what is left of it; False when the disk is not full or there is no reserve.
+def _with_reserve(write: Callable[..., Any], path: Path, text: str, **options: Any) -> None:
+    """Call `write`, again after each part of the reserve that is set free on a full disk; OSError when none is left.
 
     By halves, because the other ranks' rows may fill what was set free before the next one needs it.
     """
-    if error.errno not in _NO_ROOM:
-        return False
-    with suppress(OSError):
-        size = (directory / RESERVE).stat().st_size
-        if size > RESERVE_BYTES // 4:
-            os.truncate(directory / RESERVE, size // 2)
-        else:
-            (directory / RESERVE).unlink()
-        return True
-    return False
-
-
-def _with_reserve(directory: Path, write: Callable[..., Any], *values: Any, **options: Any) -> None:
-    """Call `write`, again after each part of the reserve that is set free on a full disk; OSError when none is left."""
+    reserve = path.parent / model.RESERVE
     while True:
         try:
-            write(*values, **options)
+            write(path, text, **options)
             return
         except OSError as error:
-            if not _spend_reserve(directory, error):
+            if error.errno not in _NO_ROOM or not reserve.exists():
                 raise
+            size = reserve.stat().st_size
+            if size > RESERVE_BYTES // 4:
+                os.truncate(reserve, size // 2)
+            else:
+                reserve.unlink()
 
 
 def is_over(directory: Path) -> bool:
@@ -99,7 +74,7 @@ def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
     require_no_run(directory, again=again)
     with writing(directory, "choose a writable --out"):
         directory.mkdir(parents=True, exist_ok=True)
-        _with_reserve(directory, write_file, directory / MANIFEST, record_text(record))
+        _with_reserve(write_file, directory / MANIFEST, record_text(record))
         _reserve(directory)
 
 
@@ -109,13 +84,10 @@ def require_no_run(directory: Path, *, again: str = "") -> None:
     `again`: the option that moves one which has ended aside, for the message where there is nothing to go on with.
     """
     if (directory / MANIFEST).exists():
-        state = read_run(directory).state()
-        aside = again and state in ("failed", "incomplete") and not checkpoint_paths(directory)
-        way = f"give {again} to keep it aside and start over, or choose another --out" if aside else ""
-        raise RecordError(
-            f"{directory}: already holds a run ({state}); nothing was overwritten, "
-            f"{way or 'choose another --out or move it away'}"
-        )
+        state, way = read_run(directory).state(), "choose another --out or move it away"
+        if again and state in ("failed", "incomplete") and not model.checkpoint_paths(directory):
+            way = f"give {again} to keep it aside and start over, or choose another --out"
+        raise RecordError(f"{directory}: already holds a run ({state}); nothing was overwritten, {way}")
 
 
 def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str) -> RunRecord:
@@ -128,9 +100,9 @@ def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str
     if last["status"] == "running":
         last = {**last, "status": "incomplete", "reason": last["reason"] or "its process was gone"}
     begun = replace(record, status="running", finished=None, totals={}, reason="", files={}, digest="")
-    going_on = replace(begun, attempts=(*before, last, begun._attempt(began, from_step=from_step)))
+    going_on = replace(begun, attempts=(*before, last, begun.attempt(began, from_step=from_step)))
     with writing(directory, "make it writable"):
-        _with_reserve(directory, write_file, directory / MANIFEST, record_text(going_on))
+        _with_reserve(write_file, directory / MANIFEST, record_text(going_on))
         _reserve(directory)
     return going_on
 
@@ -168,20 +140,17 @@ def finish_run(
 ) -> RunRecord:
     """Replace run.json by its final form and return it; all files of a run that is done must be closed on all ranks."""
     *before, last = record.attempts
-    last = {**last, "finished": finished, "status": status, "reason": reason}
-    final = replace(record, status=status, finished=finished, totals=totals, reason=reason, files={}, digest="")
-    final = replace(final, attempts=(*before, last))
+    attempts = (*before, {**last, "finished": finished, "status": status, "reason": reason})
+    others: dict[str, str] = {}
     if status == "done":
-        others = {name: digest for name, digest in run_files(directory).items() if name != MANIFEST}
-        final = replace(final, files=others)
-        final = replace(final, digest=digest_of_record(final))
-    try:
-        _with_reserve(directory, write_file, directory / MANIFEST, record_text(final))
-        (directory / RESERVE).unlink(missing_ok=True)
-    except OSError as error:
-        raise RecordError(
-            f"{directory}: the end of the run cannot be written ({error.strerror or error}); free space and run again"
-        ) from None
+        others = {name: digest for name, digest in model.run_files(directory).items() if name != MANIFEST}
+    final = replace(record, status=status, finished=finished, totals=totals, reason=reason, attempts=attempts)
+    final = replace(final, files=others, digest="")
+    if status == "done":
+        final = replace(final, digest=model.digest_of_record(final))
+    with writing(directory, "free space and run again"):
+        _with_reserve(write_file, directory / MANIFEST, record_text(final))
+        (directory / model.RESERVE).unlink(missing_ok=True)
     return final
 
 
@@ -199,8 +168,8 @@ class StepWriter:
         The kept rows are written to a new file that takes the place of the old one whole, so that a crash in between
         leaves the old one. RecordError when a row before `resume_at` is missing.
         """
-        self._schema = step_schema()
-        self.path = directory / f"steps-{rank:05d}.arrows"
+        self._schema = model.step_schema()
+        self.path = model.step_path(directory, rank)
         self.kept: pa.Table | None = None  # rows of earlier attempts
         self._small: list[pa.RecordBatch] = []  # the batches at the end of the file that will be joined
         self._small_at = self._end = 0
@@ -208,13 +177,9 @@ class StepWriter:
         if resume_at is not None:
             self._resume(directory, rank, resume_at)
             return
-        try:
+        with writing(self.path, "choose a writable --out"):
             self._file = open(self.path, "xb", buffering=0)
             self._write(self._schema.serialize(), at=0)
-        except OSError as error:
-            with suppress(AttributeError):
-                self._file.close()
-            raise RecordError(f"{self.path}: cannot be created ({error.strerror}); choose a writable --out") from None
 
     def _resume(self, directory: Path, rank: int, step: int) -> None:
         rows = read_steps(directory, rank)
@@ -225,18 +190,14 @@ class StepWriter:
                 f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
                 "rows were lost, start the run again with another --out"
             )
-        try:
-            with unfinished(self.path) as made:
-                self._file = open(made, "wb", buffering=0)
-                self._write(self._schema.serialize(), at=0)
-                for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
-                    self._write(batch.serialize(), at=self._end)
-                self.sync()
-                os.replace(made, self.path)
-            self.kept = kept
-        except (OSError, RecordError) as error:
-            text = getattr(error, "strerror", None) or error
-            raise RecordError(f"{self.path}: cannot be cut to step {step} ({text}); free space, resume again") from None
+        with writing(self.path, f"free space, resume again from step {step}"), unfinished(self.path) as made:
+            self._file = open(made, "wb", buffering=0)
+            self._write(self._schema.serialize(), at=0)
+            for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
+                self._write(batch.serialize(), at=self._end)
+            self.sync()
+            os.replace(made, self.path)
+        self.kept = kept
 
     def _write(self, content: "pa.Buffer", at: int) -> None:
         """Write the whole of `content` at an offset and end the file there, or leave the file as it was."""
@@ -256,10 +217,8 @@ class StepWriter:
 
     def sync(self) -> None:
         """Return when what was appended is on the disk, not only on its way there."""
-        try:
+        with self._writing("step rows"):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._failed("step rows cannot be written", error) from None
 
     def append(self, columns: Mapping[str, Any]) -> None:
         """Append rows given as columns of equal length; a column that is not there is stored as null.
@@ -276,15 +235,13 @@ class StepWriter:
             for each in self._schema
         ]
         batch = pa.record_batch(arrays, schema=self._schema)
-        try:
+        with self._writing("step rows"):
             if sum(map(len, self._small)) + rows > ROWS_JOINED:
                 self._join()
             if not self._small:
                 self._small_at = self._end
             self._write(batch.serialize(), at=self._end)
             self._small.append(batch)
-        except OSError as error:
-            raise self._failed("step rows cannot be written", error) from None
 
     def _join(self) -> None:
         import pyarrow as pa
@@ -298,28 +255,25 @@ class StepWriter:
         """End the stream and close the file. A full disk takes nothing from rows that were appended before."""
         if self._file.closed or os.getpid() != self._pid:
             return
-        try:
+        with suppress(NoRoom), self._writing("the end of the step rows"), closing(self._file):
             self._join()
             self._write(_END_OF_STREAM, at=self._end)
-        except OSError as error:
-            failed = self._failed("the end of the step rows cannot be written", error)
-            if not isinstance(failed, NoRoom):
-                raise failed from None
-        finally:
-            with suppress(OSError):
-                self._file.close()
 
-    def _failed(self, what: str, error: OSError) -> RecordError:
-        kind = NoRoom if error.errno in _NO_ROOM else RecordError
-        return kind(f"{self.path}: {what} ({error.strerror}); free space and run again")
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            kind = NoRoom if error.errno in _NO_ROOM else RecordError
+            raise kind(f"{self.path}: {what} cannot be written ({error.strerror}); free space and run again") from None
 
 
 def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
-    path = directory / "epochs.csv"
+    path = directory / EPOCHS
     text, head = csv_rows(EPOCH_COLUMNS, [row], head=False), csv_rows(EPOCH_COLUMNS, [])
     with writing(path, "free space and run again"):
-        _with_reserve(directory, append_text, path, text, head=head)
+        _with_reserve(append_text, path, text, head=head)
 
 
 def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None:
@@ -331,15 +285,15 @@ def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None
     content: Any = None
     with suppress(RecordError):
         content = read_json(path, again="")
-    others = content if isinstance(content, dict) and content.get("schema") == BENCH_SCHEMA else {}
+    others = content if isinstance(content, dict) and content.get("schema") == model.BENCH_SCHEMA else {}
+    text = json.dumps({**others, "schema": model.BENCH_SCHEMA, section: found}, allow_nan=False)
     with writing(path, "free space and run again"):
-        text = json.dumps({**others, "schema": BENCH_SCHEMA, section: found}, allow_nan=False)
-        _with_reserve(directory, write_file, path, text + "\n")
+        _with_reserve(write_file, path, text + "\n")
 
 
 def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path:
     """Return the file of one rank's profile, and make its folder; RecordError where that cannot be made."""
-    folder = directory / PROFILE
+    folder = directory / model.PROFILE
     with writing(folder, "make the run directory writable"):
         result_folder(folder)
     return folder / f"{profiler}-{rank:05d}.{ending}"
@@ -358,7 +312,7 @@ def write_profile(path: Path, text: str) -> None:
 
 def truncate_epochs(directory: Path, steps: int) -> None:
     """Remove the rows of epochs.csv after step `steps`, as if the run had been there when it was stopped."""
-    path = directory / "epochs.csv"
+    path = directory / EPOCHS
     if not path.exists():
         return
     try:
@@ -382,7 +336,7 @@ class SystemWriter:
         """
         import pyarrow as pa
 
-        self._path = system_path(directory, host)
+        self._path = model.system_path(directory, host)
         self.attempt = 0
         kept = None
         if keep_before_s is not None and self._path.exists():
@@ -392,18 +346,16 @@ class SystemWriter:
             kept = kept.slice(0, before)
             if before:
                 self.attempt = int(numpy_column(kept.column("attempt").chunks[-1])[-1]) + 1
-        content = {**meta, "schema": SYSTEM_SCHEMA, "host": host, "attempt": self.attempt}
-        self._schema = system_schema().with_metadata({SYSTEM_META: json.dumps(content, allow_nan=False).encode()})
-        try:
-            with unfinished(self._path) as made:
-                self._file = open(made, "wb")
-                self._writer = pa.ipc.new_stream(self._file, self._schema)
-                if kept is not None and len(kept):
-                    self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
-                self._file.flush()
-                os.replace(made, self._path)
-        except OSError as error:
-            raise RecordError(f"{self._path}: cannot be created ({error.strerror or error}); free space") from None
+        content = {**meta, "schema": model.SYSTEM_SCHEMA, "host": host, "attempt": self.attempt}
+        told = {model.SYSTEM_META: json.dumps(content, allow_nan=False).encode()}
+        self._schema = model.system_schema().with_metadata(told)
+        with writing(self._path, "free space"), unfinished(self._path) as made:
+            self._file = open(made, "wb")
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+            if kept is not None and len(kept):
+                self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
+            self._file.flush()
+            os.replace(made, self._path)
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append samples; RecordError when there is no room for them beside what the end of the run needs."""
@@ -418,17 +370,12 @@ class SystemWriter:
                 )
         numbered = [{**row, "attempt": self.attempt} for row in rows]
         columns = [arrow_array([row.get(each.name) for row in numbered], each.type) for each in self._schema]
-        try:
+        with writing(self._path, "free space"):
             self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
             self._file.flush()
-        except OSError as error:
-            raise RecordError(
-                f"{self._path}: system samples cannot be written ({error.strerror or error}); free space"
-            ) from None
 
     def close(self) -> None:
         """End the stream; a reader does without its end."""
-        with suppress(OSError):
-            self._writer.close()
-        with suppress(OSError):
-            self._file.close()
+        for each in (self._writer, self._file):
+            with suppress(OSError):
+                each.close()

@@ -4,27 +4,20 @@
       run.json               what was asked for, what ran, where, and how it ended; written before the first step
       steps-00000.arrows     one row per step and rank: an Arrow stream, readable to its last batch after a crash
       epochs.csv             one row per evaluation: losses and errors against epochs, samples and seconds
-      bench.json             what the job measured after its timed window, in sections: with --measure-sync what the
-                             synchronisation is made of (workload/probes/synchronisation.py), with
-                             --measure-ablation what communication costs (workload/probes/ablation.py)
+      bench.json             what the job measured after its timed window, with --measure-sync, --measure-ablation
       system-<host>.arrows   what the sensors of a host read, one row per sample and part, see measure/system.py
       profile/               what a profiler wrote, per rank, with --profile (workload/probes/profiling.py)
       timeline.json          Horovod's own timeline of some steps, with --timeline-steps (workload/probes/timeline.py)
       checkpoints/           the newest two states of the run, see workload/checkpoint.py
       .reserve               while it runs: room for its end on a disk that is full by then
 
-History of the schema number in run.json:
+History of the schema number in run.json. A program refuses a number that it does not know:
     1   first form
-    2   `attempts` lists every start of the run, because a run can be stopped and resumed; new status `stopped`.
-        A program that knows only 1 would count a stopped run as damaged, hence the new number; 1 is still read.
-    3   step rows have `begin_s` and `sync_host_s`; every lap may be null, because runs may be recorded without laps or
-        from scripts that do not mark all of them.
-    4   step rows have `compute_s`: of steps captured in a CUDA graph, in place of `forward_s` and `backward_s`, which
-        are null there. A program that knows only 3 would read such a run as one whose computing nobody timed.
-    5   `process`, of the run and of each attempt: who rank 0 is beyond its number, see alive.py; null where that is
-        not known. A program that knows only 4 would call the field unknown.
-    6   `files` and `digest`, of a run that is done: digests of its other files and of the record itself, by which a
-        later change is found. A program that knows only 5 would call the fields unknown.
+    2   `attempts` lists every start of the run, because a run can be stopped and resumed; new status `stopped`
+    3   step rows have `begin_s` and `sync_host_s`; every lap may be null, as scripts do not mark all of them
+    4   step rows have `compute_s`: of steps captured in a CUDA graph, for `forward_s` and `backward_s`, null there
+    5   `process`, of the run and of each attempt: who rank 0 is beyond its number, see alive.py; null where unknown
+    6   `files` and `digest`, of a run that is done: digests of its other files and of the record, to find later changes
 """
 
 import hashlib
@@ -49,22 +42,32 @@ if TYPE_CHECKING:  # the run wing records without pandas
     import pyarrow as pa
 
 SCHEMA = 6
-MANIFEST = "run.json"
-MAX_RUN_BYTES = 64_000_000
-BENCH = "bench.json"
-BENCH_SCHEMA = 1
-CHECKPOINTS = "checkpoints"
-PROFILE = "profile"
-TIMELINE = "timeline.json"
-TIMELINE_READ_BYTES = 256_000_000
-"""A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
-RESERVE = ".reserve"
+MANIFEST, BENCH, EPOCHS, TIMELINE, RESERVE = "run.json", "bench.json", "epochs.csv", "timeline.json", ".reserve"
+CHECKPOINTS, PROFILE = "checkpoints", "profile"
+BENCH_SCHEMA = SYSTEM_SCHEMA = 1
+SYSTEM_META = b"horovod_study"
 STEP_FILE = re.compile(r"steps-(\d{5,6})\.arrows", re.ASCII)
-_STATUSES = ("running", "done", "failed", "stopped")
+RUN_FILES = (MANIFEST, BENCH, EPOCHS, "steps-*.arrows", "system-*.arrows")
+LAP_COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual", "step"))
 EPOCH_COLUMNS = (
     *("epoch", "steps", "samples", "train_s", "wall_s"),
     *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr"),
 )
+ALL_STEPS = (0, sys.maxsize)
+COMMAND = "command"
+"""The library, in tables, of a run of a command in which no step was seen, of which none is known."""
+MAX_TRAININGS = 8
+"""Trainings of one process that are recorded, one after the other."""
+_FOUND_BY = {
+    "change-point": "before the change-point at which the steady state begins",
+    "no change-point": "declared as warm-up; no change-point after it",
+    "declared": "declared as warm-up",
+}
+_STATUSES = ("running", "done", "failed", "stopped")
+
+
+class NoRoom(RecordError):
+    """The disk is full, or the user's share of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +88,7 @@ class RunRecord:
     reason: str = ""
     finished: str | None = None
     totals: Mapping[str, Any] = field(default_factory=dict)  # of the timed window; empty until done
-    attempts: Sequence[Mapping[str, Any]] = ()  # every start of the run, in order; see _attempt
+    attempts: Sequence[Mapping[str, Any]] = ()  # every start of the run, in order; see `attempt`
     process: Mapping[str, Any] | None = None  # alive.identity() of rank 0, of the latest attempt
     files: Mapping[str, str] = field(default_factory=dict)  # digests of what else a run wrote that is done
     digest: str = ""  # of the rest of run.json of a run that is done; empty of one of an older program, too
@@ -94,41 +97,24 @@ class RunRecord:
     def __post_init__(self) -> None:
         if self.status not in _STATUSES:
             raise RecordError(f"run record: status is {self.status!r}; allowed: {', '.join(_STATUSES)}")
-        object.__setattr__(self, "attempts", tuple(self.attempts) or (self._attempt(self.started, from_step=0),))
+        object.__setattr__(self, "attempts", tuple(self.attempts) or (self.attempt(self.started, from_step=0),))
 
-    def _attempt(self, began: str, *, from_step: int) -> dict[str, Any]:
-        return {
-            "started": began,
-            "finished": self.finished,
-            "status": self.status,
-            "reason": self.reason,
-            "from_step": from_step,
-            "host": self.host,
-            "pid": self.pid,
-            "process": self.process,
-        }
+    def attempt(self, began: str, *, from_step: int) -> dict[str, Any]:
+        """Return what `attempts` says of the start of the run that this record describes."""
+        how, who = facts(self, "finished", "status", "reason"), facts(self, "host", "pid", "process")
+        return {"started": began, **how, "from_step": from_step, **who}
 
     def state(self) -> str:
         """Return the status as it is now: a run that says running but whose process is gone is incomplete.
 
-        A run that says running on another host is believed: processes there cannot be seen from here. Who is about to
-        take it up asks `silent_s` too.
+        Processes of another host cannot be seen from here: a run there is believed, see `silent_s` too.
         """
         if self.status != "running":
             return self.status
-        if self.finished is not None:  # interrupted: ended by the study runner, neither done nor failed
-            return "incomplete"
         began = str(self.attempts[-1].get("started", ""))
-        running = alive.is_running(self.process, pid=self.pid, host=self.host, started=began)
-        return "running" if running else "incomplete"
-
-
-class NoRoom(RecordError):
-    """The disk is full, or the user's share of it."""
-
-
-MAX_TRAININGS = 8
-"""Trainings of one process that are recorded, one after the other."""
+        # One that is finished was ended by the study runner, neither done nor failed.
+        there = self.finished is None and alive.is_running(self.process, pid=self.pid, host=self.host, started=began)
+        return "running" if there else "incomplete"
 
 
 def training_directory(out: Path, training: int) -> Path:
@@ -148,8 +134,8 @@ def digest_of_record(record: RunRecord) -> str:
 def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str]:
     """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
 
-    `there`: `run_files` of its directory as it is now. Nothing can be determined of a run without `digest`, nor of a
-    file that another host wrote and rank 0 did not see yet.
+    `there`: `run_files` of its directory as it is now. A run without `digest` says nothing, nor does a run of a file
+    that another host wrote and rank 0 did not see yet.
     """
     if not record.digest:
         return {}
@@ -161,10 +147,7 @@ def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str
 
 
 def mean_over_ranks(values: Sequence[float | None]) -> float | None:
-    """Return the mean of one number of each rank; None unless all ranks know theirs, as for every total of a run.
-
-    A mean over some of the ranks would look like one over all of them.
-    """
+    """Return the mean of one number of each rank; None unless all know theirs: that of some looks alike."""
     known = _of_all(values)
     return sum(known) / len(known) if known else None
 
@@ -181,15 +164,13 @@ def _of_all(values: Sequence[float | None]) -> list[float]:
 
 def step_totals(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the totals that step rows give, in seconds, of the ranks' `Recorder.summary`; unknown is None."""
-
-    def means(kind: str, names: Iterable[str]) -> dict[str, float | None]:
-        return {name: mean_over_ranks([each[kind][f"{name}_s"] for each in summaries]) for name in names}
-
+    means = {name: mean_over_ranks([each["mean"][name] for each in summaries]) for name in LAP_COLUMNS}
+    medians = {name: mean_over_ranks([each["median"][name] for each in summaries]) for name in LAP_COLUMNS[:-1]}
     return {
         "step_s_median": max_over_ranks([each["median"]["step_s"] for each in summaries]),
         "step_s_p90": max_over_ranks([each["step_s_p90"] for each in summaries]),
-        **{f"{name}_s": value for name, value in means("mean", (*LAPS, "residual", "step")).items()},
-        "lap_medians_s": means("median", (*LAPS, "residual")),
+        **means,
+        "lap_medians_s": {name.removesuffix("_s"): value for name, value in medians.items()},
     }
 
 
@@ -228,24 +209,9 @@ def step_schema() -> "pa.Schema":
 
     return pa.schema(
         [("step", pa.int32()), ("epoch", pa.int32()), ("begin_s", pa.float64())]
-        + [(f"{lap}_s", pa.float64()) for lap in (*LAPS, "residual", "step")]
-        + [("sync_host_s", pa.float64()), ("samples", pa.int32()), ("loss", pa.float32())]
+        + [(name, pa.float64()) for name in (*LAP_COLUMNS, "sync_host_s")]
+        + [("samples", pa.int32()), ("loss", pa.float32())]
     )
-
-
-def benches_beside(root: Path) -> list[Path]:
-    """Return the bench.json that `horovod-study bench --out ROOT/bench` wrote beside the runs, if it is there."""
-    path = root / "bench" / BENCH
-    return [path] if path.is_file() else []
-
-
-def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
-    """Return the files that a profiler wrote of one rank."""
-    return sorted((directory / PROFILE).glob(f"{profiler}-{rank:05d}.*"))
-
-
-SYSTEM_SCHEMA = 1
-SYSTEM_META = b"horovod_study"
 
 
 def system_schema() -> "pa.Schema":
@@ -259,40 +225,54 @@ def system_schema() -> "pa.Schema":
     """
     import pyarrow as pa
 
-    numbers = (
-        *("cpu_percent", "rss_mb", "own_mb", "pss_mb", "available_mb", "load1"),
-        *("sampler_cpu_percent", "switches_over_s"),
-    )
+    numbers = "cpu_percent rss_mb own_mb pss_mb available_mb load1 sampler_cpu_percent switches_over_s"
     counts = (
-        *("processes", "threads", "voluntary_switches", "involuntary_switches", "read_bytes", "written_bytes"),
-        *("received_bytes", "sent_bytes", "loopback_bytes", "rdma_received_bytes", "rdma_sent_bytes"),
+        "processes threads voluntary_switches involuntary_switches read_bytes written_bytes received_bytes sent_bytes "
+        "loopback_bytes rdma_received_bytes rdma_sent_bytes"
     )
-    sensors = ("gpu_percent", "gpu_memory_mb", "sm_mhz", "memory_mhz", "temperature_c", "power_w", "energy_j")
+    sensors = "gpu_percent gpu_memory_mb sm_mhz memory_mhz temperature_c power_w energy_j"
     return pa.schema(
         [("at_s", pa.float64()), ("attempt", pa.int16()), ("part", pa.string()), ("interval_s", pa.float64())]
-        + [(name, pa.float64()) for name in numbers]
-        + [(name, pa.int64()) for name in counts]
-        + [(name, pa.float64()) for name in sensors]
+        + [(name, pa.float64()) for name in numbers.split()]
+        + [(name, pa.int64()) for name in counts.split()]
+        + [(name, pa.float64()) for name in sensors.split()]
     )
+
+
+def step_path(directory: Path, rank: int) -> Path:
+    return directory / f"steps-{rank:05d}.arrows"
 
 
 def system_path(directory: Path, host: str) -> Path:
-    """Return the file of the system samples of one host."""
     return directory / f"system-{host.replace('/', '_')}.arrows"
+
+
+def sampled_hosts(directory: Path) -> list[str]:
+    return [path.name.removeprefix("system-").removesuffix(".arrows") for path in sorted(directory.glob(RUN_FILES[-1]))]
+
+
+def benches_beside(root: Path) -> list[Path]:
+    """Return the bench.json that `horovod-study bench --out ROOT/bench` wrote beside the runs, if it is there."""
+    return [path for path in (root / "bench" / BENCH,) if path.is_file()]
+
+
+def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
+    """Return the files that a profiler wrote of one rank."""
+    return sorted((directory / PROFILE).glob(f"{profiler}-{rank:05d}.*"))
 
 
 def timed_from(record: RunRecord) -> tuple[int, str]:
     """Return the first step of the timed window of a run, and in words what says so."""
-    steady = record.totals.get("steady")
+    steady, warmup = record.totals.get("steady"), declared_warmup(record)
     if isinstance(steady, Mapping) and isinstance(steady.get("step"), int):
-        by = {
-            "change-point": "before the change-point at which the steady state begins",
-            "no change-point": "declared as warm-up; no change-point after it",
-            "declared": "declared as warm-up",
-        }
-        return steady["step"], by.get(steady.get("found_by", ""), "before the steady state")
-    warmup = declared_warmup(record)
+        return steady["step"], _FOUND_BY.get(steady.get("found_by", ""), "before the steady state")
     return (0, "no warm-up is recorded") if warmup is None else (warmup, "declared as warm-up")
+
+
+def declared_warmup(record: RunRecord) -> int | None:
+    """Return how many steps were declared as warm-up; `train_s` of epochs.csv counts from there."""
+    declared = record.effective.get("warmup_steps", record.requested.get("warmup_steps"))
+    return declared if isinstance(declared, int) else None
 
 
 def is_command(record: RunRecord) -> bool:
@@ -306,17 +286,6 @@ def rows_lost(record: RunRecord) -> int:
     return sum(lost) if isinstance(lost, Sequence) else int(lost or 0)
 
 
-def declared_warmup(record: RunRecord) -> int | None:
-    """Return how many steps were declared as warm-up; `train_s` of epochs.csv counts from there."""
-    declared = record.effective.get("warmup_steps", record.requested.get("warmup_steps"))
-    return declared if isinstance(declared, int) else None
-
-
-ALL_STEPS = (0, sys.maxsize)
-COMMAND = "command"
-"""The library, in tables, of a run of a command in which no step was seen, of which none is known."""
-
-
 def hosts_of(record: RunRecord, ranks: Iterable[int]) -> dict[int, str]:
     """Return the host of each of `ranks`; that of rank 0 where the record does not say."""
     told = record.effective.get("ranks") or []
@@ -326,7 +295,7 @@ def hosts_of(record: RunRecord, ranks: Iterable[int]) -> dict[int, str]:
 def step_ranks(directory: Path) -> list[int]:
     """Return the ranks that recorded steps."""
     found = [int(known[1]) for path in directory.glob("steps-*.arrows") if (known := STEP_FILE.fullmatch(path.name))]
-    return sorted(rank for rank in found if (directory / f"steps-{rank:05d}.arrows").exists())
+    return sorted(rank for rank in found if step_path(directory, rank).exists())
 
 
 def checkpoint_paths(directory: Path) -> list[Path]:
@@ -352,9 +321,6 @@ def run_name(directory: Path, root: Path) -> str:
     """Return the name of a run in the tables: its path below `root`, or its own name when it is `root`."""
     name = directory.relative_to(root).as_posix()
     return shown(directory.resolve().name if name == "." else name)
-
-
-RUN_FILES = (MANIFEST, BENCH, "epochs.csv", "steps-*.arrows", "system-*.arrows")
 
 
 def digest_of(content: bytes) -> str:
