@@ -85,7 +85,7 @@ class DistributedBackend(Averaging):
             require_interfaces(os.environ, "GLOO_SOCKET_IFNAME")
         self.settings: dict[str, Any] = settings.apply(f"ddp/{self.transport}", config=config)
         before = NewThreads()
-        # Longer than a rank may take between two steps: who is late is named before this is over (see liveness.py).
+        # Longer than a rank may take between two steps: who is late is named before this is over, see liveness.py.
         patient_s = max(config.start_timeout_s, 60, 2 * PATIENCE * config.stall_timeout_s)
         if met is None:  # torchrun tells the ranks in the way that torch knows, mpirun and srun do not
             dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
@@ -111,6 +111,7 @@ class DistributedBackend(Averaging):
             gpus.require_own(self, instead="--transport gloo")
             dist.barrier(device_ids=[gpus.take("cuda", self).index])  # NCCL connects here, while the start is watched
         require_launchers_mpi(launch, self.workers, "torch.distributed")
+        self._asked = dist.new_group(backend="gloo") if self.transport != "mpi" else None  # while others wait
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
         self._hooked: DistributedDataParallel | None = None
@@ -190,6 +191,14 @@ class DistributedBackend(Averaging):
         tensor = torch.from_numpy(values.copy())
         dist.all_reduce(tensor, op=operation, group=self._aside)
         return np.asarray(tensor.numpy())
+
+    def find_missing(self, timeout_s: float) -> str:
+        try:
+            if self._asked is not None:
+                dist.monitored_barrier(self._asked, timedelta(seconds=timeout_s), wait_all_ranks=True)
+        except RuntimeError as error:
+            return str(error)
+        return ""
 
     def close(self) -> None:
         dist.destroy_process_group()
