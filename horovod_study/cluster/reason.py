@@ -16,7 +16,7 @@ _FOLLOW_ON = re.compile(  # of a worker that lost its peer or was told to end, a
     rf"|(?:closed|reset) by peer|Broken pipe|ended by signal 15|{UNNAMED}"
 )
 _LOST_RANK = re.compile(  # said by another rank
-    rf"^rank (?P<rank>\d+) on .* (?:ha(?:s|ve) died or left during step |(?P<unnamed>{UNNAMED}) )"
+    rf"^rank (?P<rank>\d+) on .* (?:ha(?:s|ve) died or left during step |.*(?P<unnamed>{UNNAMED}))"
 )
 _RULE = re.compile(r"^[-=*]{20,}$")
 _KILLED = (  # rank and signal; a shell adds 128 to the signal
@@ -46,7 +46,8 @@ def failure_reason(log: str, exit_code: int | None) -> str:
     traceback; the last line.
     """
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", log) if not line.startswith(_OURS)]
-    workers = [_TAG.sub("", line) for line in lines if _TAG.match(line)]
+    # torchrun's ranks say what they say without a tag, PyTorch in them with one.
+    workers = [_TAG.sub("", line) for line in lines if _TAG.match(line) and not line.startswith("[rank")]
     lost: re.Match[str] | None = None
     for line in workers or lines:
         if (match := _USER_ERROR.match(line)) and not _OF_SRUN.match(line):

@@ -10,6 +10,7 @@ hooks    DistributedDataParallel: buckets leave during backward, which returns w
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -193,12 +194,19 @@ class DistributedBackend(Averaging):
         return np.asarray(tensor.numpy())
 
     def find_missing(self, timeout_s: float) -> str:
-        try:
-            if self._asked is not None:
+        said: list[str] = []
+
+        def ask() -> None:
+            try:
                 dist.monitored_barrier(self._asked, timedelta(seconds=timeout_s), wait_all_ranks=True)
-        except RuntimeError as error:
-            return str(error)
-        return ""
+            except RuntimeError as error:
+                said.append(str(error))
+
+        if self._asked is not None:
+            asking = Thread(target=ask, daemon=True)
+            asking.start()
+            asking.join(timeout_s + 1.0 if self.rank == 0 else 1.0)  # rank 0 knows; its answer comes late or never
+        return "".join(said)
 
     def close(self) -> None:
         dist.destroy_process_group()

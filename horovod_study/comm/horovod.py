@@ -108,8 +108,8 @@ class HorovodBackend(Averaging):
         # Read by the libraries when Horovod starts.
         self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=_unknown_settings())
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
-        # Its stall inspector names who is missing after three of these, before liveness.py ends the run.
-        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", f"{min(60, max(1, config.stall_timeout_s / 4)):.0f}")
+        # Its stall inspector names who is missing after up to four of these, before liveness.py ends the run.
+        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", f"{min(60, max(1, config.stall_timeout_s // 5)):.0f}")
         before = NewThreads()
         with nullcontext() if met is None else meeting(*met, launch, config.start_timeout_s):
             hvd.init()

@@ -8,6 +8,7 @@ Who is missing is asked of those who know: the system, for the ranks of this hos
 stall inspector, whose words stand in the log (cluster/reason.py reads them there).
 """
 
+import faulthandler
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from horovod_study import alive
 from horovod_study.comm.launch import Launch
@@ -24,32 +25,24 @@ from horovod_study.errors import first_line
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import say
 
-if TYPE_CHECKING:
-    from horovod_study.comm.base import Backend
-
 PATIENCE = 10.0
 """Between the stretches of steps (evaluation, checkpoint, preparation) a rank may take this many times the timeout."""
-UNNAMED = "does not say which"
-
+UNNAMED = "does not say which rank is missing"
 _WAKE_S, _GRACE_S = 1.0, 3.0  # between two looks; before a rank speaks that is not the first to do so
-_CALLS = {"exchange": "synchronisation", "backward": "synchronisation", "bind": "exchange of the parameters"}
-_COLLECTIVE = ("bind", "exchange", "gather", "barrier", "sum", "maximum")
 _LOST = re.compile(
     r"HorovodInternalError|Horovod has been shut down|(?:closed|reset) by peer|Broken pipe|Connection closed"
     r"|Connection refused|Socket closed|Timed out waiting|Application timeout caused|ncclRemoteError|ncclInternalError"
     r"|MPI_ERR_PROC_FAILED"
 )
-_NAMING = (  # how libraries name the ranks that are missing
-    re.compile(r"Ranks ([\d, ]+) failed to pass monitoredBarrier"),  # torch's rank 0
-    re.compile(r"Please check rank (\d+) logs for faulty rank"),  # torch's other ranks
-    re.compile(r"^Missing ranks:\n((?:\d+!?: \[.*\n?)+)", re.M),  # Horovod's stall inspector
+_NAMING = re.compile(  # how torch's monitored_barrier and Horovod's stall inspector name ranks
+    r"Ranks ([\d, ]+) failed to pass monitoredBarrier|^Missing ranks:\n((?:\d+!?: \[.*\n?)+)", re.M
 )
 
 
 def named_ranks(text: str) -> list[int]:
-    """Return the ranks that a library names as missing in `text`, the last word counting; none where it names none."""
-    found = [match for pattern in _NAMING for match in pattern.finditer(text)]
-    return [int(rank) for rank in re.findall(r"(?:^|(?<=, ))\d+", found[-1][1], re.M)] if found else []
+    """Return the ranks that a library names as missing, its last word counting; none where it names none."""
+    found = _NAMING.findall(text)
+    return [int(rank) for rank in re.findall(r"(?:^|, )(\d+)(?=!?:|,|$)", "".join(found[-1]), re.M)] if found else []
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -63,26 +56,25 @@ class Liveness:
     def __init__(self, start_timeout_s: float, launch: Launch) -> None:
         self.step, self.patience = 0, 1.0
         self.fail: Callable[[str], None] = lambda reason: None  # writes the reason into the record
-        self._launch, self._timeout_s, self._backend = launch, start_timeout_s, cast("Backend | None", None)
-        self._calls, self._call = 0, "start"  # how many collective calls were made, and which one this rank is in
+        self._launch, self._timeout_s = launch, start_timeout_s
+        self._backend: Any = None
+        self._call = ["start"]  # the collective call that this rank is in, another list for each; empty: in none
         self._names = list[str]()  # of all ranks
         self._here = dict[int, tuple[int, int | None]]()  # process and begin of the other ranks seen from here
         self._closed = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="liveness").start()
 
-    def follow(self, backend: "Backend", timeout_s: float) -> None:
+    def follow(self, backend: Any, timeout_s: float) -> None:
         """All have arrived: watch the collective calls of `backend` from now on. Collective."""
-        self._call, self._timeout_s, self.patience = "", timeout_s, PATIENCE
+        self._call, self._timeout_s, self.patience = [], timeout_s, PATIENCE
         if backend.workers == 1:
             return self.close()
         host, self._backend = os.uname().nodename, backend
-        ranks = backend.gather((host, os.getpid(), alive.began(os.getpid())))
-        self._names = [f"rank {rank} on {where} (pid {pid})" for rank, (where, pid, _) in enumerate(ranks)]
-        # Equal names may belong to two containers: here is who can be seen from here.
-        self._here = {
-            rank: (pid, began) for rank, (where, pid, began) in enumerate(ranks)
-            if rank != backend.rank and where == host and alive.runs(pid, began)
-        }  # fmt: skip
+        for rank, (where, pid, began) in enumerate(backend.gather((host, os.getpid(), alive.began(os.getpid())))):
+            self._names.append(f"rank {rank} on {where} (pid {pid})")
+            # Equal names may belong to two containers: here is who can be seen from here.
+            if rank != backend.rank and where == host and alive.runs(pid, began):
+                self._here[rank] = (pid, began)
         for name in ("bind", "exchange", "gather", "barrier", "sum", "maximum"):
             self.watch(backend, name)
 
@@ -91,8 +83,7 @@ class Liveness:
         call = getattr(owner, name)
 
         def noted(*arguments: Any, **named: Any) -> Any:
-            outer, self._call = self._call, name
-            self._calls += 1
+            outer, self._call = self._call, [name]
             try:
                 return call(*arguments, **named)
             finally:
@@ -120,45 +111,34 @@ class Liveness:
             return error  # all are there: not for one line
         if not lost and self._backend.rank > 0:
             sleep(2.0)
-        first = not lost or self._backend.rank == min(set(range(len(self._names))) - set(lost))
-        return LostPeer(self._reason(lost, f"lost a connection ({first_line(error)})"), speaks=first)
+        return LostPeer(self._reason(lost, f"lost a connection ({first_line(error)})"), speaks=self._speaks(lost))
 
     def _watch(self) -> None:
-        seen, waited_s, woken_s = -1, 0.0, now()
+        call, waited_s, woken_s = self._call, 0.0, now()
         while not self._closed.wait(min(_WAKE_S, self._timeout_s / 4)):
             gap_s, woken_s = now() - woken_s, now()
-            if not self._call or self._calls != seen:
-                seen, waited_s = self._calls, 0.0
-                continue
             waited_s += min(gap_s, 2 * _WAKE_S)  # a job that was stopped as a whole has not waited meanwhile
+            if not self._call or self._call is not call:
+                call, waited_s = self._call, 0.0
             if waited_s < self._timeout_s:
                 continue
             if self._backend is None:
-                self._give_up_start()
+                self._end(self._absent())
             if not (lost := self._seen()) and waited_s < self._timeout_s * self.patience:
                 continue
             lost = lost or named_ranks(self._backend.find_missing(_GRACE_S))
-            if self._backend.rank != min(set(range(len(self._names))) - set(lost)):
+            if not self._speaks(lost) or (not lost and self._backend.rank > 0):
                 sleep(_GRACE_S)
-            if self._calls == seen and not self._closed.is_set():
-                place = f"{_CALLS.get(self._call, self._call)} of step {self.step:,}"
-                self._end(self._reason(lost, f"has waited {waited_s:.0f} s in the {place}"))
-
-    def _give_up_start(self) -> NoReturn:
-        launch = self._launch
-        addressed = launch.launcher in ("mpirun", "srun") and "MASTER_ADDR" in os.environ
-        where = f" (at {os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')})" if addressed else ""
-        self._end(
-            f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to start{where}; "
-            "start all ranks with the same options, or raise --start-timeout-s"
-        )
+            if self._call is call and not self._closed.is_set():
+                self._end(
+                    self._reason(lost, f"has waited {waited_s:.0f} s for others in step {self.step:,} ({call[0]})")
+                )
 
     def _end(self, reason: str) -> NoReturn:
-        """Say why and end this process: its training cannot be interrupted, and a stopped one by no launcher either."""
+        """Say why and end this process: its training cannot be interrupted. A stopped one is ended by no launcher."""
         say(f"error: {reason}")
-        writer = threading.Thread(target=self.fail, args=(reason,), daemon=True)
-        writer.start()
-        writer.join(5.0)  # a file system that does not answer may be what all wait for
+        faulthandler.dump_traceback_later(5.0, exit=True)  # a file system that does not answer may be what all wait for
+        self.fail(reason)
         for pid, began in self._here.values():
             if alive.is_stopped(pid) and alive.runs(pid, began):
                 os.kill(pid, signal.SIGKILL)
@@ -172,19 +152,31 @@ class Liveness:
         gone = [rank for rank, (pid, began) in self._here.items() if not alive.runs(pid, began)]
         return gone or [rank for rank, (pid, _) in self._here.items() if alive.is_stopped(pid)]
 
+    def _speaks(self, lost: Collection[int]) -> bool:
+        """Return whether this rank is the first that is not lost; all are where nobody knows who is."""
+        return not lost or self._backend.rank == min(set(range(len(self._names))) - set(lost))
+
+    def _absent(self) -> str:
+        launch = self._launch
+        addressed = launch.launcher in ("mpirun", "srun") and "MASTER_ADDR" in os.environ
+        where = f" (at {os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')})" if addressed else ""
+        return (
+            f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to start{where}; "
+            "start all ranks with the same options, or raise --start-timeout-s"
+        )
+
     def _reason(self, lost: Collection[int], what: str) -> str:
         """Return in one line who is lost, or `what` happened to this rank where nobody knows who is."""
-        assert self._backend is not None
         if not lost:
+            backend = self._backend
             return (
-                f"{self._names[self._backend.rank]} {what}, and {self._backend.name}/{self._backend.transport} "
-                f"{UNNAMED} rank is missing; look at the last lines of the others, or raise --stall-timeout-s"
+                f"{self._names[backend.rank]} {what}, and {backend.name}/{backend.transport} {UNNAMED}; look at the "
+                "last lines of the others, or raise --stall-timeout-s"
             )
         names = ", ".join([self._names[rank] for rank in lost][:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
-        here = [self._here[rank] for rank in lost if rank in self._here]
         how, advice = "not come to the end of", "look at what it does and at its host, or raise --stall-timeout-s"
-        if any(not alive.runs(pid, began) for pid, began in here):
+        if any(not alive.runs(*self._here[rank]) for rank in lost if rank in self._here):
             how, advice = "died or left during", "look for its last lines above"
-        elif any(alive.is_stopped(pid) for pid, _ in here):
+        elif any(alive.is_stopped(self._here[rank][0]) for rank in lost if rank in self._here):
             how, advice = "been stopped during", "look for what sent it a signal (SIGSTOP); it is ended with the run"
         return f"{names} {'has' if len(lost) == 1 else 'have'} {how} step {self.step:,}; {advice}"
