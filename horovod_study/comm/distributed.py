@@ -22,9 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import gpus, settings
 from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
-from horovod_study.comm.libmpi import require_connection, require_launchers_mpi
+from horovod_study.comm.libmpi import find_open_mpi, require_connection, require_launchers_mpi
 from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
 from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig

@@ -38,6 +38,8 @@ from horovod_study.comm.launch import (
 )
 from horovod_study.comm.libmpi import (
     cuda_aware,
+    find_open_mpi,
+    load_mpi,
     loaded_library,
     own_takes_gpu_memory,
     require_connection,
@@ -377,16 +379,7 @@ def kept_mpi(controller: str) -> Any:
             f"{_TIMELINE} is set, so Horovod would write a timeline in the timed steps too; unset it, timeline_steps "
             "does what it takes"
         )
-    if controller != "mpi":
-        return None
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise BackendError(
-            f"timeline_steps over MPI needs mpi4py, which cannot be loaded ({error}); run `make setup`, or launch "
-            "over Gloo"
-        ) from None
-    return MPI
+    return load_mpi("launch over Gloo") if controller == "mpi" else None
 
 
 def _unknown_settings() -> list[str]:
@@ -403,9 +396,3 @@ def _unknown_settings() -> list[str]:
             if content.find(name.encode()) >= 0:
                 return []
     return [name]
-
-
-def find_open_mpi() -> None:
-    """Let Open MPI find its own files when a process is started without mpirun from the environment's own wheel."""
-    if (Path(sys.prefix) / "bin" / "mpirun").exists() and "OMPI_COMM_WORLD_RANK" not in os.environ:
-        os.environ.setdefault("OPAL_PREFIX", sys.prefix)

@@ -244,7 +244,7 @@ _HOROVOD = """
 import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[1:]
-from horovod_study.comm.horovod import find_open_mpi
+from horovod_study.comm.libmpi import find_open_mpi
 find_open_mpi()
 import horovod
 import horovod.torch as hvd
