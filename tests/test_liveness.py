@@ -62,6 +62,7 @@ NAMED = "rank 1 on h (pid 7) has died or left during step 1,234; look for its la
 UNNAMED = (
     "rank 0 on h (pid 6) has waited 9 s for others in step 7 (sum), and mpi/mpi does not say which rank is missing; x"
 )
+SSH = "rank 1 was killed on its host, or the connection to it broke (exit code 255 of ssh)"
 TRACE = "[0]<stderr>:Traceback (most recent call last):\n[0]<stderr>:  File\n[0]<stderr>:"
 
 
@@ -86,6 +87,11 @@ TRACE = "[0]<stderr>:Traceback (most recent call last):\n[0]<stderr>:  File\n[0]
         ),
         (f"error: {UNNAMED}\n", UNNAMED),
         (f"error: {UNNAMED}\nmpirun noticed that process rank 1 exited on signal 9\n", "rank 1 was killed by SIGKILL"),
+        (
+            f"error: {UNNAMED}\nTerminating remaining workers after failure of Process 1.\n"
+            "Process 1 exit with status code 255.",
+            SSH,
+        ),
         (f"{HOROVOD}\nerror: {UNNAMED}\n", f"rank 1, 3 is missing, as the library has printed: {UNNAMED}"),
         (f"[rank0]:[E1 gloo] {TORCH}\nerror: disk full; free space\n", "disk full; free space"),
         (f"error: {NAMED}\nsrun: error: n1: task 1: Killed\n", f"{NAMED} (it was killed by SIGKILL)"),
@@ -126,7 +132,12 @@ class Waiting:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What ranks have said at their end, which they do not come to here."""
     reasons: list[str] = []
-    monkeypatch.setattr(Liveness, "_end", lambda self, reason: (reasons.append(reason), self.close()))
+
+    def end(self: Liveness, reason: str) -> None:
+        reasons.append(reason)
+        self.close()
+
+    monkeypatch.setattr(Liveness, "_end", end)
     return reasons
 
 

@@ -73,12 +73,14 @@ def failure_reason(log: str, exit_code: int | None) -> str:
                 return _one_line(f"{lost.string} (it was killed by {_signal_name(number)})")
             if not lost or (lost["unnamed"] and number != signal.SIGTERM):
                 return f"rank {found['rank']} was killed by {_signal_name(number)}"
-    if lost:
-        ranks = named_ranks("\n".join(_TAG.sub("", line) for line in lines)) if lost["unnamed"] else []
-        missing = f"rank {', '.join(map(str, ranks))} is missing, as the library has printed: " if ranks else ""
-        return _one_line(missing + lost.string)
+    if lost and not lost["unnamed"]:
+        return _one_line(lost.string)
     if first is not None and f"\nProcess {first} exit with status code {_OF_SSH}." in f"\n{whole}":
         return f"rank {first} was killed on its host, or the connection to it broke (exit code {_OF_SSH} of ssh)"
+    if lost:
+        ranks = named_ranks("\n".join(_TAG.sub("", line) for line in lines))
+        missing = f"rank {', '.join(map(str, ranks))} is missing, as the library has printed: " if ranks else ""
+        return _one_line(missing + lost.string)
     said = [line for line in workers or lines if line.strip() and not _RULE.match(line)]
     if exit_code is not None and exit_code < 0:
         return _one_line(f"{ended}; the last line was: {said[-1]}" if said else f"{ended}, having printed nothing")

@@ -24,6 +24,7 @@ from horovod_study.comm.stop import LostPeer
 from horovod_study.errors import first_line
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import say
+from horovod_study.text.words import cut
 
 PATIENCE = 10.0
 """Between the stretches of steps (evaluation, checkpoint, preparation) a rank may take this many times the timeout."""
@@ -111,7 +112,9 @@ class Liveness:
             return error  # all are there: not for one line
         if not lost and self._backend.rank > 0:
             sleep(2.0)
-        return LostPeer(self._reason(lost, f"lost a connection ({first_line(error)})"), speaks=self._speaks(lost))
+        return LostPeer(
+            self._reason(lost, f"lost a connection ({cut(first_line(error), 60)})"), speaks=self._speaks(lost)
+        )
 
     def _watch(self) -> None:
         call, waited_s, woken_s = self._call, 0.0, now()
