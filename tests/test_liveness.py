@@ -141,14 +141,17 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reasons
 
 
-def watched(text: str = "", *, patience: float = 1.0, calls: tuple[float, ...] = (1.5,)) -> Liveness:
-    """Return what watched a rank with a timeout of 0.4 s that made calls of so many seconds."""
+def watched(
+    text: str = "", *, patience: float = 1.0, calls: tuple[float, ...] = (1.5,), alone_s: float = 0.0
+) -> Liveness:
+    """Return what watched a rank with a timeout of 0.4 s that made calls of so many seconds and computed for others."""
     backend: Any = Waiting(text)
     liveness = Liveness(60.0, Launch(launcher="mpirun", rank=0, workers=2, backend="mpi"))
     liveness.follow(backend, 0.4)
     liveness.step, liveness.patience = 7, patience
     for seconds in calls:
         backend.exchange(seconds)
+    time.sleep(alone_s)
     liveness.close()
     return liveness
 
@@ -168,8 +171,7 @@ def test_a_rank_that_waits_too_long_says_for_whom_or_that_nobody_says(said: list
 def test_who_moves_evaluates_or_computes_alone_is_not_ended(said: list[str]) -> None:
     watched(calls=(0.3,) * 5)
     watched(patience=10.0)
-    liveness = watched(calls=())
-    time.sleep(0.8)
+    liveness = watched(calls=(), alone_s=1.5)
 
     assert said == []
     assert liveness.explain(error := RuntimeError("a bug")) is error
@@ -179,7 +181,7 @@ def test_the_time_in_which_the_whole_job_was_stopped_is_no_wait(tmp_path: Path) 
     program = (
         "import os, time\nimport test_liveness as t\nfrom horovod_study.comm.liveness import Liveness\n"
         "b = t.Waiting('')\nw = Liveness(60, None)\nw.follow(b, 6.0)\nw.patience = 1.0\nprint(1, flush=True)\n"
-        "b.exchange(4)"
+        "b.exchange(11)"
     )
     with subprocess.Popen([BIN / "python", "-c", program], cwd=Path(__file__).parent, stdout=subprocess.PIPE) as job:
         assert job.stdout is not None and job.stdout.readline()
