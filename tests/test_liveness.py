@@ -181,11 +181,11 @@ def test_the_time_in_which_the_whole_job_was_stopped_is_no_wait(tmp_path: Path) 
     program = (
         "import os, time\nimport test_liveness as t\nfrom horovod_study.comm.liveness import Liveness\n"
         "b = t.Waiting('')\nw = Liveness(60, None)\nw.follow(b, 6.0)\nw.patience = 1.0\nprint(1, flush=True)\n"
-        "b.exchange(11)"
+        "b.exchange(12)"
     )
     with subprocess.Popen([BIN / "python", "-c", program], cwd=Path(__file__).parent, stdout=subprocess.PIPE) as job:
         assert job.stdout is not None and job.stdout.readline()
-        time.sleep(0.5)
+        time.sleep(2.5)  # it has been seen to wait
         os.kill(job.pid, signal.SIGSTOP)
         time.sleep(8.0)
         os.kill(job.pid, signal.SIGCONT)
