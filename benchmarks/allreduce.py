@@ -55,7 +55,7 @@ class Series:
         last = known[-1]
         if len(last.sizes) >= 3:
             line = fit_line(self.name, list(last.sizes), list(last.seconds))
-            link = link_of_line(line.alpha_s, line.beta_bytes_per_s, last.workers)
+            link = link_of_line(line["alpha_s"], line["beta_bytes_per_s"], last.workers)
         else:
             link = link_of_line(0.0, 1 / last.s_per_byte / 2, last.workers)
         return Network(

@@ -9,8 +9,9 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from horovod_study.config import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.programs.loading import LoaderComparison, compare_loaders
+from horovod_study.programs.loading import compare_loaders, to_text
 from horovod_study.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.loaders import Batch
@@ -57,25 +58,25 @@ def usual_ways(opened: dataset.Dataset, batch: int) -> dict[str, Callable[[], Us
     }
 
 
-def markdown(found: LoaderComparison) -> str:
+def markdown(found: Mapping[str, Any]) -> str:
     """Return one table and the verdicts for people."""
     lines = [
-        f"### batch {found.batch}",
+        f"### batch {found['batch']}",
         "",
         "| loader | loading alone | spread | one cached batch | spread | both together | spread | waiting "
         "| first batch | next epoch | bound by |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
-    for each in found.loaders:
+    for each in found["loaders"]:
         speeds = " | ".join(
-            f"{spread.median:,.0f} | {spread.min:,.0f} - {spread.max:,.0f}"
-            for spread in (each.loading, each.cached, each.together)
+            "{median:,.0f} | {min:,.0f} - {max:,.0f}".format(**each[name]) for name in ("loading", "cached", "together")
         )
         lines.append(
-            f"| {each.loader} | {speeds} | {each.waiting.median:.1%} | {each.start_s.median * 1e3:,.0f} ms "
-            f"| {each.restart_s.median * 1e3:,.1f} ms | {each.bound} |"
+            f"| {each['loader']} | {speeds} | {each['waiting']['median']:.1%} "
+            f"| {each['start_s']['median'] * 1e3:,.0f} ms | {each['restart_s']['median'] * 1e3:,.1f} ms "
+            f"| {each['bound']} |"
         )
-    lines += ["", *(f"- {each.loader}: {each.verdict}" for each in found.loaders)]
+    lines += ["", *(f"- {each['loader']}: {each['verdict']}" for each in found["loaders"])]
     return "\n".join(lines)
 
 
@@ -106,7 +107,7 @@ def main() -> int:
                 on_progress=lambda text: say(f"[{now() - began:.0f} s] {text}"),
             )
         )
-        say("\n".join(found[-1].lines()))
+        say("\n".join(to_text(found[-1])))
 
     head = [
         "# Loading",
@@ -131,8 +132,7 @@ def main() -> int:
         "host": platform.node(),
         "machine": {name: value for name, value in machine.items() if name != "command"},
         "batches": {
-            str(each.batch): {name: value for name, value in each.to_dict().items() if name != "dataset"}
-            for each in found
+            str(each["batch"]): {name: value for name, value in each.items() if name != "dataset"} for each in found
         },
     }
     (options.out / "loading.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -24,16 +24,16 @@ import torch
 from scipy import stats
 
 from horovod_study import records
-from horovod_study.analysis.steps.timers import TimerCost, timer_cost
+from horovod_study.analysis.steps.timers import timer_cost
 from horovod_study.config import ORDINARY_LAPS, available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_now
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
 from horovod_study.measure.steady import find_steady
 from horovod_study.progress import Line, say
-from horovod_study.report.figures.timers import text
 from horovod_study.report.kit.files import write_result
-from horovod_study.studies.timers import measure_timers
+from horovod_study.report.timers import text
+from horovod_study.studies.bench import measure_timers
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
@@ -137,7 +137,7 @@ def rows(folder: Path, rounds: int = 5) -> list[dict[str, float]]:
     return found
 
 
-def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[TimerCost], list[dict[str, Any]]]:
+def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the cost of the timer modes for the cases that this machine has cores for."""
     path, line = dataset.ensure("100000", seed=1, processes=available_cores()), Line()
     cases = []
@@ -146,11 +146,11 @@ def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[T
             cases += measure_timers(
                 folder,
                 {"dataset": str(path.absolute()), "seconds": share * seconds, "beside": beside},
-                batches=[batch],
+                batch=[batch],
                 workers=[count],
                 over="horovod/mpi",
                 options={"widths": "15-38-197", "device": "auto", "threads": 1},
-                on_progress=lambda told: line.now_and_then(f"  {told}"),
+                told=lambda text: line.now_and_then(f"  {text}"),
             )
     line.close()
     return [timer_cost(case) for case in cases], cases
@@ -313,7 +313,7 @@ def main() -> int:
     result = {
         "measured": utc_now(),
         "machine": {name: value for name, value in environment.describe().items() if name != "command"},
-        "timers": [cost.to_dict() for cost in costs],
+        "timers": costs,
         "memory": kept,
         "rows": each_row,
         "command": commands,
@@ -322,7 +322,7 @@ def main() -> int:
     page = "\n".join(lines(result, text(costs, cases))) + "\n"
     print(page)
     write_result(options.out, {"recording.md": page, "recording.json": result})
-    for doubt in dict.fromkeys(doubt for cost in costs for doubt in cost.doubts):
+    for doubt in dict.fromkeys(doubt for cost in costs for doubt in cost["doubts"]):
         say(f"doubt: {doubt}")
     say(f"written to {options.out / 'recording.md'}, .json; {now() - began:.0f} s")
     return 0 if promised else 1

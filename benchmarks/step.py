@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +311,7 @@ def main() -> int:
         "rounds": options.rounds,
         "seconds": options.seconds,
         "operations_per_curve": OPERATIONS,
-        "matrix_products": [asdict(rate) for rate in products],
+        "matrix_products": [rate._asdict() for rate in products],
         "refused": refused,
         "batches": {str(batch): table for batch, table in tables.items()},
     }

@@ -50,7 +50,7 @@ from horovod_study.text.words import plural
 if TYPE_CHECKING:
     import pandas as pd
 
-    from horovod_study.report.kit.drawing import Drawing
+    from horovod_study.report.grammar import Figure
 
 __all__ = ["analyze", "figures", "fit", "points_of", "predict", "read_analysis", "read_points", "simulate"]
 
@@ -90,7 +90,7 @@ def analysed(
     """
     again = "measure again with horovod-study bench"
     measured = [
-        restored(parse_json(text, source=named, error=DataError, again=again), source=named).to_dict()
+        records.finite(restored(parse_json(text, source=named, error=DataError, again=again), source=named))
         for text, named in networks
     ]
     known: dict[str, Any] = {"targets": targets, "networks": measured, "precision": precision}
@@ -152,7 +152,7 @@ def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
     return Analysis(**{**tables, **documents})
 
 
-def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
+def figures(analysis: Analysis) -> "Mapping[str, Figure]":
     """Return the figures that an analysis has data for, by name; a notebook shows one that is a cell's last value."""
     from horovod_study.report.figures.catalogue import drawings
 

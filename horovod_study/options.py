@@ -211,39 +211,3 @@ def _add_option(parser: Parser, group: Any, each: Option, *, hidden: bool, more:
 def run_values(namespace: argparse.Namespace) -> dict[str, Any]:
     """Return the run options that were given on the command line."""
     return {name: value for name, value in vars(namespace).items() if name in OPTIONS}
-
-
-_READ_OPTIONS: dict[str, dict[str, Any]] = {
-    "layout": {"metavar": "NAME", "help": "auto, long, folder, wide, machine, npz, npy or parquet (default auto)"},
-    "strain_unit": {"metavar": "UNIT", "help": "1, %, mm/m or microstrain, where the file does not say"},
-    "stress_unit": {"metavar": "UNIT", "help": "MPa, Pa, kPa, GPa, psi or ksi, where the file does not say"},
-    "strain_column": {"metavar": "NAME", "help": "the column of strain (its number where no line names the columns)"},
-    "stress_column": {"metavar": "NAME", "help": "the column of stress"},
-    "decimal": {"metavar": ".|,", "help": "decimal mark, where the rows do not decide"},
-    "delimiter": {"metavar": "MARK", "help": "between columns: , ; | or comma, semicolon, tab, space, pipe"},
-    "targets": {"metavar": "FILE", "help": "a table with specimen, G0 (MPa), a; or a .npy file (N, 2)"},
-    "drop_nonfinite": {"flag": True, "help": "leave out points that are blank, NaN or infinite"},
-    "on_nonmonotonic": {"metavar": "error|drop|sort", "help": "where strain does not increase (default error)"},
-    "flip_sign": {"flag": True, "help": "turn over channels that are negative throughout"},
-    "cut_at_peak": {"flag": True, "help": "cut what follows the peak where stress falls by more than 20 % after it"},
-    "any_modulus": {"flag": True, "help": "accept an initial slope outside 200 to 15000 MPa"},
-    "reduce": {"metavar": "pick|mean", "help": "make 201 points of more by picking rows or by means (default pick)"},
-    "strict": {"flag": True, "help": "make every warning about the curves an error"},
-}
-"""Options of reading curve files, by the fields of workload.curves.ReadOptions, which also checks the values."""
-
-
-def add_read_options(parser: Parser) -> None:
-    """Declare the options of reading curve files."""
-    for name, each in _READ_OPTIONS.items():
-        how = {"action": "store_true"} if each.get("flag") else {"metavar": each["metavar"]}
-        how |= {"dest": name, "default": argparse.SUPPRESS, "help": each["help"].replace("%", "%%")}
-        parser.add_argument("--" + name.replace("_", "-"), more=True, **how)
-
-
-def read_values(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of reading curve files that were given on the command line."""
-    values = {name: value for name, value in vars(namespace).items() if name in _READ_OPTIONS}
-    if "targets" in values:
-        values["targets"] = Path(values["targets"])
-    return values

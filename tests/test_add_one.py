@@ -207,7 +207,7 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
 
 FIGURE = '''
 """The workers of each point, counted."""
-from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.grammar import Figure as Drawing
 from matplotlib.figure import Figure
 def invented(analysis):
     data = analysis.points[["series", "workers"]]
@@ -216,7 +216,7 @@ def invented(analysis):
         figure.subplots().hist(data["workers"])
         return figure
     words = {"title": "How many points", "alt": "Bars of counts.", "caption": "Points by workers."}
-    return Drawing(name="invented", data=data, draw=draw, **words)
+    return Drawing(name="invented", data=data, paint=draw, **words)
 '''
 
 

@@ -12,6 +12,7 @@ from horovod_study import cli
 from horovod_study.analysis.machine.network import analyze, restored
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.programs.microbench import step_roofline
+from horovod_study.records import finite
 from horovod_study.report.figures.bench import allreduce_table, text, write_bench
 from horovod_study.studies import bench
 from horovod_study.studies.bench import BenchJob, byte_count, message_sizes, plan_jobs, run_bench, worker_count
@@ -100,15 +101,15 @@ def test_what_a_gpu_tells_is_shown(tmp_path: Path, golden: Golden) -> None:
     network = analyze(told)
     said = text(network, told)
 
-    assert network.roofline is not None
-    assert network.roofline.memory_bytes_per_s == pytest.approx(2.5e12), "that of the GPU, read and written"
-    assert (network.roofline.network_flop_per_byte, network.roofline.networks) == (None, ())
+    assert network["roofline"] is not None
+    assert network["roofline"]["memory_bytes_per_s"] == pytest.approx(2.5e12), "that of the GPU, read and written"
+    assert (network["roofline"]["network_flop_per_byte"], network["roofline"]["networks"]) == (None, [])
     assert "# 1 worker: 1 on node1" in said
     assert ["4.00", "us one by one (3.50 us of the host), 1.25 us in a CUDA graph, 6.00 us to replay a graph"] in [
         line.split("  ")[-2:] for line in said.split("\n")
     ]
     golden.line(said, "80 launches 320.0 us", "13.7 MB", "5.48 us", "159 MFLOP 3.18 us", "80 %")
-    assert restored(json.loads(json.dumps(network.to_dict())), source="x").launch == latency
+    assert restored(json.loads(json.dumps(finite(network))), source="x")["launch"] == latency
     paths = write_bench(network, told, tmp_path)
     assert {path.name for path in paths} >= {"roofline.pdf", "network.pdf", "bench.json"}
 
@@ -129,18 +130,21 @@ def test_worker_counts(golden: Golden) -> None:
             "bench: --transport 'mpy' is not known (did you mean 'mpi'?); allowed: mpi, gloo, nccl",
         ),
         (["--runtime", "horovod/mpii"], "bench: --runtime 'horovod/mpii' is not known (did you mean 'horovod/mpi'?)"),
-        (["--runtime", "ps/mpi"], "bench: --runtime 'ps/mpi' has no all-reduce of its own; allowed: horovod/mpi, "),
+        (
+            ["--runtime", "ps/mpi"],
+            "bench: --runtime 'ps/mpi' is not known (did you mean 'mpi/mpi'?); allowed: ",
+        ),
         (["--transport", "--runtime"], "bench: neither a transport nor a runtime is left to measure; name one"),
         (["--workers", "1"], "bench: --workers is 1; it must be at least 2"),
         (["--workers", "100000"], "bench: --workers is 100000, but this machine offers "),
         (["--sizes", "6"], "bench: size 6 bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4"),
         (["--sizes", "4k5"], "bench: --sizes '4k5'; sizes are whole numbers of bytes such as 4, 64K, 1M or 1G"),
-        (["--max-bytes", "2"], "bench: --min-bytes is 4 and --max-bytes 2; it must be 0 < min-bytes <= max-bytes"),
-        (["--factor", "1"], "bench: --factor is 1; sizes grow by a whole factor of at least 2"),
-        (["--seconds", "0"], "bench: --seconds is 0; it must be greater than 0"),
-        (["--rounds", "0"], "bench: --rounds is 0; it must be at least 1"),
-        (["--batch", "0"], "run: batch is 0; it must be at least 1"),
-        (["--widths", "1-2"], "run: widths is '1-2'; it must be three whole numbers"),
+        (["--max-bytes", "2"], "bench: --min-bytes is 4 and --max-bytes 2; min-bytes must be the smaller one"),
+        (["--factor", "1"], "bench: --factor is 1; allowed: 2 or more"),
+        (["--seconds", "0"], "bench: --seconds is 0; allowed: 0.001 to 1e+06"),
+        (["--rounds", "0"], "bench: --rounds is 0; allowed: 1 or more"),
+        (["--batch", "0"], "bench: batch is 0; it must be at least 1"),
+        (["--widths", "1-2"], "bench: widths is '1-2'; it must be three whole numbers"),
         (["--wokers", "2"], "horovod-study bench: unknown argument '--wokers' (did you mean '--workers'?)"),
         (["lodaing"], "horovod-study bench: 'lodaing' is not known (did you mean 'loading'?)"),
     ],

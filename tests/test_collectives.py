@@ -1,6 +1,5 @@
 """What the ranks of the benchmark do: counting wrong elements, and the shape of what they return."""
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,10 +10,9 @@ from horovod_study.comm import Backend, Launch
 from horovod_study.comm import raw as raw_transports
 from horovod_study.comm.raw import open_raw, open_runtime, why_missing
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.errors import BackendError, ConfigError
+from horovod_study.errors import BackendError
 from horovod_study.programs.collectives import (
     PERIOD,
-    CollectivePlan,
     _differing,
     _fill,
     _row,
@@ -23,7 +21,6 @@ from horovod_study.programs.collectives import (
     measure,
     measure_collectives,
     model_facts,
-    plan_from,
 )
 from horovod_study.programs.microbench import step_flops
 from horovod_study.workload.options import StrainConfig
@@ -114,10 +111,9 @@ def test_wrong_elements_are_counted(spoil: str, operation: str, place: str, wron
 
 
 def test_points_of_all_ways_and_sizes(serial: SerialBackend) -> None:
-    plan = CollectivePlan(sizes=(4, 4096), transports=(), runtime=False, seconds=0.01, rounds=3)
     good, bad = Alone(), Alone("element")
     bad.name = "bad"
-    points, barriers = measure_collectives([good, bad], plan, serial)
+    points, barriers = measure_collectives([good, bad], (4, 4096), serial, seconds=0.01, rounds=3)
 
     assert [(p["bytes"], p["way"], p["operation"], p["place"]) for p in points[:6]] == [
         (4, "alone", "allreduce", "out"),
@@ -150,7 +146,7 @@ def test_ranks_agree_on_the_number_of_calls(
     monkeypatch.setattr(serial, "maximum", lambda value: slowest_s)
     monkeypatch.setattr(serial, "gather", stop)
     with pytest.raises(InterruptedError):
-        measure_collectives([alone], CollectivePlan(sizes=(4,), transports=(), runtime=False, seconds=1.0), serial)
+        measure_collectives([alone], (4,), serial, seconds=1.0)
 
     assert alone.calls.count("broadcast") == calls
 
@@ -166,29 +162,6 @@ def test_facts_of_the_shipped_model() -> None:
     assert facts["activations_per_curve"] == conv1 + conv2 + fc1 + fc2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sizes": (6,)}, "6 bytes"),
-        ({"sizes": (0,)}, "0 bytes"),
-        ({"sizes": ()}, "--min-bytes"),
-        ({"rounds": 0}, "--rounds"),
-        ({"seconds": 0.0}, "--seconds"),
-    ],
-)
-def test_a_plan_that_cannot_be(change: dict[str, Any], message: str, golden: Golden) -> None:
-    fields: dict[str, Any] = {"sizes": (4,), "transports": ("mpi",), "runtime": False, "seconds": 1.0, **change}
-    with pytest.raises(ConfigError) as caught:
-        CollectivePlan(**fields)
-    golden(str(caught.value), message)
-
-
-def test_a_plan_survives_its_file() -> None:
-    plan = CollectivePlan(sizes=(4, 8), transports=("mpi", "gloo"), runtime=True, seconds=2.0, insist=False)
-
-    assert plan_from(asdict(plan)) == plan
-
-
 def test_sizes_in_words() -> None:
     assert [in_words(size) for size in (4, 1024, 613_764, 2**26)] == ["4 B", "1 kB", "613,764 B", "64 MB"]
 
@@ -197,9 +170,8 @@ def test_sizes_in_words() -> None:
 
 
 def test_one_worker_has_nothing_to_reduce(serial: SerialBackend, golden: Golden) -> None:
-    plan = CollectivePlan(sizes=(4,), transports=("gloo",), runtime=False, seconds=1.0)
     with pytest.raises(BackendError) as caught:
-        measure(plan, serial)
+        measure({"sizes": (4,), "transports": ("gloo",), "runtime": False, "seconds": 1.0}, serial)
     golden(str(caught.value), "2 workers")
 
 

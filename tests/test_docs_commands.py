@@ -210,9 +210,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "HOROVOD_IDLE_CYCLE_TIME": {"value": "10"},
         }
     (here / "bench" / "bench.json").write_text(json.dumps(bench_content(network.analyze(bench), bench)))
-    curves = curve_files.generated()
-    curve_files.write_long(here / "tests.csv", curves)
-    curve_files.write_folder(here / "thesis-data", curves)
+    curve_files.write_long(here / "tests.csv", curve_files.generated())
     for page, start, file in (
         ("docs/start.md", "study: batches", "experiments/batches.yaml"),
         ("docs/first_study.md", "study: scaling", "experiments/scaling.yaml"),

@@ -1,6 +1,4 @@
-"""Figures of epochs, regression lines, Karp-Flatt fractions, pairs of transports and batches: what they draw, and that
-it is what the analysis says.
-"""
+"""Figures of scaling and of what can be chosen: what they draw, and that it is what the analysis says."""
 
 import math
 from dataclasses import replace
@@ -13,8 +11,8 @@ from make.synthetic_runs import run_table
 
 from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import analyze
-from horovod_study.report.figures import batches, epochs, pairs, regression
-from horovod_study.report.kit.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN, series_styles
+from horovod_study.report.figures import choices, scaling
+from horovod_study.report.kit.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN
 
 WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 
@@ -71,7 +69,7 @@ def test_an_epoch_of_unknown_size_has_no_time():
 
 
 def test_the_ideal_line_of_the_epoch_time_halves_with_twice_the_workers(study):
-    drawing = one(epochs, study, "epoch_time")
+    drawing = one(scaling, study, "epoch_time")
     (axes,) = drawn(drawing).axes
     ideal = [line for line in axes.get_lines() if line.get_color() == "#6f747d" and len(line.get_xdata()) == 4]
 
@@ -84,7 +82,7 @@ def test_the_ideal_line_of_the_epoch_time_halves_with_twice_the_workers(study):
 
 
 def test_the_csv_of_a_figure_holds_what_is_drawn(study):
-    drawing = one(epochs, study, "epoch_time")
+    drawing = one(scaling, study, "epoch_time")
     (axes,) = drawn(drawing).axes
     dots = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
     drawn_values = sorted(float(value) for line in dots for value in line.get_ydata())
@@ -97,11 +95,11 @@ def test_a_data_set_that_grows_has_no_epoch_to_compare(study):
     runs = table("alpha")
     grown = light(study, runs.assign(train_samples=75_000 * runs["workers"]))
 
-    assert [each.name for each in figures_of(epochs, grown)] == ["weak_scaling"]
+    assert scaling.epoch_time(grown) is None and scaling.weak_scaling(grown) is not None
 
 
 def test_weak_scaling_shows_the_ideal_throughput_and_the_level_of_the_step(study):
-    drawing = one(epochs, study, "weak_scaling")
+    drawing = one(scaling, study, "weak_scaling")
     throughput, step = drawn(drawing).axes
     levels = {round(float(line.get_ydata()[0]), 6) for line in lines_of(step, "#6f747d") if line.get_xdata()[0] == 0}
     ideal = study.losses[study.losses["part"] == "ideal"]
@@ -116,14 +114,15 @@ def test_strong_scaling_has_an_epoch_figure_and_no_weak_one(study):
     runs = table("alpha")
     strong = runs.assign(batch=600 // runs["workers"], global_batch=600)
 
-    assert [each.name for each in figures_of(epochs, light(study, strong))] == ["epoch_time"]
+    there = light(study, strong)
+    assert scaling.epoch_time(there) is not None and scaling.weak_scaling(there) is None
 
 
 # ---------------------------------------------------------------------------------------------------- regression
 
 
 def test_the_legend_of_the_regression_has_the_slope_and_its_interval(study):
-    drawing = one(regression, study, "regression")
+    drawing = one(scaling, study, "regression")
     (legend,) = drawn(drawing).legends
     texts = [" ".join(text.get_text().split()) for text in legend.get_texts()]
     law = study.fits["series"]["alpha horovod/mpi batch 75"]["laws"]["linear"]
@@ -139,32 +138,14 @@ def test_the_legend_of_the_regression_has_the_slope_and_its_interval(study):
 def test_a_line_through_two_worker_counts_is_no_finding(study):
     two = replace(study, points=study.points[study.points["workers"] <= 2])
 
-    assert figures_of(regression, two) == []
-
-
-def test_karp_flatt_is_drawn_in_per_cent_with_amdahls_fraction_beside_it(study):
-    drawing = one(regression, study, "karp_flatt")
-    (axes,) = drawn(drawing).axes
-    look = series_styles(study.points)["alpha horovod/mpi batch 75"]
-    own = study.points[study.points["series"] == "alpha horovod/mpi batch 75"]
-    amdahl = study.fits["series"]["alpha horovod/mpi batch 75"]["laws"]["amdahl"]["params"]["s"]
-    heights = {
-        round(float(value), 9)
-        for line in axes.get_lines()
-        if line.get_color() == look.color
-        for value in line.get_ydata()
-    }
-
-    assert {round(100 * value, 9) for value in own["karp_flatt"].dropna()} <= heights
-    assert round(100 * amdahl, 9) in heights
-    assert drawing.data["workers"].min() > 1
+    assert scaling.regression(two) is None
 
 
 # ---------------------------------------------------------------------------------------------------- pairs
 
 
 def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdict(study, golden):
-    (drawing,) = figures_of(pairs, study)
+    drawing = one(choices, study, "transport_ratio")
     figure = drawn(drawing)
     throughput = figure.axes[0]
     known = study.transports[(study.transports["quantity"] == "samples_per_s") & (study.transports["workers"] > 1)]
@@ -180,13 +161,13 @@ def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdi
 def test_nccl_against_mpi_is_named_so(study):
     table_ = study.transports.replace({"a_transport": {"gloo": "nccl"}, "b_transport": {"gloo": "nccl"}})
 
-    assert pairs.transport_ratio(replace(study, transports=table_)).title == "NCCL against MPI"
+    assert choices.transport_ratio(replace(study, transports=table_)).title == "NCCL against MPI"
 
 
 def test_pairs_that_share_a_series_are_told_apart(study):
     one, other = study.synchronisation["series"].drop_duplicates()[:2]
 
-    looks = pairs._looks(study, study.transports, [(one, other), (other, other)]).values()
+    looks = choices._looks_of_pairs(study, [(one, other), (other, other)]).values()
 
     assert len({(look.color, look.marker) for look in looks}) == 2
 
@@ -194,7 +175,7 @@ def test_pairs_that_share_a_series_are_told_apart(study):
 def test_one_worker_count_makes_no_curve_of_ratios(study):
     few = replace(study, transports=study.transports[study.transports["workers"] <= 2])
 
-    assert figures_of(pairs, few) == []
+    assert choices.transport_ratio(few) is None
 
 
 # ---------------------------------------------------------------------------------------------------- batches
@@ -214,7 +195,7 @@ def test_times_faster_is_relative_to_the_smallest_batch(swept):
 
 
 def test_every_identified_knee_stands_on_its_line(swept, golden):
-    drawing = one(batches, swept, "batch_size")
+    drawing = one(choices, swept, "batch_size")
     _, axes, _ = drawn(drawing).axes
     strokes = sorted(float(line.get_xdata()[0]) for line in axes.get_lines() if line.get_marker() == "|")
     knees = swept.knees[swept.knees["identified"].astype(bool)]
@@ -224,7 +205,7 @@ def test_every_identified_knee_stands_on_its_line(swept, golden):
 
 
 def test_overhead_has_the_wait_and_the_loss_of_parallel_cells_only(swept):
-    drawing = one(batches, swept, "overhead")
+    drawing = one(choices, swept, "overhead")
     wait, lost = drawn(drawing).axes
 
     assert (drawing.data["workers"] > 1).all()
@@ -234,7 +215,9 @@ def test_overhead_has_the_wait_and_the_loss_of_parallel_cells_only(swept):
 
 
 def test_two_batches_make_no_figure(swept):
-    assert figures_of(batches, replace(swept, batches=swept.batches[swept.batches["batch"] <= 75])) == []
+    few = replace(swept, batches=swept.batches[swept.batches["batch"] <= 75])
+
+    assert choices.batch_size(few) is choices.overhead(few) is None
 
 
 # ---------------------------------------------------------------------------------------------------- both widths
@@ -243,12 +226,7 @@ def test_two_batches_make_no_figure(swept):
 @pytest.mark.slow
 @pytest.mark.parametrize("width_in", [PRINT_WIDTH_IN, COLUMN_WIDTH_IN])
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, width_in):
-    made = [
-        *figures_of(epochs, study),
-        *figures_of(regression, study),
-        *figures_of(pairs, study),
-        *figures_of(batches, swept),
-    ]
+    made = [*figures_of(scaling, study), *figures_of(choices, study), *figures_of(choices, swept)]
 
-    assert len(made) == 7
+    assert len(made) == 10
     assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

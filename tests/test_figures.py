@@ -35,7 +35,7 @@ LOOKS = {
 PER_NODE = {"alpha": 8, "gpu2": 4}
 CHECKED = {
     *("speedup", "efficiency", "breakdown", "throughput", "boundary", "synchronisation", "batch_size"),
-    *("forecast", "learning", "targets", "epoch_time", "regression", "karp_flatt", "transport_ratio"),
+    *("forecast", "learning", "targets", "epoch_time", "regression", "transport_ratio"),
 }
 WAYS = (("serial", "none"), ("horovod", "nccl"), ("horovod", "mpi"), ("ddp", "nccl"))
 

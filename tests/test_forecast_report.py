@@ -6,13 +6,12 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import figures_of, figures_only
+from drawn_figures import figures_only
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.forecast import study_forecast
 from horovod_study.analysis.study import analyze
-from horovod_study.report.figures import catalogue
-from horovod_study.report.figures import forecast as drawn
+from horovod_study.report.figures import catalogue, scaling
 from horovod_study.report.kit import style
 from horovod_study.report.page import html
 from horovod_study.report.page.tables import tables
@@ -37,7 +36,7 @@ def analysis(runs):
 
 @pytest.fixture(scope="module")
 def page(analysis):
-    with figures_only(drawn.NAME):
+    with figures_only("forecast"):
         return html.render(analysis)
 
 
@@ -111,20 +110,20 @@ class TestDocument:
         alone = analyze(run_table(ways=WAYS[:1], failed=()))
         assert alone.forecast.empty and list(alone.forecast.columns) == list(study_forecast.FORECAST_COLUMNS)
         assert alone.holdout == {"series": {}, "summary": {}}
-        assert figures_of(drawn, alone) == [] and 'id="forecast"' not in html.render(alone)
+        assert scaling.forecast(alone) is None and 'id="forecast"' not in html.render(alone)
 
 
 class TestFigure:
     def test_caption_and_data_are_written_beside_it(self, analysis, tmp_path):
-        one = figures_of(drawn, analysis)[0]
+        one = scaling.forecast(analysis)
         assert one.data.equals(analysis.forecast)
         for words in ("both axes logarithmic", "slowest to fastest repeat", "95 % interval", "ideal", "another node"):
             assert words in one.caption
-        assert drawn.NAME in [each.name for each in catalogue.drawings(analysis)]
+        assert "forecast" in [each.name for each in catalogue.drawings(analysis)]
 
     def test_forecasts_are_hollow_dashed_and_in_a_band(self, analysis):
         with style.style():
-            figure = figures_of(drawn, analysis)[0].draw(6.3)
+            figure = scaling.forecast(analysis).draw(6.3)
         axes = figure.axes[0]
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
         marks = [line for line in axes.lines if line.get_marker() == "o"]

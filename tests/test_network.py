@@ -13,6 +13,7 @@ from make.wording import Golden
 
 from horovod_study.analysis.machine.network import analyze, attainable, bus_factor, fit_line, memory_bytes
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -35,11 +36,11 @@ def test_an_exact_line_is_found(alpha: float, beta: float) -> None:
 
     # Where one of the two hardly shows within the sizes, rounding hides it.
     if alpha > 1e-4 * 4 / beta and sizes[-1] / beta > 1e-4 * alpha:
-        assert fit.time_s(613_764) == pytest.approx(alpha + 613_764 / beta, rel=1e-6)
-        assert fit.alpha_s == pytest.approx(alpha, rel=1e-3)
-        assert fit.beta_bytes_per_s == pytest.approx(beta, rel=1e-3)
-        assert fit.half_bytes == pytest.approx(alpha * beta, rel=1e-2)
-    assert fit.rms_relative < 1e-6
+        assert fit["alpha_s"] + 613_764 / fit["beta_bytes_per_s"] == pytest.approx(alpha + 613_764 / beta, rel=1e-6)
+        assert fit["alpha_s"] == pytest.approx(alpha, rel=1e-3)
+        assert fit["beta_bytes_per_s"] == pytest.approx(beta, rel=1e-3)
+        assert fit["half_bytes"] == pytest.approx(alpha * beta, rel=1e-2)
+    assert fit["rms_relative"] < 1e-6
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
@@ -48,8 +49,8 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     for seed in range(300):
         noise = np.exp(0.1 * np.random.default_rng(seed).standard_normal(len(sizes)))
         fit = fit_line("mpi", sizes.tolist(), ((alpha + sizes / beta) * noise).tolist())
-        held.append(fit.alpha_ci95_s[0] <= alpha <= fit.alpha_ci95_s[1])
-        held.append(fit.beta_ci95_bytes_per_s[0] <= beta <= fit.beta_ci95_bytes_per_s[1])
+        held.append(fit["alpha_ci95_s"][0] <= alpha <= fit["alpha_ci95_s"][1])
+        held.append(fit["beta_ci95_bytes_per_s"][0] <= beta <= fit["beta_ci95_bytes_per_s"][1])
 
     assert 0.92 <= np.mean(held[::2]) <= 0.98
     assert 0.92 <= np.mean(held[1::2]) <= 0.98
@@ -60,8 +61,8 @@ def test_the_order_of_sizes_does_not_matter() -> None:
     forward = fit_line("mpi", [4, 1000, 50_000, 1_000_000], seconds)
     backward = fit_line("mpi", [1_000_000, 50_000, 1000, 4], seconds[::-1])
 
-    assert forward.alpha_s == pytest.approx(backward.alpha_s, rel=1e-9)
-    assert forward.beta_ci95_bytes_per_s == pytest.approx(backward.beta_ci95_bytes_per_s, rel=1e-6)
+    assert forward["alpha_s"] == pytest.approx(backward["alpha_s"], rel=1e-9)
+    assert forward["beta_ci95_bytes_per_s"] == pytest.approx(backward["beta_ci95_bytes_per_s"], rel=1e-6)
 
 
 def test_what_does_not_show_has_no_interval() -> None:
@@ -69,8 +70,8 @@ def test_what_does_not_show_has_no_interval() -> None:
     sizes = [2**26, 2**27, 2**28]
     fit = fit_line("mpi", sizes, [size / 5e9 * wobble for size, wobble in zip(sizes, (1.0, 1.001, 0.999), strict=True)])
 
-    assert fit.beta_bytes_per_s == pytest.approx(5e9, rel=0.01)
-    assert fit.alpha_ci95_s[1] > 2 * fit.alpha_ci95_s[0]
+    assert fit["beta_bytes_per_s"] == pytest.approx(5e9, rel=0.01)
+    assert fit["alpha_ci95_s"][1] > 2 * fit["alpha_ci95_s"][0]
 
 
 @pytest.mark.parametrize(
@@ -100,23 +101,23 @@ def test_bytes_of_a_step() -> None:
 
 
 def test_the_roofline_of_a_document() -> None:
-    roofline = analyze(document()).roofline
+    roofline = analyze(document())["roofline"]
     assert roofline is not None
 
-    assert roofline.peaks_flop_per_s == {"float32": 100e9, "bf16": 300e9}
-    assert roofline.memory_bytes_per_s == pytest.approx(10e9)  # 5 GB/s copied is 10 GB/s read and written
-    assert roofline.step_s == 2.6e-3
-    assert roofline.flop_per_s == pytest.approx(159_081_300 / 2.6e-3)
-    assert roofline.network_flop_per_byte == pytest.approx(159_081_300 / 613_764)
-    assert roofline.memory_flop_per_byte == pytest.approx(159_081_300 / (4 * (1_534_410 + 3 * 8007 * 75)))
-    mpi = roofline.networks[0]
+    assert roofline["peaks_flop_per_s"] == {"float32": 100e9, "bf16": 300e9}
+    assert roofline["memory_bytes_per_s"] == pytest.approx(10e9)  # 5 GB/s copied is 10 GB/s read and written
+    assert roofline["step_s"] == 2.6e-3
+    assert roofline["flop_per_s"] == pytest.approx(159_081_300 / 2.6e-3)
+    assert roofline["network_flop_per_byte"] == pytest.approx(159_081_300 / 613_764)
+    assert roofline["memory_flop_per_byte"] == pytest.approx(159_081_300 / (4 * (1_534_410 + 3 * 8007 * 75)))
+    mpi = roofline["networks"][0]
     seconds = 2e-6 + 613_764 / 6e9
-    assert (mpi.way, mpi.allreduce_s) == ("mpi", seconds)
-    assert mpi.bytes_per_s == pytest.approx(613_764 / seconds)
-    assert mpi.final_bytes_per_s == pytest.approx(6e9, rel=1e-6)
-    assert mpi.ridge_flop_per_byte == pytest.approx(100e9 * seconds / 613_764)
-    assert mpi.attainable_flop_per_s == 100e9
-    assert mpi.share_without_overlap == pytest.approx(2.6e-3 / (2.6e-3 + seconds))
+    assert (mpi["way"], mpi["allreduce_s"]) == ("mpi", seconds)
+    assert mpi["bytes_per_s"] == pytest.approx(613_764 / seconds)
+    assert mpi["final_bytes_per_s"] == pytest.approx(6e9, rel=1e-6)
+    assert mpi["ridge_flop_per_byte"] == pytest.approx(100e9 * seconds / 613_764)
+    assert mpi["attainable_flop_per_s"] == 100e9
+    assert mpi["share_without_overlap"] == pytest.approx(2.6e-3 / (2.6e-3 + seconds))
 
 
 # -------------------------------------------------------------------------------------------------- a document
@@ -124,7 +125,7 @@ def test_the_roofline_of_a_document() -> None:
 
 def test_points_carry_bandwidths_and_the_names_of_gradients() -> None:
     network = analyze(document(workers=4))
-    points = network.points.set_index(["way", "operation", "place", "bytes"])
+    points = network["points"].set_index(["way", "operation", "place", "bytes"])
     row = points.loc[("horovod/mpi", "allreduce", "in", 613_764)]
 
     assert row["count"] == 153_441
@@ -132,11 +133,11 @@ def test_points_carry_bandwidths_and_the_names_of_gradients() -> None:
     assert points.loc[("mpi", "broadcast", "in", 900)]["of_model"] == "conv1.weight"
     assert row["busbw_gb_per_s"] == pytest.approx(1.5 * row["algbw_gb_per_s"])
     assert row["seconds_median"] == pytest.approx(30e-6 + 613_764 / 5e9)
-    assert set(network.fits) == set(WAYS)
+    assert set(network["fits"]) == set(WAYS)
     for way, (alpha, beta) in WAYS.items():
-        assert network.fits[way].alpha_s == pytest.approx(alpha, rel=1e-6)
-        assert network.fits[way].beta_bytes_per_s == pytest.approx(beta, rel=1e-6)
-    assert network.doubts == ()
+        assert network["fits"][way]["alpha_s"] == pytest.approx(alpha, rel=1e-6)
+        assert network["fits"][way]["beta_bytes_per_s"] == pytest.approx(beta, rel=1e-6)
+    assert network["doubts"] == []
 
 
 def test_nothing_given_is_changed_and_everything_is_json() -> None:
@@ -145,7 +146,7 @@ def test_nothing_given_is_changed_and_everything_is_json() -> None:
     network = analyze(given_document)
 
     assert given_document == before
-    text = json.dumps(network.to_dict(), allow_nan=False)
+    text = json.dumps(finite(network), allow_nan=False)
     assert json.loads(text)["model"] == MODEL
     assert json.loads(text)["copies"][1] == {
         "name": "host to device, pinned",
@@ -160,8 +161,8 @@ def test_nothing_given_is_changed_and_everything_is_json() -> None:
 def test_wrong_elements_are_counted_and_said(golden: Golden) -> None:
     network = analyze(document(wrong=3))
 
-    assert network.wrong == 3
-    golden(network.doubts[0], "3 wrong", "4 bytes")
+    assert network["wrong"] == 3
+    golden(network["doubts"][0], "3 wrong", "4 bytes")
 
 
 def test_a_switch_of_protocol_is_a_doubt(golden: Golden) -> None:
@@ -169,7 +170,7 @@ def test_a_switch_of_protocol_is_a_doubt(golden: Golden) -> None:
     for point in made["jobs"][0]["points"]:
         if point["way"] == "mpi" and point["bytes"] == 16_384:
             point["seconds"] = [3 * seconds for seconds in point["seconds"]]
-    doubts = [doubt for doubt in analyze(made).doubts if "straight" in doubt]
+    doubts = [doubt for doubt in analyze(made)["doubts"] if "straight" in doubt]
 
     assert len(doubts) == 1
     golden(doubts[0], "16,384 bytes", "S/beta")
@@ -178,7 +179,7 @@ def test_a_switch_of_protocol_is_a_doubt(golden: Golden) -> None:
 def test_doubts_of_the_conditions(golden: Golden) -> None:
     made = document(rounds=2, load=3.5)
     made["jobs"][0]["points"][len(SIZES)]["seconds"] = [1e-6, 9e-6]  # the smallest in place, over MPI
-    doubts = analyze(made).doubts
+    doubts = analyze(made)["doubts"]
 
     golden(doubts, "2 rounds", "--rounds", "3.5", "9 sizes", "2 between")
 
@@ -186,7 +187,7 @@ def test_doubts_of_the_conditions(golden: Golden) -> None:
 def test_too_few_sizes_leave_the_table_without_a_line(golden: Golden) -> None:
     network = analyze(document(sizes=(4, 613_764)))
 
-    assert network.fits == {}
-    assert network.roofline is not None
-    assert network.roofline.networks[0].final_bytes_per_s is None
-    golden(network.doubts, "2 sizes")
+    assert network["fits"] == {}
+    assert network["roofline"] is not None
+    assert network["roofline"]["networks"][0]["final_bytes_per_s"] is None
+    golden(network["doubts"], "2 sizes")

@@ -601,10 +601,10 @@ def test_what_the_gpu_can_do_is_possible() -> None:
 
 
 def test_timer_modes_take_turns_on_captured_steps(curves: Path, tmp_path: Path) -> None:
-    plan = timers.TimerPlan(dataset=str(curves), seconds=2.0, rounds=5)
+    plan = {"dataset": str(curves), "seconds": 2.0, "rounds": 5}
     config = replace(CONFIG, cuda_graphs=True, dataset=str(curves))
     threads = torch.get_num_threads()
-    found = timers.measure(plan, config, open_backend(config, detect({})), tmp_path)
+    found = timers.measure(plan, config, open_backend(config, detect({})), folder=tmp_path)
     torch.set_num_threads(threads)
 
     assert found["device"].endswith("CUDA graphs, torch kernels")

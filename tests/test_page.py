@@ -15,9 +15,10 @@ from make.synthetic_runs import run_table
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.study import analyze
-from horovod_study.report.figures import catalogue, convergence, workers
+from horovod_study.report import grammar
+from horovod_study.report.figures import catalogue, convergence
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import interactive, style
-from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.panels import side_by_side
 from horovod_study.report.page import html, sentences
 from horovod_study.report.page.doubts import doubt_groups
@@ -195,7 +196,7 @@ def test_axes_that_share_a_place_are_one_panel_and_labels_are_known_to_be_number
 
 
 def drawing(draw):
-    return Drawing(name="d", title="D", alt="A figure.", caption="", data=pd.DataFrame(), draw=draw)
+    return Drawing(name="d", title="D", alt="A figure.", caption="", data=pd.DataFrame(), paint=draw)
 
 
 def test_parts_move_with_the_data_in_the_ways_in_which_they_are_data():
@@ -239,7 +240,7 @@ def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
             return style.to_bytes(style.settled(speedup.draw(5.9)), form)
 
     marked = as_file("svg")
-    monkeypatch.setattr(workers, "mark", lambda *_, **__: None)
+    monkeypatch.setattr(grammar, "mark", lambda *_, **__: None)
 
     assert as_file("svg") == marked and b"3 repeats" not in marked
 

@@ -13,7 +13,7 @@ from make.synthetic_runs import run_table
 from horovod_study import cli
 from horovod_study.analysis.study import Analysis, analyze
 from horovod_study.report.figures.catalogue import drawings
-from horovod_study.report.kit.drawing import write_drawings
+from horovod_study.report.grammar import write_files
 from horovod_study.report.kit.typeset import latex
 from horovod_study.report.page import paper
 from horovod_study.report.page.sentences import sentences
@@ -36,7 +36,7 @@ def analysis() -> Analysis:
 @pytest.fixture(scope="module")
 def folder(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("report")
-    write_drawings([each for each in drawings(analysis) if each.name in paper.FIGURES], directory / "figures")
+    write_files([each for each in drawings(analysis) if each.name in paper.FIGURES], directory / "figures")
     paths = paper.write_paper(analysis, directory, SOURCE)
     shutil.rmtree(directory / "figures")  # the folder stands alone
     assert all(path.is_file() for path in paths)

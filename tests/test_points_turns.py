@@ -15,7 +15,7 @@ from horovod_study.analysis.series.turns import StudyTurns, slices_of, study_tur
 from horovod_study.analysis.study import analyze
 from horovod_study.analysis.sync.transports import ROUNDS
 from horovod_study.records import TurnSlice, append_turns
-from horovod_study.report.figures import workers
+from horovod_study.report.figures import scaling
 from horovod_study.report.page.tables import tables
 
 SPEEDUPS = {("serial", 1): 1.0, ("horovod", 1): 0.9, ("horovod", 2): 1.7, ("ddp", 1): 0.9, ("ddp", 2): 1.53}
@@ -179,7 +179,7 @@ def test_captions_say_what_the_ratios_are_and_bars_are_their_intervals():
         (analyze(runs, turns=turns), "within rounds", "low"),
         (analyze(runs), "of median", "min"),
     ):
-        drawn = workers.speedup(found)
+        drawn = scaling.speedup(found)
         assert words in drawn.caption and f"speedup_plain_{ends}" in drawn.data.columns
         assert words in next(table.caption for table in tables(found) if table.name == "points")
 

@@ -12,7 +12,7 @@ from make.wording import Golden
 from horovod_study.cluster.launch import MARKER
 from horovod_study.errors import StudyError
 from horovod_study.programs.answer import ANSWER
-from horovod_study.studies.ranks import run_ranks
+from horovod_study.studies.bench import run_ranks
 
 PROGRAM = """
 import json, os, sys, time
@@ -39,12 +39,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(module: str, *words: Any, folder: Path, timeout_s: float = 60.0, **how: Any) -> dict[str, Any]:
-    return run_ranks(module, "serial", 1, folder, words, timeout_s=timeout_s, **how)  # type: ignore[arg-type]
+    return run_ranks(module, "serial", 1, folder, words, timeout_s=timeout_s, **how)
 
 
 def test_the_answer_of_rank_0_comes_back(module: str, tmp_path: Path) -> None:
     told: list[str] = []
-    how = {"variables": {"RANKS_TEST": "7"}, "on_progress": told.append}
+    how = {"RANKS_TEST": "7", "on_progress": told.append}
     found = run(module, "answer", "a b", "c", folder=tmp_path / "job", **how)
 
     assert found == {"words": ["a b", "c"], "set": "7"}

@@ -26,8 +26,7 @@ from horovod_study.cluster import jobs
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.studies import ledger, smoke
 from horovod_study.workload import checkpoint, dataset
-from horovod_study.workload.curves.arrays import read_npz
-from horovod_study.workload.curves.values import ReadOptions
+from horovod_study.workload.curves import open_curves
 
 PACKAGE = Path(horovod_study.__file__).parent
 
@@ -54,7 +53,7 @@ READING = {
     "records/analysis_folder.py": "tables whose digest was compared before",
     "records/format.py": "its own values as JSON has them",
     "workload/checkpoint.py": "an archive whose digest was compared before, without objects",
-    "workload/curves/text_table.py": "anybody's table, with its own checks by line",
+    "workload/curves.py": "anybody's table, with its own checks by line",
     "workload/dataset.py": "lines of its own processes",
 }
 """Modules that read a format by themselves -> what of."""
@@ -407,13 +406,13 @@ def npz(path: Path, *, shape: tuple[int, ...], content: bytes, names: tuple[str,
     return path
 
 
-UNITS = ReadOptions(strain_unit="1", stress_unit="MPa")
+UNITS = {"strain": "1", "stress": "MPa"}
 
 
 @pytest.mark.parametrize("shape", [(10**9, 10**9), (10**30,), (-1, 5), (3, 10**9), (200_000, 201)])
 def test_an_archive_that_promises_too_much_is_refused_by_its_heads(shape: tuple[int, ...], tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="curves"):
-        read_npz(npz(tmp_path / "curves.npz", shape=shape, content=b"\0" * 1000), UNITS)
+        open_curves(npz(tmp_path / "curves.npz", shape=shape, content=b"\0" * 1000), units=UNITS)
 
 
 @pytest.mark.slow
@@ -431,10 +430,8 @@ def test_an_archive_of_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> 
         "data",
         "import",
         str(path),
-        "--strain-unit",
-        "1",
-        "--stress-unit",
-        "MPa",
+        "--units",
+        "strain=1,stress=MPa",
         "--out",
         str(tmp_path / "set"),
     ]
@@ -456,6 +453,6 @@ def test_an_archive_with_changed_bytes_is_read_or_named(tmp_path: Path, drawn: s
         content[drawn.draw(st.integers(0, len(content) - 1))] = drawn.draw(st.integers(0, 255))
     path.write_bytes(content[: drawn.draw(st.integers(1, len(content)))])
     try:
-        read_npz(path, UNITS)
+        open_curves(path, units=UNITS)
     except StudyError as error:
         assert "curves.npz" in str(error)

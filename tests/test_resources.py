@@ -279,7 +279,7 @@ def test_the_figure_and_the_table_say_what_training_costs(analysis, golden):
     golden(drawing.caption, "GPUs", "AICc")
     assert "hollow triangle" in drawing.caption
     with style():
-        labels = [axes.get_ylabel() for axes in drawing.draw(6.3).axes]
+        labels = [axes.get_ylabel().replace("\n", "") for axes in drawing.draw(6.3).axes]
     golden(labels, "/ mJ", "GPU")
     assert [row[0] for row in rows] == ["1", "2", "4"]
     assert rows[2][heads.index("Energy\nratio")].startswith("2.0")

@@ -121,7 +121,6 @@ OF_STRAIN = {
     "programs/": "benchmarks and proofs of the worked example",
     "studies/bench.py": "a benchmark of the worked example",
     "studies/range_run.py": "a range test of the worked example's schedule",
-    "studies/timers.py": "a benchmark of the worked example",
     "studies/verify.py": "the proof, by the worked example, that averaging is right",
 }
 """Programs and experiments of the package's own training, which know it by name, and why."""

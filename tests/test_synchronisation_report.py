@@ -11,10 +11,10 @@ from make.synthetic_runs import run_table
 
 from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report.figures import synchronisation
+from horovod_study.report.figures import waiting
 from horovod_study.report.kit import interactive, style
 from horovod_study.report.kit.markup import to_html
-from horovod_study.report.page import html
+from horovod_study.report.page import html, waits
 from horovod_study.report.page.tables import tables as page_tables
 from horovod_study.text import numbers
 
@@ -58,10 +58,10 @@ def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path)
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
     again = Analysis(**tables, **documents)
 
-    assert synchronisation.sentences(again) == synchronisation.sentences(analysis)
+    assert waits.waiting(again) == waits.waiting(analysis)
     assert [to_html(table) for table in page_tables(again)] == [to_html(table) for table in page_tables(analysis)]
-    assert {each.name: each.caption for each in figures_of(synchronisation, again)} == {
-        each.name: each.caption for each in figures_of(synchronisation, analysis)
+    assert {each.name: each.caption for each in figures_of(waiting, again)} == {
+        each.name: each.caption for each in figures_of(waiting, analysis)
     }
 
 
@@ -80,7 +80,7 @@ def test_the_section_holds_figures_and_tables_once(analysis):
     assert page.count('<section id="synchronisation">') == 1 and 'href="#synchronisation"' in page
     for table in ("table-synchronisation", "table-transports", "table-knees", "table-cycle"):
         assert page.count(f'id="{table}"') == 1
-    assert [each.name for each in figures_of(synchronisation, analysis)] == [synchronisation.NAME]
+    assert [each.name for each in figures_of(waiting, analysis)] == ["synchronisation"]
     section = page[page.index('<section id="synchronisation">') :]
     assert section[: section.index("</section>")].count("<svg") == 3
     assert ">nan<" not in page and ">inf<" not in page
@@ -99,19 +99,19 @@ def test_the_section_holds_figures_and_tables_once(analysis):
 def test_where_there_is_nothing_to_show_there_is_no_section(runs):
     analysis = analyze(runs)
 
-    assert figures_of(synchronisation, analysis) == []
+    assert figures_of(waiting, analysis) == []
     assert 'id="synchronisation"' not in html.render(analysis)
 
 
 def test_two_counts_are_a_table_and_no_figure():
     analysis = analyze(run_table((1, 2), ways=WAYS, failed=()))
 
-    assert figures_of(synchronisation, analysis) == []
+    assert figures_of(waiting, analysis) == []
     assert "synchronisation" in {table.name for table in page_tables(analysis)}
 
 
 def test_the_sentences_carry_the_numbers_of_the_tables(analysis, golden):
-    text = " ".join(synchronisation.sentences(analysis)).replace("\u202f", " ")
+    text = " ".join(waits.waiting(analysis)).replace("\u202f", " ")
     cell = analysis.synchronisation.query(
         "series == 'local horovod/mpi batch 75 cycle time as shipped idle cycle time as shipped' and workers == 4"
     ).iloc[0]
@@ -130,10 +130,10 @@ def test_unknown_values_are_dashes_with_their_reason(golden):
     (table,) = [table for table in page_tables(analysis) if table.name == "synchronisation"]
     (hidden,) = [group.rows for group in table.groups if "DDP" in group.title]
 
-    (waiting,) = [place for place, column in enumerate(table.columns) if column.head == "Median\nper step"]
-    assert [row[waiting] for row in hidden] == ["\u2013", "\u2013"]
-    assert "inside backward" in hidden[1][waiting].doubts[0]
-    drawing = figures_of(synchronisation, analysis)[0]
+    (column_of,) = [place for place, column in enumerate(table.columns) if column.head == "Median\nper step"]
+    assert [row[column_of] for row in hidden] == ["\u2013", "\u2013"]
+    assert "inside backward" in hidden[1][column_of].doubts[0]
+    drawing = figures_of(waiting, analysis)[0]
     golden(drawing.caption, "PyTorch DDP/Gloo")
 
 
@@ -147,12 +147,12 @@ def test_colours_are_those_of_the_other_figures_and_dashes_tell_the_transport(an
 
 
 def test_figures_are_the_same_bytes_each_time(analysis):
-    for drawing in figures_of(synchronisation, analysis):
+    for drawing in figures_of(waiting, analysis):
         assert interactive.inline(drawing).svg == interactive.inline(drawing).svg, drawing.name
 
 
 def test_no_axis_label_is_markup(analysis):
-    for drawing in figures_of(synchronisation, analysis):
+    for drawing in figures_of(waiting, analysis):
         assert "mathdefault" not in interactive.inline(drawing).svg, drawing.name
 
 

@@ -14,17 +14,16 @@ from make.wording import Golden
 from horovod_study import cli
 from horovod_study.analysis import paired
 from horovod_study.analysis.stats import trimmed_mean
-from horovod_study.analysis.steps.timers import interval, summary, timer_cost
+from horovod_study.analysis.steps.timers import exceeds, interval, timer_cost, way
 from horovod_study.comm import detect, open_backend
 from horovod_study.config import LAPS
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs import timers
-from horovod_study.programs.timers import BESIDE, TimerPlan, measure
+from horovod_study.programs.timers import BESIDE, measure
 from horovod_study.records import read_step_column
-from horovod_study.report.figures.timers import caption, draw, text
-from horovod_study.report.kit.style import style
-from horovod_study.studies.timers import measure_timers
+from horovod_study.report.timers import text
+from horovod_study.studies.bench import measure_timers
 from horovod_study.workload import dataset as data
 from horovod_study.workload.graphs import RING, CapturedStep
 from horovod_study.workload.options import StrainConfig
@@ -75,20 +74,20 @@ def case(
 
 def test_disturbances_as_long_as_a_block_widen_the_interval_of_slices_more_than_that_of_blocks() -> None:
     found = case(rounds=1000, seed=3)  # one block in twenty takes half as long again
-    of_blocks = timer_cost(found).variant("strict").percent
+    of_blocks = way(timer_cost(found), "strict")
     off, strict = (-np.log(found["block_s"][name]) for name in ("off", "strict"))
     of_slices = paired.estimate(paired.Pairs(cell=[off], base=[strict]))
     assert of_slices is not None
-    assert of_blocks.low < 1.0 < of_blocks.high and 100 * of_slices.half_width > 1.5 * of_blocks.width / 2
+    width = of_blocks["high"] - of_blocks["low"]
+    assert of_blocks["low"] < 1.0 < of_blocks["high"] and 100 * of_slices.half_width > 1.5 * width / 2
 
 
 @pytest.mark.parametrize("rounds", [12, 60])
 def test_the_interval_holds_the_truth_as_often_as_it_says(rounds: int) -> None:
     hits = 0
     for seed in range(300):
-        light = timer_cost(case(rounds=rounds, light_percent=0.7, seed=seed)).variant("light")
-        assert light.percent.known
-        hits += not light.percent.excludes(0.7)
+        light = way(timer_cost(case(rounds=rounds, light_percent=0.7, seed=seed)), "light")
+        hits += light["low"] <= 0.7 <= light["high"]
 
     assert 0.91 <= hits / 300 <= 0.985
 
@@ -98,17 +97,17 @@ def test_what_costs_half_a_per_cent_is_resolved_under_drift_and_disturbances() -
     cheap = timer_cost(case(rounds=1000, light_percent=0.05))
     dear = timer_cost(case(rounds=1000, light_percent=1.0))
 
-    assert cheap.resolution is not None and cheap.resolution < 0.25
-    assert "below 0.5 %: yes" in cheap.verdict
-    assert "below 0.5 %: no;" in dear.verdict
-    assert (cheap.exceeds(0.5), dear.exceeds(0.5), dear.exceeds(1.0)) == (False, True, False)
+    assert cheap["resolution_percent"] < 0.25
+    assert "below 0.5 %: yes" in cheap["verdict"]
+    assert "below 0.5 %: no;" in dear["verdict"]
+    assert (exceeds(cheap, 0.5), exceeds(dear, 0.5), exceeds(dear, 1.0)) == (False, True, False)
 
 
 def test_a_verdict_that_cannot_be_given_says_how_long_it_would_take(golden: Golden) -> None:
     cost = timer_cost(case(rounds=30, light_percent=0.45))
 
-    golden(cost.verdict, "0.5 %", "2.0 us", "0.0")
-    assert not cost.exceeds(0.5)
+    golden(cost["verdict"], "0.5 %", "2.0 us", "0.0")
+    assert not exceeds(cost, 0.5)
 
 
 def test_writing_is_added_to_every_mode() -> None:
@@ -116,29 +115,29 @@ def test_writing_is_added_to_every_mode() -> None:
     plain, writing = (timer_cost(case(rounds=1000, drain_s=seconds)) for seconds in (0.0, 1.28e-3))
     base_s = np.exp(trimmed_mean(np.log(np.array(case(rounds=1000)["block_s"]["off"]) / 5))[0])
 
-    assert writing.variant("light").writing_percent == pytest.approx(100 * 5e-6 / base_s)
-    assert writing.variant("light").percent.value - plain.variant("light").percent.value == pytest.approx(
-        100 * 5e-6 / base_s
-    )
-    assert writing.variant("strict").percent == plain.variant("strict").percent
-    assert writing.off_step_s - plain.off_step_s == pytest.approx(2.5e-6)
+    light, before = way(writing, "light"), way(plain, "light")
+    assert light["writing_percent"] == pytest.approx(100 * 5e-6 / base_s)
+    assert light["percent"] - before["percent"] == pytest.approx(100 * 5e-6 / base_s)
+    assert way(writing, "strict")["percent"] == way(plain, "strict")["percent"]
+    assert writing["off_step_s"] - plain["off_step_s"] == pytest.approx(2.5e-6)
 
 
 def test_a_control_that_is_not_zero_and_a_busy_machine_are_doubts(golden: Golden) -> None:
-    doubts = timer_cost(case(rounds=300, control_percent=3.0, others=1.5)).doubts
+    doubts = timer_cost(case(rounds=300, control_percent=3.0, others=1.5))["doubts"]
 
     golden(doubts[0])
     golden(doubts, "1.5 cores")
-    assert timer_cost(case(rounds=10)).doubts[0].startswith("only 10 rounds")
-    assert timer_cost(case(rounds=1000)).doubts == ()
+    assert timer_cost(case(rounds=10))["doubts"][0].startswith("only 10 rounds")
+    assert timer_cost(case(rounds=1000))["doubts"] == []
 
 
 def test_fewer_than_five_rounds_have_no_interval() -> None:
-    light = timer_cost(case(rounds=3)).variant("light")
+    cost = timer_cost(case(rounds=3))
+    light = way(cost, "light")
 
-    assert (light.percent.known, light.verdict(0.5)) == (False, "not resolved")
-    assert interval(light) == f"{light.percent.value:.2f} %"
-    assert light.to_dict()["low"] is None
+    assert (light["low"], light["high"], cost["resolution_percent"]) == (None, None, None)
+    assert "below 0.5 %: not resolved;" in cost["verdict"]
+    assert interval(light) == f"{light['percent']:.2f} %"
 
 
 def test_a_way_that_is_only_in_some_rounds_is_compared_with_off_in_those() -> None:
@@ -147,27 +146,24 @@ def test_a_way_that_is_only_in_some_rounds_is_compared_with_off_in_those() -> No
     found["steps"]["cProfile"], found["every"]["cProfile"] = 20, 5
     found["block_s"]["cProfile"] = [4 * 1.06 * seconds for seconds in found["block_s"]["off"][::5]]
     found["around_s"]["cProfile"] = [0.5 * seconds for seconds in found["block_s"]["off"][::5]]
-    variant = timer_cost(found).variant("cProfile")
+    variant = way(timer_cost(found), "cProfile")
 
-    assert variant.percent.value == pytest.approx(6.0)
-    assert variant.edges_percent == pytest.approx(6.0 + 12.5), "half a block of 5 steps more in 20 steps"
-    assert variant.edges_steps == 20
+    assert variant["percent"] == pytest.approx(6.0)
+    assert variant["edges_percent"] == pytest.approx(6.0 + 12.5), "half a block of 5 steps more in 20 steps"
+    assert variant["edges_steps"] == 20
 
 
 # ---------------------------------------------------------------------------------------------------------- report
 
 
-def test_the_table_and_the_figure_tell_the_same(golden: Golden) -> None:
+def test_the_table_tells_all_ways_and_the_verdicts(golden: Golden) -> None:
     cases = [case(rounds=60), {**case(rounds=60, seed=2), "batch": 1024}]
     costs = [timer_cost(each) for each in cases]
     table = text(costs, cases)
 
     golden(table, "batch 75", "1 worker", "60 rounds", "5 steps", "60 s")
     assert table.count("off again (control)") == 2
-    assert table.endswith("\n".join(summary(costs)))
-    assert costs[1].verdict in caption(costs)
-    with style():
-        assert len(draw(costs, 5.9).axes) == 2
+    assert table.endswith(f"batch 1024, 1 worker: {costs[1]['verdict']}")
 
 
 # ---------------------------------------------------------------------------------------------------------- blocks
@@ -183,11 +179,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(
     dataset: Path, folder: Path, computing: Mapping[str, Any] = MappingProxyType({}), **values: Any
 ) -> dict[str, Any]:
-    plan = TimerPlan(**{"dataset": str(dataset), "seconds": 1.0, "rounds": 5, "steps_per_block": 2, **values})
+    plan = {"dataset": str(dataset), "seconds": 1.0, "rounds": 5, "steps_per_block": 2, **values}
     config = StrainConfig(backend="serial", batch=10, device="cpu", **computing)
     threads = torch.get_num_threads()
     try:
-        return measure(plan, config, open_backend(config, detect({})), folder)
+        return measure(plan, config, open_backend(config, detect({})), folder=folder)
     finally:
         torch.set_num_threads(threads)
 
@@ -206,8 +202,8 @@ def test_all_ways_take_turns_on_one_model(dataset: Path, tmp_path: Path) -> None
     assert all(seconds > 0 for blocks in found["block_s"].values() for seconds in blocks)
     assert 0 < found["calls_s"]["off"] < 1e-3 and 0 < found["calls_s"]["light"] < 1e-3
     cost = timer_cost({"runtime": "serial", **found})
-    assert [each.variant for each in cost.variants] == ["light", "strict", *BESIDE]
-    json.dumps(cost.to_dict(), allow_nan=False)
+    assert [each["way"] for each in cost["variants"]] == ["light", "strict", *BESIDE]
+    json.dumps(cost, allow_nan=False)
 
 
 @pytest.mark.slow
@@ -289,35 +285,21 @@ def test_what_a_mode_costs_is_found(dataset: Path, tmp_path: Path, monkeypatch: 
     )
     cost = timer_cost({"runtime": "serial", **measured(dataset, tmp_path, rounds=6)})
 
-    assert cost.off_step_s == pytest.approx(STEP_S)
-    assert (cost.control.percent.value, cost.variant("strict").percent.value) == pytest.approx((0.0, 0.0), abs=1e-9)
-    assert cost.variant("light").percent.value == pytest.approx(4.0), "0.1 of 2.5 ms"
-    assert cost.variant("light").calls_us == pytest.approx(100.0)
-    assert cost.exceeds(3.9) and not cost.exceeds(4.1)
+    light = way(cost, "light")
+    assert cost["off_step_s"] == pytest.approx(STEP_S)
+    others = (cost["control"], way(cost, "strict"))
+    assert [each["percent"] for each in others] == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert light["percent"] == pytest.approx(4.0), "0.1 of 2.5 ms"
+    assert light["calls_us"] == pytest.approx(100.0)
+    assert exceeds(cost, 3.9) and not exceeds(cost, 4.1)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"rounds": 2}, "--rounds"),
-        ({"rounds": 50_000}, "20,000 rounds"),
-        ({"steps_per_block": 0}, "--steps-per-block"),
-        ({"seconds": 0.0}, "--seconds"),
-    ],
-)
-def test_a_plan_that_measures_nothing_is_refused(values: dict[str, Any], message: str, golden: Golden) -> None:
-    with pytest.raises(ConfigError) as caught:
-        TimerPlan(**{"dataset": "x", "seconds": 1.0, **values})
-
-    golden(str(caught.value), message)
-
-
-def measured_in(folder: Path, workers: Sequence[int], over: str) -> list[dict[str, Any]]:
-    plan = {"dataset": str(folder), "seconds": 1.0}
+def measured_in(
+    folder: Path, workers: Sequence[int] = (1,), over: str = "ddp/gloo", **values: Any
+) -> list[dict[str, Any]]:
+    plan = {"dataset": str(folder), "seconds": 1.0, **values}
     options = {"device": "cpu"}
-    return measure_timers(
-        folder, plan, batches=[75], workers=workers, over=over, options=options, on_progress=lambda text: None
-    )
+    return measure_timers(folder, plan, batch=[75], workers=workers, over=over, options=options, told=lambda text: None)
 
 
 @pytest.mark.parametrize(
@@ -338,11 +320,27 @@ def test_what_cannot_be_measured_here_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rounds": 2}, "--rounds"),
+        ({"rounds": 50_000}, "20,000"),
+        ({"steps_per_block": 0}, "--steps-per-block"),
+        ({"seconds": 0.0}, "--seconds"),
+    ],
+)
+def test_a_plan_that_measures_nothing_is_refused(
+    tmp_path: Path, values: dict[str, Any], message: str, golden: Golden
+) -> None:
+    with golden.raises(ConfigError, match=message):
+        measured_in(tmp_path, **values)
+
+
 def test_a_launch_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     for name, value in {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with golden.raises(ConfigError, match="2 ranks.*--work"):
-        measured_in(tmp_path, [1], "ddp/gloo")
+        measured_in(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------ verb
@@ -360,8 +358,7 @@ def test_the_verb_measures_one_worker_and_two(
     assert code == 0
     assert [(each["runtime"], each["workers"]) for each in printed["cases"]] == [("serial", 1), ("horovod/mpi", 2)]
     assert [len(each["hosts"]) for each in printed["measured"]] == [1, 2]
-    names = ["timers.caption.txt", "timers.json", "timers.pdf", "timers.png", "timers.svg", "timers.txt"]
-    assert sorted(path.name for path in out.iterdir()) == ["jobs", *names]
+    assert sorted(path.name for path in out.iterdir()) == ["jobs", "timers.json", "timers.txt"]
     assert list(out.glob("jobs/*/rows")) == []
 
 
@@ -369,7 +366,7 @@ def test_the_verb_measures_one_worker_and_two(
 def test_the_verb_fails_above_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("horovod_study.studies.timers.measure_timers", lambda *_, **__: [case(light_percent=3.0)])
+    monkeypatch.setattr("horovod_study.studies.bench.measure_timers", lambda *_, **__: [case(light_percent=3.0)])
     line = ["bench", "timers", "--dataset", "400", "--out", str(tmp_path)]
 
     assert cli.main([*line, "--fail-above", "2"]) == 1

@@ -50,6 +50,7 @@ from horovod_study.analysis.series.baselines import SPEEDUP, impossibilities
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, DataError, nearest, require_known
 from horovod_study.files import unguarded
+from horovod_study.records import finite
 from horovod_study.text.words import cut, listed, plural
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -2148,7 +2149,7 @@ def _document(
     conditions = {"ranks": [{"host": host} for host in hosts], "settings": {}, "load_before": 0.0}
     job = {"ways": [{"name": first.way, "raw": True}], "points": points, "barriers": [], "conditions": conditions}
     model = {"gradients": {}, "flat_bytes": gradient_bytes, "batch": 1}
-    found = analyze({"workers": n, "model": {**model, "flat_bytes": 0}, "jobs": [job]}).to_dict()
+    found = finite(analyze({"workers": n, "model": {**model, "flat_bytes": 0}, "jobs": [job]}))
     nodes, aggregated = len(set(hosts)), max(int(table.facts.get("aggregated", 1)) for table, _ in tables)
     where = "in place" if rows["in_place"].any() else "out of place"
     read = (

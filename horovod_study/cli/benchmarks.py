@@ -1,15 +1,19 @@
 """`horovod-study bench`: the network, the processors, the loaders, the timers, and equality of trainings."""
 
 import argparse
-import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from horovod_study.cli.verbs import COUNT, CURVES, DIR, FLAG, NUMBER, Result, Verb, given, progress
 from horovod_study.config import available_cores
 from horovod_study.options import Parser
+from horovod_study.runtimes import RUNTIMES
 
 _LOADERS = ["memory", "prefetch", "device", "dataloader", "dataloader:2"]
+
+
+def _written(paths: Sequence[Path]) -> list[str]:
+    return ["", f"written: {', '.join(map(str, paths))}"] if paths else []
 
 
 def _bench_arguments(parser: Parser) -> None:
@@ -36,20 +40,18 @@ def bench(options: argparse.Namespace) -> int:
     from horovod_study.studies.bench import bench_document, finish
 
     document = bench_document(
-        transports=options.transport,
-        runtimes=options.runtime,
         sizes=given(options, "sizes", "min_bytes", "max_bytes", "factor"),
         plan=given(options, "seconds", "rounds", "batch", "widths"),
-        **given(options, "workers", "out"),
+        **given(options, "workers", "transport", "runtime", "out"),
     )
     network = analyze_network(document)
     paths = write_bench(network, document, options.out)
     found = Result(
         document=content(network, document),
-        lines=[text(network, document), "", f"written: {', '.join(str(path) for path in paths)}"],
+        lines=[text(network, document), *_written(paths)],
         files=paths,
-        doubts=network.doubts,
-        exit_code=1 if network.wrong else 0,
+        doubts=network["doubts"],
+        exit_code=1 if network["wrong"] else 0,
     )
     return finish(found.show(as_json=options.json))
 
@@ -83,25 +85,23 @@ def _dataset(options: argparse.Namespace) -> Path:
         return ensure(options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress)
 
 
-def loading(options: argparse.Namespace) -> int:
+def loading(options: argparse.Namespace) -> Result:
     """Compare the loaders: loading alone, training alone, and both together."""
-    from horovod_study.programs.loading import compare_loaders, save
+    from horovod_study.measure import environment
+    from horovod_study.measure.clock import utc_now
+    from horovod_study.programs.loading import compare_loaders, to_text
+    from horovod_study.report.kit.files import write_result
     from horovod_study.workload.dataset import open_dataset
     from horovod_study.workload.options import StrainConfig
 
     configs = [StrainConfig(batch=each, **given(options, "device", "threads", "pin_memory")) for each in options.batch]
-    opened, found = open_dataset(_dataset(options)), []
-    how = given(options, "rounds", "seconds")
-    for config in configs:
-        with progress("  {}".format) as told:
-            found.append(compare_loaders(config, opened, options.loader, on_progress=told, **how))
-        if not options.json:
-            print(*found[-1].lines(), "", sep="\n")
-    if options.json:
-        print(json.dumps({"comparisons": [each.to_dict() for each in found]}))
-    if options.out:
-        print(f"written to {save(found, options.out)}", file=sys.stderr)
-    return 0
+    opened, how = open_dataset(_dataset(options)), given(options, "rounds", "seconds")
+    with progress("  {}".format) as told:
+        found = [compare_loaders(each, opened, options.loader, on_progress=told, **how) for each in configs]
+    kept = {"measured": utc_now(), "machine": environment.describe(), "comparisons": found}
+    paths = write_result(options.out, {"loading.json": kept}) if options.out else []
+    lines = [line for each in found for line in (*to_text(each), "")][:-1]
+    return Result(document={"comparisons": found}, lines=[*lines, *_written(paths)])
 
 
 def _timers_arguments(parser: Parser) -> None:
@@ -128,80 +128,72 @@ def _timers_arguments(parser: Parser) -> None:
 
 def timers(options: argparse.Namespace) -> Result:
     """Measure what measuring costs: timers off, light and strict alternate."""
-    from horovod_study.analysis.steps.timers import timer_cost
-    from horovod_study.report.figures.timers import content, text, write_timers
-    from horovod_study.studies.timers import measure_timers
+    from horovod_study.analysis.steps.timers import exceeds, timer_cost
+    from horovod_study.report.kit.files import write_result
+    from horovod_study.report.timers import text
+    from horovod_study.studies.bench import measure_timers
 
     plan = given(options, "seconds", "rounds", "steps_per_block", "beside", "seed")
     plan = {"dataset": str(_dataset(options).absolute()), **plan}
     of_runs = given(options, "widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels")
-    where = given(options, "workers", "over")
+    where = given(options, "batch", "workers", "over")
     with progress("  {}".format) as told:
-        cases = measure_timers(options.out, plan, batches=options.batch, **where, options=of_runs, on_progress=told)
+        cases = measure_timers(options.out, plan, **where, options=of_runs, told=told)
     limit = 0.5 if options.fail_above is None else options.fail_above
     costs = [timer_cost(case, limit_percent=limit) for case in cases]
-    paths = write_timers(costs, cases, options.out)
+    document = {"cases": costs, "measured": cases}
+    paths = write_result(options.out, {"timers.json": document, "timers.txt": text(costs, cases)})
     return Result(
-        document=content(costs, cases),
-        lines=[text(costs, cases), "", f"written: {', '.join(str(path) for path in paths)}"],
+        document=document,
+        lines=[text(costs, cases), *_written(paths)],
         files=paths,
-        doubts=dict.fromkeys(doubt for cost in costs for doubt in cost.doubts),
-        exit_code=1 if options.fail_above is not None and any(cost.exceeds(limit) for cost in costs) else 0,
+        doubts=dict.fromkeys(doubt for cost in costs for doubt in cost["doubts"]),
+        exit_code=1 if options.fail_above is not None and any(exceeds(cost, limit) for cost in costs) else 0,
     )
 
 
 def _equality_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--workers", **COUNT, nargs="+", default=[2], help="worker counts (default 2)")
-    add("--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all there are)")
+    runtimes = [name for name in RUNTIMES if name != "serial"]
+    text = "horovod/mpi, ddp/gloo, ... (default: all there are)"
+    add("--runtime", nargs="+", choices=runtimes, metavar="NAME", help=text)
     for name, usual, text in (
         ("reduction", ["flat", "hooks"], "how gradients are averaged"),
         ("dtype", ["float32", "float64"], "precision"),
         ("optimizer", ["adam", "sgd"], "update rule"),
     ):
-        add(f"--{name}", nargs="+", default=usual, metavar="NAME", help=f"{text} (default {' '.join(usual)})")
+        text = f"{text} (default {' '.join(usual)})"
+        add(f"--{name}", nargs="+", choices=usual, default=usual, metavar="NAME", help=text)
     add("--steps", **COUNT, default=10, help="steps of each training run (default 10)")
     add("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
     broken = "do it wrong on purpose, and fail: sum of gradients, shard shifted by a curve, lr, start of one rank"
-    add("--break", dest="broken", metavar="HOW", help=broken)
+    add("--break", dest="broken", choices=("sum", "shard", "lr", "start"), metavar="HOW", help=broken)
     add("--out", **DIR, help="receives verify.txt, verify.json, verify.csv and logs")
     add("--json", **FLAG, help="print one line of JSON instead of the tables")
     batch = "curves of a step, of all workers together (default 300)"
     add("--batch", **COUNT, default=300, help=batch, more=True)
     add("--seed", **COUNT, default=1, help="of parameters and data order (default 1)", more=True)
-    lr = "none, linear or sqrt, as for train (default none)"
-    add("--lr-scaling", default="none", metavar="NAME", help=lr, more=True)
-    scaling = "none, fixed or standard, as for train (default standard: rounding is amplified least)"
-    add("--input-scaling", default="standard", metavar="NAME", help=scaling, more=True)
-    kernels = "of the parallel runs: torch, or native with --dtype float32 --reduction flat (default torch)"
-    add("--kernels", default="torch", metavar="NAME", help=kernels, more=True)
+    for name, allowed, default, text in (
+        ("lr-scaling", ("none", "linear", "sqrt"), "none", "as for train"),
+        ("input-scaling", ("none", "fixed", "standard"), "standard", "with standard rounding is amplified least"),
+        ("kernels", ("torch", "native"), "torch", "of parallel runs; native: --dtype float32 --reduction flat"),
+    ):
+        text = f"{', '.join(allowed)}: {text} (default {default})"
+        add(f"--{name}", choices=allowed, default=default, metavar="NAME", help=text, more=True)
 
 
-def equality(options: argparse.Namespace) -> int:
+def equality(options: argparse.Namespace) -> Result:
     """Prove that parallel training equals sequential training, weight by weight."""
-    from horovod_study.progress import say
     from horovod_study.records import finite
     from horovod_study.report.equality import text, write
     from horovod_study.studies.verify import Question
     from horovod_study.studies.verify import verify as prove
 
-    question = Question(
-        runtimes=options.runtime and tuple(options.runtime),
-        workers=tuple(options.workers),
-        reductions=tuple(options.reduction),
-        dtypes=tuple(options.dtype),
-        optimizers=tuple(options.optimizer),
-        dataset=options.dataset,
-        lr_scaling=options.lr_scaling,
-        input_scaling=options.input_scaling,
-        **given(options, "kernels", "steps", "batch", "seed", "broken"),
-    )
-    result = finite(prove(question, options.out))
+    result = finite(prove(Question(**given(options, *Question._fields)), options.out))
     paths = write(result, options.out) if options.out else []
-    print(json.dumps(result, allow_nan=False) if options.json else text(result))
-    for path in paths:
-        say(f"wrote {path}")
-    return 0 if result["passed"] else 1
+    lines = [text(result), *_written(paths)]
+    return Result(document=result, lines=lines, exit_code=0 if result["passed"] else 1)
 
 
 _BELOW = (

@@ -12,10 +12,8 @@ from horovod_study.errors import DataError
 from horovod_study.options import (
     SET_BY_RANGE_TEST,
     Parser,
-    add_read_options,
     add_run_options,
     add_train_options,
-    read_values,
     run_values,
 )
 
@@ -82,13 +80,16 @@ def check(options: argparse.Namespace) -> Result:
 
 def _import_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
+    add("path", type=Path, metavar="PATH", help="a CSV, Parquet, .npz or .npy file, or the folder of X.npy and Y.npy")
     add("--out", **DIR, required=True, help="the data set's directory to make")
+    add("--columns", metavar="strain=NAME,...", help="names of the columns strain, stress, specimen, G0 and a")
+    add("--units", metavar="strain=UNIT,...", help="units, where the file does not say: 1, %%, mm/m, Pa, psi, ...")
+    add("--targets", type=Path, metavar="FILE", help="a table with specimen, G0 (MPa), a; or a .npy file (N, 2)")
     add("--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them")
     bounds = "what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)"
     low_high = ("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH")
     add("--target-bounds", type=float, nargs=4, metavar=low_high, help=bounds, more=True)
-    add_read_options(parser)
+    add("--any-modulus", **FLAG, help="accept an initial slope outside 200 to 15000 MPa", more=True)
     add("--json", **FLAG, help="print one line of JSON")
 
 
@@ -98,18 +99,19 @@ def _import_(options: argparse.Namespace) -> Result:
 
     from horovod_study.measure.clock import now
     from horovod_study.progress import say
-    from horovod_study.workload.curves import ReadOptions
-    from horovod_study.workload.curves.importing import import_curves, lines
+    from horovod_study.workload.curves import NAMES, UNITS, assignments, open_curves
+    from horovod_study.workload.importing import import_curves, lines
 
     began = now()
-    bounds = None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2)
+    columns, units = assignments("--columns", options.columns, NAMES), assignments("--units", options.units, UNITS)
+    curves = open_curves(options.path, columns=columns, units=units, targets=options.targets)
     with progress(lambda *told: f"{_part(*told)}  {now() - began:.0f} s") as on_progress:
         provenance = import_curves(
-            options.path,
+            curves,
             options.out,
-            ReadOptions(**read_values(options)),
             label=options.label,
-            target_bounds=bounds,
+            target_bounds=None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2),
+            any_modulus=options.any_modulus,
             on_progress=on_progress,
         )
     for warning in provenance["warnings"]:

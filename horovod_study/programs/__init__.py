@@ -1,4 +1,4 @@
-"""Programs that ranks run and that are no training: each is started by `studies.ranks.run_ranks`, and rank 0 answers.
+"""Programs that ranks run and that are no training: each is started by `studies.bench.run_ranks`, and rank 0 answers.
 
 answer       the answer of rank 0, and the end of all ranks at once
 equality     trains by several ranks and alone, and compares: what `bench equality` judges

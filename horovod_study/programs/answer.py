@@ -21,11 +21,11 @@ from horovod_study.progress import say
 from horovod_study.records import finite
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
-    from horovod_study.comm import Launch
+    from horovod_study.comm import Backend, Launch
+    from horovod_study.workload.options import StrainConfig
 
-Work = Callable[[Path, Mapping[str, Any], "Launch", Callable[[str], None]], Mapping[str, Any]]
-"""Where a plan is, what it says, the launch, and what to call with the progress -> the answer, equal on all ranks."""
-
+Told = Callable[[str], None]
+"""What is called with how far it is."""
 ANSWER = "answer.json"
 """In the folder of the program."""
 ROWS = "rows"
@@ -60,11 +60,13 @@ def leaving_together(rank: int) -> Iterator[None]:
         leave(1, traceback.format_exc())  # or the ranks that wait for this one would wait for ever
 
 
-def serve(work: Work) -> NoReturn:
-    """Do the work that the file on the command line plans; rank 0 answers and says how far it is."""
+def serve(work: Callable[[Mapping[str, Any], "Launch", Told], Mapping[str, Any]]) -> NoReturn:
+    """Do the work that the file on the command line plans; rank 0 answers and says how far it is.
+
+    `work` gets what the file says, the launch and what to tell; its answer is equal on all ranks.
+    """
     from horovod_study.comm import detect
 
-    path = Path(sys.argv[1])
     launch, last = detect(os.environ), now() - 1.0
 
     def on_progress(text: str) -> None:
@@ -74,7 +76,25 @@ def serve(work: Work) -> NoReturn:
             say(text)
 
     with leaving_together(launch.rank):
-        result = work(path, json.loads(path.read_text(encoding="utf-8")), launch, on_progress)
+        result = work(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), launch, on_progress)
         if launch.rank == 0:
             answer(finite(result))
     leave(0)  # libraries' exit handlers wait for ranks that are gone, and now and then abort a good run
+
+
+def serve_measurement(
+    measure: Callable[[Mapping[str, Any], "StrainConfig", "Backend", Told], Mapping[str, Any]],
+) -> NoReturn:
+    """Serve a `plan` that is measured over one backend, that of the `config` beside it."""
+
+    def work(content: Mapping[str, Any], launch: "Launch", on_progress: Told) -> Mapping[str, Any]:
+        from horovod_study.comm import open_backend
+        from horovod_study.workload.options import strain_config
+
+        config = strain_config(content["config"], source="bench")
+        backend = open_backend(config, launch)
+        result = measure(content["plan"], config, backend, on_progress)
+        backend.close()
+        return result
+
+    serve(work)

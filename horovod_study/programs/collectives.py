@@ -11,11 +11,10 @@ Everything is measured in rounds. Within a round all sizes, operations and runti
 moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,15 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-from horovod_study.comm import Backend, Launch, detect, fail_together, gpus, open_backend
+from horovod_study.comm import Backend, detect, fail_together, gpus
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
 from horovod_study.errors import BackendError, ConfigError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.measure.evidence import parameter_count
-from horovod_study.programs.answer import serve
+from horovod_study.programs.answer import Told, serve_measurement
+from horovod_study.programs.loading import LoneStep
 from horovod_study.programs.microbench import (
     copy_kinds,
     copy_seconds,
@@ -43,8 +43,7 @@ from horovod_study.programs.microbench import (
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, make_optimizer
-from horovod_study.workload.options import StrainConfig, parse_widths, strain_config
+from horovod_study.workload.options import StrainConfig, parse_widths
 
 ELEMENT_BYTES = 4
 PERIOD = 1021
@@ -55,43 +54,6 @@ _SLOW_S = 0.1
 _BARRIERS = 100
 _COPY_BYTES = 64 * 1024 * 1024
 """Size of the copies: beyond the caches of a core."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectivePlan:
-    """What one launch of ranks measures."""
-
-    sizes: tuple[int, ...]  # bytes
-    transports: tuple[str, ...]  # raw ones
-    runtime: bool  # also the all-reduce of the backend itself
-    seconds: float  # of all operations of one job together, about
-    rounds: int = 5
-    widths: str = "15-38-197"
-    batch: int = 75
-    machine: bool = True  # also copies, matrix products and the training step
-    insist: bool = True  # a transport that cannot be opened is an error, else it is left out with its reason
-
-    def __post_init__(self) -> None:
-        for size in self.sizes:
-            if size < ELEMENT_BYTES or size % ELEMENT_BYTES:
-                raise ConfigError(
-                    f"bench: size {size} bytes; sizes are multiples of {ELEMENT_BYTES} bytes (32-bit floats), "
-                    f"at least {ELEMENT_BYTES}"
-                )
-        if not self.sizes:
-            raise ConfigError("bench: there are no sizes to measure; give --sizes, or --min-bytes up to --max-bytes")
-        for name, value in (("--rounds", self.rounds), ("--batch", self.batch)):
-            if value < 1:
-                raise ConfigError(f"bench: {name} is {value}; it must be at least 1")
-        if not 0 < self.seconds < float("inf"):
-            raise ConfigError(f"bench: --seconds is {self.seconds:g}; it must be greater than 0")
-        parse_widths(self.widths)
-
-
-def plan_from(values: Mapping[str, Any]) -> CollectivePlan:
-    """Return the plan of which `values` are the fields."""
-    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return CollectivePlan(**plain)
 
 
 def model_facts(widths: str, batch: int) -> dict[str, Any]:
@@ -122,23 +84,6 @@ def model_facts(widths: str, batch: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- collectives
 
 
-class _Buffers:
-    """Two buffers of the largest size for each device, whose pages exist before anything is timed."""
-
-    def __init__(self, largest_bytes: int) -> None:
-        self._count = largest_bytes // ELEMENT_BYTES
-        self._made: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def of(self, device: torch.device, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of `size` bytes, each (size / 4,)."""
-        if device not in self._made:
-            # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
-            first, second = (torch.empty(self._count, device=device).fill_(0.0) for _ in range(2))
-            self._made[device] = (first, second)
-        first, second = self._made[device]
-        return first[: size // ELEMENT_BYTES], second[: size // ELEMENT_BYTES]
-
-
 def _row(rank: int) -> torch.Tensor:
     """Return one period of a rank's test values, (PERIOD,): whole numbers whose sums are exact in float32."""
     return ((torch.arange(PERIOD) * (rank + 1)) % PERIOD).float()
@@ -158,7 +103,7 @@ def _differing(tensor: torch.Tensor, row: torch.Tensor) -> int:
     return int(body) + int((tensor[whole:] != row[: tensor.numel() - whole]).sum())
 
 
-def _call(raw: Raw, operation: str, place: str, buffers: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], None]:
+def _call(raw: Raw, operation: str, place: str, buffers: Sequence[torch.Tensor]) -> Callable[[], None]:
     source, output = buffers
     if operation == "broadcast":
         return lambda: raw.broadcast_(source)
@@ -168,7 +113,7 @@ def _call(raw: Raw, operation: str, place: str, buffers: tuple[torch.Tensor, tor
 
 
 def count_wrong(
-    raw: Raw, operation: str, place: str, buffers: tuple[torch.Tensor, torch.Tensor], *, rank: int, workers: int
+    raw: Raw, operation: str, place: str, buffers: Sequence[torch.Tensor], *, rank: int, workers: int
 ) -> int:
     """Do one operation on known values and return how many elements of this rank are wrong afterwards.
 
@@ -206,113 +151,97 @@ def _timed(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, float
 
 def measure_collectives(
     raws: Sequence[Raw],
-    plan: CollectivePlan,
+    sizes: Sequence[int],
     backend: Backend,
     *,
-    on_progress: Callable[[str], None] = lambda text: None,
+    seconds: float,
+    rounds: int = 5,
+    on_progress: Told = lambda text: None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Measure every operation, size and way; return the points and the barriers, the same on every rank.
+    """Measure every operation, size in bytes and way; return the points and the barriers, the same on every rank.
 
-    A point: way, operation, place, bytes, iterations, rounds, and per round `seconds` (mean of the slowest rank) and
-    `seconds_median_op` (largest median of any rank, None on a GPU); `wrong` counts wrong elements over all ranks.
+    `seconds`: of all operations together, about. A point: way, operation, place, bytes, iterations, rounds, and per
+    round `seconds` (mean of the slowest rank) and `seconds_median_op` (largest median of any rank, None on a GPU);
+    `wrong` counts wrong elements over all ranks.
     """
-    keys = [
-        _Key(size=size, way=way, operation=operation, place=place)
-        for size in plan.sizes
-        for way in range(len(raws))
-        for operation, place in (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
-    ]
-    buffers = _Buffers(max(plan.sizes))
+    operations = (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
+    keys = [(size, way, *each) for size in sizes for way in range(len(raws)) for each in operations]
+
+    @functools.cache
+    def buffers(device: torch.device) -> list[torch.Tensor]:
+        # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
+        return [torch.empty(max(sizes) // ELEMENT_BYTES, device=device).fill_(0.0) for _ in range(2)]
+
+    def prepared(key: _Key, doing: str) -> tuple[Raw, list[torch.Tensor], Callable[[], None]]:
+        size, way, operation, place = key
+        raw = raws[way]
+        views = [each[: size // ELEMENT_BYTES] for each in buffers(raw.device)]
+        on_progress(f"{doing}{operation} of {in_words(size)} over {raw.name}")
+        return raw, views, _call(raw, operation, place, views)
 
     def wrong_now(key: _Key) -> int:
-        raw = raws[key.way]
-        views = buffers.of(raw.device, key.size)
-        return count_wrong(raw, key.operation, key.place, views, rank=backend.rank, workers=backend.workers)
+        raw, views, _ = prepared(key, "checking ")
+        return count_wrong(raw, *key[2:], views, rank=backend.rank, workers=backend.workers)
 
     # Everything once, checked: the warm-up, and the time from which follows how often it is repeated.
-    wrong, cost = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0.0)
+    wrong, cost = [], []
     for key in keys:
-        raw = raws[key.way]
-        on_progress(f"checking {key.text} over {raw.name}")
         began = now()
-        wrong[key] = wrong_now(key)
+        wrong.append(wrong_now(key))
         # Agreed among the ranks: they must make the same number of calls.
         slow = backend.maximum(now() - began) > _SLOW_S
+        raw, _, call = prepared(key, "")
         raw.barrier()
-        mean_s, median_s = _timed(key.call(raws, buffers), raw, 1 if slow else 20)
-        cost[key] = median_s or mean_s
-    slowest = dict(zip(keys, np.max(np.array(backend.gather(list(cost.values()))), axis=0), strict=True))
-    slot_s = plan.seconds / (len(keys) * plan.rounds)
-    counts = {key: int(np.clip(slot_s / t, 1, 20_000)) for key, t in slowest.items()}
-    rounds = {key: plan.rounds if t <= max(_SLOW_S, slot_s) else min(3, plan.rounds) for key, t in slowest.items()}
-    mine: dict[_Key, list[tuple[float, float | None]]] = {key: [] for key in keys}
+        mean_s, median_s = _timed(call, raw, 1 if slow else 20)
+        cost.append(median_s or mean_s)
+    slowest = np.max(np.array(backend.gather(cost)), axis=0)
+    slot_s = seconds / (len(keys) * rounds)
+    counts = np.clip(slot_s / slowest, 1, 20_000).astype(int).tolist()
+    enough = np.where(slowest <= max(_SLOW_S, slot_s), rounds, min(3, rounds))
+    mine: list[list[tuple[float, float | None]]] = [[] for _ in keys]
     barriers: list[list[float]] = [[] for _ in raws]
-    for number in range(plan.rounds):
-        for key in (each for each in keys if number < rounds[each]):
-            on_progress(f"round {number + 1} of {plan.rounds}: {key.text} over {raws[key.way].name}")
-            call, raw, count = key.call(raws, buffers), raws[key.way], counts[key]
-            for _ in range(min(20, 1 + count // 10) if count > 1 else 0):  # a tenth as many calls to get warm
+    for number in range(rounds):
+        for at in np.flatnonzero(number < enough).tolist():
+            raw, _, call = prepared(keys[at], f"round {number + 1} of {rounds}: ")
+            for _ in range(min(20, 1 + counts[at] // 10) if counts[at] > 1 else 0):  # a tenth as many to get warm
                 call()
             raw.barrier()
             raw.settle()
-            mine[key].append(_timed(call, raw, count))
-        for seconds, raw in zip(barriers, raws, strict=True):
+            mine[at].append(_timed(call, raw, counts[at]))
+        for found, raw in zip(barriers, raws, strict=True):
             raw.barrier()
             began = now()
             for _ in range(_BARRIERS):
                 raw.barrier()
             raw.settle()
-            seconds.append((now() - began) / _BARRIERS)
+            found.append((now() - began) / _BARRIERS)
     # Once more at the end: what has been called ten thousand times must still be right.
-    for key in (each for each in keys if slowest[each] <= _SLOW_S):
-        wrong[key] = max(wrong[key], wrong_now(key))
-
-    everybody = backend.gather({"times": list(mine.values()), "wrong": list(wrong.values()), "barriers": barriers})
+    for at in np.flatnonzero(slowest <= _SLOW_S).tolist():
+        wrong[at] = max(wrong[at], wrong_now(keys[at]))
+    everybody = backend.gather({"times": mine, "wrong": wrong, "barriers": barriers})
     points = []
-    for at, key in enumerate(keys):
-        times = [theirs["times"][at] for theirs in everybody]  # rank, round, (mean, median)
-        by_round = list(zip(*times, strict=True))
-        medians = None if raws[key.way].device.type == "cuda" else [max(m for _, m in each) for each in by_round]
+    for at, (size, way, operation, place) in enumerate(keys):
+        by_round = list(zip(*(theirs["times"][at] for theirs in everybody), strict=True))  # (mean, median) of each rank
+        medians = None if raws[way].device.type == "cuda" else [max(m for _, m in each) for each in by_round]
         points.append(
             {
-                "way": raws[key.way].name,
-                "operation": key.operation,
-                "place": key.place,
-                "bytes": key.size,
-                "iterations": counts[key],
+                "way": raws[way].name,
+                "operation": operation,
+                "place": place,
+                "bytes": size,
+                "iterations": counts[at],
                 "seconds": [max(mean for mean, _ in each) for each in by_round],
                 "seconds_median_op": medians,
                 "wrong": sum(theirs["wrong"][at] for theirs in everybody),
             }
         )
-    found = [
-        {
-            "way": raw.name,
-            "iterations": _BARRIERS,
-            "seconds": np.max(np.array([theirs["barriers"][way] for theirs in everybody]), axis=0).tolist(),
-        }
-        for way, raw in enumerate(raws)
-    ]
-    return points, found
+    spent = np.max(np.array([theirs["barriers"] for theirs in everybody]), axis=0).tolist()
+    named = [{"way": raw.name, "iterations": _BARRIERS, "seconds": each} for raw, each in zip(raws, spent, strict=True)]
+    return points, named
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Key:
-    """One thing to measure: an operation on so many bytes, over one of the ways."""
-
-    size: int
-    way: int
-    operation: str
-    place: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.operation} of {in_words(self.size)}"
-
-    def call(self, raws: Sequence[Raw], buffers: "_Buffers") -> Callable[[], None]:
-        """Return what makes it happen once."""
-        raw = raws[self.way]
-        return _call(raw, self.operation, self.place, buffers.of(raw.device, self.size))
+_Key = tuple[int, int, str, str]
+"""What is measured: a size in bytes, the place of a way, operation, place."""
 
 
 def in_words(size: int) -> str:
@@ -333,62 +262,44 @@ def _measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[di
     ranks copy at the same time, except in "alone", where rank 0 copies and the others wait.
     """
     on_gpu = torch.cuda.is_available()
-    source, target = copy_kinds(torch.device("cpu"), _COPY_BYTES)["host memory"]
-    kinds: dict[str, Any] = {
-        "host memory, all workers": (source, target, True),
-        "host memory, one worker": (source, target, False),
-    }
-    if on_gpu:
-        kinds |= {name: (*pair, True) for name, pair in copy_kinds(torch.device("cuda"), _COPY_BYTES).items()}
+    pair, alone = copy_kinds(torch.device("cpu"), _COPY_BYTES)["host memory"], "host memory, one worker"
+    kinds = {"host memory, all workers": pair, alone: pair}
+    kinds |= copy_kinds(torch.device("cuda"), _COPY_BYTES) if on_gpu else {}
     mine: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
-        for name, (given, taken, together) in kinds.items():
+        for name, (source, target) in kinds.items():
             backend.barrier()
-            if together or backend.rank == 0:
-                mine[name].append(copy_seconds(given, taken, seconds))
+            if backend.rank == 0 or name != alone:
+                mine[name].append(copy_seconds(source, target, seconds))
     everybody = backend.gather(mine)
-    found: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "bytes": _COPY_BYTES,
-            "seconds": [max(each[n] for each in (t[name] for t in everybody) if each) for n in range(rounds)],
-            "reason": None,
-        }
-        for name in kinds
-    ]
-    if not on_gpu:
-        found += [
-            {"name": f"{direction}, {memory}", "bytes": None, "seconds": None, "reason": "no GPU is visible"}
-            for memory in ("pinned", "pageable")
-            for direction in ("host to device", "device to host")
-        ]
-    return found
+    found: list[dict[str, Any]] = []
+    for name in kinds:
+        slowest = np.max([each[name] for each in everybody if each[name]], axis=0).tolist()
+        found.append({"name": name, "bytes": _COPY_BYTES, "seconds": slowest, "reason": None})
+    missing = [f"{way}, {memory}" for memory in ("pinned", "pageable") for way in ("host to device", "device to host")]
+    no = {"bytes": None, "seconds": None, "reason": "no GPU is visible"}
+    return found if on_gpu else [*found, *({"name": name, **no} for name in missing)]
 
 
-def measure_step(plan: CollectivePlan, backend: Backend, *, rounds: int, seconds: float) -> dict[str, Any]:
+def measure_step(widths: str, batch: int, backend: Backend, *, rounds: int, seconds: float) -> dict[str, Any]:
     """Measure the training step without communication, on all ranks at the same time; the same on every rank.
 
     The model, optimiser and arithmetic are the trainer's own, the batch is one and the same. Returns "seconds": per
     round the mean step of the slowest rank; "launches": what a step gives to the GPU of rank 0, None where that is not
     known.
     """
-    config = StrainConfig(widths=plan.widths, batch=plan.batch)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(1)
-    model = StressCNN(widths=parse_widths(plan.widths)).to(device)
-    optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
-    arithmetic = Arithmetic(config, device)
-    curves = torch.rand(plan.batch, CHANNELS, POINTS, device=device)
-    targets = torch.rand(plan.batch, TARGETS, device=device)
+    lone = LoneStep(StrainConfig(widths=widths, batch=batch), device)
+    curves = torch.rand(batch, CHANNELS, POINTS, device=device)
+    targets = torch.rand(batch, TARGETS, device=device)
 
     def step() -> None:
-        optimizer.zero_grad()
-        arithmetic.backward(F.mse_loss(model(curves), targets))
-        optimizer.step()
+        lone.optimizer.zero_grad()
+        lone.arithmetic.backward(F.mse_loss(lone.model(curves), targets))
+        lone.optimizer.step()
 
     def settled() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        lone.wait()
         return now()
 
     for _ in range(10):
@@ -402,31 +313,22 @@ def measure_step(plan: CollectivePlan, backend: Backend, *, rounds: int, seconds
                 step()
             count += 5
         mine.append((settled() - began) / count)
-    launches = launches_of(step) if device.type == "cuda" else None
-    everybody = backend.gather({"seconds": mine, "launches": launches})
-    return {
-        "batch": plan.batch,
-        "seconds": np.max(np.array([each["seconds"] for each in everybody]), axis=0).tolist(),
-        "launches": everybody[0]["launches"],
-    }
+    everybody = backend.gather((mine, launches_of(step) if device.type == "cuda" else None))
+    slowest = np.max(np.array([seconds for seconds, _ in everybody]), axis=0).tolist()
+    return {"batch": batch, "seconds": slowest, "launches": everybody[0][1]}
 
 
 def _measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measure matrix products on all ranks at the same time; of each type and size the slowest rank's rates."""
-    on_gpu = torch.cuda.is_available()
+    device, sizes = ("cuda", (2048, 8192)) if torch.cuda.is_available() else ("cpu", (256, 512, 1024))
     backend.barrier()
-    rates = matrix_rates(
-        sizes=(2048, 8192) if on_gpu else (256, 512, 1024),
-        rounds=rounds,
-        seconds=seconds,
-        device="cuda" if on_gpu else "cpu",
-    )
-    everybody = backend.gather([asdict(rate) for rate in rates])
+    rates = matrix_rates(sizes=sizes, rounds=rounds, seconds=seconds, device=device)
+    everybody = backend.gather([rate._asdict() for rate in rates])
     return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
 
 
 def _measure_launches(
-    plan: CollectivePlan, backend: Backend, machine: Mapping[str, Any], *, seconds: float
+    widths: str, batch: int, backend: Backend, machine: Mapping[str, Any], *, seconds: float
 ) -> dict[str, Any]:
     """Measure what launching a kernel takes, and where the step of `machine` stands; {} without a GPU.
 
@@ -441,8 +343,8 @@ def _measure_launches(
     copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
     stands = step_roofline(
         step_s=float(np.median(machine["step"]["seconds"])),
-        widths=parse_widths(plan.widths),
-        batch=plan.batch,
+        widths=parse_widths(widths),
+        batch=batch,
         launches=machine["step"]["launches"],
         launch_each_s=launch["eager_s"],
         bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
@@ -454,10 +356,13 @@ def _measure_launches(
 # -------------------------------------------------------------------------------------------------- the program
 
 
-def measure(
-    plan: CollectivePlan, backend: Backend, *, on_progress: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
+def measure(plan: Mapping[str, Any], backend: Backend, *, on_progress: Told = lambda text: None) -> dict[str, Any]:
     """Do all that `plan` says; return it as plain values, the same on every rank. Collective.
+
+    `plan`: `sizes` in bytes; `transports`, raw ones, that `insist` makes an error where they cannot be opened, else
+    they are left out with their reason; `runtime`: also the all-reduce of the backend itself; `seconds` of all
+    operations together, about; `rounds`; `machine`: also copies, matrix products and the training step with `widths`
+    and `batch`.
 
     Raises BackendError for a transport that is insisted on and cannot be opened, ConfigError where sizes do not fit
     into memory; on all ranks.
@@ -471,37 +376,27 @@ def measure(
     gpus.take("auto", backend)
     with fail_together(backend):
         # Two buffers on each rank; outputs and buffers inside the libraries are up to twice as much again.
-        largest, ranks_here, free = max(plan.sizes), hosts.count(hosts[backend.rank]), psutil.virtual_memory().available
-        if (needed := 6 * largest * ranks_here) > free:
+        here, free = hosts.count(hosts[backend.rank]), psutil.virtual_memory().available
+        if (needed := 6 * max(plan["sizes"]) * here) > free:
             raise ConfigError(
-                f"bench: messages of {in_words(largest)} need about {needed / 1e9:.1f} GB for the {ranks_here} workers "
-                f"on {os.uname().nodename}, which has {free / 1e9:.1f} GB free; lower --max-bytes"
+                f"bench: messages of {in_words(max(plan['sizes']))} need about {needed / 1e9:.1f} GB for the {here} "
+                f"workers on {os.uname().nodename}, which has {free / 1e9:.1f} GB free; lower --max-bytes"
             )
     missing = why_missing(backend)
     raws: list[Raw] = []
     priorities: dict[str, Any] = {}
-    for transport in plan.transports:
-        if plan.insist or transport not in missing:
+    for transport in plan["transports"]:
+        if plan["insist"] or transport not in missing:
             before = NewThreads()
             raws.append(open_raw(transport, backend))
             if transport == "gloo":  # as the runtimes over Gloo have it
                 priorities[transport] = before.prioritise("auto")
-    if plan.runtime:
+    if plan["runtime"]:
         raws.append(open_runtime(backend))
     load = os.getloadavg()[0]
-    points, barriers = measure_collectives(raws, plan, backend, on_progress=on_progress)
-    machine: dict[str, Any] = {}
-    if plan.machine:
-        # A sixtieth of the time each, but long enough to be a number.
-        share_s = min(0.2, max(0.005, plan.seconds / 300))
-        rounds = min(plan.rounds, 5)
-        on_progress("copies")
-        machine["copies"] = _measure_copies(backend, rounds=rounds, seconds=share_s)
-        on_progress("the training step without communication")
-        machine["step"] = measure_step(plan, backend, rounds=rounds, seconds=2 * share_s)
-        on_progress("matrix products")
-        machine["matrices"] = _measure_matrices(backend, rounds=min(3, rounds), seconds=share_s / 2)
-        machine |= _measure_launches(plan, backend, machine, seconds=share_s / 2)
+    spend = {name: plan[name] for name in ("seconds", "rounds")}
+    points, barriers = measure_collectives(raws, plan["sizes"], backend, on_progress=on_progress, **spend)
+    machine = _measure_machine(plan, backend, on_progress) if plan["machine"] else {}
     ranks = backend.gather(
         {"host": hosts[backend.rank], "cores": environment.affinity(), "threads": torch.get_num_threads()}
     )
@@ -523,25 +418,28 @@ def measure(
             "mpi_library": None if mpi is None else str(mpi.Get_library_version()).split(",")[0].strip("\0\n "),
             "load_before": round(load, 2),
             "environment": environment.describe(),
-            "plan": asdict(plan),
+            "plan": dict(plan),
         },
         "ways": [{"name": raw.name, "raw": "/" not in raw.name, "device": devices[raw.name]} for raw in raws],
-        "missing": {name: why for name, why in missing.items() if name in plan.transports},
+        "missing": {name: why for name, why in missing.items() if name in plan["transports"]},
         "points": points,
         "barriers": barriers,
         **machine,
     }
 
 
-def _work(
-    path: Path, content: Mapping[str, Any], launch: Launch, on_progress: Callable[[str], None]
-) -> Mapping[str, Any]:
-    plan, config = plan_from(content["plan"]), strain_config(content["config"], source="bench")
-    backend = open_backend(config, launch)
-    result = measure(plan, backend, on_progress=on_progress)
-    backend.close()
-    return result
+def _measure_machine(plan: Mapping[str, Any], backend: Backend, on_progress: Told) -> dict[str, Any]:
+    # A sixtieth of the time each, but long enough to be a number.
+    share_s, rounds = min(0.2, max(0.005, plan["seconds"] / 300)), min(plan["rounds"], 5)
+    widths, batch = plan["widths"], plan["batch"]
+    on_progress("copies")
+    machine: dict[str, Any] = {"copies": _measure_copies(backend, rounds=rounds, seconds=share_s)}
+    on_progress("the training step without communication")
+    machine["step"] = measure_step(widths, batch, backend, rounds=rounds, seconds=2 * share_s)
+    on_progress("matrix products")
+    machine["matrices"] = _measure_matrices(backend, rounds=min(3, rounds), seconds=share_s / 2)
+    return machine | _measure_launches(widths, batch, backend, machine, seconds=share_s / 2)
 
 
 if __name__ == "__main__":
-    serve(_work)
+    serve_measurement(lambda plan, config, backend, told: measure(plan, backend, on_progress=told))

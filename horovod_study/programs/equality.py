@@ -15,7 +15,7 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,31 +32,22 @@ from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.liveness import Liveness
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
-from horovod_study.programs.answer import serve
+from horovod_study.programs.answer import Told, serve
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.workload import dataset as data
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, make_optimizer
-from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.options import StrainConfig, strain_config
 from horovod_study.workload.trainer import train_step
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-BREAKS = ("sum", "shard", "lr", "start")
-"""What can be done wrong on purpose: gradients summed and not averaged, one rank's curves shifted by one, the rate
-scaled otherwise, one rank beginning with other parameters."""
+_WATCHED_STEPS = 10  # whose gradients are kept: all would fill the disk in a long proof
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _EqualityRun:
-    """One training run of S steps: what is trained, and the file with its sequential counterpart."""
-
-    dtype: str  # a key of DTYPES
-    optimizer: str
-    batch: int  # B, of all workers together
-    shards: str  # even: B/N curves on every rank; uneven: ranks differ by one curve
-    lr: float  # of one worker, before scaling
-    reference: str  # name of the file below the job's folder
+Trial = Mapping[str, Any]
+"""One training run of S steps: `dtype`, `optimizer`, `batch` B of all workers together, `shards` (even: B/N curves on
+every rank; uneven: ranks differ by one curve), `lr` of one worker before scaling, and `reference`, the name of the file
+with its sequential counterpart below the job's folder."""
 
 
 class BatchShares(data.Batches):
@@ -112,8 +103,7 @@ class _Watched:
         if self._factor != 1:
             for gradient in gradients:
                 gradient.mul_(self._factor)
-        # later ones are left out, or a long proof would fill the disk
-        if len(self.gradients) < 10:
+        if len(self.gradients) < _WATCHED_STEPS:
             self.gradients.append(flat(gradients))
 
     def step(self, optimizer: Optimizer) -> None:
@@ -157,7 +147,13 @@ def order_sha256(rows: NDArray[np.int64]) -> str:
     return hashlib.sha256(np.ascontiguousarray(rows, dtype="<i8").tobytes()).hexdigest()
 
 
-def _work(path: Path, job: Mapping[str, Any], launch: Launch, on_progress: Callable[[str], None]) -> Mapping[str, Any]:
+def _apart(run: _Trained, ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> list[tuple[float, float]]:
+    """Return the distances of two vectors (P,) for each of the model's tensors."""
+    places = np.cumsum(run.sizes)[:-1]
+    return [distance(*pair) for pair in zip(np.split(ours, places), np.split(theirs, places), strict=True)]
+
+
+def _work(job: Mapping[str, Any], launch: Launch, on_progress: Told) -> Mapping[str, Any]:
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True  # or a GPU may sum in another order each time
     return _write_references(job, launch) if job["write"] else _compare(job, launch)
@@ -168,25 +164,24 @@ def _work(path: Path, job: Mapping[str, Any], launch: Launch, on_progress: Calla
 
 def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     """Train every trial alone, write its file, and return what the files' names stand for, and the runtimes here."""
-    config = _config(job, "auto")
+    config = strain_config(job["config"])
     backend = open_backend(config, launch)
-    dataset = data.open_dataset(Path(job["dataset"]))
+    dataset = data.open_dataset(Path(config.dataset))
     references = []
-    for values in job["trials"]:
-        trial = _EqualityRun(**values)
-        truth = run = _train(job, trial, config, backend, dataset)
-        if trial.dtype != "float64":
-            truth = _train({**job, "steps": 1}, replace(trial, dtype="float64"), config, backend, dataset)
-        np.savez(Path(job["folder"]) / trial.reference, start=run.start, end=run.end, gradients=run.gradients)
-        np.save(Path(job["folder"]) / f"{trial.reference}.rows.npy", run.rows)
-        rounding = [distance(*pair)[0] for pair in zip(*_parts(run, run.gradients[0], truth.gradients[0]), strict=True)]
-        moved = [distance(*pair)[0] for pair in zip(*_parts(run, run.end, run.start), strict=True)]
+    for trial in job["trials"]:
+        truth = run = _train(config, trial, backend, dataset)
+        if trial["dtype"] != "float64":
+            truth = _train(replace(config, steps=1), {**trial, "dtype": "float64"}, backend, dataset)
+        file = Path(job["folder"]) / trial["reference"]
+        np.savez(file, start=run.start, end=run.end, gradients=run.gradients, rows=run.rows)
+        rounding = max(each for each, _ in _apart(run, run.gradients[0], truth.gradients[0]))
+        moved = [each for each, _ in _apart(run, run.end, run.start)]
         references.append(
             {
-                "reference": trial.reference,
+                "reference": trial["reference"],
                 "order_sha256": order_sha256(run.rows),
                 "rates": run.rates,
-                "rounding": max(rounding) if trial.dtype != "float64" else None,
+                "rounding": rounding if trial["dtype"] != "float64" else None,
                 "moved": dict(zip(run.names, moved, strict=True)),
             }
         )
@@ -202,12 +197,13 @@ def _missing() -> dict[str, str | None]:
         built, unloaded = [], f"Horovod cannot be loaded ({error})"
     else:
         built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
-    on_gpu = torch.cuda.is_available()
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     reasons: dict[str, str | None] = {}
     for runtime in RUNTIMES:
         library, _, transport = runtime.partition("/")
+        launcher = {"horovod": "horovodrun", "mpi": "mpirun", "ps": "mpirun"}.get(library)
         reason = None
-        if transport == "nccl" and not on_gpu:
+        if transport == "nccl" and not torch.cuda.is_available():
             reason = "PyTorch sees no GPU"
         elif library == "horovod" and transport not in (*named, *built):
             reason = unloaded or f"Horovod was built without {transport} (it has {', '.join(built)})"
@@ -215,9 +211,7 @@ def _missing() -> dict[str, str | None]:
             reason = f"this PyTorch was built without {transport}"
         elif library in ("mpi", "ps") and importlib.util.find_spec("mpi4py") is None:
             reason = "mpi4py is not installed"
-        launcher = {"horovod": "horovodrun", "mpi": "mpirun", "ps": "mpirun"}.get(library)
-        search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        if reason is None and launcher and shutil.which(launcher, path=search) is None:
+        elif launcher and shutil.which(launcher, path=search) is None:
             reason = f"the program {launcher} is neither beside {sys.executable} nor on PATH"
         reasons[runtime] = reason
     return reasons
@@ -229,41 +223,33 @@ def _missing() -> dict[str, str | None]:
 def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     """Train every trial with every reduction in parallel and return the differences, on every rank."""
     start = Liveness(120.0, launch)
-    cases: list[dict[str, Any]] = []
-    backend: Backend | None = None
+    cases = []
     for reduction in job["reductions"]:
         # The reduction is chosen when a backend is made. A second one is fine for Horovod and MPI, which stay as they
         # are; torch's process group cannot be made twice over one store, so that DDP gets one reduction for a launch.
-        config = _config(job, reduction)
+        config = strain_config({**job["config"], "reduction": reduction})
         backend = open_backend(config, launch)
         with fail_together(backend):
-            dataset = data.open_dataset(Path(job["dataset"]))
+            dataset = data.open_dataset(Path(config.dataset))
         start.close()
-        for values in job["trials"]:
-            trial = _EqualityRun(**values)
-            run = _train(job, trial, config, backend, dataset)
+        for trial in job["trials"]:
+            run = _train(config, trial, backend, dataset, job["break"])
             if run.reduction != reduction and reduction != "auto":
                 raise BackendError(
                     f"reduction {reduction} was asked for, but backend {backend.name} averaged with {run.reduction}; "
                     f"use --reduction {run.reduction}"
                 )
-            cases.append(_difference(job, trial, run, backend))
-    if backend is not None:
-        backend.barrier()
-        backend.close()
+            cases.append(_difference(Path(job["folder"]), trial, run, backend))
+    backend.barrier()
+    backend.close()
     return {"cases": cases}
 
 
-def _difference(job: Mapping[str, Any], trial: _EqualityRun, run: _Trained, backend: Backend) -> dict[str, Any]:
+def _difference(folder: Path, trial: Trial, run: _Trained, backend: Backend) -> dict[str, Any]:
     """Return how the parallel run differs from its sequential counterpart, the worst rank counting; collective."""
-    folder = Path(job["folder"])
-    with np.load(folder / trial.reference, allow_pickle=False) as file:
-        start, end, gradients = file["start"], file["end"], file["gradients"]
-    theirs = np.load(folder / f"{trial.reference}.rows.npy", allow_pickle=False)
-    apart = [
-        [distance(ours, known) for ours, known in zip(*_parts(run, ours_all, known_all), strict=True)]
-        for ours_all, known_all in ((run.end, end), *zip(run.gradients, gradients, strict=True))
-    ]
+    with np.load(folder / trial["reference"], allow_pickle=False) as file:
+        start, end, gradients, theirs = (file[name] for name in ("start", "end", "gradients", "rows"))
+    apart = [_apart(run, *pair) for pair in ((run.end, end), *zip(run.gradients, gradients, strict=True))]
     first, known = run.gradients[0], gradients[0]
     everybody = backend.gather(
         {
@@ -281,7 +267,7 @@ def _difference(job: Mapping[str, Any], trial: _EqualityRun, run: _Trained, back
     return {
         "reduction": run.reduction,
         "transport": backend.transport,
-        **{name: getattr(trial, name) for name in ("dtype", "shards", "batch", "optimizer", "reference")},
+        **{name: trial[name] for name in ("dtype", "shards", "batch", "optimizer", "reference")},
         "order_sha256": order_sha256(rows),
         "order_difference": _order_difference(rows, theirs),
         "rates": [rank["rates"] for rank in everybody],
@@ -318,41 +304,27 @@ def _order_difference(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> str
 # ---------------------------------------------------------------------------------------------------- both of them
 
 
-def _config(job: Mapping[str, Any], reduction: str) -> StrainConfig:
-    backend, _, transport = job["runtime"].partition("/")
-    return StrainConfig(
-        dataset=job["dataset"],
-        backend=backend,
-        transport=transport or "none",
-        reduction=reduction,
-        steps=job["steps"],
-        seed=job["seed"],
-        device=job["device"],
-        input_scaling=job["input_scaling"],
-        kernels=job["kernels"],
-    )
-
-
 def _train(
-    job: Mapping[str, Any], trial: _EqualityRun, config: StrainConfig, backend: Backend, dataset: data.Dataset
+    config: StrainConfig, trial: Trial, backend: Backend, dataset: data.Dataset, wrong: str | None = None
 ) -> _Trained:
     """Train `trial` for S steps with the trainer's own step and return what this rank saw.
 
     Ranks other than 0 begin with parameters of their own: making all equal to rank 0 is a duty of the backend, and a
-    part of what is proven.
+    part of what is proven. `wrong` on purpose: `sum`, gradients are summed and not averaged; `shard`, one rank's curves
+    are shifted by one; `start`, one rank begins with other parameters.
     """
-    rank, workers, wrong = backend.rank, backend.workers, job["break"]
-    device = gpus.take(job["device"], backend)
-    scaling = job["lr_scaling"]
-    if wrong == "lr":
-        scaling = "none" if scaling == "linear" else "linear"
-    config = replace(config, optimizer=trial.optimizer, lr=trial.lr, lr_scaling=scaling, epochs=None)
+    rank, workers, dtype = backend.rank, backend.workers, DTYPES[trial["dtype"]]
+    device = gpus.take(config.device, backend)
+    who: dict[str, Any] = {"rank": rank, "workers": workers, "seed": config.seed}
     with fail_together(backend) if workers > 1 else nullcontext():
-        batches = _batches(job, trial, backend, dataset.train_size)
+        if trial["shards"] == "even" and wrong != "shard":
+            batches = data.Batches(dataset.train_size, batch=trial["batch"] // workers, **who)
+        else:
+            batches = BatchShares(dataset.train_size, batch=trial["batch"], shifted=wrong == "shard", **who)
     local = batches.epoch(0).shape[1]
-    config = replace(config, batch=local)
+    config = replace(config, optimizer=trial["optimizer"], lr=trial["lr"], batch=local)
     torch.manual_seed(config.seed + rank)
-    bare_model = StressCNN(input_scaling=config.input_scaling).to(device, DTYPES[trial.dtype])
+    bare_model = StressCNN(input_scaling=config.input_scaling).to(device, dtype)
     bare_optimizer, _ = make_optimizer(config, bare_model.parameters(), workers=workers)
     model, optimizer = backend.bind(bare_model, bare_optimizer)
     if wrong == "start" and rank == workers - 1:
@@ -361,7 +333,7 @@ def _train(
     start = flat(bare_model.parameters())
 
     watched = _Watched(backend, bare_model.parameters(), float(workers) if wrong == "sum" else 1.0)
-    arithmetic = _Weighted(config, device, workers * local / trial.batch)
+    arithmetic = _Weighted(config, device, workers * local / trial["batch"])
     arithmetic.bind(bare_model, optimizer, backend)
     if arithmetic.kernels != config.kernels:
         raise BackendError(f"kernels {config.kernels} cannot be used here, and nothing would be proven of them")
@@ -375,13 +347,12 @@ def _train(
         for epoch in itertools.count()
         for mine, batch in zip(batches.epoch(epoch), loader.epoch(epoch), strict=True)
     )
-    for step, (mine, curves, targets) in zip(range(job["steps"]), endless, strict=False):
+    for step, (mine, curves, targets) in enumerate(itertools.islice(endless, config.steps)):
         rows.append(mine)
         rates.append(float(optimizer.param_groups[0]["lr"]))
-        curves, targets = curves.to(DTYPES[trial.dtype]), targets.to(DTYPES[trial.dtype])
         clock.begin()
         clock.lap("data")
-        train_step(model, optimizer, curves, targets, cast(Backend, watched), clock, arithmetic)
+        train_step(model, optimizer, curves.to(dtype), targets.to(dtype), cast(Backend, watched), clock, arithmetic)
         if step % 100 == 99:
             clock.drain()
     loader.close()
@@ -395,19 +366,6 @@ def _train(
         names=[name for name, _ in bare_model.named_parameters()],
         sizes=[parameter.numel() for parameter in bare_model.parameters()],
     )
-
-
-def _batches(job: Mapping[str, Any], trial: _EqualityRun, backend: Backend, train_size: int) -> data.Batches:
-    rank, workers, seed, shifted = backend.rank, backend.workers, job["seed"], job["break"] == "shard"
-    if trial.shards == "even" and not shifted:
-        return data.Batches(train_size, batch=trial.batch // workers, rank=rank, workers=workers, seed=seed)
-    return BatchShares(train_size, batch=trial.batch, rank=rank, workers=workers, seed=seed, shifted=shifted)
-
-
-def _parts(run: _Trained, *vectors: NDArray[np.float64]) -> Iterator[Sequence[NDArray[np.float64]]]:
-    """Yield each vector (P,) cut into the model's tensors."""
-    for vector in vectors:
-        yield np.split(vector, np.cumsum(run.sizes)[:-1])
 
 
 if __name__ == "__main__":

@@ -8,23 +8,20 @@ Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
 import itertools
-import json
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from horovod_study.comm import detect, open_backend
+from horovod_study.comm import Backend, detect, open_backend
 from horovod_study.errors import ConfigError, nearest
-from horovod_study.files import write_file, writing
-from horovod_study.measure import environment
-from horovod_study.measure.clock import DeviceStamps, LapClock, now, utc_now
+from horovod_study.measure.clock import DeviceStamps, LapClock, now
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
@@ -37,138 +34,91 @@ from horovod_study.workload.trainer import train_step
 
 WARMUP_STEPS = 10
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundSpread:
-    """A number measured once per round."""
-
-    median: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "RoundSpread":
-        """Summarise `values`, at least one."""
-        return cls(median=statistics.median(values), min=min(values), max=max(values))
+Comparison = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loading:
-    """What one loader does, at one batch size, on one machine."""
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, min and max of a number that was measured once per round."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
-    loader: str
-    note: str
-    loading: RoundSpread  # samples/s, nothing computed
-    cached: RoundSpread  # samples/s, one batch over and over
-    together: RoundSpread  # samples/s
-    waiting: RoundSpread  # part of a step of `together` spent in getting the next batch
-    of_cached: RoundSpread  # together / cached of the same round
-    start_s: RoundSpread  # from opening the loader to the first batch
-    restart_s: RoundSpread  # from asking for another epoch to its first batch
 
-    @property
-    def bound(self) -> str:
-        """What bounds the run: `loading`, `computing`, or `either` where the ranges over the rounds overlap.
+def judged(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was found of a loader, with `bound`, what bounds the run, and `verdict`, what that costs in words.
 
-        `competition`: the loader alone is faster than the step, but not beside it, when both want the same cores.
-        """
-        if self.loading.min > self.cached.max:
-            # a loader that is fast enough alone, and does not keep up beside the step
-            return "competition" if self.waiting.median >= 0.25 else "computing"
-        return "loading" if self.loading.max < self.cached.min else "either"
+    `found`: loader, note, and spreads of `loading` (samples/s, nothing computed), `cached` (samples/s, one batch over
+    and over), `together` (samples/s), `waiting` (part of a step of `together` spent in getting the next batch),
+    `of_cached` (together / cached of the same round), `start_s` (from opening the loader to the first batch) and
+    `restart_s` (from asking for another epoch to its first batch).
 
-    @property
-    def verdict(self) -> str:
-        """Say in words what bounds the run and what waiting for data costs."""
-        ratio = self.loading.median / self.cached.median
-        one_after_the_other = 1 / (1 / self.loading.median + 1 / self.cached.median)
-        what, advice = {
-            "computing": (
-                f"computing bounds the run: this loader alone brings {ratio:.3g} times the curves the step takes",
-                "; another loader may help" if self.waiting.median >= 0.05 else "",
-            ),
-            "competition": (
-                f"loading and computing compete for the cores: this loader alone brings {ratio:.3g} times the curves "
-                "the step takes, but does not keep up beside it",
-                "; use a loader without processes, or give them cores of their own",
-            ),
-            "loading": (
-                f"loading bounds the run: this loader alone brings {ratio:.2f} times the curves the step takes",
-                "; use another loader, or more loader processes where cores are free",
-            ),
-            "either": (
-                f"neither bounds the run by itself: this loader alone brings {ratio:.2f} times the curves the step "
-                "takes, and the rounds overlap",
-                "; use another loader, or measure longer",
-            ),
-        }[self.bound]
-        # slower than one after the other: they hinder each other
-        if self.bound == "computing" and self.together.median < 0.85 * one_after_the_other:
-            advice = "; that is slower than one after the other: loader processes or other programs take the cores"
-        return (
-            f"{what}; waiting for data is {100 * self.waiting.median:.1f} % of a step, and both together reach "
-            f"{100 * self.of_cached.median:.0f} % of computing alone{advice}"
+    `bound`: `loading`, `computing`, or `either` where the ranges over the rounds overlap. `competition`: the loader
+    alone is faster than the step, but not beside it, when both want the same cores.
+    """
+    loads, cached, waiting = found["loading"], found["cached"], found["waiting"]["median"]
+    ratio = loads["median"] / cached["median"]
+    if loads["min"] > cached["max"]:
+        bound = "competition" if waiting >= 0.25 else "computing"
+    else:
+        bound = "loading" if loads["max"] < cached["min"] else "either"
+    what, advice = {
+        "computing": (
+            f"computing bounds the run: this loader alone brings {ratio:.3g} times the curves the step takes",
+            "; another loader may help" if waiting >= 0.05 else "",
+        ),
+        "competition": (
+            f"loading and computing compete for the cores: this loader alone brings {ratio:.3g} times the curves "
+            "the step takes, but does not keep up beside it",
+            "; use a loader without processes, or give them cores of their own",
+        ),
+        "loading": (
+            f"loading bounds the run: this loader alone brings {ratio:.2f} times the curves the step takes",
+            "; use another loader, or more loader processes where cores are free",
+        ),
+        "either": (
+            f"neither bounds the run by itself: this loader alone brings {ratio:.2f} times the curves the step "
+            "takes, and the rounds overlap",
+            "; use another loader, or measure longer",
+        ),
+    }[bound]
+    # slower than one after the other: they hinder each other
+    one_after_the_other = 1 / (1 / loads["median"] + 1 / cached["median"])
+    if bound == "computing" and found["together"]["median"] < 0.85 * one_after_the_other:
+        advice = "; that is slower than one after the other: loader processes or other programs take the cores"
+    verdict = (
+        f"{what}; waiting for data is {100 * waiting:.1f} % of a step, and both together reach "
+        f"{100 * found['of_cached']['median']:.0f} % of computing alone{advice}"
+    )
+    return {**found, "bound": bound, "verdict": verdict}
+
+
+def to_text(comparison: Comparison) -> list[str]:
+    """Return a table and the verdicts for people."""
+    heads = "loader", "loading alone", "one cached batch", "both together", "waiting", "first batch", "next epoch"
+    loaders = comparison["loaders"]
+    rows = [
+        (
+            each["loader"],
+            *(_thousands(**each[name]) for name in ("loading", "cached", "together")),
+            f"{100 * each['waiting']['median']:.1f} %",
+            *(_duration(each[name]["median"]) for name in ("start_s", "restart_s")),
+            each["bound"],
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, `bound` and `verdict` as plain values."""
-        return {**asdict(self), "bound": self.bound, "verdict": self.verdict}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderComparison:
-    """Several loaders beside each other."""
-
-    dataset: str
-    curves: int
-    batch: int
-    device: str
-    threads: int
-    rounds: int
-    seconds: float
-    loaders: tuple[Loading, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        return {**asdict(self), "loaders": [each.to_dict() for each in self.loaders]}
-
-    def lines(self) -> list[str]:
-        """Return a table and the verdicts for people."""
-        heads = ("loader", "loading alone", "one cached batch", "both together", "waiting", "first batch", "next epoch",
-                 "bound by")  # fmt: skip
-        rows = []
-        for each in self.loaders:
-            speeds = [_thousands(speed) for speed in (each.loading, each.cached, each.together)]
-            times = [_duration(each.start_s.median), _duration(each.restart_s.median)]
-            rows.append((each.loader, *speeds, f"{100 * each.waiting.median:.1f} %", *times, each.bound))
-        return [
-            f"batch {self.batch}, {self.device}, {plural(self.threads, 'thread')}, {self.curves:,} "
-            f"curves; thousand samples/s, median of {self.rounds} rounds of {self.seconds:g} s (smallest - largest)",
-            "",
-            *to_lines(table_of(heads, rows, texts=(0, len(heads) - 1)), indent=2, gap=3),
-            "",
-            *(f"  {each.loader}: {each.verdict}" for each in self.loaders),
-            *(f"  {each.loader}: {each.note}" for each in self.loaders if each.note),
-        ]
+        for each in loaders
+    ]
+    return [
+        f"batch {comparison['batch']}, {comparison['device']}, {plural(comparison['threads'], 'thread')}, "
+        f"{comparison['curves']:,} curves; thousand samples/s, median of {comparison['rounds']} rounds of "
+        f"{comparison['seconds']:g} s (smallest - largest)",
+        "",
+        *to_lines(table_of((*heads, "bound by"), rows, texts=(0, len(heads))), indent=2, gap=3),
+        "",
+        *(f"  {each['loader']}: {each['verdict']}" for each in loaders),
+        *(f"  {each['loader']}: {each['note']}" for each in loaders if each["note"]),
+    ]
 
 
-def save(comparisons: Sequence[LoaderComparison], directory: Path) -> Path:
-    """Write `comparisons` to loading.json in `directory`, with the machine they are from; return its path."""
-    path = directory / "loading.json"
-    document = {
-        "measured": utc_now(),
-        "machine": environment.describe(),
-        "comparisons": [each.to_dict() for each in comparisons],
-    }
-    with writing(path, "choose another --out"):
-        directory.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(document, indent=1) + "\n")
-    return path
-
-
-def _thousands(speed: RoundSpread) -> str:
-    digits = 0 if speed.median >= 1e5 else 1
-    middle, low, high = (f"{value / 1e3:,.{digits}f}" for value in (speed.median, speed.min, speed.max))
+def _thousands(*, median: float, **ends: float) -> str:
+    digits = 0 if median >= 1e5 else 1
+    middle, low, high = (f"{value / 1e3:,.{digits}f}" for value in (median, ends["min"], ends["max"]))
     return f"{middle} ({low} - {high})"
 
 
@@ -195,12 +145,13 @@ def compare_loaders(
     rounds: int,
     seconds: float,
     others: Mapping[str, Callable[[], Loader]] | None = None,
-    on_progress: Callable[[str], None] | None = None,
-) -> LoaderComparison:
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
     """Compare the loaders `names` (see `loader_options`) on `dataset` with the batch and the step of `config`.
 
     Each measurement lasts at least `seconds`, all three are repeated `rounds` times. `others` are further loaders by
-    name, with the batches per epoch of ours. Raises ConfigError for unknown names and what this device cannot do.
+    name, with the batches per epoch of ours. Returns the conditions, and `loaders` as `judged` has them. Raises
+    ConfigError for unknown names and what this device cannot do.
     """
     if rounds < 1 or not seconds > 0:
         raise ConfigError(
@@ -223,42 +174,41 @@ def compare_loaders(
         bench = _Bench(LoneStep(config, device), batches.steps_per_epoch, config.batch, seconds)
         for number in range(rounds):
             for name in shuffle.sample(list(openers), len(openers)):
-                if on_progress:
-                    on_progress(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
+                on_progress(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
                 values, notes[name] = bench.measure(openers[name], shuffle)
                 found[name].append(values)
-    return LoaderComparison(
-        dataset=str(dataset.path),
-        curves=dataset.size,
-        batch=config.batch,
-        device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        threads=config.threads,
-        rounds=rounds,
-        seconds=seconds,
-        loaders=tuple(
-            Loading(
-                loader=name, note=notes[name], **{key: RoundSpread.of([run[key] for run in runs]) for key in runs[0]}
+    return {
+        "dataset": str(dataset.path),
+        "curves": dataset.size,
+        "batch": config.batch,
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "threads": config.threads,
+        "rounds": rounds,
+        "seconds": seconds,
+        "loaders": [
+            judged(
+                {"loader": name, "note": notes[name], **{key: spread([run[key] for run in runs]) for key in runs[0]}}
             )
             for name, runs in found.items()
-        ),
-    )
+        ],
+    }
 
 
 class LoneStep:
-    """The trainer's step on one worker, without its recording."""
+    """The trainer's step without its recording, on one worker, or on each of those of `backend`."""
 
-    def __init__(self, config: StrainConfig, device: torch.device) -> None:
+    def __init__(self, config: StrainConfig, device: torch.device, backend: Backend | None = None) -> None:
         torch.manual_seed(config.seed)
-        self.arithmetic = Arithmetic(replace(config, pin_memory=False), device)
-        model = StressCNN(
+        self.arithmetic = Arithmetic(config if backend else replace(config, pin_memory=False), device)
+        self.bare_model = StressCNN(
             widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
         ).to(device)
-        bare_optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
         alone = replace(config, backend="serial", transport="none", reduction="auto")
-        self.backend = open_backend(alone, detect({}))
-        called = accelerate(model, config, device)
+        self.backend = backend or open_backend(alone, detect({}))
+        bare_optimizer, _ = make_optimizer(config, self.bare_model.parameters(), workers=self.backend.workers)
+        called = accelerate(self.bare_model, config, device)
         self.model, self.optimizer = self.backend.bind(called, bare_optimizer)
-        self.arithmetic.bind(model, self.optimizer, self.backend)
+        self.arithmetic.bind(self.bare_model, self.optimizer, self.backend)
         self.device = device
         self.clock = LapClock(device=DeviceStamps() if device.type == "cuda" else None)
 
@@ -279,68 +229,50 @@ class _Bench:
         self._step, self._steps_per_epoch, self._batch, self._seconds = step, steps_per_epoch, batch, seconds
 
     def measure(self, opener: Callable[[], Loader], shuffle: random.Random) -> tuple[dict[str, float], str]:
-        """Return the numbers of one round under the names of `Loading`, and the loader's note."""
+        """Return the numbers of one round under the names that `judged` takes, and the loader's note."""
         began = now()
-        loader = opener()
-        try:
+        with closing(opener()) as loader:
             first = next(loader.epoch(0))
             self._step.wait()
-            opened = now()
+            values = {"start_s": now() - began}
             cached = first[0].clone(), first[1].clone()
             self._train(iter([cached] * WARMUP_STEPS), WARMUP_STEPS)
-            values = {"start_s": opened - began}
             epochs = map(loader.epoch, itertools.count(1))
-            kinds: list[tuple[str, Callable[[], dict[str, float]]]] = [
-                ("loading", lambda: self._loading(epochs)),
-                ("cached", lambda: {"cached": self._training(itertools.repeat(itertools.repeat(cached)))["together"]}),
-                ("together", lambda: self._training(epochs)),
-            ]
-            for _, kind in shuffle.sample(kinds, len(kinds)):
-                values |= kind()
+            kinds = {"loading": epochs, "cached": itertools.repeat(itertools.repeat(cached)), "together": epochs}
+            for kind in shuffle.sample(list(kinds), len(kinds)):
+                rate, waiting = self._visit(kinds[kind], train=kind != "loading")
+                values |= {kind: rate} | ({"waiting": waiting} if kind == "together" else {})
             values["of_cached"] = values["together"] / values["cached"]
             asked = now()
             next(next(epochs))
             self._step.wait()
-            values["restart_s"] = now() - asked
-            return values, loader.note
-        finally:
-            loader.close()
+            return {**values, "restart_s": now() - asked}, loader.note
 
-    def _loading(self, epochs: Iterator[Iterator[Batch]]) -> dict[str, float]:
-        """Return the samples/s of taking batches and doing nothing with them."""
-        count, spent_s = 0, 0.0
+    def _visit(self, epochs: Iterator[Iterator[Batch]], *, train: bool) -> tuple[float, float]:
+        """Return the samples/s of training, or of taking batches and doing nothing, and the part that data takes."""
+        count, spent_s, data_s, step_s = 0, 0.0, 0.0, 0.0
         while spent_s < self._seconds:
             parts = next(epochs)  # drawing the order is outside, as in the trainer
             self._step.wait()
             opened = now()
-            for _ in parts:
-                count += 1
-                if now() - opened + spent_s >= self._seconds:
-                    break
-            self._step.wait()
-            spent_s += now() - opened
-        return {"loading": count * self._batch / spent_s}
-
-    def _training(self, epochs: Iterator[Iterator[Batch]]) -> dict[str, float]:
-        """Return the samples/s of training and the part of a step that getting the batch takes."""
-        count, spent_s, data_s, step_s = 0, 0.0, 0.0, 0.0
-        while spent_s < self._seconds:
-            parts = next(epochs)
-            self._step.wait()
-            opened = now()
-            done, columns = self._train(parts, self._steps_per_epoch, opened + self._seconds - spent_s)
+            until = opened + self._seconds - spent_s
+            if train:
+                done, columns = self._train(parts, self._steps_per_epoch, until)
+                data_s += float(columns["data_s"].sum())
+                step_s += float(columns["step_s"].sum())
+            else:
+                done = 1 + next((at for at, _ in enumerate(parts) if now() >= until), self._steps_per_epoch - 1)
+                self._step.wait()
             spent_s += now() - opened
             count += done
-            data_s += float(columns["data_s"].sum())
-            step_s += float(columns["step_s"].sum())
-        return {"together": count * self._batch / spent_s, "waiting": data_s / step_s}
+        return count * self._batch / spent_s, data_s / step_s if train else 1.0
 
-    def _train(self, parts: Iterator[Batch], most: int, until: float | None = None) -> tuple[int, Mapping[str, Any]]:
+    def _train(self, parts: Iterator[Batch], most: int, until: float = math.inf) -> tuple[int, Mapping[str, Any]]:
         """Train on at most `most` batches, or to the moment `until`; return the steps made and their laps."""
         clock, step = self._step.clock, self._step
         clock.start()
         done = 0
-        while done < most and (until is None or now() < until):
+        while done < most and now() < until:
             clock.begin()
             curves, targets = next(parts)
             clock.lap("data")

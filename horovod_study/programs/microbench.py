@@ -2,11 +2,12 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from horovod_study.measure.clock import DeviceStamps, now
 from horovod_study.workload import native
@@ -22,17 +23,11 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 _GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
 
-_AFTER_1 = POINTS - 4  # points of a curve behind the first convolution, and so on
-_POOLED_1 = _AFTER_1 // 3
-_AFTER_2 = _POOLED_1 - 4
-_POOLED_2 = _AFTER_2 // 3
-
 _MAX_CALLS = 100_000
 """So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MatrixRate:
+class MatrixRate(NamedTuple):
     """The speed of square matrix products of one size on one thread or GPU; 1 GFLOP/s = 1e9 operations per second."""
 
     dtype: str
@@ -55,38 +50,27 @@ def matrix_rates(
     threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     torch.set_num_threads(1)
     try:
-        factors = {
-            (name, size): tuple(torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-            for name, dtype in (DTYPES if device == "cpu" else _GPU_DTYPES).items()
-            for size in sizes
-        }
-        found: dict[tuple[str, int], list[float]] = {key: [] for key in factors}
+        calls: dict[tuple[str, int], Callable[[], object]] = {}
+        work: dict[tuple[str, int], float] = {}  # operations of a call
+        for name, dtype in (DTYPES if device == "cpu" else _GPU_DTYPES).items():
+            for size in sizes:
+                first, second = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+                calls[name, size] = partial(torch.mm, first, second, out=torch.mm(first, second))  # kernel chosen here
+                work[name, size] = 2 * size**3
         instructions, _ = native.usable() if device == "cpu" else ([], "")
-        if instructions:
-            found["float32", IN_REGISTERS] = []
-        for a, b in factors.values():
-            torch.mm(a, b)  # the library chooses and prepares its kernel
+        for name in instructions[:1]:
+            work["float32", IN_REGISTERS] = native.multiply_add(name, 200_000)  # about a millisecond
+            calls["float32", IN_REGISTERS] = partial(native.multiply_add, name, 200_000)
+        found: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
         for _ in range(rounds):
-            for key, (a, b) in factors.items():
+            for key, call in calls.items():
                 torch.backends.cuda.matmul.allow_tf32 = key[0] == "tf32"
-                each_s = _seconds_per_call(partial(torch.mm, a, b, out=torch.empty_like(a)), seconds, a.device)
-                found[key].append(2 * key[1] ** 3 / each_s / 1e9)
-            for name in instructions[:1]:
-                call = partial(native.multiply_add, name, 200_000)  # about a millisecond
-                each_s = _seconds_per_call(call, seconds, torch.device(device))
-                found["float32", IN_REGISTERS].append(call() / each_s / 1e9)
+                found[key].append(work[key] / _seconds_per_call(call, seconds, torch.device(device)) / 1e9)
     finally:
         torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = tf32
     return [
-        MatrixRate(
-            dtype=name,
-            size=size,
-            gflops_median=statistics.median(rates),
-            gflops_min=min(rates),
-            gflops_max=max(rates),
-            rounds=rounds,
-        )
+        MatrixRate(name, size, statistics.median(rates), min(rates), max(rates), rounds)
         for (name, size), rates in found.items()
     ]
 
@@ -120,25 +104,34 @@ def matrix_peak(rates: Sequence[MatrixRate], dtype: str) -> MatrixRate:
     return max((rate for rate in rates if rate.dtype == dtype), key=lambda rate: rate.gflops_median)
 
 
+def _layers(widths: tuple[int, int, int]) -> NDArray[np.int64]:
+    """Return per layer and curve: numbers that go in, numbers that come out, operations, and the layer's parameters.
+
+    With widths (w1, w2, h), convolutions of 5 points leave 197 = 201 - 4 and 61 = 65 - 4 points, pooling 65 and 20. A
+    product of a multiplication and an addition is 2 operations; biases, ReLU, pooling, loss and update do not count.
+    """
+    first, second, hidden = widths
+    pooled_1 = (after_1 := POINTS - 4) // 3
+    pooled_2 = (after_2 := pooled_1 - 4) // 3
+    return np.array(
+        [
+            (CHANNELS * POINTS, after_1 * first, 2 * after_1 * first * CHANNELS * 5, first * (CHANNELS * 5 + 1)),
+            (pooled_1 * first, after_2 * second, 2 * after_2 * second * first * 5, second * (first * 5 + 1)),
+            (pooled_2 * second, hidden, 2 * second * pooled_2 * hidden, hidden * (second * pooled_2 + 1)),
+            (hidden, TARGETS, 2 * hidden * TARGETS, TARGETS * (hidden + 1)),
+        ]
+    )
+
+
 def step_flops(widths: tuple[int, int, int]) -> int:
     """Return the floating point operations of forward and backward per curve, in convolutions and matrix products.
 
-    A product of a multiplication and an addition is 2 operations. With widths (w1, w2, h), 197 = 201 - 4 and
-    61 = 65 - 4 the lengths after the convolutions of 5 points (65 = floor(197 / 3)), 20 = floor(61 / 3) points left:
-
-        conv1 = 2 * 197 * w1 * (3 * 5)      conv2 = 2 * 61 * w2 * (w1 * 5)
-        fc1   = 2 * (w2 * 20) * h           fc2   = 2 * h * 2
-
     Backward computes, for each layer, the gradient of the weights and that of its input, each as many operations as
     forward; the curves need no gradient, so conv1 has the first only. Together 3 * (conv1 + conv2 + fc1 + fc2) -
-    conv1: 2,121,084 for widths 15-38-197. Biases, ReLU, pooling, loss and update do not count.
+    conv1: 2,121,084 for widths 15-38-197.
     """
-    first, second, hidden = widths
-    conv1 = 2 * _AFTER_1 * first * CHANNELS * 5
-    conv2 = 2 * _AFTER_2 * second * first * 5
-    fc1 = 2 * second * _POOLED_2 * hidden
-    fc2 = 2 * hidden * TARGETS
-    return 3 * (conv1 + conv2 + fc1 + fc2) - conv1
+    operations = _layers(widths)[:, 2]
+    return int(3 * operations.sum() - operations[0])
 
 
 def launch_latency(*, seconds: float) -> dict[str, float]:
@@ -160,25 +153,20 @@ def launch_latency(*, seconds: float) -> dict[str, float]:
             number.add_(1.0)
 
     single, many = _captured(lambda: work(1)), _captured(lambda: work(kernels))
-    hosts, eager, graph, replay = [], [], [], []
+    found: dict[str, list[float]] = {"host": [], "eager": [], "graph": [], "replay": []}
     for _ in range(rounds):
         torch.cuda.synchronize(where)
         began = now()
         work(kernels)  # few enough for the queue of the device, so that nothing waits
-        hosts.append((now() - began) / kernels)
+        found["host"].append((now() - began) / kernels)
         torch.cuda.synchronize(where)
-        eager.append(_seconds_per_call(lambda: work(100), seconds, where) / 100)
-        replay.append(_seconds_per_call(single.replay, seconds, where))
-        graph.append((_seconds_per_call(many.replay, seconds, where) - replay[-1]) / (kernels - 1))
-    ends: dict[str, Callable[[list[float]], float]] = {"": statistics.median, "_min": min, "_max": max}
-    return {
-        "host_s": statistics.median(hosts),
-        **{f"eager{end}_s": each(eager) for end, each in ends.items()},
-        **{f"graph{end}_s": each(graph) for end, each in ends.items()},
-        "replay_s": statistics.median(replay),
-        "kernels": kernels,
-        "rounds": rounds,
-    }
+        found["eager"].append(_seconds_per_call(lambda: work(100), seconds, where) / 100)
+        found["replay"].append(_seconds_per_call(single.replay, seconds, where))
+        whole = _seconds_per_call(many.replay, seconds, where)
+        found["graph"].append((whole - found["replay"][-1]) / (kernels - 1))
+    medians = {f"{name}_s": statistics.median(each) for name, each in found.items()}
+    ends = {f"{name}_{end.__name__}_s": end(found[name]) for name in ("eager", "graph") for end in (min, max)}
+    return {**medians, **ends, "kernels": kernels, "rounds": rounds}
 
 
 def _captured(work: Callable[[], None]) -> "torch.cuda.CUDAGraph":
@@ -243,24 +231,13 @@ def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torc
     input: 6. Hidden numbers: written, read; their gradient written, read for fc1's weights and for fc1's input: 5. A
     byte says which of three positions a pool took: written, and read once behind conv1, twice behind conv2.
     """
-    first, second, hidden = widths
-    curve = CHANNELS * POINTS
-    parameters = (
-        first * (CHANNELS * 5 + 1)
-        + second * (first * 5 + 1)
-        + hidden * (second * _POOLED_2 + 1)
-        + TARGETS * (hidden + 1)
-    )
+    inputs, outputs, _, parameters = (each.tolist() for each in _layers(widths).T)
+    curve, pooled_1, pooled_2, hidden = inputs
+    moved = 4 * 10 * sum(parameters)
     if kernels == "fused":
-        between = 2 * curve + TARGETS + 5 * _POOLED_1 * first + 6 * _POOLED_2 * second + 5 * hidden
-        return 4 * (10 * parameters + between * batch) + (2 * _POOLED_1 * first + 3 * _POOLED_2 * second) * batch
-    layers = (
-        *(curve, _AFTER_1 * first),
-        *(_POOLED_1 * first, _AFTER_2 * second),
-        *(_POOLED_2 * second, hidden),
-        *(hidden, TARGETS),
-    )
-    return 4 * (10 * parameters + 3 * sum(layers) * batch + 2 * (curve + TARGETS) * batch)
+        between = 2 * curve + TARGETS + 5 * pooled_1 + 6 * pooled_2 + 5 * hidden
+        return int(moved + (4 * between + 2 * pooled_1 + 3 * pooled_2) * batch)
+    return int(moved + 4 * (3 * sum(inputs + outputs) + 2 * (curve + TARGETS)) * batch)
 
 
 def step_roofline(
@@ -292,13 +269,12 @@ def step_roofline(
         "step_s": step_s,
         "launches": launches,
         "launch_each_s": launch_each_s,
-        "launching_s": parts.get("launching"),
+        "launching_s": None,
         "bytes": moved,
         "bytes_per_s": bytes_per_s,
-        "moving_s": parts["moving"],
         "operations": operations,
         "flop_per_s": flop_per_s,
-        "computing_s": parts["computing"],
+        **{f"{name}_s": seconds for name, seconds in parts.items()},
         "bound": bound,
         "share": parts[bound] / step_s,
     }

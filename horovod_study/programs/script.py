@@ -25,18 +25,18 @@ from horovod_study.variables import back_to_the_shell
 def main(arguments: Sequence[str] | None = None) -> int | str | None:
     """Run the script, or the command, and return what `sys.exit` takes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--own", action="append", default=[])
-    parser.add_argument("--set", action="append", default=[], dest="variables")
-    parser.add_argument("--steps", type=int, help="end the training after so many")
-    parser.add_argument("--threads")
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--rate", help="of a command: where its output says a rate")
-    parser.add_argument("--command", action="store_true")
-    parser.add_argument("--launcher", action="store_true")
-    parser.add_argument("words", nargs="+")
+    add = parser.add_argument
+    for name in ("--config", "--out", "--folder"):
+        add(name, type=Path, required=True)
+    add("--own", action="append", default=[])
+    add("--set", action="append", default=[], dest="variables")
+    add("--steps", type=int, help="end the training after so many")
+    add("--threads")
+    add("--workers", type=int)
+    add("--rate", help="of a command: where its output says a rate")
+    for name in ("--command", "--launcher"):
+        add(name, action="store_true")
+    add("words", nargs="+")
     options = parser.parse_args(arguments)
     values = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     asked = {name: values[name] for name in ("warmup_steps", "study", "partition", "repeat")} | {"disk_full": "go-on"}

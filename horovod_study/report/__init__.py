@@ -8,7 +8,7 @@
     traces       what it shows of traces of torch.profiler and records of NCCL Inspector
     against    what `horovod-study report --against` shows
     laws       what `horovod-study predict` shows of fitted laws
-    equality         what `horovod-study bench equality` shows
+    equality, timers  what `horovod-study bench equality` and `bench timers` show
     archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files
 

@@ -3,7 +3,6 @@
 What comes in is `horovod-study bench equality --json`: a mapping with `cases`, one for each parallel training run.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.files import write_file, writing
-from horovod_study.records import finite
+from horovod_study.report.kit.files import write_result
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -68,16 +66,8 @@ def summary(result: Mapping[str, Any]) -> str:
 
 def write(result: Mapping[str, Any], out: Path) -> list[Path]:
     """Write verify.txt, verify.json and verify.csv (a row for each case and tensor) to `out`; return the paths."""
-    files = {
-        "verify.txt": text(result) + "\n",
-        "verify.json": json.dumps(finite(dict(result)), allow_nan=False) + "\n",
-        "verify.csv": _frame(result["cases"])[[*_KEYS, "tensor", *_ERRORS, "passed"]].to_csv(index=False),
-    }
-    with writing(out, "choose a writable --out"):
-        out.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_file(out / name, content)
-    return [out / name for name in files]
+    rows = _frame(result["cases"])[[*_KEYS, "tensor", *_ERRORS, "passed"]]
+    return write_result(out, {"verify.txt": text(result), "verify.json": result, "verify.csv": rows})
 
 
 def _tables(rows: pd.DataFrame, bounds: Mapping[str, float]) -> Iterator[str]:
@@ -122,33 +112,29 @@ def _kinds(rows: pd.DataFrame, moved: Mapping[str, Mapping[str, float]]) -> str:
 
 def _conditions(cases: Sequence[Case]) -> str:
     """Say of each condition in how many cases it is the same as in sequential training."""
-    parts = []
-    for name, words in (
-        ("same_order", "same order of the curves"),
-        ("same_lr", "same rate"),
-        ("same_start", "same start"),
-        ("same_operation", "gradients averaged"),
-    ):
-        held = sum(case[name] for case in cases)
-        parts.append(f"{words} in {'all' if held == len(cases) else held} of {len(cases)} cases")
+    told = {}
+    for name in ("order", "lr", "start", "operation"):
+        held = sum(case[f"same_{name}"] for case in cases)
+        told[name] = f"in {'all' if held == len(cases) else held} of {len(cases)} cases"
     factors = [math.nan if case["gradient_factor"] is None else case["gradient_factor"] for case in cases]
     factor = max(factors, key=lambda one: math.inf if math.isnan(one) else abs(one - 1))
     rates = " and ".join(sorted({f"{case['lr']:g}" for case in cases}))
     return (
-        f"{parts[0]}, {parts[1]} ({rates}), {parts[2]},\n{parts[3]} (the averaged gradient is the sequential one "
+        f"same order of the curves {told['order']}, same rate {told['lr']} ({rates}), same start {told['start']},\n"
+        f"gradients averaged {told['operation']} (the averaged gradient is the sequential one "
         f"times 1 {'+' if factor >= 1 else '-'} {abs(factor - 1):.1e} at worst)"
     )
 
 
 def _failures(failed: Sequence[Case]) -> Iterator[str]:
-    reasons = list(dict.fromkeys((case["why"], case["worst"]) for case in failed))
-    for why, worst in reasons[:_LONGEST_LIST]:
-        group = [case for case in failed if (case["why"], case["worst"]) == (why, worst)]
-        first = group[0]
+    reasons: dict[tuple[str, str], list[Case]] = {}
+    for case in failed:
+        reasons.setdefault((case["why"], case["worst"]), []).append(case)
+    for (why, worst), (first, *others) in [*reasons.items()][:_LONGEST_LIST]:
         what = [first["runtime"], plural(first["workers"], "worker", ",")]
         what += [str(first[name]) for name in ("reduction", "dtype", "optimizer", "shards") if first[name]]
         error = f"; worst is {worst}, {_number(_worst(first))}" if worst else ""
-        more = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
+        more = f" (and {len(others)} more)" if others else ""
         yield f"{_FAILED} {', '.join(what)}{more}: {why}{error}"
     if len(reasons) > _LONGEST_LIST:
         yield f"{len(reasons) - _LONGEST_LIST} other failures are in --json"

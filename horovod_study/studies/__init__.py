@@ -25,7 +25,8 @@
     search_file, search    a hyper-parameter search: its YAML file, and Optuna's study whose trials are cells
     attribute   arms of runtimes in rounds, with --measure-sync
     range_run   the training run of a learning-rate range test
-    ranks       programs that ranks run (programs/): verify, bench and timers say which
+    bench       programs that ranks run (programs/), and the launches of `bench` and `bench timers`
+    verify      the launches of `bench equality`, and the verdict on each case
 
 A study called NAME lives in RUNS/NAME:
 

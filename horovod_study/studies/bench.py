@@ -1,56 +1,111 @@
-"""`horovod-study bench`: which launches of ranks measure the runtimes, and the one document they fill.
+"""`horovod-study bench` and `bench timers`: programs of several ranks, and which launches of them measure what.
 
-A raw transport can be measured in a launch of another: MPI and Gloo alternate with Horovod over MPI in one job, so
-that a slow moment of the machine hits all of them. What needs a launcher of its own, as Horovod over Gloo does, is a
-job of its own. Started under mpirun, srun, horovodrun or torchrun, the verb measures in that launch and starts none.
+What trains is a cell of a study (`runner.py`); `run_ranks` is for everything else that needs ranks, the proof of
+equality (`verify.py`) included. A raw transport can be measured in a launch of another: MPI and Gloo alternate with
+Horovod over MPI in one job, so that a slow moment of the machine hits all of them. What needs a launcher of its own, as
+Horovod over Gloo does, is a job of its own. Started under mpirun, srun, horovodrun or torchrun, `bench` measures in
+that launch and starts none.
 """
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, StudyError, nearest, require_known
+from horovod_study.documents import read_json
+from horovod_study.errors import ConfigError, StudyError, require_known, require_within
+from horovod_study.files import write_file, writing
 from horovod_study.options import require_workers
-from horovod_study.programs.answer import leave, leaving_together
+from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
 from horovod_study.progress import Line
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.ranks import run_ranks
+from horovod_study.studies.attempt import TIMED_OUT, ProgramRun
+from horovod_study.studies.engine import attempt
+from horovod_study.studies.interruption import Interruption
+from horovod_study.text.words import plural
 from horovod_study.workload.options import StrainConfig, strain_config
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
 
+Plain = Mapping[str, Any]
+"""Plain values by name, as JSON has them."""
+Names = Sequence[str] | None
+"""Asked for by name; None: whatever is there."""
+
 RANK_PROGRAM = "horovod_study.programs.collectives"
 _RAW = ("mpi", "gloo", "nccl")
 _MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horovod", "ddp", "mpi"))
 """Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
-MAX_BYTES = 256 * 1024 * 1024
 _MPI_JOBS = ("horovod/mpi", "mpi/mpi", "ddp/mpi")  # whose ranks MPI knows
 _LAUNCHED_BY = {"horovodrun --gloo": ("horovod/gloo",), "torchrun": ("ddp/gloo", "ddp/nccl", "ddp/mpi")}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchJob:
+def run_ranks(
+    module: str,
+    runtime: str,
+    workers: int,
+    folder: Path,
+    content: Any,
+    *,
+    timeout_s: float,
+    on_progress: Told = lambda text: None,
+    **variables: str,
+) -> dict[str, Any]:
+    """Run a program on its ranks and return what rank 0 answered; `content` is written into `folder`, and they read it.
+
+    `variables`: of their environment; each rank has one thread where nothing says otherwise. `on_progress` hears the
+    last line that was printed, about four times a second. Raises StudyError with the reason in one line when it fails
+    or takes too long, and KeyboardInterrupt after Ctrl-C; no process is left either way.
+    """
+    plan, log = folder / "plan.json", folder / "output.log"
+    run = ProgramRun(
+        runtime=runtime,
+        workers=workers,
+        module=module,
+        arguments=(str(plan.absolute()),),
+        out=folder,
+        log=log,
+        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
+        timeout_s=timeout_s,
+        watch=lambda running: on_progress(running.last_line() or "starting"),
+    )
+    with writing(folder, "choose a writable folder", error=StudyError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(plan, json.dumps(content, indent=1))
+        (folder / ANSWER).unlink(missing_ok=True)
+        with Interruption() as stop:
+            ended = attempt(run, stop)
+    who, again = f"{runtime} with {plural(workers, 'worker')}", f"see {log}"
+    if ended.state == TIMED_OUT:
+        raise StudyError(f"{who} gave no answer within {timeout_s:g} s; {again}")
+    if not ended.done or not (folder / ANSWER).exists():
+        raise StudyError(f"{who} failed: {ended.reason or ended.said}; {again}")
+    answered: dict[str, Any] = read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError)
+    return answered
+
+
+def _config(runtime: str, source: str = "bench", **options: Any) -> StrainConfig:
+    backend, _, transport = runtime.partition("/")
+    return strain_config({**options, "backend": backend, "transport": transport or "auto"}, source=source)
+
+
+class BenchJob(NamedTuple):
     """One launch: the runtime that starts it, the raw transports measured in it, and whether the runtime itself is."""
 
     runtime: str
     transports: tuple[str, ...] = ()
     itself: bool = True
     asked: bool = True  # by the user: it must not fail
-
-    @property
-    def ways(self) -> int:
-        """How many runtimes alternate in it."""
-        return len(self.transports) + self.itself
 
 
 def byte_count(option: str, text: str) -> int:
@@ -62,13 +117,7 @@ def byte_count(option: str, text: str) -> int:
 
 
 def message_sizes(
-    sizes: Sequence[str] | None,
-    *,
-    min_bytes: str,
-    max_bytes: str | None,
-    factor: int,
-    workers: int,
-    model: Mapping[str, Any],
+    sizes: Names, *, min_bytes: str, max_bytes: str | None, factor: int, workers: int, model: Plain
 ) -> tuple[int, ...]:
     """Return the sizes to measure in bytes, ascending: the user's list, or a geometric row, and always the model's own.
 
@@ -76,24 +125,25 @@ def message_sizes(
     ends at 256 MB, or before where `workers` on this machine have no room for that.
     """
     own = {*model["gradients"].values(), model["flat_bytes"]}
-    if sizes is not None:
-        return tuple(sorted({*(byte_count("--sizes", text) for text in sizes), *own}))
-    if factor < 2:
-        raise ConfigError(f"bench: --factor is {factor}; sizes grow by a whole factor of at least 2")
-    low = byte_count("--min-bytes", min_bytes)
-    high = MAX_BYTES if max_bytes is None else byte_count("--max-bytes", max_bytes)
-    while max_bytes is None and high > 2**20 and 8 * high * workers > psutil.virtual_memory().available:
-        high //= 4
-    if not 0 < low <= high:
-        raise ConfigError(f"bench: --min-bytes is {low} and --max-bytes {high}; it must be 0 < min-bytes <= max-bytes")
-    row, size = [], low
-    while size <= high:
-        row.append(size)
-        size *= factor
+    row = [byte_count("--sizes", text) for text in sizes or ()]
+    if sizes is None:
+        require_within("bench: --factor", factor, 2)
+        low = byte_count("--min-bytes", min_bytes)
+        high = 2**28 if max_bytes is None else byte_count("--max-bytes", max_bytes)
+        while max_bytes is None and high > 2**20 and 8 * high * workers > psutil.virtual_memory().available:
+            high //= 4
+        if not 0 < low <= high:
+            raise ConfigError(f"bench: --min-bytes is {low} and --max-bytes {high}; min-bytes must be the smaller one")
+        while low <= high:
+            row.append(low)
+            low *= factor
+    for size in row:
+        if size < 4 or size % 4:
+            raise ConfigError(f"bench: size {size} bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4")
     return tuple(sorted({*row, *own}))
 
 
-def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) -> list[BenchJob]:
+def plan_jobs(transports: Names, runtimes: Names) -> list[BenchJob]:
     """Return the launches that measure the raw `transports` and the `runtimes`; None is whatever is there.
 
     Raises ConfigError for a name that is not known, with the nearest one that is.
@@ -101,17 +151,13 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
     for name in transports or ():
         require_known("bench: --transport", name, _RAW)
     for name in runtimes or ():
-        if name not in _MEASURABLE:
-            known = (
-                " has no all-reduce of its own" if name in RUNTIMES else f" is not known{nearest(name, _MEASURABLE)}"
-            )
-            raise ConfigError(f"bench: --runtime {name!r}{known}; allowed: {', '.join(_MEASURABLE)}")
+        require_known("bench: --runtime", name, _MEASURABLE, also=", which have an all-reduce of their own")
     raw = list(dict.fromkeys(_RAW if transports is None else transports))
     gpu = _has_gpu()
     usual = ["horovod/mpi", "horovod/gloo", *(["horovod/nccl"] if gpu else [])]
     usual = [*(usual if importlib.util.find_spec("horovod") else []), "ddp/gloo", *(["ddp/nccl"] if gpu else [])]
     wanted = list(dict.fromkeys(usual if runtimes is None else runtimes))
-    jobs = [BenchJob(runtime=name, asked=runtimes is not None) for name in wanted]
+    jobs = [BenchJob(name, asked=runtimes is not None) for name in wanted]
     if not raw and not jobs:
         raise ConfigError("bench: neither a transport nor a runtime is left to measure; name one")
     if not raw:
@@ -119,11 +165,10 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
     host = next((job for job in jobs if job.runtime in _MPI_JOBS), None)
     if host is None and ("mpi" in raw or not jobs):
         # Raw Gloo and NCCL need no MPI; where it is not wanted, torchrun will do.
-        runtime = "mpi/mpi" if "mpi" in raw else "ddp/gloo"
-        host = BenchJob(runtime=runtime, itself=False, asked=transports is not None)
+        host = BenchJob("mpi/mpi" if "mpi" in raw else "ddp/gloo", itself=False, asked=transports is not None)
         jobs.insert(0, host)
     host = host or jobs[0]
-    return [replace(job, transports=tuple(raw)) if job is host else job for job in jobs]
+    return [job._replace(transports=tuple(raw)) if job is host else job for job in jobs]
 
 
 def _has_gpu() -> bool:
@@ -148,35 +193,26 @@ def worker_count(asked: int | None, cores: int) -> int:
 
 
 def run_bench(
-    jobs: Sequence[BenchJob],
-    plan: Mapping[str, Any],
-    model: Mapping[str, Any],
-    out: Path,
-    *,
-    workers: int,
-    on_progress: Callable[[str], None],
-    keep: Callable[[str], None],
+    jobs: Sequence[BenchJob], plan: Plain, model: Plain, out: Path, *, workers: int, on_progress: Told, keep: Told
 ) -> dict[str, Any]:
     """Start every job, one after the other, and return the document: workers, model, jobs, and what was not measured.
 
-    `plan`: fields of CollectivePlan (programs/collectives.py); its seconds are shared by the jobs. A job that nobody
-    asked for by name may fail and is left out with its reason. `on_progress` gets what is being done, `keep` what
-    remains to be read. Everything the ranks print is kept below `out`.
+    `plan`: of programs/collectives.py; its seconds are shared by the jobs. A job that nobody asked for by name may fail
+    and is left out with its reason. `on_progress` gets what is being done, `keep` what remains to be read. Everything
+    the ranks print is kept below `out`.
     """
-    total = sum(job.ways for job in jobs)
+    ways = [[*job.transports, *([job.runtime] if job.itself else [])] for job in jobs]
     document: dict[str, Any] = {"workers": workers, "model": dict(model), "jobs": [], "unavailable": {}}
-    first = True
-    for number, job in enumerate(jobs, 1):
-        folder = out / "jobs" / job.runtime.replace("/", "-")
-        share = {**plan, "seconds": plan["seconds"] * job.ways / total, "machine": first}
-        names = [*job.transports, *([job.runtime] if job.itself else [])]
+    for number, (job, names) in enumerate(zip(jobs, ways, strict=True), 1):
+        seconds = plan["seconds"] * len(names) / sum(map(len, ways))
+        share = {**plan, "seconds": seconds, "transports": job.transports, "runtime": job.itself}
+        share["machine"] = not document["jobs"]  # the first that works measures it
         keep(f"job {number} of {len(jobs)}, {workers} workers over {job.runtime}: {', '.join(names)}")
-        backend, _, transport = job.runtime.partition("/")
-        values = {"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]}
-        share |= {"transports": job.transports, "runtime": job.itself}
-        content = {"plan": share, "config": strain_config(values).to_dict()}
+        config = _config(job.runtime, batch=plan["batch"], widths=plan["widths"])
+        content = {"plan": share, "config": config.to_dict()}
+        folder = out / "jobs" / job.runtime.replace("/", "-")
+        how: dict[str, Any] = {"timeout_s": 600.0 + 10 * seconds, "on_progress": on_progress}
         try:
-            how: dict[str, Any] = {"timeout_s": 600.0 + 10 * share["seconds"], "on_progress": on_progress}
             found = run_ranks(RANK_PROGRAM, job.runtime, workers, folder, content, **how)
         except StudyError as error:
             if job.asked:
@@ -184,7 +220,6 @@ def run_bench(
             document["unavailable"][job.runtime] = str(error)
             keep(f"{job.runtime} was not measured: {error}")
             continue
-        first = False
         document["jobs"].append(found)
         document["unavailable"].update(found["missing"])
     if not document["jobs"]:
@@ -194,13 +229,7 @@ def run_bench(
 
 
 def bench_document(
-    *,
-    workers: int | None,
-    transports: Sequence[str] | None,
-    runtimes: Sequence[str] | None,
-    sizes: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    out: Path,
+    *, workers: int | None, transport: Names, runtime: Names, sizes: Plain, plan: Plain, out: Path
 ) -> dict[str, Any]:
     """Measure as the options of `horovod-study bench` say, in jobs of its own or in the launch that is under way.
 
@@ -209,28 +238,28 @@ def bench_document(
     StudyError, having printed it.
     """
     from horovod_study.comm import detect
-    from horovod_study.programs.collectives import model_facts, plan_from
+    from horovod_study.programs.collectives import model_facts
 
     launch = detect(os.environ)
     launched = launch.workers > 1
-    together = leaving_together(launch.rank) if launched else nullcontext()
-    line = Line(enabled=launch.rank == 0)
-    how: dict[str, Any] = {"on_progress": lambda text: line.now_and_then(f"  {text}")}
-    with together, closing(line):
-        jobs = plan_jobs(transports, runtimes)
+
+    def on_progress(text: str) -> None:
+        line.now_and_then(f"  {text}")
+
+    with leaving_together(launch.rank) if launched else nullcontext(), closing(Line(enabled=launch.rank == 0)) as line:
+        jobs = plan_jobs(transport, runtime)
         count = launch.workers if launched else worker_count(workers, available_cores())
         if launched and workers not in (None, count):
             raise ConfigError(f"bench: --workers is {workers}, but {launch.named} started {count}; leave --workers out")
-        StrainConfig(batch=plan["batch"], widths=plan["widths"])  # for its complaints
+        require_within("bench: --rounds", plan["rounds"], 1)
+        require_within("bench: --seconds", plan["seconds"], 1e-3, 1e6)
+        _config("serial", batch=plan["batch"], widths=plan["widths"])  # for its complaints
         model = model_facts(plan["widths"], plan["batch"])
-        plan = {"sizes": message_sizes(**sizes, workers=count, model=model), **plan}
-        plan_from({**plan, "transports": (), "runtime": False})  # for its complaints, before anything is started
-        if launched:
-            document = _measure_here(plan, model, launch, transports, runtimes, **how)
-        else:
-            fields = {**plan, "insist": transports is not None}
-            document = run_bench(jobs, fields, model, out, workers=count, keep=line.keep, **how)
-    return document
+        plan = {"sizes": message_sizes(**sizes, workers=count, model=model), "insist": transport is not None, **plan}
+        if not launched:
+            return run_bench(jobs, plan, model, out, workers=count, keep=line.keep, on_progress=on_progress)
+        found = _measure_here(plan, launch, transport, runtime, on_progress)
+        return {"workers": count, "model": model, "jobs": [found], "unavailable": found["missing"]}
 
 
 def finish(code: int) -> int:
@@ -243,33 +272,72 @@ def finish(code: int) -> int:
     return code
 
 
-def _measure_here(
-    plan: Mapping[str, Any],
-    model: Mapping[str, Any],
-    launch: "Launch",
-    transports: Sequence[str] | None,
-    runtimes: Sequence[str] | None,
-    on_progress: Callable[[str], None],
-) -> dict[str, Any]:
+def _measure_here(plan: Plain, launch: "Launch", transports: Names, runtimes: Names, told: Told) -> dict[str, Any]:
     """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
     from horovod_study.comm import open_backend
-    from horovod_study.programs.collectives import measure, plan_from
+    from horovod_study.programs.collectives import measure
 
-    config = StrainConfig(batch=plan["batch"], widths=plan["widths"])
-    if runtimes:
-        fitting = _LAUNCHED_BY.get(launch.launcher, ("horovod/mpi", "horovod/nccl", "mpi/mpi"))
-        if len(runtimes) > 1 or runtimes[0] not in fitting:
-            raise ConfigError(
-                f"bench: --runtime {' '.join(runtimes)}, but {launch.named} started these ranks, and they can "
-                f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
-            )
-        name, _, transport = runtimes[0].partition("/")
-        config = strain_config({**config.to_dict(), "backend": name, "transport": transport})
-    backend = open_backend(config, launch)
-    fields = {"transports": _RAW if transports is None else tuple(transports), "runtime": True}
-    found = measure(plan_from({**plan, **fields, "insist": transports is not None}), backend, on_progress=on_progress)
-    rank, count = backend.rank, backend.workers
+    fitting = _LAUNCHED_BY.get(launch.launcher, ("horovod/mpi", "horovod/nccl", "mpi/mpi"))
+    if runtimes and (len(runtimes) > 1 or runtimes[0] not in fitting):
+        raise ConfigError(
+            f"bench: --runtime {' '.join(runtimes)}, but {launch.named} started these ranks, and they can "
+            f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
+        )
+    asked = runtimes[0] if runtimes else "auto"
+    backend = open_backend(_config(asked, batch=plan["batch"], widths=plan["widths"]), launch)
+    plan = {**plan, "transports": _RAW if transports is None else transports, "runtime": True, "machine": True}
+    found = measure(plan, backend, on_progress=told)
     backend.close()
-    if rank:
+    if launch.rank:
         leave(0)
-    return {"workers": count, "model": dict(model), "jobs": [found], "unavailable": found["missing"]}
+    return found
+
+
+def measure_timers(
+    out: Path, plan: Plain, *, batch: Sequence[int], workers: Sequence[int], over: str, options: Plain, told: Told
+) -> list[dict[str, Any]]:
+    """Return what `programs.timers.measure` found in each launch, with its `runtime`.
+
+    There is one for each number of workers and each batch size; one worker trains without a library, several over the
+    runtime `over`. `plan`: see there; `options`: of the runs, such as widths and device. What the ranks print is kept
+    below `out`. Raises ConfigError for what cannot be measured here, before anything is started.
+    """
+    from horovod_study.comm import detect  # loads PyTorch
+
+    launch = detect(os.environ)
+    if launch.workers > 1:
+        raise ConfigError(
+            f"bench timers: {launch.named} started {launch.workers} ranks of it, but it starts its own; start it "
+            "alone, with --workers"
+        )
+    for name, low, high in (("rounds", 3, 20_000), ("steps_per_block", 1, 20_000), ("seconds", 1e-3, 1e6)):
+        if plan.get(name) is not None:
+            require_within(f"bench timers: --{name.replace('_', '-')}", plan[name], low, high)
+    require_known("bench timers: --over", over, [name for name in RUNTIMES if name != "serial"])
+    for count in workers:
+        require_workers("bench timers", count, available_cores())
+    launches = [
+        (runtime, count, _config(runtime, "bench timers", **options, batch=each))
+        for count in workers
+        for runtime in [over if count > 1 else "serial"]
+        for each in batch
+    ]
+    found = []
+    for runtime, count, config in launches:
+        folder = out / "jobs" / f"{count}w-b{config.batch}"
+        shutil.rmtree(folder / ROWS, ignore_errors=True)
+        what = f"batch {config.batch}, {plural(count, 'worker')}"
+        answered = run_ranks(
+            "horovod_study.programs.timers",
+            runtime,
+            count,
+            folder,
+            {"plan": plan, "config": config.to_dict()},
+            timeout_s=600.0 + 10 * plan["seconds"],
+            on_progress=lambda last, what=what: told(f"{what}: {last}"),  # type: ignore[misc]
+            OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", str(config.threads)),
+            KINETO_LOG_LEVEL="99",  # else torch.profiler says that it starts and stops
+        )
+        shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes
+        found.append({"runtime": runtime, **answered})
+    return found

@@ -17,24 +17,23 @@ moves the parameters. docs/verify.md says what the figures mean.
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, StudyError, require_known
+from horovod_study.errors import ConfigError, StudyError, require_within
 from horovod_study.progress import say
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.ranks import run_ranks
+from horovod_study.studies.bench import run_ranks
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
-from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.options import StrainConfig, strain_config
 from horovod_study.workload.schedule import scaled_lr
 
 BOUNDS = {"float32": 1e-6, "float64": 1e-14}
 """The largest relative error of a tensor that passes."""
-_UNJUDGED = (("float32", "adam"),)
+_UNJUDGED = ("float32", "adam")
 """Precision and optimiser whose errors are shown but held to no bound; order, rate, start and operation are judged.
 
 Adam divides each gradient by the root of its own mean square. Where a gradient is nearly 0, for instance in a unit that
@@ -42,36 +41,21 @@ one curve of the batch switches on, its relative rounding error is large and goe
 a rounding error may move the maximum of a pooling window to another point, which changes such gradients at once.
 float64, with the same code, is judged.
 """
-_REDUCTIONS = ("flat", "hooks")
-OPTIMIZERS = ("adam", "sgd")
-BREAKS = ("sum", "shard", "lr", "start")
 PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
 _RANKS_PER_CORE = 8  # more ranks than cores prove as much as few, but slowly
-PROGRAM = "horovod_study.programs.equality"
-_KEPT = (
-    "runtime",
-    "transport",
-    "workers",
-    "reduction",
-    "dtype",
-    "shards",
-    "batch",
-    "steps",
-    "optimizer",
-    "order_sha256",
-)
+_SAME = ("order", "lr", "start", "operation")
+_KNOWN = "runtime transport workers reduction dtype shards batch steps optimizer order_sha256".split()
 _NEAR = 1e-3  # so near a factor of the gradient must be to N to be called a sum over N workers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What is to be proven; validated when made. `runtimes` None: whatever is available on this machine."""
+class Question(NamedTuple):
+    """What is to be proven, under the names of the options; `runtime` None: whatever is available on this machine."""
 
-    runtimes: tuple[str, ...] | None = None
-    workers: tuple[int, ...] = (2,)
-    reductions: tuple[str, ...] = _REDUCTIONS
-    dtypes: tuple[str, ...] = tuple(BOUNDS)
-    optimizers: tuple[str, ...] = OPTIMIZERS
+    runtime: Sequence[str] | None = None
+    workers: Sequence[int] = (2,)
+    reduction: Sequence[str] = ("flat", "hooks")
+    dtype: Sequence[str] = tuple(BOUNDS)
+    optimizer: Sequence[str] = ("adam", "sgd")
     steps: int = 10
     batch: int = 300  # of all workers together
     dataset: str = "4000"
@@ -79,53 +63,36 @@ class Question:
     input_scaling: str = "standard"
     kernels: str = "torch"  # of the parallel runs; the reference is always computed by torch's
     seed: int = 1
-    broken: str | None = None  # one of BREAKS
-    cores: int = field(default_factory=available_cores)
+    broken: str | None = None  # sum, shard, lr or start
 
-    def __post_init__(self) -> None:
-        for option, values, allowed in (
-            ("runtime", self.runtimes, PARALLEL),
-            ("reduction", self.reductions, _REDUCTIONS),
-            ("dtype", self.dtypes, tuple(BOUNDS)),
-            ("optimizer", self.optimizers, OPTIMIZERS),
-            ("lr-scaling", (self.lr_scaling,), ("none", "linear", "sqrt")),
-            ("input-scaling", (self.input_scaling,), ("none", "fixed", "standard")),
-            ("kernels", (self.kernels,), ("torch", "native")),
-            ("break", (self.broken,) if self.broken is not None else None, BREAKS),
-        ):
-            for value in values or ():
-                require_known(f"verify: --{option}", value, allowed)
-            if values is not None and not values:
-                raise ConfigError(f"verify: --{option} is empty; allowed: {', '.join(allowed)}")
-        for option, number, lowest in (
-            *(("workers", count, 1) for count in self.workers),
-            ("steps", self.steps, 1),
-            ("batch", self.batch, 1),
-            ("seed", self.seed, 0),
-        ):
-            if number < lowest:
-                raise ConfigError(f"verify: --{option} is {number}; it must be at least {lowest}")
-        if self.kernels == "native" and (self.reductions != ("flat",) or self.dtypes != ("float32",)):
+    def check(self, cores: int) -> None:
+        """Raise ConfigError for what cannot be proven on so many cores."""
+        for name, value, low in (("workers", min(self.workers), 1), ("steps", self.steps, 1), ("seed", self.seed, 0)):
+            require_within(f"bench equality: --{name}", value, low)
+        if self.kernels == "native" and (list(self.reduction), list(self.dtype)) != (["flat"], ["float32"]):
             raise ConfigError(
-                "verify: --kernels native computes in float32 and averages one flat buffer; add --dtype float32 "
-                "--reduction flat, or leave --kernels out"
+                "bench equality: --kernels native computes in float32 and averages one flat buffer; add --dtype "
+                "float32 --reduction flat, or leave --kernels out"
             )
-        most, limit = max(self.workers), _RANKS_PER_CORE * self.cores
+        most, limit = max(self.workers), _RANKS_PER_CORE * cores
         if most > limit:
             raise ConfigError(
-                f"verify: --workers {most} are more ranks than this machine has slots: {plural(self.cores, 'core')}, "
-                f"at most {_RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
+                f"bench equality: --workers {most} are more ranks than this machine has slots: "
+                f"{plural(cores, 'core')}, at most {_RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
             )
-        if most > 1 and self.batch < 2 * most:
+        if self.batch < (least := 2 * most if most > 1 else 1):
             raise ConfigError(
-                f"verify: --batch {self.batch} is too small for {most} workers: uneven shards need at least "
-                f"{2 * most} curves; use a larger --batch or fewer --workers"
+                f"bench equality: --batch {self.batch} is too small for {plural(most, 'worker')}: uneven shards need "
+                f"at least {plural(least, 'curve')}; use a larger --batch or fewer --workers"
             )
         if self.broken and min(self.workers) < 2:
-            raise ConfigError(f"verify: --break {self.broken} needs two ranks, but --workers is 1; use --workers 2")
+            raise ConfigError(f"bench equality: --break {self.broken} needs two ranks; use --workers 2")
 
-    def trials(self, workers: int, device: str = "cpu") -> list[dict[str, Any]]:
-        """Return what is trained with so many workers: each with its sequential counterpart's rate and file."""
+    def trials(self, workers: int, device: str = "cpu", *, alone: bool = False) -> list[dict[str, Any]]:
+        """Return what is trained with so many workers: each with its sequential counterpart's rate and file.
+
+        `alone`: those counterparts, whole batches at the rate that `workers` workers should have.
+        """
         base = StrainConfig(lr_scaling=self.lr_scaling)
         rate = scaled_lr(base, workers)
         return [
@@ -133,21 +100,14 @@ class Question:
                 "dtype": dtype,
                 "optimizer": optimizer,
                 "batch": batch,
-                "shards": shards,
-                "lr": base.lr,
+                "shards": "even" if alone else shards,
+                "lr": rate if alone else base.lr,
                 "reference": f"{device}-{dtype}-{optimizer}-b{batch}-lr{rate!r}.npz",
             }
-            for dtype in BOUNDS
-            if dtype in self.dtypes
-            for optimizer in OPTIMIZERS
-            if optimizer in self.optimizers
+            for dtype in sorted({*self.dtype})
+            for optimizer in sorted({*self.optimizer})
             for shards, batch in shares(self.batch, workers).items()
         ]
-
-    def sequential(self, workers: int, device: str = "cpu") -> list[dict[str, Any]]:
-        """Return the counterparts of `trials`: whole batches at the rate that `workers` workers should have."""
-        rate = scaled_lr(StrainConfig(lr_scaling=self.lr_scaling), workers)
-        return [{**trial, "shards": "even", "lr": rate} for trial in self.trials(workers, device)]
 
 
 def shares(batch: int, workers: int) -> dict[str, int]:
@@ -181,52 +141,54 @@ def verify(question: Question, out: Path | None = None, *, on_progress: Callable
 
 
 def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
-    dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, processes=question.cores))
-    batches = [trial["batch"] for count in question.workers for trial in question.trials(count)]
+    cores, counts = available_cores(), sorted({*question.workers})
+    question.check(cores)
+    dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, processes=cores))
+    batches = [trial["batch"] for count in counts for trial in question.trials(count)]
     data.Batches(dataset.train_size, batch=max(batches), rank=0, workers=1, seed=question.seed)  # for its complaint
-    job = {
-        "dataset": str(dataset.path.absolute()),
-        "folder": str(scratch),
-        "steps": question.steps,
-        "seed": question.seed,
-        "break": None,
-        "lr_scaling": "none",
-        "input_scaling": question.input_scaling,
-        "kernels": "torch",
-        "write": True,
-        "reductions": ["auto"],
-    }
-    counts = sorted(set(question.workers))
+    shared = {"dataset": str(dataset.path.absolute()), **{name: getattr(question, name) for name in ("steps", "seed")}}
+    shared["input_scaling"] = question.input_scaling
+    scaling = question.lr_scaling
+    if question.broken == "lr":
+        scaling = "none" if scaling == "linear" else "linear"
     references: dict[str, dict[str, Any]] = {}
 
+    def launched(
+        runtime: str, workers: int, trials: Sequence[Any], reductions: Sequence[str], device: str, **how: Any
+    ) -> dict[str, Any]:
+        backend, _, transport = runtime.partition("/")
+        where = {"backend": backend, "transport": transport or "none", "device": device}
+        job = {"trials": trials, "reductions": reductions, "folder": str(scratch), "write": runtime == "serial"}
+        job |= {"break": question.broken, "config": strain_config({**shared, **where, **how}).to_dict()}
+        return _launched(runtime, workers, job, logs)
+
     def train_alone(device: str) -> dict[str, Any]:
-        trials = {one["reference"]: one for count in counts for one in question.sequential(count, device)}
+        trials = {one["reference"]: one for count in counts for one in question.trials(count, device, alone=True)}
         on_progress(f"sequential training, the reference: {question.steps} steps, {len(trials)} runs on {device}")
-        alone = _launched("serial", 1, {**job, "device": device, "trials": list(trials.values())}, logs)
+        alone = launched("serial", 1, list(trials.values()), ["auto"], device)
         references.update({one["reference"]: {**trials[one["reference"]], **one} for one in alone["references"]})
         return alone
 
     there = train_alone("cpu")
-    runtimes, unavailable = usable(question.runtimes, counts, there["runtimes"], gpus=there["gpus"])
+    runtimes, unavailable = usable(question.runtime, counts, there["runtimes"], gpus=there["gpus"])
     if any(_device(runtime) == "cuda" for runtime, _ in runtimes):
         train_alone("cuda")
-
     cases: list[dict[str, Any]] = []
     launches: list[tuple[str, int, list[str]]] = []
     for runtime, count in runtimes:  # starting takes longer than training, but torch starts one reduction per process
-        together = [list(question.reductions)] if not runtime.startswith("ddp/") else [[x] for x in question.reductions]
+        one_by_one = [[each] for each in question.reduction]
+        together = one_by_one if runtime.startswith("ddp/") else [[*question.reduction]]
         launches += [(runtime, count, each) for each in ([["auto"]] if count == 1 else together)]
     for number, (runtime, count, reductions) in enumerate(launches, start=1):
         known = {"runtime": runtime, "workers": count, "steps": question.steps}
-        words = "" if set(reductions) >= set(question.reductions) or count == 1 else f", {reductions[0]}"
+        words = "" if {*reductions} >= {*question.reduction} or count == 1 else f", {reductions[0]}"
         head = f"[{number}/{len(launches)}] {runtime}, {plural(count, 'worker')}{words}"
-        doing = {**job, "write": False, "break": question.broken, "reductions": reductions, "device": _device(runtime)}
-        doing |= {name: getattr(question, name) for name in ("lr_scaling", "kernels")}
-        doing["trials"] = question.trials(count, _device(runtime))
+        device = _device(runtime)
+        how = {"lr_scaling": scaling, "kernels": question.kernels}
         try:
-            found = _launched(runtime, count, doing, logs)["cases"]
+            found = launched(runtime, count, question.trials(count, device), reductions, device, **how)["cases"]
         except StudyError as error:
-            if question.runtimes is not None:
+            if question.runtime is not None:
                 raise
             cases.append(_not_run(known, str(error)))
             on_progress(f"{head}: {error}")
@@ -235,27 +197,30 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         cases += judged
         on_progress(f"{head}: {_short(judged)}")
     asked = ("steps", "batch", "dataset", "seed", "lr_scaling", "input_scaling", "kernels", "broken")
+    moved: dict[str, dict[str, float]] = {}  # how far sequential runs moved each tensor, the least of all runs
+    for one in references.values():
+        least = moved.setdefault(f"{one['dtype']} {one['optimizer']}", {})
+        least.update({name: min(share, least.get(name, share)) for name, share in one["moved"].items()})
     return {
         "passed": bool(cases) and all(case["passed"] for case in cases),
-        "bounds": {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtypes},
+        "bounds": {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtype},
         **{name: getattr(question, name) for name in asked},
         "unavailable": unavailable,  # runtime -> why it was left out
         "cases": cases,
-        "moved": _moved(references.values()),  # "float32 adam" -> tensor -> ||q - q0|| / ||q0||, sequential
+        "moved": moved,  # "float32 adam" -> tensor -> ||q - q0|| / ||q0||, sequential
     }
 
 
 def _launched(runtime: str, workers: int, job: Mapping[str, Any], logs: Path) -> dict[str, Any]:
-    name = "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]])
-    runs = len(job["trials"]) * len(job["reductions"]) * job["steps"]
+    runs = len(job["trials"]) * len(job["reductions"]) * job["config"]["steps"]
     return run_ranks(
-        PROGRAM,
+        "horovod_study.programs.equality",
         runtime,
         workers,
-        logs / name,
-        {**job, "runtime": runtime},
+        logs / "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]]),
+        job,
         timeout_s=120.0 + 2.0 * runs,  # slow machines and many ranks per core included
-        variables={"OMP_NUM_THREADS": "1"},
+        OMP_NUM_THREADS="1",
     )
 
 
@@ -267,21 +232,19 @@ def usable(
     Raises ConfigError for what is missing although it was asked for.
     """
     chosen, reasons = [], {}
+    few = f"NCCL needs a GPU for each worker, and there {'is' if gpus == 1 else 'are'} {gpus}"
     for runtime in PARALLEL if wanted is None else dict.fromkeys(wanted):
         for count in counts:
-            few = f"NCCL needs a GPU for each worker, and there {'is' if gpus == 1 else 'are'} {gpus}"
-            lacking = few if _device(runtime) == "cuda" and count > gpus else None
-            name = f"{runtime} with {count} workers" if lacking and not missing[runtime] else runtime
-            if reason := missing[runtime] or lacking:
-                reasons[name] = reason
+            if reason := missing[runtime]:
+                reasons[runtime] = reason
+            elif _device(runtime) == "cuda" and count > gpus:
+                reasons[f"{runtime} with {count} workers"] = few
             else:
                 chosen.append((runtime, count))
     if reasons and wanted is not None:
         name, reason = next(iter(reasons.items()))
-        have = [runtime for runtime in PARALLEL if not missing[runtime]]
-        raise ConfigError(
-            f"verify: --runtime {name} is not available here: {reason}; available: {', '.join(have) or 'none'}"
-        )
+        have = ", ".join(runtime for runtime in PARALLEL if not missing[runtime]) or "none"
+        raise ConfigError(f"bench equality: --runtime {name} is not available here: {reason}; available: {have}")
     return chosen, reasons
 
 
@@ -296,7 +259,7 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
     """
     bound, factor, tensors = BOUNDS[case["dtype"]], case["factor"], case["tensors"]
     worst = max(tensors, key=lambda tensor: _size(tensor["relative_error"]))
-    judged = (case["dtype"], case["optimizer"]) not in _UNJUDGED
+    judged = (case["dtype"], case["optimizer"]) != _UNJUDGED
     same = {
         "same_order": case["order_sha256"] == reference["order_sha256"],
         "same_lr": all(rates == reference["rates"] for rates in case["rates"]),
@@ -305,31 +268,19 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
     }
     finite = all(None not in tensor.values() for tensor in tensors)
     within = finite and (not judged or worst["relative_error"] <= bound)
-    why = []
-    if not same["same_order"]:
-        why.append(f"order differs: {case['order_difference']}")
-    if not same["same_lr"]:
-        why.append(f"rate differs: {_rate_difference(case['rates'], reference['rates'])}")
-    if not same["same_start"]:
-        ranks = [str(rank) for rank, apart in enumerate(case["starts"]) if apart != 0]
-        one = len(ranks) == 1
-        why.append(f"start differs: rank{'s' * (not one)} {', '.join(ranks)} begin{'s' * one} with other parameters")
-    if not same["same_operation"] and same["same_order"] and same["same_start"]:  # else it is another gradient anyway
-        why.append(f"operation differs: {_operation(factor, case['workers'])}")
-    if not all(case["ends_alike"]):
-        why.append(f"rank {case['ends_alike'].index(False)} ends with other parameters than rank 0")
+    why = "; ".join(_differences(case, reference, same))
     if not finite:
-        why.append("an error is not a finite number: the training diverged")
+        why += f"{'; ' * bool(why)}an error is not a finite number: the training diverged"
     elif not within and not why:
         # Order, rate, start and operation agree: it is rounding, amplified by training.
         first, rounding = max(float(tensor["gradient_error"]) for tensor in tensors), reference["rounding"]
         own = "" if rounding is None else f", where float32 alone leaves {rounding:.1e} in the sequential one"
-        why.append(
+        why = (
             f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient "
             f"differs by {first:.1e}{own}; {case['steps']} steps have amplified it, try fewer --steps"
         )
     return {
-        **{name: case[name] for name in _KEPT},
+        **{name: case[name] for name in _KNOWN},
         **same,
         "lr": case["rates"][0][0],
         "gradient_factor": factor,
@@ -338,13 +289,28 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
         "worst": worst["name"],
         "judged": judged,
         "passed": within and all(same.values()) and all(case["ends_alike"]),
-        "why": "; ".join(why),
+        "why": why,
     }
 
 
+def _differences(case: Mapping[str, Any], reference: Mapping[str, Any], same: Mapping[str, bool]) -> Iterator[str]:
+    if not same["same_order"]:
+        yield f"order differs: {case['order_difference']}"
+    if not same["same_lr"]:
+        yield f"rate differs: {_rate_difference(case['rates'], reference['rates'])}"
+    if not same["same_start"]:
+        ranks = [str(rank) for rank, apart in enumerate(case["starts"]) if apart != 0]
+        one = len(ranks) == 1
+        yield f"start differs: rank{'s' * (not one)} {', '.join(ranks)} begin{'s' * one} with other parameters"
+    if not same["same_operation"] and same["same_order"] and same["same_start"]:  # else it is another gradient anyway
+        yield f"operation differs: {_operation(case['factor'], case['workers'])}"
+    if not all(case["ends_alike"]):
+        yield f"rank {case['ends_alike'].index(False)} ends with other parameters than rank 0"
+
+
 def _not_run(known: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    same = dict.fromkeys(("same_order", "same_lr", "same_start", "same_operation"), False)
-    unknown = dict.fromkeys((*_KEPT, "lr", "gradient_factor", "float32_rounding", "worst"))
+    unknown = dict.fromkeys((*_KNOWN, "lr", "gradient_factor", "float32_rounding", "worst"))
+    same = dict.fromkeys((f"same_{name}" for name in _SAME), False)
     told = {"tensors": [], "judged": True, "passed": False, "why": f"did not run: {reason}"}
     return {**unknown, **known, **same, **told}
 
@@ -384,13 +350,3 @@ def _short(cases: Sequence[Mapping[str, Any]]) -> str:
         name = f"{case['dtype']} {case['optimizer']}"
         worst[name] = max(worst.get(name, 0.0), *(tensor["relative_error"] for tensor in case["tensors"]))
     return f"{len(cases)} cases, " + ", ".join(f"{name} {error:.1e}" for name, error in worst.items())
-
-
-def _moved(references: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return how far the sequential runs moved each tensor, the least of all runs of a precision and optimiser."""
-    moved: dict[str, dict[str, float]] = {}
-    for reference in references:
-        known = moved.setdefault(f"{reference['dtype']} {reference['optimizer']}", {})
-        for name, share in reference["moved"].items():
-            known[name] = min(share, known.get(name, share))
-    return moved

@@ -4,7 +4,8 @@ options         what may be chosen, and the workload that studies know
 material        the law, and the generator of labelled curves
 dataset         the files of a data set: making, checking, opening, split, batches
 floor           the Cramer-Rao bound: the smallest error that the noise of the curves allows
-curves/         a user's own curves: seven layouts, units, checks
+curves          a user's own curves: tables and arrays, units, checks
+importing       a data set of them, with its provenance
 room            memory and disk, looked at before they are needed
 least_squares   the law fitted to curves
 loaders         how batches come to the device that computes

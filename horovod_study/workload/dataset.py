@@ -14,6 +14,7 @@ never leak into each other. Letters: N curves, B curves in a batch, C = 3 channe
 import fcntl
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +31,18 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from horovod_study.config import available_cores
-from horovod_study.documents import read_json
-from horovod_study.errors import DataError
+from horovod_study.documents import open_file, read_json
+from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
-from horovod_study.workload.curves.numpy_files import open_npy, read_header
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
 """Rows per hashed block, also the unit of work of the generating processes."""
+_ROWS = {CURVES: (material.CHANNELS, material.POINTS), TARGETS: (material.TARGETS,)}  # shape of one row of each file
 _GENERATED, _IMPORTED = "generated", "imported"
 _IMPORTED_SPEC = "imported v1"
 _PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
@@ -131,10 +132,9 @@ class Batches:
         self._train_size, self._batch, self._rank, self._workers, self._seed = train_size, batch, rank, workers, seed
         self.steps_per_epoch = train_size // (batch * workers)
         if self.steps_per_epoch == 0:
-            raise DataError(
-                f"batch {batch} x {workers} workers = {batch * workers} curves per step, but the training set has "
-                f"{train_size}; use a smaller --batch, fewer workers or a larger --dataset"
-            )
+            wanted = f"batch {batch} x {workers} workers = {batch * workers} curves per step"
+            remedy = "use a smaller --batch, fewer workers or a larger --dataset"
+            raise DataError(f"{wanted}, but the training set has {train_size}; {remedy}")
 
     def epoch(self, epoch: int) -> NDArray[np.int64]:
         """Return the curve numbers of this worker's batches in order, shape (steps_per_epoch, B)."""
@@ -213,10 +213,9 @@ def generate(
 
 def write_imported(
     path: Path,
-    curves: NDArray[np.float32] | Iterable[NDArray[np.float32]],
+    blocks: Iterable[NDArray[np.float32]],
     targets: NDArray[np.float32],
     *,
-    size: int,
     target_bounds: NDArray[np.float64],
     provenance: dict[str, Any],
     floor: dict[str, Any] | None = None,
@@ -224,46 +223,31 @@ def write_imported(
 ) -> None:
     """Write somebody's own curves as the data set directory `path`, which appears complete or not at all.
 
-    `curves` is one array (N, 3, 201) or its blocks of rows in order, `targets` (N, 2) normalised with
-    `target_bounds` (2, 2), N = `size`. `provenance` (JSON values) says where they come from; `floor` is what
-    floor.summary returns if the noise is known or estimated. Raises DataError for rows that break the layout, naming
-    the first of them, and as `generate` does.
+    `blocks` are the curves in order, (B, 3, 201) each, `targets` (N, 2) normalised with `target_bounds` (2, 2).
+    `provenance` (JSON values) says where they come from; `floor` is what floor.summary returns if the noise is known or
+    estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
     """
-    if size < 4:
-        raise DataError(
-            f"{path}: {size} curves: every fourth one is a test curve, so at least 4 are needed; import more specimens"
-        )
-    bounds = _valid_bounds(path, target_bounds)
-    if targets.shape != (size, material.TARGETS):
-        raise DataError(f"{path}: targets of shape {targets.shape} for {size} curves; expected ({size}, 2)")
-    blocks: Iterable[NDArray[np.float32]] = [curves] if isinstance(curves, np.ndarray) else curves
+    size, done = len(targets), 0
     targets = np.ascontiguousarray(targets, dtype="<f4")
     with _made_whole(path, size) as making:
         hashes: list[dict[str, str]] = []
-        done = 0
         with _Rows(making) as rows:
             for piece in _pieces(blocks):
-                if piece.shape[1:] != (material.CHANNELS, material.POINTS):
-                    raise DataError(f"{path}: curves of shape {piece.shape}; expected (N, 3, 201)")
-                high = min(done + len(piece), size)
-                if done + len(piece) > size:
-                    raise DataError(f"{path}: more curves than the {size} announced; import again")
-                _check_rows(path, done, piece, targets[done:high], bounded=False, remedy="correct it and import again")
-                rows.add(piece, targets[done:high])
-                done = high
+                labels = targets[done : done + len(piece)]
+                _check_rows(path, done, piece, labels, bounded=False, remedy="correct it and import again")
+                rows.add(piece, labels)
+                done += len(piece)
                 if done % BLOCK_ROWS == 0 or done == size:
                     hashes.append(rows.end_block())
                     if on_progress:
                         on_progress(done, size)
-        if done != size:
-            raise DataError(f"{path}: {done} curves instead of the {size} announced; import again")
         _write_sidecar(
             making,
             hashes,
             kind=_IMPORTED,
             spec=_IMPORTED_SPEC,
             size=size,
-            target_bounds=bounds,
+            target_bounds=_valid_bounds(path, target_bounds),
             floor=floor,
             provenance=provenance,
         )
@@ -290,7 +274,7 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(path, folder=True) as making:
             room.need_disk(path.parent, int(size * BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
-            for name, row in ((CURVES, (material.CHANNELS, material.POINTS)), (TARGETS, (material.TARGETS,))):
+            for name, row in _ROWS.items():
                 np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
             yield making
             for name in (CURVES, TARGETS, SIDECAR):
@@ -389,7 +373,7 @@ class _Rows:
         self._streams = {name: open(directory / name, "r+b", buffering=0) for name in (CURVES, TARGETS)}
         for name, values in ((CURVES, material.CHANNELS * material.POINTS), (TARGETS, material.TARGETS)):
             stream = self._streams[name]
-            stream.seek(read_header(stream, name).length + 4 * values * first)
+            stream.seek(open_npy(directory / name).offset + 4 * values * first)
         self._hashes = _hashers()
 
     def __enter__(self) -> "_Rows":
@@ -522,17 +506,11 @@ class _SideCar(TypedDict, total=False):
 
 def open_dataset(path: Path) -> Dataset:
     """Open a data set without reading its rows; sizes, types and version are checked against the side-car."""
+    made = "`horovod-study strain data generate`"
     if not path.exists():
-        raise DataError(
-            f"{path}: no such data set; make it with `horovod-study strain data generate`, or give a size"
-            " instead of a path"
-        )
-    if not path.is_dir():
-        raise DataError(f"{path}: is a file; name the directory that horovod-study strain data generate made")
+        raise DataError(f"{path}: no such data set; make it with {made}, or give a size instead of a path")
     if not (path / SIDECAR).exists():
-        raise DataError(
-            f"{path}: is not a data set (no {SIDECAR}); name one made by horovod-study strain data generate"
-        )
+        raise DataError(f"{path}: is not a data set (no {SIDECAR}); name a directory made by {made}")
     sidecar = read_json(path / SIDECAR, _SideCar, error=DataError, again="generate the data set again")
     known = {_GENERATED: material.SPEC, _IMPORTED: _IMPORTED_SPEC}.get(_kind(sidecar))
     if sidecar.get("spec") != known:
@@ -545,20 +523,34 @@ def open_dataset(path: Path) -> Dataset:
     if missing:
         raise DataError(f"{path / SIDECAR}: has no {', '.join(missing)}; {_again(sidecar)}")
     _valid_bounds(path / SIDECAR, sidecar.get("target_bounds", material.TARGET_BOUNDS))
-    size = sidecar["size"]
-    curves = _open_array(path / CURVES, (size, material.CHANNELS, material.POINTS))
-    targets = _open_array(path / TARGETS, (size, material.TARGETS))
-    return Dataset(path=path, curves=curves, targets=targets, sidecar=sidecar)
+    arrays = {}
+    for name, row in _ROWS.items():
+        array, shape = open_npy(path / name, mode="c"), (sidecar["size"], *row)  # pages are private, but never written
+        if array.shape != shape or array.dtype != np.dtype("<f4"):
+            found = f"holds {array.dtype} {array.shape}, the side-car says float32 {shape}"
+            raise DataError(f"{path / name}: {found}; generate it again")
+        arrays[name] = array
+    return Dataset(path=path, curves=arrays[CURVES], targets=arrays[TARGETS], sidecar=sidecar)
 
 
-def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Map a .npy file after checking its head and its length; pages are private but never written."""
-    array = open_npy(path, mode="c", exact=True)
-    if array.shape != shape or array.dtype != np.dtype("<f4"):
-        raise DataError(
-            f"{path}: holds {array.dtype} {array.shape}, the side-car says float32 {shape}; generate it again"
-        )
-    return array
+def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any]:
+    """Map the real numbers of a .npy file without unpickling; DataError unless they are all of the file.
+
+    Pages are read-only, or with mode "c" private to this process.
+    """
+    remedy = "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
+    try:
+        with open_file(path) as stream:
+            old = np.lib.format.read_magic(stream) == (1, 0)
+            read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+            (shape, fortran, dtype), begin = read(stream), stream.tell()
+            size, promised = os.fstat(stream.fileno()).st_size, begin + math.prod(shape) * dtype.itemsize
+    except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
+        raise DataError(f"{path}: is no .npy file ({first_line(error)[:100]}); {remedy}") from None
+    if dtype.kind not in "fiu" or not begin < size == promised:
+        found = f"holds {dtype} {shape} and is {size:,} bytes long, real numbers in {promised:,} bytes were expected"
+        raise DataError(f"{path}: {found}; {remedy}")
+    return np.memmap(path, dtype, mode, begin, shape, "F" if fortran else "C")
 
 
 def _kind(sidecar: dict[str, Any]) -> str:
@@ -576,9 +568,8 @@ def _valid_bounds(path: Path, bounds: Any) -> list[list[float]]:
     except (TypeError, ValueError):
         found = np.empty(0)
     if found.shape != (material.TARGETS, 2) or not np.isfinite(found).all() or not (found[:, 0] < found[:, 1]).all():
-        raise DataError(
-            f"{path}: target_bounds {bounds!r}: must be [[low, high] of G0 in MPa, [low, high] of a] with low < high"
-        )
+        needed = "[[low, high] of G0 in MPa, [low, high] of a] with low < high"
+        raise DataError(f"{path}: target_bounds {bounds!r}: must be {needed}")
     return [[float(low), float(high)] for low, high in found]
 
 
@@ -616,19 +607,13 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         for name, value in computed.items():
-            stored = dataset.floor.get(name, np.nan)
-            if not np.isclose(stored, value, rtol=1e-6, atol=0):  # which allows for another machine's exp
-                raise DataError(
-                    f"{path / SIDECAR}: floor {name} is {dataset.floor.get(name)}, the test curves on disk have "
-                    f"{value:.6g}; the side-car was changed, generate it again"
-                )
+            if not np.isclose(dataset.floor.get(name, np.nan), value, rtol=1e-6, atol=0):  # another machine's exp
+                found = f"floor {name} is {dataset.floor.get(name)}, the test curves on disk have {value:.6g}"
+                raise DataError(f"{path / SIDECAR}: {found}; the side-car was changed, generate it again")
     return {
         "path": str(path),
         "kind": dataset.kind,
-        "spec": sidecar["spec"],
-        "seed": sidecar.get("seed"),
-        "noise_max_mpa": sidecar.get("noise_max_mpa"),
-        "provenance": sidecar.get("provenance"),
+        **{name: sidecar.get(name) for name in ("spec", "seed", "noise_max_mpa", "provenance")},
         "size": dataset.size,
         "train": dataset.train_size,
         "test": dataset.test_size,
@@ -651,12 +636,10 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     else:
         known = {name: value for name, value in facts["provenance"].items() if name not in ("ids", "files", "warnings")}
         made, inside = f"import of {json.dumps(known)}", "all finite"
+    train, test = facts["train"], facts["test"]
     rows = [
         ("made by", made),
-        (
-            "split",
-            f"{facts['size']:,} curves: {facts['train']:,} for training, {facts['test']:,} for testing (every fourth)",
-        ),
+        ("split", f"{facts['size']:,} curves: {train:,} for training, {test:,} for testing (every fourth)"),
         ("files", f"{amount(facts['bytes'])}; SHA-256 of all {facts['blocks']} blocks agree"),
         ("layout", "flags, padding and increasing strain agree with the specification"),
         ("targets", f"G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}; {inside}"),

@@ -6,6 +6,10 @@ from pathlib import Path
 from horovod_study.errors import DataError
 
 MEMINFO = Path("/proc/meminfo")
+_GROUPS = {  # by controllers, of version 2 and 1: where, the limit, what is used, and what of it can be had back
+    "": ("/sys/fs/cgroup", "memory.max", "memory.current", "file "),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache "),
+}
 
 
 def available_bytes() -> int | None:
@@ -20,14 +24,10 @@ def available_bytes() -> int | None:
     except (OSError, KeyError, ValueError):
         return None
     for _, controllers, group in groups:
-        if controllers == "":
-            root, limit, usage, cached = Path("/sys/fs/cgroup"), "memory.max", "memory.current", "file "
-        elif controllers == "memory":
-            root, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-            usage, cached = "memory.usage_in_bytes", "total_cache "
-        else:
+        if controllers not in _GROUPS:
             continue
-        inner = root / group.strip("/")
+        root, limit, usage, cached = _GROUPS[controllers]
+        inner = Path(root) / group.strip("/")
         for folder in (inner, *inner.parents):
             try:
                 most = int((folder / limit).read_text())
@@ -41,21 +41,19 @@ def available_bytes() -> int | None:
 
 
 def need_memory(path: Path, needed: int, what: str, remedy: str) -> None:
-    """Raise DataError if `what` of `path` does not find room in memory (case 25)."""
+    """Raise DataError if `what` of `path` does not find room in memory."""
     free = available_bytes()
     if free is not None and needed > free:
         raise DataError(f"{path}: {what} needs {needed:,} bytes of memory, {free:,} are free; {remedy}")
 
 
 def need_disk(folder: Path, needed: int, what: str) -> None:
-    """Raise DataError if `what` does not find room on the disk of `folder`, which may not exist yet (case 25)."""
+    """Raise DataError if `what` does not find room on the disk of `folder`, which may not exist yet."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(there).free
     if needed > free:
-        raise DataError(
-            f"{folder}: {what} needs {needed:,} bytes on disk, {free:,} are free; choose another --out (or "
-            "HOROVOD_STUDY_DATA), or fewer curves"
-        )
+        remedy = "choose another --out (or HOROVOD_STUDY_DATA), or fewer curves"
+        raise DataError(f"{folder}: {what} needs {needed:,} bytes on disk, {free:,} are free; {remedy}")
 
 
 def worker_memory(workers_here: int) -> tuple[float, str] | None:

@@ -7,7 +7,6 @@ the bandwidth conventions of nccl-tests (doc/PERFORMANCE.md there), the straight
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.costs import ERROR_BEYOND, Link, moved_share, time_at
+from horovod_study.analysis.costs import ERROR_BEYOND, moved_share, time_at
 from horovod_study.errors import AnalysisError, nearest
-from horovod_study.records import facts
 
 WHOLE_GRADIENT = "all gradients"
 RESOLVED = 2.0
@@ -47,36 +45,14 @@ def bus_factor(operation: str, workers: int) -> float:
     return moved_share(workers) if operation == "allreduce" else 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LineFit:
-    """t(S) = alpha + S / beta, fitted to one way's all-reduces in place."""
-
-    way: str
-    alpha_s: float
-    alpha_ci95_s: tuple[float, float]
-    beta_bytes_per_s: float  # algbw of very large messages
-    beta_ci95_bytes_per_s: tuple[float, float]
-    sizes: int
-    low_bytes: int
-    high_bytes: int
-    rms_relative: float  # of the measured times from the line, as a factor minus 1
-    worst_bytes: int
-    worst_relative: float  # measured / line - 1 there
-
-    def time_s(self, size: float) -> float:
-        """Return the time of an all-reduce of `size` bytes."""
-        return float(Link(alpha_s=self.alpha_s, bytes_per_s=self.beta_bytes_per_s).message_s(size))
-
-    @property
-    def half_bytes(self) -> float:
-        """The size at which half of the final bandwidth is reached, alpha * beta."""
-        return self.alpha_s * self.beta_bytes_per_s
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "half_bytes": self.half_bytes}
+Fit = Mapping[str, Any]
+"""t(S) = alpha + S / beta of one way's all-reduces in place: `alpha_s`, `beta_bytes_per_s` (algbw of very large
+messages) with their `_ci95_`, `half_bytes` (the size at which half of that bandwidth is reached), `sizes`, `low_bytes`,
+`high_bytes`, `rms_relative` (of the measured times from the line, as a factor minus 1), `worst_bytes`,
+`worst_relative` (measured / line - 1 there)."""
 
 
-def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> LineFit:
+def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> dict[str, Any]:
     """Fit t(S) = alpha + S / beta to times (k,) of sizes (k,) in bytes, minimising squared logarithmic errors.
 
     Times from microseconds to seconds count alike, because it is the ratio of measured to fitted time that is made
@@ -116,19 +92,21 @@ def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> Line
             for value, width in zip(found.x, spread, strict=True)
         )
     worst = int(np.argmax(np.abs(left)))
-    return LineFit(
-        way=way,
-        alpha_s=math.exp(found.x[0]),
-        alpha_ci95_s=(a_low, a_high),
-        beta_bytes_per_s=math.exp(-found.x[1]),
-        beta_ci95_bytes_per_s=(1 / b_high, 1 / b_low if b_low > 0 else math.inf),
-        sizes=len(x),
-        low_bytes=int(x.min()),
-        high_bytes=int(x.max()),
-        rms_relative=math.expm1(math.sqrt(float(np.mean(left**2)))),
-        worst_bytes=int(x[worst]),
-        worst_relative=math.expm1(-left[worst]),
-    )
+    alpha, beta = math.exp(found.x[0]), math.exp(-found.x[1])
+    return {
+        "way": way,
+        "alpha_s": alpha,
+        "alpha_ci95_s": (a_low, a_high),
+        "beta_bytes_per_s": beta,
+        "beta_ci95_bytes_per_s": (1 / b_high, 1 / b_low if b_low > 0 else math.inf),
+        "sizes": len(x),
+        "low_bytes": int(x.min()),
+        "high_bytes": int(x.max()),
+        "rms_relative": math.expm1(math.sqrt(float(np.mean(left**2)))),
+        "worst_bytes": int(x[worst]),
+        "worst_relative": math.expm1(-left[worst]),
+        "half_bytes": alpha * beta,
+    }
 
 
 def fits_of(content: Mapping[str, Any], *, source: str, way: str | None) -> tuple[Mapping[str, Any], int]:
@@ -202,57 +180,15 @@ def memory_bytes(*, parameters: int, activations_per_curve: int, batch: int) -> 
     return 4.0 * (10 * parameters + 3 * activations_per_curve * batch)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _NetworkRoof:
-    """One runtime as a roof over the model."""
+Network = Mapping[str, Any]
+"""All that follows from one document of the benchmark: bench.json holds it, the three frames of `_TABLES` as rows.
 
-    way: str
-    final_bytes_per_s: float | None  # busbw of very large messages, from the fit
-    bytes_per_s: float  # busbw measured at the size of all gradients
-    ridge_flop_per_byte: float  # from which on computing is the limit: peak / `bytes_per_s`
-    attainable_flop_per_s: float  # of the model
-    allreduce_s: float  # of all gradients in one message
-    share_without_overlap: float | None  # step / (step + all-reduce): what is left if nothing overlaps
+`points`: a row per way, operation, place and size; `fits`: way -> Fit; `roofline`, see `_roofline`, None where the
+machine was not measured; `wrong` elements; `doubts`; `launch` and `step_roofline` of a GPU, see programs/microbench.py.
+"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Roofline:
-    """What bounds a training step of one worker, all workers computing: arithmetic, memory, or one of the networks."""
-
-    peaks_flop_per_s: Mapping[str, float]  # type -> matrix peak of one worker
-    peak_flop_per_s: float  # in float32
-    memory_bytes_per_s: float  # of one worker: bytes read plus bytes written
-    step_flop: float  # of one worker
-    step_s: float  # without communication
-    flop_per_s: float
-    memory_flop_per_byte: float
-    memory_attainable_flop_per_s: float
-    network_flop_per_byte: float | None  # None of one worker alone, who puts nothing on a network
-    networks: tuple[_NetworkRoof, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchedNetwork:
-    """All that follows from one document of the benchmark."""
-
-    workers: int
-    model: Mapping[str, Any]
-    points: pd.DataFrame  # one row per way, operation, place and size, see POINT_COLUMNS
-    barriers: pd.DataFrame  # way, seconds_median, seconds_min, seconds_max
-    copies: pd.DataFrame  # name, bytes, gb_per_s_median, _min, _max (null with a reason)
-    fits: Mapping[str, LineFit]
-    roofline: Roofline | None
-    wrong: int
-    doubts: tuple[str, ...]
-    launch: Mapping[str, Any] | None = None  # what launching a kernel takes on a GPU, see programs/microbench.py
-    step_roofline: Mapping[str, Any] | None = None  # launching, moving and computing of the step on a GPU, there too
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("workers", "model", "points", "barriers", "copies", "fits", "roofline")
-        return facts(self, *names, "wrong", "doubts", "launch", "step_roofline")
-
-
-def analyze(document: Mapping[str, Any]) -> BenchedNetwork:
+def analyze(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return bandwidths, fits and the roofline of a document of the benchmark.
 
     `document`: "workers", "model" and "jobs", each job as programs/collectives.py made it; one of them has "copies",
@@ -272,48 +208,42 @@ def analyze(document: Mapping[str, Any]) -> BenchedNetwork:
             doubts.append(str(error))
     machine: Mapping[str, Any] = next((job for job in document["jobs"] if "step" in job), {})
     copies = _table("copies", map(_copy, machine.get("copies", ())))
-    return BenchedNetwork(
-        workers=workers,
-        model=model,
-        points=points,
-        barriers=_table("barriers", ({"way": each["way"], **_spread("seconds", each["seconds"])} for each in told)),
-        copies=copies.astype({"reason": object}),
-        fits=fits,
-        roofline=_roofline(machine, copies, reduced, fits, workers, model) if machine else None,
-        wrong=int(points["wrong"].sum()),
-        doubts=(*_doubts(document, points, reduced, fits), *doubts),
-        launch=machine.get("launch"),
-        step_roofline=machine.get("step_roofline"),
-    )
+    barriers = ({"way": each["way"], **_spread("seconds", each["seconds"])} for each in told)
+    return {
+        "workers": workers,
+        "model": model,
+        "points": points,
+        "barriers": _table("barriers", barriers),
+        "copies": copies.astype({"reason": object}),
+        "fits": fits,
+        "roofline": _roofline(machine, copies, reduced, fits, workers, model) if machine else None,
+        "wrong": int(points["wrong"].sum()),
+        "doubts": [*_doubts(document, points, reduced, fits), *doubts],
+        "launch": machine.get("launch"),
+        "step_roofline": machine.get("step_roofline"),
+    }
 
 
-def restored(document: Mapping[str, Any], *, source: str) -> BenchedNetwork:
-    """Return the network that `Network.to_dict` was made of: bench.json holds it. Null is NaN again.
+def restored(document: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Return the Network that bench.json holds: tables are frames, and ends of intervals that are null NaN again.
 
     Raises AnalysisError, naming `source`, for what is no such document.
     """
     try:
-        known = {each.name: document.get(each.name) for each in fields(BenchedNetwork)}
-        if (roofline := document["roofline"]) is not None:
-            roofs = tuple(_NetworkRoof(**each) for each in roofline["networks"])
-            known["roofline"] = Roofline(**{**roofline, "networks": roofs})
-        known["fits"] = {way: _line(fit) for way, fit in document["fits"].items()}
-        known |= {name: _table(name, document[name]) for name in _TABLES}
+        known = {name: document.get(name) for name in ("launch", "step_roofline")}
+        known |= {name: document[name] for name in ("roofline", "model", "doubts")}
         known |= {name: int(document[name]) for name in ("workers", "wrong")}
-        return BenchedNetwork(**{**known, "model": document["model"], "doubts": tuple(document["doubts"])})
+        known |= {name: _table(name, document[name]) for name in _TABLES}
+        ends = "alpha_ci95_s", "beta_ci95_bytes_per_s"
+        known["fits"] = {
+            way: {**fit, **{name: tuple(math.nan if end is None else float(end) for end in fit[name]) for name in ends}}
+            for way, fit in document["fits"].items()
+        }
+        return known
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AnalysisError(
             f"{source}: is not what `horovod-study bench` writes ({type(error).__name__}: {error}); name its bench.json"
         ) from None
-
-
-def _line(fit: Mapping[str, Any]) -> LineFit:
-    """Return the fit that `LineFit.to_dict` was made of."""
-    ends = {
-        name: tuple(math.nan if end is None else float(end) for end in fit[name])
-        for name in ("alpha_ci95_s", "beta_ci95_bytes_per_s")
-    }
-    return LineFit(**{**{name: each for name, each in fit.items() if name != "half_bytes"}, **ends})
 
 
 def _table(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -361,10 +291,18 @@ def _roofline(
     machine: Mapping[str, Any],
     copies: pd.DataFrame,
     reduced: pd.DataFrame,
-    fits: Mapping[str, LineFit],
+    fits: Mapping[str, Fit],
     workers: int,
     model: Mapping[str, Any],
-) -> Roofline:
+) -> dict[str, Any]:
+    """Return what bounds a training step of one worker, all workers computing: arithmetic, memory, a network.
+
+    `peaks_flop_per_s`: type -> matrix peak of one worker, `peak_flop_per_s` in float32; `memory_bytes_per_s` of one
+    worker, read plus written; `step_flop`, `step_s` of one worker without communication. `networks`: per way the busbw
+    of very large messages by the fit (`final_bytes_per_s`) and measured at the size of all gradients (`bytes_per_s`),
+    the ridge from which on computing is the limit, and `share_without_overlap`, step / (step + all-reduce). One worker
+    alone puts nothing on a network: `network_flop_per_byte` is None.
+    """
     peaks: dict[str, float] = {}
     for rate in machine["matrices"]:
         peaks[rate["dtype"]] = max(peaks.get(rate["dtype"], 0.0), rate["gflops_median"] * 1e9)
@@ -381,34 +319,34 @@ def _roofline(
     for row in reduced[reduced["bytes"] == model["flat_bytes"]].to_dict("records") if in_network else ():
         way, seconds = row["way"], row["seconds_median"]
         bandwidth = row["busbw_gb_per_s"] * 1e9
-        final = fits[way].beta_bytes_per_s * bus_factor("allreduce", workers) if way in fits else None
+        final = fits[way]["beta_bytes_per_s"] * bus_factor("allreduce", workers) if way in fits else None
         networks.append(
-            _NetworkRoof(
-                way=way,
-                final_bytes_per_s=final,
-                bytes_per_s=bandwidth,
-                ridge_flop_per_byte=peak / bandwidth,
-                attainable_flop_per_s=attainable(in_network or 0.0, peak=peak, bandwidth=bandwidth),
-                allreduce_s=seconds,
-                share_without_overlap=step_s / (step_s + seconds),
-            )
+            {
+                "way": way,
+                "final_bytes_per_s": final,
+                "bytes_per_s": bandwidth,
+                "ridge_flop_per_byte": peak / bandwidth,
+                "attainable_flop_per_s": attainable(in_network or 0.0, peak=peak, bandwidth=bandwidth),
+                "allreduce_s": seconds,
+                "share_without_overlap": step_s / (step_s + seconds),
+            }
         )
-    return Roofline(
-        peaks_flop_per_s=peaks,
-        peak_flop_per_s=peak,
-        memory_bytes_per_s=memory,
-        step_flop=flop,
-        step_s=step_s,
-        flop_per_s=flop / step_s,
-        memory_flop_per_byte=in_memory,
-        memory_attainable_flop_per_s=attainable(in_memory, peak=peak, bandwidth=memory),
-        network_flop_per_byte=in_network,
-        networks=tuple(networks),
-    )
+    return {
+        "peaks_flop_per_s": peaks,
+        "peak_flop_per_s": peak,
+        "memory_bytes_per_s": memory,
+        "step_flop": flop,
+        "step_s": step_s,
+        "flop_per_s": flop / step_s,
+        "memory_flop_per_byte": in_memory,
+        "memory_attainable_flop_per_s": attainable(in_memory, peak=peak, bandwidth=memory),
+        "network_flop_per_byte": in_network,
+        "networks": networks,
+    }
 
 
 def _doubts(
-    document: Mapping[str, Any], points: pd.DataFrame, reduced: pd.DataFrame, fits: Mapping[str, LineFit]
+    document: Mapping[str, Any], points: pd.DataFrame, reduced: pd.DataFrame, fits: Mapping[str, Fit]
 ) -> Iterator[str]:
     for row in points[points["wrong"] > 0].to_dict("records"):
         place = {"in": " in place", "out": " out of place"}[row["place"]] if row["operation"] == "allreduce" else ""
@@ -417,14 +355,14 @@ def _doubts(
             "not train over it"
         )
     for way, fit in fits.items():
-        if abs(fit.worst_relative) > 0.25:
-            side = "more" if fit.worst_relative > 0 else "less"
+        if abs(fit["worst_relative"]) > 0.25:
+            side = "more" if fit["worst_relative"] > 0 else "less"
             yield (
-                f"{way}: no straight line; {fit.worst_bytes:,} bytes take {100 * abs(fit.worst_relative):.0f} % {side} "
-                "than alpha + S/beta says (other algorithms and caches at other sizes): read single sizes off "
+                f"{way}: no straight line; {fit['worst_bytes']:,} bytes take {100 * abs(fit['worst_relative']):.0f} % "
+                f"{side} than alpha + S/beta says (other algorithms and caches at other sizes): read single sizes off "
                 "the table"
             )
-        intervals = {"alpha": fit.alpha_ci95_s, "beta": fit.beta_ci95_bytes_per_s}
+        intervals = {"alpha": fit["alpha_ci95_s"], "beta": fit["beta_ci95_bytes_per_s"]}
         loose = [name for name, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]
         if loose:
             yield f"{way}: {' and '.join(loose)} not resolved, the interval spans more than a factor of {RESOLVED:g}"

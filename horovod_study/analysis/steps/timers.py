@@ -16,175 +16,116 @@ Writing rows is rare and timed by itself; what it takes per step is added, for m
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.stats import Interval, finite_or_none, half_width, trimmed_mean
-from horovod_study.records import finite
-
-_LIMIT_PERCENT = 0.5
-"""What measuring may cost."""
-
-OFF, _CONTROL = "off", "control"
+from horovod_study.analysis.stats import half_width, trimmed_mean
+from horovod_study.text.words import plural
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overhead:
-    """What one way of measuring adds to a step with the timers off."""
+def timer_cost(case: Mapping[str, Any], *, limit_percent: float = 0.5) -> dict[str, Any]:
+    """Return what `programs.timers.measure` found in one launch as overheads of mode off's step, as plain values.
 
-    variant: str
-    step_s: float  # median over the rounds, writing included
-    percent: Interval  # of the step with mode off; no ends with fewer rounds than an interval takes
-    writing_percent: float  # of it, rows that are written more or less than with mode off
-    calls_us: float | None  # microseconds a step that the calls take alone, writing included; None beside
-    edges_percent: float | None = None  # with its start and stop every `edges_steps` steps; None without
-    edges_steps: int | None = None
-
-    def verdict(self, limit_percent: float) -> str:
-        """Return `yes` if it costs less than the limit, `no` if more, or `not resolved`."""
-        if self.percent.high < limit_percent:
-            return "yes"
-        return "no" if self.percent.low > limit_percent else "not resolved"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, the ends of the interval beside its number."""
-        ends = self.percent.to_dict()
-        found = {"way": self.variant, "step_s": self.step_s, "percent": ends["value"]}
-        rest = ("writing_percent", "calls_us", "edges_percent", "edges_steps")
-        return {**found, "low": ends["low"], "high": ends["high"], **{name: getattr(self, name) for name in rest}}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimerCost:
-    """All ways at one batch size with one number of workers."""
-
-    runtime: str
-    workers: int
-    batch: int
-    device: str
-    rounds: int
-    steps_per_block: int
-    seconds: float
-    off_step_s: float
-    limit_percent: float
-    control: Overhead
-    variants: tuple[Overhead, ...]
-    doubts: tuple[str, ...]
-
-    def variant(self, name: str) -> Overhead:
-        """Return the way of this name."""
-        return next(each for each in self.variants if each.variant == name)
-
-    @property
-    def verdict(self) -> str:
-        """Say what mode light costs, and whether that is below the limit."""
-        light = self.variant("light")
-        answer = light.verdict(self.limit_percent)
-        text = f"light costs {interval(light)} of a step; below {self.limit_percent:g} %: {answer}"
-        if answer == "not resolved" and light.percent.known:
-            share = light.percent.width / self.limit_percent  # half the limit is wanted as half the interval
-            text += f" (with this noise it takes about {self.seconds * max(1.5, share**2):,.0f} s)"
-        if light.calls_us is not None:
-            text += f"; the calls alone take {light.calls_us:.1f} us, {light.calls_us / self.off_step_s / 1e4:.2f} %"
-        return text
-
-    @property
-    def resolution(self) -> float | None:
-        """Half of the control's interval in per cent: smaller differences are not seen."""
-        return finite_or_none(self.control.percent.width / 2)
-
-    def exceeds(self, percent: float) -> bool:
-        """Return whether mode light certainly costs more than `percent`: its whole interval is above."""
-        light = self.variant("light").percent
-        return (light.low if light.known else light.value) > percent
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, with the verdict in words."""
-        plain = {each.name: finite(getattr(self, each.name)) for each in fields(self)}
-        return {**plain, "resolution_percent": self.resolution, "verdict": self.verdict}
-
-
-def interval(each: Overhead) -> str:
-    """Return `0.05 % [-0.10, 0.20]`."""
-    percent = each.percent
-    return f"{percent.value:.2f} %" + (f" [{percent.low:.2f}, {percent.high:.2f}]" if percent.known else "")
-
-
-def timer_cost(case: Mapping[str, Any], *, limit_percent: float = _LIMIT_PERCENT) -> TimerCost:
-    """Return what `measure.timers.measure` found in one launch as overheads of mode off's step."""
-    steps = {name: int(count) for name, count in case["steps"].items()}
-    every = {name: int(count) for name, count in case["every"].items()}
-    blocks = {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case["block_s"].items()}
-    off = blocks[OFF]
+    `control` is mode off again, `variants` the other ways. Each has its `step_s`, the median over the rounds with
+    writing; `percent` of the step with mode off and the ends `low` and `high` of its interval, None with fewer than 5
+    rounds; `writing_percent` of it; `calls_us`, microseconds a step that the calls take alone, None beside; and
+    `edges_percent`, with its start and stop every `edges_steps` steps.
+    """
+    steps = case["steps"]
+    blocks, around = (
+        {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case[kind].items()}
+        for kind in ("block_s", "around_s")
+    )
+    off, nothing = blocks["off"], (0.0, 0.0, 0.0)
     base_s = math.exp(trimmed_mean(np.log(off))[0])
-    writing = {name: trimmed_mean(np.array([s / rows for rows, s in found])) for name, found in case["drains"].items()}
-    nothing = (0.0, 0.0, 0.0)
-    around = {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case["around_s"].items()}
+    writing = {name: trimmed_mean([s / rows for rows, s in found]) for name, found in case["drains"].items()}
 
-    def overhead(name: str) -> Overhead:
-        beside = off[:: every[name]]  # of the same rounds
+    def overhead(name: str) -> dict[str, Any]:
+        beside = off[:: case["every"][name]]  # of the same rounds
         logs = np.log(blocks[name] / beside)
         mean, error, freedom = trimmed_mean(logs)
-        written = [writing.get(each, nothing) for each in (name, OFF)]
-        more = (written[0][0] - written[1][0]) / base_s
+        written, ours = writing.get(name, nothing), writing.get("off", nothing)
+        more = (written[0] - ours[0]) / base_s
         center = math.expm1(mean) + more
         # The writing's own scatter is added in square: it is timed apart from the blocks.
-        spread = math.hypot(math.exp(mean) * error, *(one[1] / base_s for one in written))
-        half = half_width(spread, freedom) if len(logs) >= 5 else math.nan
-        edges = None
-        if name in around:
-            edges = 100 * math.expm1(trimmed_mean(np.log((blocks[name] + around[name]) / beside))[0])
-        return Overhead(
-            variant=name,
-            step_s=float(np.median(blocks[name])) + written[0][0],
-            percent=Interval(value=100 * center, low=100 * (center - half), high=100 * (center + half)),
-            writing_percent=100 * more,
-            calls_us=1e6 * case["calls_s"][name] if name in case["calls_s"] else None,
-            edges_percent=edges,
-            edges_steps=steps[name] if name in around else None,
-        )
+        spread = math.hypot(math.exp(mean) * error, written[1] / base_s, ours[1] / base_s)
+        half = half_width(spread, freedom) if len(logs) >= 5 else None
+        edges = np.log((blocks[name] + around[name]) / beside) if name in around else None
+        return {
+            "way": name,
+            "step_s": float(np.median(blocks[name])) + written[0],
+            "percent": 100 * center,
+            "low": None if half is None else 100 * (center - half),
+            "high": None if half is None else 100 * (center + half),
+            "writing_percent": 100 * more,
+            "calls_us": 1e6 * case["calls_s"][name] if name in case["calls_s"] else None,
+            "edges_percent": None if edges is None else 100 * math.expm1(trimmed_mean(edges)[0]),
+            "edges_steps": None if edges is None else steps[name],
+        }
 
-    control = overhead(_CONTROL)
-    return TimerCost(
-        runtime=case["runtime"],
-        workers=int(case["workers"]),
-        batch=int(case["batch"]),
-        device=case["device"],
-        rounds=len(off),
-        steps_per_block=steps[OFF],
-        seconds=float(case["seconds"]),
-        off_step_s=float(np.median(off)) + writing.get(OFF, nothing)[0],
-        limit_percent=limit_percent,
-        control=control,
-        variants=tuple(overhead(name) for name in case["ways"] if name not in (OFF, _CONTROL)),
-        doubts=_doubts(case, control, limit_percent),
+    control = overhead("control")
+    half = None if control["low"] is None else (control["high"] - control["low"]) / 2
+    cost = {
+        **{name: case[name] for name in ("runtime", "workers", "batch", "device", "seconds")},
+        "rounds": len(off),
+        "steps_per_block": steps["off"],
+        "off_step_s": float(np.median(off)) + writing.get("off", nothing)[0],
+        "limit_percent": limit_percent,
+        "control": control,
+        "variants": [overhead(name) for name in case["ways"] if name not in ("off", "control")],
+        "resolution_percent": half,
+    }
+    return {**cost, "doubts": list(_doubts(case, cost)), "verdict": _verdict(cost)}
+
+
+def way(cost: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what was found of the way of this name."""
+    return next(each for each in cost["variants"] if each["way"] == name)
+
+
+def exceeds(cost: Mapping[str, Any], percent: float) -> bool:
+    """Return whether mode light certainly costs more than `percent`: its whole interval is above."""
+    light = way(cost, "light")
+    return bool((light["percent"] if light["low"] is None else light["low"]) > percent)
+
+
+def interval(found: Mapping[str, Any]) -> str:
+    """Return `0.05 % [-0.10, 0.20]`."""
+    ends = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
+    return f"{found['percent']:.2f} %{ends}"
+
+
+def _verdict(cost: Mapping[str, Any]) -> str:
+    light, limit = way(cost, "light"), cost["limit_percent"]
+    answer, more = "not resolved", ""
+    if light["low"] is not None:
+        answer = "yes" if light["high"] < limit else "no" if light["low"] > limit else answer
+        share = (light["high"] - light["low"]) / limit  # half the limit is wanted as half the interval
+        seconds = cost["seconds"] * max(1.5, share**2)
+        more = f" (with this noise it takes about {seconds:,.0f} s)" if answer == "not resolved" else ""
+    calls_us = light["calls_us"]
+    return (
+        f"light costs {interval(light)} of a step; below {limit:g} %: {answer}{more}; the calls alone take "
+        f"{calls_us:.1f} us, {calls_us / cost['off_step_s'] / 1e4:.2f} %"
     )
 
 
-def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) -> tuple[str, ...]:
-    found = []
-    rounds = len(case["block_s"][OFF])
-    if rounds < 20:
-        found.append(f"only {rounds} rounds: the intervals are poorly supported; give it more --seconds")
-    if control.percent.excludes(0):
-        found.append(
+def _doubts(case: Mapping[str, Any], cost: Mapping[str, Any]) -> Iterator[str]:
+    control, half = cost["control"], cost["resolution_percent"]
+    if cost["rounds"] < 20:
+        yield f"only {cost['rounds']} rounds: the intervals are poorly supported; give it more --seconds"
+    if half is not None and not control["low"] <= 0 <= control["high"]:
+        yield (
             f"the control, mode off against itself, differs by {interval(control)}: by chance once in twenty "
             "times, else the machine was disturbed; measure again when it is quiet"
         )
-    if (half := control.percent.width / 2) > limit_percent:
-        found.append(f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine")
+    if half is not None and half > cost["limit_percent"]:
+        yield f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine"
     others = case["other_cores"]  # None: the system does not report
     if others is not None and others > 0.1:
-        found.append(f"other programs used {others:.2g} cores meanwhile: measure again when the machine is quiet")
-    fewest = min((len(drains) for name, drains in case["drains"].items() if name in ("off", "light")), default=0)
+        yield f"other programs used {others:.2g} cores meanwhile: measure again when the machine is quiet"
+    fewest = min(len(case["drains"].get(name, ())) for name in ("off", "light"))
     if fewest < 3:
-        found.append(f"writing was timed {fewest} time{'s' * (fewest != 1)} per mode: its share is rough")
-    return tuple(found)
-
-
-def summary(costs: Sequence[TimerCost]) -> list[str]:
-    """Return one sentence per case."""
-    return [f"batch {each.batch}, {each.workers} worker{'s' * (each.workers > 1)}: {each.verdict}" for each in costs]
+        yield f"writing was timed {plural(fewest, 'time')} per mode: its share is rough"

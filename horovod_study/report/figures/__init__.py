@@ -21,5 +21,5 @@ of a study:
 
 of one verb:
     accounting, attribution, bench, comparison, inspection (with system), lr_range, search,
-    simulation, timeline, timers
+    simulation, timeline
 """

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, face, legend
 from horovod_study.report.kit.style import LAPS, LapStyle, folded, series_styles, small, text_in
@@ -98,7 +98,7 @@ def breakdown(analysis: Analysis) -> Drawing | None:
         alt="Stacked bars of the mean time per step by part and number of workers; the values are in the table below.",
         caption=caption,
         data=parts[["series", "workers", "nodes", "repeats", "lap", "mean_s", "share", "note"]],
-        draw=draw,
+        paint=draw,
     )
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from horovod_study.analysis.machine.network import BenchedNetwork, restored
+from horovod_study.analysis.machine.network import Network, restored
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import NOTES
@@ -19,14 +19,14 @@ from horovod_study.analysis.steps.losses import IDEAL, MEASURED
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures import attribution
 from horovod_study.report.figures.bench import draw_network, draw_roofline, network_caption, roofline_caption
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.text.numbers import MINUS, THIN, milliseconds, percent, signed
 from horovod_study.text.words import plural, span
 
-NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
+NAMES = ("losses", "attribution", "roofline", "network")
 
 _MAX_BARS = 10
 """Of the figure of what synchronisation is made of: each series has its share of them, its largest counts."""
@@ -112,7 +112,7 @@ def losses(analysis: Analysis) -> Drawing | None:
         "its CSV file.",
         caption=caption,
         data=table,
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -141,43 +141,6 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
     spare = min(0.6, (style.text_in(f"{MINUS}0.00 (100{THIN}%)") + 0.05) / panel_in)
     axes.set_xlim(min(0.0, 1.05e3 * min(float(row["to_s"]) for row in parts.values())), right / (1 - spare))
     kit.label_ticks(axes.xaxis, MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
-
-
-_WAITING = (
-    kit.Quantity("skew_s", "Skew / ms per step", "ms per step", scale=1000.0),
-    kit.Quantity("load_balance", "Load balance / %", "% load balance", scale=100.0, share=True),
-)
-
-
-def stragglers(analysis: Analysis) -> Drawing | None:
-    points = analysis.points
-    known = points[(points["workers"] > 1) & points["skew_s_median"].notna() & (points["mode"] != "mixed")]
-    if known.empty or known.groupby("series")["workers"].nunique().max() < 2:
-        return None  # one point is no curve: the table of points has it
-    settings = kit.settings_of(known, most=2)
-    shown = known[known["setting"].isin(settings)]
-    styles = style.series_styles(points)
-
-    def draw(width_in: float) -> Figure:
-        return kit.quantities(shown, settings, _WAITING, styles, width_in)
-
-    caption = (
-        "Stragglers against the number of workers. Waiting for the last worker (skew): mean over steps and ranks of "
-        "the time from a rank's own gradients being ready to those of the last rank. Load balance: mean over ranks of "
-        "the useful time over that of the slowest rank, 100 % where all are equally fast; its axis need not begin at "
-        "zero. Both from the step rows of all ranks. Points: medians over repeats; bars: lowest to highest repeat; "
-        "lines only guide the eye. Dashed vertical lines: further workers need another node. "
-        f"{kit.repeats_words(shown)}{kit.left_out(known, settings)}"
-    )
-    names = [f"{each.name}_{end}" for each in _WAITING for end in ("median", "min", "max")]
-    return Drawing(
-        name=NAMES[1],
-        title="Stragglers",
-        alt="Waiting for the last worker and load balance against workers; the values are in the table of points.",
-        caption=caption,
-        data=known[["series", "setting", "partition", "workers", "nodes", "repeats", *names]],
-        draw=draw,
-    )
 
 
 _CELL = ["series", "workers", "nodes", "batch", "arm"]
@@ -222,12 +185,12 @@ def parts(analysis: Analysis) -> Drawing | None:
         + (f" In the CSV file only: {plural(rest, 'further bar')}." if rest else "")
     )
     return Drawing(
-        name=NAMES[2],
+        name=NAMES[1],
         title="What synchronisation is made of",
         alt="Stacked bars of transfer, skew, runtime and what is unexplained; the values are in its CSV file.",
         caption=caption,
         data=table,
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -238,41 +201,45 @@ def machines(analysis: Analysis) -> list[Drawing]:
     for place, document in enumerate(machines):
         network = restored(document, source="network.json")
         end = f"-{place + 1}" if len(machines) > 1 else ""
-        if network.roofline is not None:
+        if network["roofline"] is not None:
             found.append(
                 Drawing(
-                    name=f"{NAMES[3]}{end}",
+                    name=f"{NAMES[2]}{end}",
                     title="Roofline of the machine",
                     alt="Attainable operations per second against operations per byte, with the training step on it.",
                     caption=roofline_caption(network),
                     data=_roofs(network),
-                    draw=partial(draw_roofline, network),
+                    paint=partial(draw_roofline, network),
                 )
             )
-        if len(network.points):
+        if len(network["points"]):
             found.append(
                 Drawing(
-                    name=f"{NAMES[4]}{end}",
+                    name=f"{NAMES[3]}{end}",
                     title="All-reduce of the machine",
                     alt="Time and bus bandwidth of an all-reduce against message size.",
                     caption=network_caption(network),
-                    data=network.points,
-                    draw=partial(draw_network, network),
+                    data=network["points"],
+                    paint=partial(draw_network, network),
                 )
             )
     return found
 
 
-def _roofs(network: BenchedNetwork) -> pd.DataFrame:
+def _roofs(network: Network) -> pd.DataFrame:
     """Return the rows of a roofline: peaks, roofs with their ridge and what is attainable, and the step."""
-    roofline = network.roofline
+    roofline = network["roofline"]
     assert roofline is not None
-    done, peaks = roofline.flop_per_s, roofline.peaks_flop_per_s.items()
-    memory = (roofline.memory_bytes_per_s, roofline.memory_flop_per_byte, roofline.memory_attainable_flop_per_s)
+    done, peaks = roofline["flop_per_s"], roofline["peaks_flop_per_s"].items()
+    memory = (
+        roofline["memory_bytes_per_s"],
+        roofline["memory_flop_per_byte"],
+        roofline["memory_attainable_flop_per_s"],
+    )
     rows = [("peak", name, peak, math.nan, math.nan, math.nan) for name, peak in peaks]
     rows.append(("roof", "memory", done, *memory))
-    for each in roofline.networks:
-        per_byte = math.nan if roofline.network_flop_per_byte is None else roofline.network_flop_per_byte
-        rows.append(("roof", each.way, done, each.bytes_per_s, per_byte, each.attainable_flop_per_s))
+    for each in roofline["networks"]:
+        per_byte = math.nan if roofline["network_flop_per_byte"] is None else roofline["network_flop_per_byte"]
+        rows.append(("roof", each["way"], done, each["bytes_per_s"], per_byte, each["attainable_flop_per_s"]))
     columns = ["kind", "name", "flop_per_s", "bytes_per_s", "flop_per_byte", "attainable_flop_per_s"]
     return pd.DataFrame(rows, columns=columns)

@@ -1,7 +1,7 @@
 """Figures of convergence: learning curves with the floor, the time to a target and what it is made of, sensitivity."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.ticker import LogLocator
 
 from horovod_study.analysis.series.points import CHOICES, baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
+from horovod_study.report.grammar import Figure, Guide, Panel, Points
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.interactive import mark
 from horovod_study.roles import Role
-from horovod_study.text.numbers import MINUS, THIN, prefixed, rounded, scientific, short_rate
+from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
@@ -52,7 +50,7 @@ _MISSED: dict[str, Any] = {"edgecolor": style.QUIET, "linestyle": (0, (2, 1.5)),
 _CELL = ["series", "workers", "nodes"]
 
 
-def learning(analysis: Analysis) -> Drawing | None:
+def learning(analysis: Analysis) -> Figure | None:
     """Return the learning curves; None where they are flat."""
     return None if is_flat(analysis.convergence) else learning_curves(analysis.points, analysis.convergence)
 
@@ -76,7 +74,7 @@ def _usual(curves: pd.DataFrame) -> pd.DataFrame:
 def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path) -> None:
     """Write the learning curves of some runs to one picture; the ending of `path` says in which form.
 
-    Raises RecordError for runs without evaluations, and what `Drawing.save` raises.
+    Raises RecordError for runs without evaluations, and what `Figure.save` raises.
     """
     drawing = learning_curves(points, curves)
     if drawing is None:
@@ -84,7 +82,7 @@ def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path
     drawing.save(path)
 
 
-def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | None:
+def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """Return the test MSE against samples (epochs) and against seconds, one line per cell; None without evaluations."""
     shown = _usual(curves)
     if shown.empty:
@@ -105,10 +103,10 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
         name: shown[name].max() > 8 * shown.loc[shown[name] > 0, name].min() for name in (across[0], "train_s_median")
     }
 
-    def draw(width_in: float) -> Figure:
+    def draw(width_in: float) -> Canvas:
         shown_rows = rows if width_in >= style.NARROW_IN else rows[:2]  # a page has no room for more below one another
         lines, columns, height_in = kit.grid_of(2 * len(shown_rows), width_in, aspect=0.84, alone=0.52)
-        figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
+        figure = Canvas(figsize=(width_in, height_in + 0.4), layout="constrained")
         grid = figure.subplots(lines, columns, squeeze=False, sharey=True).reshape(len(shown_rows), 2)
         for (left, right), row, look in zip(grid, shown_rows, looks, strict=False):
             for axes, (x, name) in ((left, across), (right, ("train_s_median", "Training time / s"))):
@@ -161,13 +159,13 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
             *(["Some worker counts are left out; they are in the data of the figure."] if thinned else []),
         ]
     )
-    return Drawing(
+    return Figure(
         name="learning",
         title="Learning curve",
         alt="Test MSE against training samples and training time; the values are in the table of what was learned.",
         caption=caption,
         data=shown,
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -270,7 +268,12 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: style.SeriesStyle, *, p
     own = rows[rows[x] > 0] if positive else rows
     if (own["evaluations"] > 1).any():
         kit.band_of(axes, own[x], (own["test_mse_min"], own["test_mse_max"]), look, alpha=0.16)
-    how = {**kit.marker(look), "markersize": 4.2, "markevery": max(1, len(own) // 12), "dash_capstyle": "butt"}
+    how: dict[str, Any] = {
+        **kit.marker(look),
+        "markersize": 4.2,
+        "markevery": max(1, len(own) // 12),
+        "dash_capstyle": "butt",
+    }
     texts = [
         f"{prefixed(float(f'{samples:.3g}'))} samples, {rounded(seconds, 3)}{THIN}s: test MSE {scientific(mse, 3)}"
         for samples, seconds, mse in zip(own["samples"], own["train_s_median"], own["test_mse_median"], strict=True)
@@ -292,7 +295,7 @@ def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
     kit.label_ticks(axes.yaxis, LogLocator(subs=marks, numticks=12), scientific)
 
 
-def targets(analysis: Analysis) -> Drawing | None:
+def targets(analysis: Analysis) -> Figure | None:
     """Return stacked bars of the seconds to each target by worker count; None where only single workers trained."""
     table = analysis.targets
     parallel = set(table.loc[table["workers"] > 1, "setting"])
@@ -306,7 +309,7 @@ def targets(analysis: Analysis) -> Drawing | None:
     shown = table[(table["setting"].isin(settings) | table["series"].isin(bases)) & table["target_mse"].isin(picked)]
     names, words = style.series_labels(analysis.points), _told(settings)
 
-    def draw(width_in: float) -> Figure:
+    def draw(width_in: float) -> Canvas:
         most = max(6, int(0.78 * width_in / 0.17))
         blocks = [(setting, part) for setting in settings for part in _parted(_with_base(shown, setting), most)]
         bars = max(shown[shown["series"].isin(part)].groupby("target_mse").size().max() for _, part in blocks)
@@ -314,7 +317,7 @@ def targets(analysis: Analysis) -> Drawing | None:
         drawn = picked[-max(1, 6 // len(blocks) * columns) :]  # a page has no room for more
         lines = math.ceil(len(drawn) / columns)
         line_in = min(2.15, kit.MAX_HEIGHT_IN / (len(blocks) * lines))
-        figure = Figure(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")
+        figure = Canvas(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")
         grid = figure.subplots(len(blocks) * lines, columns, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
@@ -347,13 +350,13 @@ def targets(analysis: Analysis) -> Drawing | None:
     if len(levels) > len(picked) or len(parallel) > len(settings):
         caption += " Further targets and settings are in the table."
     caption += " A narrow figure may have room for the lowest targets only."
-    return Drawing(
+    return Figure(
         name="targets",
         title="Time to target",
         alt="Stacked bars of the seconds to reach each target error by number of workers; the values are in the table.",
         caption=caption,
         data=shown,
-        draw=draw,
+        paint=draw,
     )
 
 
@@ -425,7 +428,7 @@ def _seconds(row: Mapping[Any, Any]) -> str:
 
 def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     """Draw the parts of one bar; return its height."""
-    values = {name: row[name] for name in PARTS}
+    values: dict[str, Any] = {name: row[name] for name in PARTS}
     # Fewer samples than one worker: the bar is shorter, and nothing is added.
     if not math.isfinite(values["same_samples_s"]) or values["more_samples_s"] < 0:
         values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
@@ -437,45 +440,43 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     return foot
 
 
-def sensitivity(analysis: Analysis) -> Drawing | None:
+def sensitivity(analysis: Analysis) -> Figure | None:
     """Return the best test MSE against every option of learning that the study varies; None where it varies none."""
     table = analysis.learning[analysis.learning["best_mse_median"].notna()]
-    varied = [name for name in CHOICE_TITLES if table[name].nunique() > 1]
-    panels = [(name, _groups(analysis.points, table, name)) for name in varied]
-    panels = [(name, lines) for name, lines in panels if any(len(rows) > 1 for _, rows in lines)]
+    looks: dict[str, style.SeriesStyle] = {}
+    panels, varied = [], []
+    floors = [Guide(label="statistical floor", level=each, how=_FLOOR) for each in table["floor_mse"].dropna().unique()]
+    for name in CHOICE_TITLES:
+        lines = _groups(analysis.points, table, name) if table[name].nunique() > 1 else []
+        if not any(len(rows) > 1 for _, rows in lines):
+            continue
+        values = list(dict.fromkeys(table[name]))
+        numeric = all(isinstance(value, int | float | np.number) and float(value) > 0 for value in values)
+        named = [rows.assign(line=f"{name} {look.label}") for look, rows in lines]
+        looks |= {rows["line"].iloc[0]: look for (look, _), rows in zip(lines, named, strict=True)}
+        rows = pd.concat(named)
+        rows = rows.assign(value=rows[name].map(float if numeric else values.index))
+        points: dict[str, Any] = {"y": "best_mse_median", "low": "best_mse_min", "high": "best_mse_max"}
+        made = Points(rows=rows, x="value", by="line", line=True, **points)
+        names = () if numeric else [f"{value}" for value in values]
+        panels.append(Panel(layers=[*floors, made], y="Best test MSE", x=CHOICE_TITLES[name], log="xy", names=names))
+        varied.append(CHOICE_TITLES[name].lower())
     if not panels:
         return None
-
-    def draw(width_in: float) -> Figure:
-        columns = min(2, len(panels)) if width_in >= style.NARROW_IN else 1
-        rows = math.ceil(len(panels) / columns)
-        legends = max(len(lines) for _, lines in panels)
-        height_in = rows * (width_in / columns * 0.6 + 0.17 * legends + 0.5)
-        figure, made = kit.panels_of(width_in, height_in, rows, columns, len(panels), sharey=True)
-        for place, (axes, (name, lines)) in enumerate(zip(made, panels, strict=True)):
-            _panel(axes, name, lines, table, width_in / columns)
-            if place % columns == 0:
-                axes.set_ylabel("Best test MSE")
-            else:
-                axes.tick_params(axis="y", labelleft=False)
-        return figure
-
-    return Drawing(
+    return Figure(
         name="sensitivity",
         title="Sensitivity",
         alt="Best test MSE against the options of training that the study varies; the values are in the table.",
-        caption=(
-            "Best test MSE of a run (the smallest over its evaluations) against "
-            f"{', '.join(CHOICE_TITLES[name].lower() for name, _ in panels)}: the median run, bars from the lowest to "
-            "the highest repeat. Everything else is equal along a line. "
-            + (
-                "Dashed grey: the statistical floor, the mean Cramer-Rao bound of the test curves."
-                if table["floor_mse"].notna().any()
-                else "The floor of this data set is not known."
-            )
+        caption=f"Best test MSE of a run (the smallest over its evaluations) against {', '.join(varied)}: the median "
+        "run, bars from the lowest to the highest repeat. Everything else is equal along a line. "
+        + (
+            "Dashed grey: the statistical floor, the mean Cramer-Rao bound of the test curves."
+            if floors
+            else "The floor of this data set is not known."
         ),
         data=table,
-        draw=draw,
+        panels=panels,
+        looks=looks,
     )
 
 
@@ -505,44 +506,3 @@ def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) 
     }
     runtime = [names[row["series"]]] if {"backend", "transport", "partition"} & set(keys) else []
     return ", ".join([*runtime, *(words[key] for key in keys if key in words)])
-
-
-def _panel(
-    axes: Axes, name: str, lines: Sequence[tuple[style.SeriesStyle, pd.DataFrame]], table: pd.DataFrame, wide_in: float
-) -> None:
-    values = list(dict.fromkeys(table[name]))
-    numeric = all(isinstance(value, int | float | np.number) and float(value) > 0 for value in values)
-    values = sorted(values, key=float) if numeric else values
-    where: Callable[[Any], float] = float if numeric else lambda value: float(values.index(value))
-    for place, (look, rows) in enumerate(lines):
-        own = rows.assign(at=[where(value) for value in rows[name]]).sort_values("at", kind="stable")
-        shift = (place - (len(lines) - 1) / 2) * 0.008
-        x = own["at"] * (values[-1] / values[0]) ** shift if numeric else own["at"] + shift * (len(values) - 1)
-        spread = axes.vlines(x, own["best_mse_min"], own["best_mse_max"], color=look.color, linewidth=1.1, zorder=3)
-        look = replace(look, label=look.label or "best of a run")
-        mark(spread, series=look.label)
-        how = {**kit.marker(look), "linewidth": 1.3, "dash_capstyle": "butt", "label": look.label, "zorder": 4}
-        best = zip(own[name], own["best_mse_median"], strict=True)
-        texts = [f"{value}: best test MSE {scientific(mse, 3)}" for value, mse in best]
-        kit.line_of(axes, x, own["best_mse_median"], look, tips=texts, **how)
-    for floor in table["floor_mse"].dropna().unique():
-        axes.axhline(floor, **_FLOOR, zorder=1, label="statistical floor")
-    _mse_axis(axes, table)
-    if numeric:
-        axes.set_xscale("log")
-        gap = math.log(values[-1] / values[0]) / 6
-        ends = [float(value) for value in (values[-1], *values[:-1])]
-        kept = kit.apart(ends, lambda value, other: abs(math.log(value / other)) >= gap)
-        kit.label_ticks(axes.xaxis, FixedLocator(kept), lambda value: short_rate(value).replace("-", MINUS))
-        edge = (values[-1] / values[0]) ** 0.06
-        axes.set_xlim(values[0] / edge, values[-1] * edge)
-    else:
-        axes.set_xticks(range(len(values)), [f"{value}" for value in values])
-        axes.set_xlim(-0.3, len(values) - 0.7)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(CHOICE_TITLES[name])
-    if len(lines) > 1 or table["floor_mse"].notna().any():
-        below = axes.transAxes + ScaledTranslation(0, -3.6 * style.small() / 72, axes.figure.dpi_scale_trans)
-        handles, labels = axes.get_legend_handles_labels()
-        labels = [style.folded(label, 0.8 * wide_in - 0.35) for label in labels]
-        axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, borderaxespad=0)

@@ -5,20 +5,17 @@ counter: their worker hours say what the efficiency says.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.grammar import Curve, Figure, Panel, Points
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.text.numbers import number, scientific, with_interval
 from horovod_study.text.words import plural
 
@@ -30,36 +27,58 @@ _SIZES = {
 }
 
 
-def resources(analysis: Analysis) -> Drawing | None:
+def resources(analysis: Analysis) -> Figure | None:
     """Return the figure of energy and worker hours; None where no energy was recorded and no run used a GPU."""
-    panels = _panels(analysis)
-    if not panels:
+    wanted, rows, looks = _panels(analysis), analysis.resources, style.series_styles(analysis.points)
+    if not wanted:
         return None
-    styles = style.series_styles(analysis.points)
-    rows = analysis.resources
     parallel = set(rows.loc[rows["workers"] > 1, "setting"])
     settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:3]
     shown = rows[rows["setting"].isin(settings)]
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
     met = analysis.crossings[analysis.crossings["series"].isin(shown["series"])]
+
+    def layers(own: pd.DataFrame, panel: dict[str, Any]) -> Iterator[Any]:
+        scale, unit, name = 1 / panel["unit"], panel["unit_name"], panel["quantity"]
+        law = _of(curves[curves["series"].isin(own["series"])], panel)
+        yield Curve(rows=law, y="value", low="low", high="high", scale=scale, how={"linewidth": 1.5})
+        if math.isnan(panel["target_mse"]):
+            columns: dict[str, Any] = {
+                "y": f"{name}_median",
+                "low": f"{name}_min",
+                "high": f"{name}_max",
+                "ends": ("", ""),
+            }
+            yield Points(rows=own, scale=scale, unit=unit, **columns)
+            return
+        runs = met[met["series"].isin(own["series"]) & (met["target_mse"] == panel["target_mse"])]
+        reached = runs["reached"].astype(bool)
+        yield Points(rows=runs[reached], y=name, scale=scale, unit=unit)
+        missed = runs[~reached].assign(said="target not met")
+        yield Points(rows=missed, y=name, scale=scale, unit=unit, note="said", marker="^", hollow=True)
+
+    panels = []
+    for setting in settings:
+        own = shown[shown["setting"] == setting]
+        for panel in wanted:
+            words = [setting] * (len(settings) > 1)
+            if not math.isnan(panel["target_mse"]):
+                words.append(f"test MSE {scientific(panel['target_mse'])}")
+            title, made = ", ".join(words), list(layers(own, panel))
+            panels.append(Panel(layers=made, y=panel["label"], title=title, nodes=own, beyond="extrapolated"))
+    missed: dict[str, Any] = {"linestyle": "none", "marker": "^", "markersize": 5, "markerfacecolor": style.PAPER}
+    lower = [Line2D([], [], **missed, markeredgecolor=style.QUIET, label="target not met: at least")]
     frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]
-
-    def draw(width_in: float) -> Figure:
-        count = len(panels)
-        most = count if width_in >= 1.7 * count else 1
-        figure, made, size_in = kit.by_setting(shown, settings, width_in, each=count, most=most, aspect=0.8)
-        for axes, panel, own in [(*pair, own) for row, own in made for pair in zip(row, panels, strict=True)]:
-            _draw(axes, panel, own, analysis.crossings, curves, styles, size_in)
-        kit.legend(figure, _handles(shown, analysis, panels, styles), width_in)
-        return figure
-
-    return Drawing(
+    return Figure(
         name=NAME,
         title="What training costs",
         alt="Energy per sample and worker hours against the number of workers; the values are in the table.",
-        caption=_caption(analysis, panels, curves, styles),
+        caption=_caption(analysis, wanted, curves, looks),
         data=pd.concat([each for each in frames if len(each)], ignore_index=True),
-        draw=draw,
+        panels=panels,
+        looks=looks,
+        legend=lower * bool(len(wanted) == 3 and not met["reached"].astype(bool).all()),
+        shape=(len(wanted), 0.8, 0.5),
     )
 
 
@@ -165,75 +184,4 @@ def _of(curves: pd.DataFrame, panel: dict[str, Any]) -> pd.DataFrame:
     target = curves["target_mse"].astype(float)
     same = target.isna() if math.isnan(panel["target_mse"]) else target == panel["target_mse"]
     found: pd.DataFrame = curves[(curves["quantity"] == panel["quantity"]) & same]
-    return found
-
-
-def _draw(
-    axes: Axes,
-    panel: dict[str, Any],
-    rows: pd.DataFrame,
-    crossings: pd.DataFrame,
-    curves: pd.DataFrame,
-    styles: Mapping[str, style.SeriesStyle],
-    size_in: tuple[float, float],
-) -> None:
-    (panel_in, tall_in), unit = size_in, panel["unit"]
-    lines = _of(curves[curves["series"].isin(rows["series"])], panel)
-    top = 0.0
-    for series, own in rows.groupby("series", sort=False):
-        look = styles[str(series)]
-        law = lines[lines["series"] == series]
-        kit.law_line(axes, law, ("value", "low", "high"), look, scale=1 / unit, width=1.5)
-        if math.isnan(panel["target_mse"]):
-            columns = (f"{panel['quantity']}_median", f"{panel['quantity']}_min", f"{panel['quantity']}_max")
-            how: dict[str, Any] = {"scale": 1 / unit, "unit": panel["unit_name"], "line": False}
-            top = max(top, kit.spread(axes, own, columns, look, **how))
-        else:
-            met = crossings[(crossings["series"] == series) & (crossings["target_mse"] == panel["target_mse"])]
-            top = max(top, _runs(axes, met, panel, look))
-    measured = float(rows["workers"].max())
-    last = max(measured, float(lines["workers"].max()) if len(lines) else measured)
-    if last > measured:
-        axes.axvspan(measured, last + 1, color=style.SHADE, linewidth=0, zorder=0)
-    kit.worker_axis(axes, rows["workers"], last, panel_in)
-    beyond = float(lines["value"].max()) / unit if len(lines) else 0.0
-    axes.set_ylim(0, 1.12 * max(top, min(beyond, 2 * top)) or 1.0)
-    kit.round_values(axes, nbins=6 if tall_in > 1.7 else 3)
-    axes.set_ylabel(style.folded(panel["label"], 0.8 * tall_in))
-    kit.node_boundaries(axes, rows, panel_in)
-    if not math.isnan(panel["target_mse"]):
-        words = f"test MSE {scientific(panel['target_mse'])}"
-        axes.text(
-            0.03, 0.97, words, transform=axes.transAxes, ha="left", va="top", color=style.QUIET, size=style.small()
-        )
-
-
-_TRIANGLE: dict[str, Any] = {"linestyle": "none", "marker": "^", "markersize": 5, "markerfacecolor": style.PAPER}
-"""A lower bound."""
-
-
-def _runs(axes: Axes, met: pd.DataFrame, panel: dict[str, Any], look: style.SeriesStyle) -> float:
-    """Draw what each run of one series took to the target, lower bounds as hollow triangles."""
-    if met.empty:
-        return 0.0
-    values, reached = met[panel["quantity"]] / panel["unit"], met["reached"].astype(bool)
-    texts = tips(met, panel["quantity"], unit=panel["unit_name"], scale=1 / panel["unit"])
-    dots = axes.plot(met.loc[reached, "workers"], values[reached], linestyle="none", **kit.marker(look), zorder=4)
-    mark(dots, series=look.label, tips=[text for text, here in zip(texts, reached, strict=True) if here])
-    how = {**_TRIANGLE, "markeredgecolor": look.color, "zorder": 4}
-    bounds = axes.plot(met.loc[~reached, "workers"], values[~reached], **how)
-    missed = [f"{text}, target not met" for text, here in zip(texts, reached, strict=True) if not here]
-    mark(bounds, series=look.label, tips=missed)
-    return float(values.max())
-
-
-def _handles(
-    shown: pd.DataFrame, analysis: Analysis, panels: Sequence[dict[str, Any]], styles: Mapping[str, style.SeriesStyle]
-) -> list[Any]:
-    found = kit.handles(styles, shown["series"].unique(), linewidth=1.5)
-    for panel in panels:
-        own = analysis.crossings[analysis.crossings["target_mse"] == panel["target_mse"]]
-        if len(own) and not own["reached"].astype(bool).all():
-            how = {**_TRIANGLE, "markeredgecolor": style.QUIET}
-            found.append(Line2D([], [], **how, label="target not met: at least"))
     return found

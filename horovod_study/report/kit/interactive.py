@@ -34,7 +34,7 @@ from horovod_study.text.numbers import THIN, known, with_interval
 from horovod_study.text.words import plural
 
 if TYPE_CHECKING:
-    from horovod_study.report.kit.drawing import Drawing
+    from horovod_study.report.grammar import Figure as Drawing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ worker counts on a logarithmic axis, node boundaries.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,9 +18,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.style import (
-    EXTRAPOLATED_DASH,
     INK,
     NARROW_IN,
     PAPER,
@@ -92,119 +91,9 @@ def left_out(rows: pd.DataFrame, shown: Sequence[str]) -> str:
     return f" In the CSV file only: {', '.join(rest)}." if rest else ""
 
 
-def by_setting(
-    rows: pd.DataFrame, settings: Sequence[str], width_in: float, *, each: int = 1, **how: Any
-) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], tuple[float, float]]:
-    """Return a figure with `each` panels per setting, titled where there are several; its panels with their rows.
-
-    `how`: what `grid` takes. Last come width and height of a panel.
-    """
-    figure, made, size_in = grid(each * len(settings), width_in, **how)
-    panels = []
-    for place, setting in enumerate(settings):
-        own = made[place * each : (place + 1) * each]
-        for axes in own if len(settings) > 1 else ():
-            heading(axes, setting, size_in[0])
-        panels.append((own, rows[rows["setting"] == setting]))
-    return figure, panels, size_in
-
-
 def heading(axes: Axes, text: str, panel_in: float) -> None:
     """Write a title above a panel, broken where the panel is too narrow for it."""
     axes.set_title(folded(text, 0.8 * panel_in))
-
-
-def spread(
-    axes: Axes,
-    rows: pd.DataFrame,
-    columns: tuple[str, str, str],
-    look: SeriesStyle,
-    *,
-    scale: float = 1.0,
-    x: str = "workers",
-    line: bool = True,
-    **tip: str,
-) -> float:
-    """Draw medians, their spread and a line through them; return how high they reach.
-
-    `columns`: middle, low and high. `tip`: what pointing at a point says beside its value (unit, low, high of `tips`).
-    """
-    known = rows[rows[columns[0]].notna()].sort_values(x, kind="stable")
-    if known.empty:
-        return 0.0
-    middle, low, high = (known[column] * scale for column in columns)
-    texts = tips(known, columns[0], scale=scale, **tip)
-    if x != "workers":
-        texts = [f"{x} {at:g}, {text}" for at, text in zip(known[x], texts, strict=True)]
-    point_bars(axes, known[x], (middle, low, high), look, tips=texts, line=line and not look.ring)
-    return float(pd.concat([middle, high]).max())
-
-
-def against_workers(
-    axes: Axes,
-    rows: pd.DataFrame,
-    columns: tuple[str, str, str],
-    styles: Mapping[str, SeriesStyle],
-    panel_in: float,
-    *,
-    log: bool = False,
-    **how: Any,
-) -> float:
-    """Draw the `spread` of each series against workers, with that axis; return how high they reach.
-
-    `how`: what `spread` takes. `log`: the axis is logarithmic.
-    """
-    tops = [spread(axes, own, columns, styles[f"{name}"], **how) for name, own in rows.groupby("series", sort=False)]
-    if log:
-        log_counts(axes, [float(count) for count in rows["workers"]], panel_in)
-        axes.set_xlabel("Workers")
-    else:
-        worker_axis(axes, rows["workers"], float(rows["workers"].max()), panel_in)
-    node_boundaries(axes, rows, panel_in)
-    return max(tops)
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A panel of a quantity: its columns are NAME and each of `ends`; and what a reader must know."""
-
-    name: str
-    label: str
-    unit: str  # behind a value
-    words: str = ""
-    scale: float = 1.0
-    share: bool = False  # of at most 100 %: the axis ends there, and need not begin at zero
-    ends: tuple[str, str, str] = ("_median", "_min", "_max")  # middle, low and high
-
-    @property
-    def columns(self) -> tuple[str, str, str]:
-        middle, low, high = self.ends
-        return f"{self.name}{middle}", f"{self.name}{low}", f"{self.name}{high}"
-
-
-def quantities(
-    rows: pd.DataFrame,
-    settings: Sequence[str],
-    panels: Sequence[Quantity],
-    styles: Mapping[str, SeriesStyle],
-    width_in: float,
-) -> Figure:
-    """Return a figure of quantities against workers, a panel each per setting, with the legend of the series."""
-    figure, rows_of, (panel_in, _) = by_setting(rows, settings, width_in, each=len(panels))
-    for axes, panel, own in [(*pair, own) for made, own in rows_of for pair in zip(made, panels, strict=True)]:
-        columns = panel.columns
-        if f"{panel.name}_repeats" in own.columns:
-            own = own.assign(repeats=own[f"{panel.name}_repeats"])
-        top = against_workers(axes, own, columns, styles, panel_in, scale=panel.scale, unit=panel.unit)
-        if panel.share:
-            least = float(own[columns[1]].min()) * panel.scale
-            axes.set_ylim(max(0.0, min(90.0, least - 0.15 * (100 - least))), 101)
-        else:
-            axes.set_ylim(0, 1.15 * top if top > 0 else 1)
-        round_values(axes, steps=(1, 2, 2.5, 5, 10))
-        axes.set_ylabel(panel.label)
-    legend(figure, handles(styles, rows["series"].drop_duplicates()), width_in)
-    return figure
 
 
 def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str] = (), **changes: Any) -> None:
@@ -280,18 +169,6 @@ def side_by_side(rows: pd.DataFrame, middle: str, last: float, wide_in: float) -
             ranks = close.index.argsort().argsort()  # in the order of the series, not of their values
             at[close.index] += (ranks - (len(close) - 1) / 2) * step
     return at
-
-
-def law_line(
-    axes: Axes, curve: pd.DataFrame, names: tuple[str, str, str], look: SeriesStyle, *, scale: float, width: float
-) -> None:
-    """Draw a fitted law and its band, lighter and dashed beyond the fitted counts; `names`: middle, low and high."""
-    for extrapolated, piece in law_pieces(curve):
-        middle, low, high = (piece[name] * scale for name in names)
-        band_of(axes, piece["workers"], (low, high), look, alpha=0.09 if extrapolated else 0.18)
-        how = (1.2, 0.65, EXTRAPOLATED_DASH) if extrapolated else (width, 1, look.dash)
-        style: dict[str, Any] = dict(zip(("linewidth", "alpha", "linestyle"), how, strict=True))
-        line_of(axes, piece["workers"], middle, look, dash_capstyle="butt", zorder=2.5, **style)
 
 
 def law_pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:

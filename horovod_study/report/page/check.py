@@ -30,7 +30,7 @@ from horovod_study.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import csv_of
 from horovod_study.report.figures.catalogue import drawings
-from horovod_study.report.kit.drawing import write_drawings
+from horovod_study.report.grammar import write_files
 from horovod_study.report.kit.files import FORMATS
 from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.report.page import tables
@@ -460,7 +460,7 @@ def _made(
         for path in tables.write_tables(analysis, Path(folder)) if "tables" in folders else ():
             expected[f"tables/{path.name}"] = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        for path in write_drawings(drawn, Path(folder), look=look) if look is not None else ():
+        for path in write_files(drawn, Path(folder), look=look) if look is not None else ():
             if path.suffix in _PICTURES:
                 pictures[f"figures/{path.name}"] = records.digest_of(path.read_bytes())
     return expected, pictures

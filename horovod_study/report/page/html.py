@@ -29,9 +29,9 @@ from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
 from horovod_study.records import COMMAND
-from horovod_study.report.figures import boundary, convergence, forecast, pairs, resources, synchronisation
+from horovod_study.report.figures import convergence, resources
 from horovod_study.report.figures.catalogue import drawings, write_figures
-from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import by_series, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
@@ -47,6 +47,7 @@ from horovod_study.report.page.sentences import (
     subheadline,
 )
 from horovod_study.report.page.tables import tables, write_tables
+from horovod_study.report.page.waits import jumped, waiting
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
 from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
 from horovod_study.text.words import listed, plural
@@ -59,13 +60,13 @@ PAIRED = ("speedup", "efficiency")
 
 _WIDE_IN = 6.3
 
-SYNCHRONISATION = (synchronisation.NAME, pairs.NAME, "batch_size")
+SYNCHRONISATION = ("synchronisation", "transport_ratio", "batch_size")
 LEARNING = ("learning", "targets", "sensitivity")
 """The figures of the sections on synchronisation and on learning."""
 
 _CLAIMED = (
     *(*PAIRED, "breakdown", "throughput"),
-    *(boundary.NAME, forecast.NAME, resources.NAME, *SYNCHRONISATION, *LEARNING),
+    *("boundary", "forecast", resources.NAME, *SYNCHRONISATION, *LEARNING),
 )
 """Figures that a section shows; all others are in a section of their own."""
 
@@ -169,13 +170,13 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         breakdown=figures.get("breakdown"),
         losses=figures.get("losses"),
         throughput=None if short else figures.get("throughput"),
-        boundary=figures.get(boundary.NAME),
+        boundary=figures.get("boundary"),
         made=made,
-        jumped=boundary.sentences(analysis),
-        waiting=synchronisation.sentences(analysis),
+        jumped=jumped(analysis),
+        waiting=waiting(analysis),
         waiting_tables=[(title, made[name]) for name, title in _WAITING.items() if name in made],
         waiting_figures=[figures[name] for name in SYNCHRONISATION if name in figures],
-        ahead=figures.get(forecast.NAME),
+        ahead=figures.get("forecast"),
         without_forecast=_without_forecast(analysis, labels),
         learning=[figures[name] for name in LEARNING if name in figures],
         more=[figure for name, figure in figures.items() if name not in (_SHORT_CLAIMED if short else _CLAIMED)],
@@ -238,7 +239,7 @@ def _without_forecast(analysis: Analysis, labels: Mapping[str, str]) -> list[str
     return [f"No forecast of {listed(list(dict.fromkeys(names)))}: {why}." for why, names in lacking.items()]
 
 
-def _figures(made: Iterable[Drawing], widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def _figures(made: Iterable[Figure], widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """Return figures by name, as templates show them; where they are many, fewer of them carry their data."""
     drawn = [(drawing, csv_of(drawing.data)) for drawing in made]
     most_csv = MAX_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else MIN_CSV
@@ -308,7 +309,7 @@ def _policy(script: str) -> str:
     return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
 
-def _figure(drawing: Drawing, widths_in: Mapping[str, float], csv: str | None) -> dict[str, Any]:
+def _figure(drawing: Figure, widths_in: Mapping[str, float], csv: str | None) -> dict[str, Any]:
     # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
     label = html.escape(drawing.alt, quote=True)
     made = inline(drawing, width_in={**_WIDTHS_IN, **widths_in}.get(drawing.name, _WIDE_IN))

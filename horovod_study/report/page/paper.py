@@ -17,7 +17,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.documents import read_bytes
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
-from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.style import series_labels
 from horovod_study.report.kit.typeset import caption_command, latex, to_latex
 from horovod_study.report.page.doubts import doubt_groups
@@ -77,7 +77,7 @@ def _template(name: str) -> str:
     return files("horovod_study.report.page").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _section(analysis: Analysis, figures: Sequence[Drawing], results: Sequence[str]) -> Iterable[str]:
+def _section(analysis: Analysis, figures: Sequence[Figure], results: Sequence[str]) -> Iterable[str]:
     names = listed([f"{name}" for name in analysis.provenance["studies"]] or ["the training"])
     yield f"\\providecommand{_FOLDER}{{.}}"
     yield f"\\section{{Scaling of {latex(names)}}}\\label{{sec:scaling}}"
@@ -105,7 +105,7 @@ def _section(analysis: Analysis, figures: Sequence[Drawing], results: Sequence[s
     yield from _threats(analysis)
 
 
-def _figure(drawing: Drawing) -> Iterable[str]:
+def _figure(drawing: Figure) -> Iterable[str]:
     command = caption_command(f"fig{drawing.name}")
     yield f"\\providecommand{command}{{{latex(drawing.caption)}}}%"
     yield "\\begin{figure}"

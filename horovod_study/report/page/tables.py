@@ -25,11 +25,12 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import INDIRECT
 from horovod_study.analysis.sync.transports import ROUNDS
 from horovod_study.records import COMMAND
-from horovod_study.report.figures import boundary, resources
+from horovod_study.report.figures import resources
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import FORMS, document
 from horovod_study.report.page.sentences import ENVIRONMENT
+from horovod_study.report.page.waits import place
 from horovod_study.text.numbers import (
     DIGITS,
     MINUS,
@@ -456,7 +457,7 @@ def _turns(analysis: Analysis) -> Table | None:
 
 def _side(side: str, row: Row) -> str:
     """Return where the workers of one side were, and below it the network path that the runs recorded."""
-    where = boundary.place(row[f"{side}_workers"], row[f"{side}_nodes"], row[f"{side}_per_node"])
+    where = place(row[f"{side}_workers"], row[f"{side}_nodes"], row[f"{side}_per_node"])
     return Cell(where, f"{row[f'{side}_path']}")
 
 

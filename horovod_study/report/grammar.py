@@ -1,0 +1,330 @@
+"""The grammar of figures: what is drawn is a value, and there is one way of drawing it.
+
+    Figure    name, title, caption and rows; panels, and what its legend says beside the series
+    Panel     one pair of axes: layers, their labels and scales, where nodes end, where nothing was measured
+    Points    values with their spread, a mark a row, of each series its own look
+    Curve     a line a series with its band; lighter and dashed where it is extrapolated
+    Guide     a thin grey line that nobody measured: the ideal, no difference
+
+Rows are those of a frame; columns are named. What pointing at a mark says, legends and axes follow from them.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+
+from horovod_study.errors import ConfigError
+from horovod_study.files import write_file, writing
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit.files import FORMATS, write_result
+from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.style import (
+    EXTRAPOLATED_DASH,
+    QUIET,
+    TEXT,
+    FigureFormat,
+    SeriesStyle,
+    folded,
+    settled,
+    style,
+    to_bytes,
+)
+from horovod_study.text.numbers import rounded
+from horovod_study.text.words import plural
+
+Looks = Mapping[str, SeriesStyle]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Values against `x` with bars from `low` to `high`, multiplied by `scale` into `unit`."""
+
+    rows: pd.DataFrame
+    y: str
+    low: str = ""
+    high: str = ""
+    x: str = "workers"
+    by: str = "series"
+    scale: float = 1.0
+    unit: str = ""
+    ends: tuple[str, str] | None = None  # columns of the interval that pointing at a mark says; the bars' own if None
+    line: bool = False  # through the marks
+    within: str = ""  # column: only marks that are equal in it are joined
+    apart: bool = False  # marks that would hide each other stand side by side
+    at: str = ""  # column: where on the axis of x they stand instead
+    resolved: str = ""  # column: hollow marks where it is False
+    note: str = ""  # column: what pointing at a mark says last
+    hollow: bool = False  # what nobody measured; the legend has the filled ones
+    marker: str = ""  # in place of that of the series
+
+    def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
+        """Draw the marks of every series on `axes`, whose x ends at `last` and which is `panel_in` inches wide."""
+        rows = self.rows[self.rows[self.y].notna()]
+        at = kit.side_by_side(rows, self.y, last, panel_in) if self.apart else rows[self.at or self.x]
+        low, high = self.ends if self.ends is not None else (self.low, self.high)
+        for name, own in rows.assign(_at=at).sort_values(self.x, kind="stable").groupby(self.by, sort=False):
+            look = replace(looks[f"{name}"], filled=False) if self.hollow else looks[f"{name}"]
+            values = [own[column or self.y] * self.scale for column in (self.y, self.low, self.high)]
+            texts = tips(own, self.y, low=low, high=high, unit=self.unit, scale=self.scale)
+            if self.x != "workers":
+                texts = [f"{self.x} {place:g}, {text}" for place, text in zip(own[self.x], texts, strict=True)]
+            if self.note:
+                texts = [f"{text}, {note}" for text, note in zip(texts, own[self.note], strict=True)]
+            if self.line and not look.ring:
+                for _, part in own.groupby(self.within, sort=True, dropna=False) if self.within else [("", own)]:
+                    kit.line_of(axes, part["_at"], part[self.y] * self.scale, look)
+            if self.hollow:
+                how = {**kit.marker(look), "linestyle": "none", "zorder": 4}
+                how["marker"] = self.marker or how["marker"]
+                mark(axes.plot(own["_at"], values[0], **how), series=look.label, tips=texts)
+            elif self.resolved:
+                kit.judged_points(axes, own["_at"], values, look, own[self.resolved], texts)
+            else:
+                kit.point_bars(axes, own["_at"], values, look, tips=texts)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The lowest and the highest value that is drawn."""
+        values = self.rows[[each for each in (self.y, self.low, self.high) if each]] * self.scale
+        return float(values.min().min()), float(values.max().max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A line of each series against `x`, with a band from `low` to `high`; the column `extrapolated` splits it."""
+
+    rows: pd.DataFrame
+    y: str
+    low: str = ""
+    high: str = ""
+    x: str = "workers"
+    by: str = "series"
+    scale: float = 1.0
+    how: Mapping[str, Any] = field(default_factory=dict)  # as Axes.plot takes it
+    band: float = 0.16  # its opacity
+    unit: str = ""
+    marked: bool = False  # pointing at a place of the line says its value, and it has an entry in the legend
+
+    def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
+        """Draw the line of every series."""
+        for name, own in self.rows.groupby(self.by, sort=False):
+            look = looks[f"{name}"]
+            pieces = kit.law_pieces(own) if "extrapolated" in own else [(False, own.sort_values(self.x, kind="stable"))]
+            for beyond, piece in pieces:
+                if self.low:
+                    ends = (piece[self.low] * self.scale, piece[self.high] * self.scale)
+                    kit.band_of(axes, piece[self.x], ends, look, alpha=self.band / 2 if beyond else self.band)
+                how = {"dash_capstyle": "butt", "zorder": 2.5, "alpha": 1, **self.how}
+                if beyond:
+                    how |= {
+                        "linewidth": min(1.2, how.get("linewidth", 1.2)),
+                        "alpha": 0.65,
+                        "linestyle": EXTRAPOLATED_DASH,
+                    }
+                values = piece[self.y] * self.scale
+                texts = [
+                    f"{at:.3g}: {rounded(value, 3)} {self.unit}"
+                    for at, value in zip(piece[self.x], values, strict=True)
+                ]
+                kit.line_of(axes, piece[self.x], values, look, tips=texts if self.marked else (), **how)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The lowest and the highest value of the lines where they are not extrapolated."""
+        rows = self.rows
+        if "extrapolated" in rows:
+            rows = rows[~rows["extrapolated"].astype(bool)]
+        values = rows[[self.y, self.high] if self.marked and self.high else [self.y]] * self.scale
+        return float(values.min().min()), float(values.max().max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """A thin grey line through x, y; with one y a level, with a slope a ray from the origin."""
+
+    label: str = ""  # of its entry in the legend
+    level: float | None = None
+    slope: float | None = None
+    x: Sequence[float] = ()
+    y: Sequence[float] = ()
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """How it is drawn, as Axes.plot takes it."""
+        return {"color": QUIET, "linewidth": 0.7, **self.how}
+
+    def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
+        """Draw the line."""
+        if self.level is not None:
+            axes.axhline(self.level, zorder=1, **self.look)
+        elif self.slope is not None and axes.get_yscale() == "log":
+            axes.axline((1, self.slope), (2, 2 * self.slope), zorder=1, **self.look)
+        elif self.slope is not None:
+            axes.plot([0, 2 * last], [0, 2 * last * self.slope], zorder=1, **self.look)
+        else:
+            axes.plot(self.x, self.y, zorder=1, **self.look)
+
+    span = (np.nan, np.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes: its layers, from the back to the front, and its axes."""
+
+    layers: Sequence[Any]
+    y: str
+    x: str = "Workers"
+    title: str = ""
+    log: str = ""  # "x", "y" or "xy"
+    names: Sequence[str] = ()  # of the places 0, 1, ... of x
+    limits: tuple[float | None, float | None] = (0.0, None)  # of y; None: as the data is
+    share: bool = False  # per cent of a whole: the axis ends there, and need not begin at zero
+    nodes: pd.DataFrame | None = None  # rows whose node boundaries are marked
+    first: bool = False  # that of the second node alone
+    lost: pd.DataFrame | None = None  # cells without a result: a cross at the foot
+    beyond: str = ""  # what stands on the grey behind the last measured count
+    room: float = 0.0  # share of the width that is left free at the right, for words
+
+    def draw(self, axes: Axes, looks: Looks, size_in: tuple[float, float]) -> None:
+        """Draw the panel, `size_in` inches wide and tall."""
+        wide_in, tall_in = size_in
+        marks = [layer for layer in self.layers if isinstance(layer, Points)]
+        seen = [layer for layer in marks if not layer.hollow]
+        lines = [layer for layer in self.layers if isinstance(layer, Curve)]
+        counts = pd.concat([layer.rows[layer.x] for layer in marks or lines]).dropna()
+        measured = max(float(layer.rows[layer.x].max()) for layer in seen or lines)
+        ends = [each.rows[each.at or each.x] for each in marks] + [each.rows[each.x] for each in lines]
+        last = max(float(each.max()) for each in ends if len(each))
+        spans = [each.span for each in marks] + [each.span for each in lines]
+        low, high = (
+            float(pick(ends)) for pick, ends in zip((np.nanmin, np.nanmax), zip(*spans, strict=True), strict=True)
+        )
+        if "y" in self.log:
+            kit.log_values(axes, low, high)
+        for layer in self.layers:
+            layer.draw(axes, looks, last, wide_in)
+        self._crosses(axes, looks)
+        if last > measured and self.beyond:
+            kit.beyond(axes, measured, 1.3 * last, self.beyond)
+        self._axis_of_x(axes, counts, last, wide_in)
+        if "y" not in self.log:
+            self._axis_of_y(axes, low, high, tall_in)
+        if self.nodes is not None:
+            kit.node_boundaries(axes, self.nodes, wide_in, first=self.first)
+        axes.set_ylabel(folded(self.y, 0.7 * tall_in))
+        if self.title:
+            kit.heading(axes, self.title, wide_in)
+
+    def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float) -> None:
+        if self.names:
+            axes.set_xticks(range(len(self.names)), list(self.names))
+            axes.set_xlim(-0.3, len(self.names) - 0.7)
+        elif "x" in self.log:
+            kit.log_counts(axes, [float(each) for each in counts], wide_in)
+        elif self.x == "Workers":
+            kit.worker_axis(axes, counts, last, wide_in)
+        else:
+            axes.set_xlim(0, 1.02 * last)
+        left, right = axes.get_xlim()
+        axes.set_xlim(left, right + self.room / (1 - self.room) * (right - left))
+        axes.set_xlabel(self.x)
+
+    def _axis_of_y(self, axes: Axes, low: float, high: float, tall_in: float) -> None:
+        if self.share:
+            axes.set_ylim(max(0.0, min(90.0, low - 0.15 * (100 - low))), 101)
+        else:
+            foot, top = self.limits
+            if foot is not None:  # else both ends are where the data ends
+                foot, top = 1.08 * min(foot, low), (1.12 * high or 1.0) if top is None else top
+            axes.set_ylim(foot, top)
+        kit.round_values(axes, nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10))
+
+    def _crosses(self, axes: Axes, looks: Looks) -> None:
+        """Leave a mark for a cell without a result instead of a gap that nobody notices."""
+        if self.lost is None:
+            return
+        for name, own in self.lost.groupby("series", sort=False):
+            look = looks[f"{name}"]
+            foot: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 4}
+            made = axes.plot(own["workers"], [0.03] * len(own), color=look.color, **_CROSS, **foot)
+            mark(made, series=look.label, tips=[f"{plural(count, 'worker')}: no result" for count in own["workers"]])
+
+
+_CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "markeredgewidth": 1.2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure before it is drawn: `panels` in reading order, `data` the rows that its CSV file has."""
+
+    name: str  # of its files
+    title: str
+    alt: str  # one sentence for a reader who cannot see it
+    caption: str
+    data: pd.DataFrame
+    panels: Sequence[Panel] = ()
+    looks: Looks = field(default_factory=dict)
+    legend: Sequence[Any] = ()  # entries behind those of the series
+    shape: tuple[int, float, float] = (2, 0.66, 0.5)  # panels in a row, height over width beside others and alone
+    paint: Callable[[float], Canvas] | None = None  # draws it at a width, where panels of layers do not say it
+
+    def draw(self, width_in: float) -> Canvas:
+        """Return the figure drawn `width_in` inches wide; call it inside `style()`."""
+        if self.paint is not None:
+            return self.paint(width_in)
+        most, aspect, alone = self.shape
+        canvas, made, size_in = kit.grid(len(self.panels), width_in, most=most, aspect=aspect, alone=alone)
+        for axes, panel in zip(made, self.panels, strict=True):
+            panel.draw(axes, self.looks, size_in)
+        layers = [layer for panel in self.panels for layer in panel.layers]
+        named = [
+            each for each in layers if (isinstance(each, Points) and not each.hollow) or getattr(each, "marked", False)
+        ]
+        series = [f"{name}" for layer in named for name in layer.rows[layer.by].unique()]
+        guides = {layer.label: layer.look for layer in layers if isinstance(layer, Guide) and layer.label}
+        entries = [*kit.handles(self.looks, dict.fromkeys(series)), *self.legend]
+        entries += [Line2D([], [], label=label, **how) for label, how in guides.items()]
+        if any(panel.lost is not None and len(panel.lost) for panel in self.panels):
+            entries.append(Line2D([], [], color=QUIET, label="no result", **_CROSS))
+        kit.legend(canvas, entries, width_in)
+        return canvas
+
+    def save(self, path: str | os.PathLike[str], *, look: FigureFormat = TEXT) -> None:
+        """Write the figure as .pdf, .svg or .png; ConfigError for another ending, RecordError where it cannot be."""
+        path = Path(path)
+        form = path.suffix.removeprefix(".").lower()
+        if form not in FORMATS:
+            raise ConfigError(f"{path}: the ending must be one of {', '.join(f'.{each}' for each in FORMATS)}")
+        with writing(path, "choose a writable folder"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, self._bytes(form, look))
+
+    def _repr_png_(self) -> bytes:
+        """Return what a notebook shows."""
+        return self._bytes("png", TEXT)
+
+    def _bytes(self, form: str, look: FigureFormat) -> bytes:
+        with style(look):
+            return to_bytes(settled(self.draw(look.width_in)), form)
+
+
+def write_files(made: Sequence[Figure], directory: Path, *, look: FigureFormat = TEXT, pgf: bool = False) -> list[Path]:
+    """Write NAME.pdf, .svg, .png, .txt (caption) and .csv (data) of some figures; return the paths.
+
+    With `pgf` also NAME.pgf, which LaTeX sets in the letters of the document. Raises ConfigError for `pgf` without
+    LaTeX, and RecordError where `directory` cannot be written.
+    """
+    contents: dict[str, Any] = {}
+    for each in made:
+        contents |= {f"{each.name}.txt": each.caption, f"{each.name}.csv": each.data}
+    draws = {each.name: each.draw for each in made}
+    return write_result(directory, contents, draws, choose="folder", look=look, pgf=pgf)
