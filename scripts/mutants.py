@@ -92,8 +92,8 @@ FAULTS = (  # file, what the line says, what it says instead
     (BUCKETS, "self._missing[self._next] <= 0:", "self._missing[self._next] <= 1:"),
     (SERVERS, "for row in others[rank:]:", "for row in others[rank + 1:]:"),
     (SERVERS, "total * server // servers for server", "total // servers * server for server"),
-    (LIVENESS, "each.still_s < timeout_s * each.patience for each", "each.still_s < timeout_s for each"),
-    (LIVENESS, "min(each.still_s for each in together) >= 2 * timeout_s", "True"),
+    (LIVENESS, "and waited_s < self._timeout_s * self.patience", "and waited_s < self._timeout_s"),
+    (LIVENESS, "if not self._call or self._call is not call:", "if not self._call:"),
 )
 
 

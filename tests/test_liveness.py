@@ -3,12 +3,9 @@
 import math
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,73 +19,35 @@ from conftest import BIN, LAUNCHERS
 from make.waiting import PATIENCE_S, until
 
 from horovod_study import records
-from horovod_study.analysis.study import analyze
 from horovod_study.cluster.reason import failure_reason
-from horovod_study.comm import liveness
-from horovod_study.comm.liveness import MissingRanks, State, find_late, is_lost_peer
+from horovod_study.comm.launch import Launch
+from horovod_study.comm.liveness import Liveness, is_lost_peer, named_ranks
 from horovod_study.measure.clock import LapClock
 from horovod_study.measure.recorder import Recorder
 from horovod_study.workload import dataset
 
-# ---------------------------------------------------------------------------------------------- who is late
+# --------------------------------------------------------------------------------- what the libraries print
 
-
-def at(rank: int, calls: int, **known: Any) -> State:
-    return State(rank=rank, calls=calls, **known)
-
-
-ME = at(0, 10, waiting=True, still_s=60.0)
+TORCH = "[Rank 0]: Ranks 1, 12 failed to pass monitoredBarrier in 3000 ms"
+AT_RANK_0 = (
+    "Rank 1 reached monitoredBarrier, but received errors from rank 0. Please check rank 0 logs for faulty rank."
+)
+HOROVOD = "... for more than 1 seconds. \nMissing ranks:\n1: [allreduce.a, allreduce.b ...]\n3!: [maximum]\nsteps: 7"
+GLOO = "[../third_party/gloo/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "expected"),
-    [
-        # nothing is wrong
-        (at(0, 10, waiting=True, still_s=59.0), [at(1, 9, still_s=59.0)], None),
-        (ME, [at(1, 9, still_s=59.0)], None),  # it moved a second ago
-        (ME, [at(1, 9, still_s=61.0, patience=10.0)], None),  # it evaluates, or writes a checkpoint
-        (ME, [at(1, 9, still_s=1e6, patience=math.inf)], None),  # it makes the data set
-        (at(0, 9, still_s=100.0), [at(1, 10, waiting=True, still_s=99.0)], None),  # this rank is the late one
-        (at(0, 9, still_s=100.0), [at(1, 9, still_s=99.0)], None),  # all compute
-        (ME, [at(1, 10, waiting=True, still_s=60.0)], None),  # all have come: a slow network gets more time
-        (at(0, 10, still_s=59.0), [at(1, 9, ended=True, gone=True)], None),  # it has said itself why it ends
-        # somebody is late
-        (ME, [at(1, 9, still_s=61.0)], MissingRanks(ranks=(1,), how="computes")),
-        (ME, [at(1, 9, still_s=601.0, patience=10.0)], MissingRanks(ranks=(1,), how="computes")),
-        (ME, [at(1, 9, still_s=61.0, waiting=True)], MissingRanks(ranks=(1,), how="elsewhere")),
-        (ME, [at(1, 10, waiting=True), at(2, 9, still_s=61.0)], MissingRanks(ranks=(2,), how="computes")),
-        # the last one holds up the others that are late too
-        (ME, [at(1, 8, still_s=61.0), at(2, 9, waiting=True, still_s=61.0)], MissingRanks(ranks=(1,), how="computes")),
-        # a silent one before all that wait, however far it was when it was heard last
-        (ME, [at(1, 9, still_s=61.0), at(2, 10, silent_s=58.0)], MissingRanks(ranks=(2,), how="silent")),
-        (at(0, 10, still_s=60.0), [at(1, 10, silent_s=58.0)], MissingRanks(ranks=(1,), how="silent")),  # not in a call
-        (ME, [at(1, 10, silent_s=29.0, waiting=True)], None),
-        # a process that has ended is known without waiting for the whole timeout, but launchers come first
-        (at(0, 10, still_s=4.0), [at(1, 9, gone=True)], None),
-        (at(0, 10, still_s=5.0), [at(1, 9, gone=True), at(2, 8)], MissingRanks(ranks=(1,), how="died")),
-        (
-            ME,
-            [at(1, 9, gone=True, ended=True), at(2, 10)],
-            MissingRanks(ranks=(1,), how="ended"),
-        ),  # and no launcher acts
-        (ME, [at(1, 9, ended=True), at(2, 10, silent_s=58.0)], MissingRanks(ranks=(2,), how="silent")),
-        # all have come, and nothing moves
-        (
-            at(0, 10, waiting=True, still_s=120.0),
-            [at(1, 10, waiting=True, still_s=121.0)],
-            MissingRanks(ranks=(), how="stuck"),
-        ),
-        (at(0, 10, waiting=True, still_s=120.0), [at(1, 10, still_s=121.0)], None),
-    ],
+    ("text", "ranks"),
+    [(TORCH, [1, 12]), (AT_RANK_0, []), (HOROVOD, [1, 3]), (f"{HOROVOD}\n{TORCH}", [1, 12]), (GLOO, [])],
 )
-def test_who_holds_up_the_others(mine: State, others: list[State], expected: MissingRanks | None) -> None:
-    assert expected == find_late(mine, others, 60.0)
+def test_a_rank_is_named_where_the_library_names_it(text: str, ranks: list[int]) -> None:
+    assert named_ranks(text) == ranks
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (RuntimeError("[../third_party/gloo/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"), True),
+        (RuntimeError(GLOO), True),
         (RuntimeError("[gloo/pair.cc:50] Read error [127.0.0.1]:1234: Connection reset by peer"), True),
         (type("HorovodInternalError", (RuntimeError,), {})("Horovod has been shut down."), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"), False),
@@ -100,6 +59,10 @@ def test_errors_of_a_lost_rank_are_told_from_bugs(error: BaseException, expected
 
 
 NAMED = "rank 1 on h (pid 7) has died or left during step 1,234; look for its last lines above"
+UNNAMED = (
+    "rank 0 on h (pid 6) has waited 9 s for others in step 7 (sum), and mpi/mpi does not say which rank is missing; x"
+)
+SSH = "rank 1 was killed on its host, or the connection to it broke (exit code 255 of ssh)"
 TRACE = "[0]<stderr>:Traceback (most recent call last):\n[0]<stderr>:  File\n[0]<stderr>:"
 
 
@@ -122,6 +85,15 @@ TRACE = "[0]<stderr>:Traceback (most recent call last):\n[0]<stderr>:  File\n[0]
             "srun: error: n2: task 2: Killed\nsrun: error: n1: tasks 0-1: Killed\n",
             "rank 2 was killed by SIGKILL",
         ),
+        (f"error: {UNNAMED}\n", UNNAMED),
+        (f"error: {UNNAMED}\nmpirun noticed that process rank 1 exited on signal 9\n", "rank 1 was killed by SIGKILL"),
+        (
+            f"error: {UNNAMED}\nTerminating remaining workers after failure of Process 1.\n"
+            "Process 1 exit with status code 255.",
+            SSH,
+        ),
+        (f"{HOROVOD}\nerror: {UNNAMED}\n", f"rank 1, 3 is missing, as the library has printed: {UNNAMED}"),
+        (f"[rank0]:[E1 gloo] {TORCH}\nerror: disk full; free space\n", "disk full; free space"),
         (f"error: {NAMED}\nsrun: error: n1: task 1: Killed\n", f"{NAMED} (it was killed by SIGKILL)"),
         (
             "srun: error: Unable to create step for job 3: Job has ended\n",
@@ -133,95 +105,91 @@ def test_the_line_that_names_a_rank_is_the_reason_unless_that_rank_gave_its_own(
     assert expected == failure_reason(log, 1)
 
 
-# --------------------------------------------------------------------------------------------- the side channel
+# ------------------------------------------------------------------------------------------- the watch
 
 
-def closed(watch: liveness.Liveness) -> None:
-    """End the watch, and return when its thread has closed its socket."""
-    watch.close()
-    for thread in threading.enumerate():
-        if thread.name == "liveness":
-            thread.join(PATIENCE_S)
+class Waiting:
+    """Rank 0 of two, whose exchange takes as long as it is told to; the library says `text` of who is missing."""
 
+    name, transport, rank, workers = "mpi", "mpi", 0, 2
 
-class Told:
-    """Rank 0 of two, told by the test what rank 1 says of itself."""
-
-    rank, workers = 0, 2
-
-    def __init__(self, *others: Any) -> None:
-        self._others = list(others)
-        self.called: list[str] = []
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     def gather(self, value: Any) -> list[Any]:
-        return [value, self._others.pop(0)]
+        return [value, ("faraway", 77, None)]
 
-    def exchange(self) -> str:
-        self.called.append("exchange")
-        return "done"
+    def exchange(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def find_missing(self, timeout_s: float) -> str:
+        return self._text
 
     bind = barrier = sum = maximum = gather
 
 
-def test_a_rank_that_cannot_be_reached_is_not_watched_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def unknown(*arguments: Any) -> Any:
-        raise OSError("no such host")
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ranks have said at their end, which they do not come to here."""
+    reasons: list[str] = []
 
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr(liveness, "REACH_S", 0.5)
-    monkeypatch.setattr(liveness, "WAKE_S", 0.1)
-    backend = Told("faraway", [77, None, 4711, "token"])
-    watch = liveness.Liveness(backend, 0.1)  # type: ignore[arg-type]
-    said: list[str] = []
-    until(lambda: said.append(capsys.readouterr().err) or "".join(said), "it is said")
-    here = os.uname().nodename
+    def end(self: Liveness, reason: str) -> None:
+        reasons.append(reason)
+        self.close()
 
-    assert (
-        f"note: rank 1 on faraway (pid 77) cannot be reached from {here} (UDP port 4711): a rank that stalls will not "
-        "be named\n" == "".join(said)
+    monkeypatch.setattr(Liveness, "_end", end)
+    return reasons
+
+
+def watched(
+    text: str = "", *, patience: float = 1.0, calls: tuple[float, ...] = (1.5,), alone_s: float = 0.0
+) -> Liveness:
+    """Return what watched a rank with a timeout of 0.4 s that made calls of so many seconds and computed for others."""
+    backend: Any = Waiting(text)
+    liveness = Liveness(60.0, Launch(launcher="mpirun", rank=0, workers=2, backend="mpi"))
+    liveness.follow(backend, 0.4)
+    liveness.step, liveness.patience = 7, patience
+    for seconds in calls:
+        backend.exchange(seconds)
+    time.sleep(alone_s)
+    liveness.close()
+    return liveness
+
+
+def test_a_rank_that_waits_too_long_says_for_whom_or_that_nobody_says(said: list[str]) -> None:
+    watched("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 3000 ms")
+    watched()
+    named, unnamed = said
+
+    assert named.startswith("rank 1 on faraway (pid 77) has not come to the end of step 7; look at what it does")
+    assert re.match(
+        r"rank 0 on \S+ \(pid \d+\) has waited \d s for others in step 7 \(exchange\), and mpi/mpi", unnamed
     )
-    lost = RuntimeError("Connection closed by peer")
-    assert lost is watch.explain(lost)
-    closed(watch)
+    assert "does not say which rank is missing" in unnamed
 
 
-def test_collective_calls_are_counted_and_nested_ones_too() -> None:
-    backend = Told("faraway", [77, None, 4711, "token"])
-    watch = liveness.Liveness(backend, 60.0)  # type: ignore[arg-type]
-    seen: list[tuple[int, bool]] = []
-    backend._others = [None]
-    whole = backend.exchange
+def test_who_moves_evaluates_or_computes_alone_is_not_ended(said: list[str]) -> None:
+    watched(calls=(0.3,) * 5)
+    watched(patience=10.0)
+    liveness = watched(calls=(), alone_s=1.5)
 
-    def outer() -> str:
-        seen.append((watch.calls, watch.waiting))
-        whole()
-        seen.append((watch.calls, watch.waiting))
-        return "done"
-
-    backend.outer = outer  # type: ignore[attr-defined]
-    watch.watch(backend, "outer")
-
-    assert (0, False) == (watch.calls, watch.waiting)
-    assert "done" == backend.outer()  # type: ignore[attr-defined]
-    assert [(1, True), (2, True)] == seen
-    assert (2, False) == (watch.calls, watch.waiting)
-    closed(watch)
+    assert said == []
+    assert liveness.explain(error := RuntimeError("a bug")) is error
 
 
-def test_a_worker_alone_has_nobody_to_watch() -> None:
-    class Alone(Told):
-        workers = 1
-
-    backend = Alone()
-    watch = liveness.Liveness(backend, 0.1)  # type: ignore[arg-type]
-    backend.exchange()
-
-    assert 0 == watch.calls
-    error = RuntimeError("Connection closed by peer")
-    assert error is watch.explain(error)
-    closed(watch)
+def test_the_time_in_which_the_whole_job_was_stopped_is_no_wait(tmp_path: Path) -> None:
+    program = (
+        "import os, time\nimport test_liveness as t\nfrom horovod_study.comm.liveness import Liveness\n"
+        "b = t.Waiting('')\nw = Liveness(60, None)\nw.follow(b, 6.0)\nw.patience = 1.0\nprint(1, flush=True)\n"
+        "b.exchange(12)"
+    )
+    with subprocess.Popen([BIN / "python", "-c", program], cwd=Path(__file__).parent, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None and job.stdout.readline()
+        time.sleep(2.5)  # it has been seen to wait
+        os.kill(job.pid, signal.SIGSTOP)
+        time.sleep(8.0)
+        os.kill(job.pid, signal.SIGCONT)
+        assert job.wait(PATIENCE_S) == 0
 
 
 # ------------------------------------------------------------------------------------- losses that are no number
@@ -337,73 +305,44 @@ def start(tmp_path: Path) -> Iterator[Any]:
         each.close()
 
 
+RUNTIMES = [("mpirun", "horovod"), ("horovodrun --gloo", "horovod"), ("torchrun", "ddp"), ("mpirun", "mpi")]
+
+
 @pytest.mark.horovod
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
-def test_a_stopped_rank_is_named_and_ended(start: Any, tmp_path: Path, launcher: str) -> None:
-    out = tmp_path / "run"
-    run = start(launcher, "--seconds", "300", "--stall-timeout-s", "10")
+@pytest.mark.parametrize(("launcher", "backend"), RUNTIMES)
+def test_a_stopped_rank_is_named_and_ended(start: Any, tmp_path: Path, launcher: str, backend: str) -> None:
+    out, timeout_s = tmp_path / "run", 5.0
+    run = start(launcher, "--backend", backend, "--seconds", "300", "--stall-timeout-s", f"{timeout_s:g}")
     run.until(out, 5)
     run.ranks[1].suspend()
 
-    assert run.ended() != 0, "and within a minute"
+    assert run.ended(timeout_s + 10.0) != 0
     (said,) = run.errors()
-    pid = run.ranks[1].pid
-    assert re.search(
-        rf"rank 1 on \S+ \(pid {pid}\) has not come to the \w+ of step \d+ for \d+ s: it is stopped; look at this "
-        rf"process and its host; the run ends, and so is pid {pid}$",
-        said,
-    )
+    assert re.match(rf"rank 1 on \S+ \(pid {run.ranks[1].pid}\) has been stopped during step \d+; look for", said)
     record = records.read_run(out)
     assert ("failed", said) == (record.status, record.reason)
     assert said == failure_reason(run.text(), 1)
 
 
 @pytest.mark.horovod
-@pytest.mark.parametrize(("launcher", "rank"), [("horovodrun --gloo", 0), ("torchrun", 1)])
-def test_a_killed_rank_is_named_by_the_other(start: Any, tmp_path: Path, launcher: str, rank: int) -> None:
-    out = tmp_path / "run"
-    run = start(launcher, "--seconds", "300")
-    run.until(out, 5)
-    os.kill(run.ranks[rank].pid, signal.SIGKILL)
-
-    assert run.ended() != 0
-    (said,) = run.errors()
-    pid = run.ranks[rank].pid
-    assert re.search(rf"rank {rank} on \S+ \(pid {pid}\) has died or left during step \d+; look for its last", said)
-    record = records.read_run(out)
-    assert ("failed", said) == (record.status, record.reason)
-    assert f"{said} (it was killed by SIGKILL)" == failure_reason(run.text(), 1)
-    assert "HorovodInternalError" not in run.text()
-
-
-@pytest.mark.slow
-@pytest.mark.horovod
-@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 0), ("torchrun", 1)])
-def test_a_killed_rank_takes_nothing_from_the_rows_of_the_others_and_nothing_from_the_study(
-    start: Any, tmp_path: Path, launcher: str, rank: int
+@pytest.mark.parametrize(("launcher", "backend"), RUNTIMES)
+def test_a_killed_rank_ends_the_run_and_takes_nothing_of_the_others(
+    start: Any, tmp_path: Path, launcher: str, backend: str
 ) -> None:
     out = tmp_path / "run"
-    run = start(launcher, "--seconds", "300")
+    run = start(launcher, "--backend", backend, "--seconds", "300")
     run.until(out, 30)
     there = [_rows(out, each) for each in (0, 1)]
-    os.kill(run.ranks[rank].pid, signal.SIGKILL)
-    run.ended()
-    shutil.copytree(Path(__file__).parent / "runs" / "schema-3", tmp_path / "whole")
-    record = records.read_run(out)
+    os.kill(run.ranks[1].pid, signal.SIGKILL)
 
-    assert record.state() in ("failed", "incomplete")
-    assert record.state() == "incomplete" or f"rank {rank} on" in record.reason
+    assert run.ended(10.0) != 0
+    reason, record = failure_reason(run.text(), 1), records.read_run(out)
+    assert reason.startswith("rank 1 ") and "killed by SIGKILL" in reason
+    assert record.state() == "incomplete" or reason.startswith(record.reason)
     for each in (0, 1):
         rows = records.read_steps(out, each)
         assert rows.num_rows >= there[each], "what was written before is there"
         assert np.array_equal(rows.column("step").to_numpy(), np.arange(rows.num_rows))
-        assert rows.column("step_s").null_count == 0
-    table = records.run_table(tmp_path)
-    assert dict(zip(table["run"], table["status"], strict=True)) == {"run": record.state(), "whole": "done"}
-    study = analyze(table)
-    assert study.provenance["runs"] == {"total": 2, "done": 1, record.state(): 1}
-    assert [(each["run"], each["status"]) for each in study.provenance["failed"]] == [("run", record.state())]
-    assert study.points["repeats"].sum() == 1, "and the points are those of the run that is whole"
 
 
 def patched(tmp_path: Path, text: str) -> tuple[str, ...]:
@@ -499,35 +438,7 @@ def test_an_evaluation_longer_than_the_timeout_is_no_stall(start: Any, tmp_path:
 
 
 @pytest.mark.horovod
-def test_a_rank_that_computes_too_long_is_named(start: Any, tmp_path: Path) -> None:
-    program = patched(
-        tmp_path,
-        """
-        whole, steps = torch.nn.functional.mse_loss, [0]
-
-        def loss_of(prediction, targets):
-            if steps[0] == 7 and rank == 1:
-                time.sleep(300.0)
-            steps[0] += 1
-            return whole(prediction, targets)
-
-        torch.nn.functional.mse_loss = loss_of
-        """,
-    )
-    run = start("mpirun", "--steps", "60", "--backend", "mpi", "--stall-timeout-s", "2", program=program)
-
-    assert run.ended() == 2
-    (said,) = run.errors()
-    assert re.search(
-        r"rank 1 on \S+ \(pid \d+\) has not come to the synchronisation of step 7 for \d+ s: it still computes; "
-        r"look at what it does, or raise --stall-timeout-s if it may take so long; the run ends$",
-        said,
-    )
-
-
-@pytest.mark.horovod
 def test_a_rank_that_fails_by_itself_speaks_for_itself(start: Any, tmp_path: Path) -> None:
-    """The others lose their connections, and say nothing of it."""
     program = patched(
         tmp_path,
         """
@@ -544,26 +455,7 @@ def test_a_rank_that_fails_by_itself_speaks_for_itself(start: Any, tmp_path: Pat
     )
     run = start("horovodrun --gloo", "--steps", "60", program=program)
 
-    assert run.ended() == 1
-    assert [] == run.errors()
+    assert run.ended() != 0
     assert "KeyError: 'a bug' (exit code 1)" == failure_reason(run.text(), 1)
+    assert "KeyError: 'a bug'" == records.read_run(tmp_path / "run").reason
     assert 1 == run.text().count("Traceback")
-
-
-@pytest.mark.parametrize(("name", "expected"), [("orted", -signal.SIGTERM), ("mpirun", None)])
-def test_behind_a_cut_link_open_mpis_daemon_is_ended_and_nothing_else(
-    tmp_path: Path, name: str, expected: int | None
-) -> None:
-    program = shutil.copy(shutil.which("sleep") or "/bin/sleep", tmp_path / name)
-    with subprocess.Popen([program, "60"]) as daemon:
-        while (Path("/proc") / str(daemon.pid) / "comm").read_text().strip() != name:
-            time.sleep(0.01)
-
-        liveness._end_daemon(daemon.pid)
-
-        if expected is None:
-            time.sleep(0.2)
-            assert daemon.poll() is None
-            daemon.kill()
-        else:
-            assert daemon.wait(PATIENCE_S) == expected

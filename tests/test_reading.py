@@ -42,7 +42,6 @@ READING = {
     "comm/builds.py": "what `make setup` wrote",
     "programs/answer.py": "the plan of the program that started it",
     "programs/equality.py": "the arrays of the program that started it",
-    "comm/liveness.py": "messages between ranks",
     "workload/probes/profiling.py": "the file of a profiler that this program started",
     "measure/system.py": "messages between sampler and trainer",
     "recording/trainings.py": "notes of the processes of a command that this program started",

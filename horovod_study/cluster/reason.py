@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Iterator
 
+from horovod_study.comm.liveness import UNNAMED, named_ranks
 from horovod_study.text.words import cut
 
 _TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\]<(?:stdout|stderr)>:|\[rank\d+\]:) ?")  # mpirun, horovodrun; torchrun
@@ -12,9 +13,11 @@ _USER_ERROR = re.compile(r"^(?:[\w.-]+(?: \w+)?: )?error: (?P<text>.+)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FOLLOW_ON = re.compile(  # of a worker that lost its peer or was told to end, and of a launcher that lost a worker
     r"HorovodInternalError|Horovod has been shut down|Horovod detected that one or more|ChildFailedError"
-    r"|(?:closed|reset) by peer|Broken pipe|ended by signal 15"
+    rf"|(?:closed|reset) by peer|Broken pipe|ended by signal 15|{UNNAMED}"
 )
-_LOST_RANK = re.compile(r"^ranks? (?P<rank>\d+) on .* ha(?:s|ve) died or left during step ")  # said by another rank
+_LOST_RANK = re.compile(  # said by another rank
+    rf"^rank (?P<rank>\d+) on .* (?:ha(?:s|ve) died or left during step |.*(?P<unnamed>{UNNAMED}))"
+)
 _RULE = re.compile(r"^[-=*]{20,}$")
 _KILLED = (  # rank and signal; a shell adds 128 to the signal
     re.compile(r"process rank (?P<rank>\d+) .*exited on signal (?P<signal>\d+)"),  # mpirun
@@ -43,13 +46,15 @@ def failure_reason(log: str, exit_code: int | None) -> str:
     traceback; the last line.
     """
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", log) if not line.startswith(_OURS)]
-    workers = [_TAG.sub("", line) for line in lines if _TAG.match(line)]
+    # torchrun's ranks say what they say without a tag, PyTorch in them with one.
+    workers = [_TAG.sub("", line) for line in lines if _TAG.match(line) and not line.startswith("[rank")]
     lost: re.Match[str] | None = None
     for line in workers or lines:
-        if (match := _USER_ERROR.match(line)) and not is_follow_on(line) and not _OF_SRUN.match(line):
-            if not (named := _LOST_RANK.match(match["text"])):
+        if (match := _USER_ERROR.match(line)) and not _OF_SRUN.match(line):
+            if named := _LOST_RANK.match(match["text"]):
+                lost = lost or named  # what that rank itself has said is better
+            elif not is_follow_on(line):
                 return _one_line(match["text"])
-            lost = lost or named  # what that rank itself has said is better
     ended = _ended(exit_code)
     tracebacks = list(_tracebacks(lines))
     for line in tracebacks:
@@ -63,12 +68,16 @@ def failure_reason(log: str, exit_code: int | None) -> str:
             number = int(found.get("signal", 0)) or _NAMED.get(found.get("named", "")) or int(found["shell"]) - 128
             if lost and lost["rank"] == found["rank"]:
                 return _one_line(f"{lost.string} (it was killed by {_signal_name(number)})")
-            if not lost:
+            if not lost or (lost["unnamed"] and number != signal.SIGTERM):
                 return f"rank {found['rank']} was killed by {_signal_name(number)}"
-    if lost:
+    if lost and not lost["unnamed"]:
         return _one_line(lost.string)
     if first is not None and f"\nProcess {first} exit with status code {_OF_SSH}." in f"\n{whole}":
         return f"rank {first} was killed on its host, or the connection to it broke (exit code {_OF_SSH} of ssh)"
+    if lost:
+        ranks = named_ranks("\n".join(_TAG.sub("", line) for line in lines))
+        missing = f"rank {', '.join(map(str, ranks))} is missing, as the library has printed: " if ranks else ""
+        return _one_line(missing + lost.string)
     said = [line for line in workers or lines if line.strip() and not _RULE.match(line)]
     if exit_code is not None and exit_code < 0:
         return _one_line(f"{ended}; the last line was: {said[-1]}" if said else f"{ended}, having printed nothing")

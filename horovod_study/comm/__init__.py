@@ -16,8 +16,7 @@ nccl_log      what NCCL says about the way it took
 gpus          which GPU is a rank's, and who shares one
 libmpi        the MPI library that is loaded: where from, what it can, whether it is the launcher's
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor
-watchdog      ends a rank whose peers never arrive
-liveness      names the rank that stalls or dies in training, and ends the run
+liveness      ends a rank that waits too long for another one, and names that one where somebody knows it
 stop          SIGTERM and SIGUSR1: a request to stop that all ranks follow at the same step
 """
 

@@ -92,6 +92,9 @@ class Backend(Peers, Protocol):
     def maximum(self, value: float) -> float:
         """Return the largest value of any rank, on every rank."""
 
+    def find_missing(self, timeout_s: float) -> str:
+        """Return what the library says of ranks that do not answer within `timeout_s`; "" where it cannot be asked."""
+
     def close(self) -> None:
         """Leave; no other method may be called after this."""
 
@@ -133,6 +136,9 @@ class Averaging:
             yield
         finally:
             self._silence(False)
+
+    def find_missing(self, timeout_s: float) -> str:
+        return ""
 
     def _silence(self, silent: bool) -> None:
         """Begin or end `no_sync`; leaves silence here what else they have."""

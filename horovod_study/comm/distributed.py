@@ -10,6 +10,7 @@ hooks    DistributedDataParallel: buckets leave during backward, which returns w
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import gpus, settings
 from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
-from horovod_study.comm.libmpi import require_connection, require_launchers_mpi
+from horovod_study.comm.libmpi import find_open_mpi, require_connection, require_launchers_mpi
 from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
 from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
@@ -85,7 +85,7 @@ class DistributedBackend(Averaging):
             require_interfaces(os.environ, "GLOO_SOCKET_IFNAME")
         self.settings: dict[str, Any] = settings.apply(f"ddp/{self.transport}", config=config)
         before = NewThreads()
-        # Longer than a rank may take between two steps: who is late is named before this is over (see liveness.py).
+        # Longer than a rank may take between two steps: who is late is named before this is over, see liveness.py.
         patient_s = max(config.start_timeout_s, 60, 2 * PATIENCE * config.stall_timeout_s)
         if met is None:  # torchrun tells the ranks in the way that torch knows, mpirun and srun do not
             dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
@@ -111,6 +111,7 @@ class DistributedBackend(Averaging):
             gpus.require_own(self, instead="--transport gloo")
             dist.barrier(device_ids=[gpus.take("cuda", self).index])  # NCCL connects here, while the start is watched
         require_launchers_mpi(launch, self.workers, "torch.distributed")
+        self._asked = dist.new_group(backend="gloo") if self.transport != "mpi" else None  # while others wait
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
         self._hooked: DistributedDataParallel | None = None
@@ -190,6 +191,21 @@ class DistributedBackend(Averaging):
         tensor = torch.from_numpy(values.copy())
         dist.all_reduce(tensor, op=operation, group=self._aside)
         return np.asarray(tensor.numpy())
+
+    def find_missing(self, timeout_s: float) -> str:
+        said: list[str] = []
+
+        def ask() -> None:
+            try:
+                dist.monitored_barrier(self._asked, timedelta(seconds=timeout_s), wait_all_ranks=True)
+            except RuntimeError as error:
+                said.append(str(error))
+
+        if self._asked is not None:
+            asking = Thread(target=ask, daemon=True)
+            asking.start()
+            asking.join(timeout_s + 1.0 if self.rank == 0 else 1.0)  # rank 0 knows; its answer comes late or never
+        return "".join(said)
 
     def close(self) -> None:
         dist.destroy_process_group()

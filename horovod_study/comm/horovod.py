@@ -38,6 +38,8 @@ from horovod_study.comm.launch import (
 )
 from horovod_study.comm.libmpi import (
     cuda_aware,
+    find_open_mpi,
+    load_mpi,
     loaded_library,
     own_takes_gpu_memory,
     require_connection,
@@ -108,6 +110,8 @@ class HorovodBackend(Averaging):
         # Read by the libraries when Horovod starts.
         self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=_unknown_settings())
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
+        # Its stall inspector names who is missing after up to four of these, before liveness.py ends the run.
+        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", f"{min(60, max(1, config.stall_timeout_s // 5)):.0f}")
         before = NewThreads()
         with nullcontext() if met is None else meeting(*met, launch, config.start_timeout_s):
             hvd.init()
@@ -375,16 +379,7 @@ def kept_mpi(controller: str) -> Any:
             f"{_TIMELINE} is set, so Horovod would write a timeline in the timed steps too; unset it, timeline_steps "
             "does what it takes"
         )
-    if controller != "mpi":
-        return None
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise BackendError(
-            f"timeline_steps over MPI needs mpi4py, which cannot be loaded ({error}); run `make setup`, or launch "
-            "over Gloo"
-        ) from None
-    return MPI
+    return load_mpi("launch over Gloo") if controller == "mpi" else None
 
 
 def _unknown_settings() -> list[str]:
@@ -401,9 +396,3 @@ def _unknown_settings() -> list[str]:
             if content.find(name.encode()) >= 0:
                 return []
     return [name]
-
-
-def find_open_mpi() -> None:
-    """Let Open MPI find its own files when a process is started without mpirun from the environment's own wheel."""
-    if (Path(sys.prefix) / "bin" / "mpirun").exists() and "OMPI_COMM_WORLD_RANK" not in os.environ:
-        os.environ.setdefault("OPAL_PREFIX", sys.prefix)

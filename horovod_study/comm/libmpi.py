@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,27 @@ def own_takes_gpu_memory() -> bool | None:
         return None
     query = getattr(ctypes.CDLL(str(path)), "MPIX_Query_cuda_support", None)
     return query is not None and bool(query())
+
+
+def find_open_mpi() -> None:
+    """Let Open MPI find its own files when a process is started without mpirun from the environment's own wheel."""
+    if (Path(sys.prefix) / "bin" / "mpirun").exists() and "OMPI_COMM_WORLD_RANK" not in os.environ:
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+
+
+def load_mpi(instead: str) -> Any:
+    """Return MPI, started by mpi4py; BackendError, which says what to do `instead`, where that cannot be loaded."""
+    find_open_mpi()
+    try:
+        with warnings.catch_warnings():
+            # Said better, and as an error, by require_launchers_mpi.
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise BackendError(
+            f"mpi4py cannot be loaded by {sys.executable} ({error}); run `make setup`, or {instead}"
+        ) from None
+    return MPI
 
 
 def require_connection(launch: Launch, environ: Mapping[str, str] = os.environ) -> None:

@@ -8,8 +8,6 @@ Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and th
 `MpiRanks` is what all backends over MPI share; they differ in how a part of the buffer is averaged, see `Exchange`.
 """
 
-import sys
-import warnings
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
@@ -21,9 +19,8 @@ from torch import nn
 from horovod_study.comm import settings
 from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.buckets import Bucket, GradientBuckets
-from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.libmpi import cuda_aware, loaded_library, require_connection, require_launchers_mpi
+from horovod_study.comm.libmpi import cuda_aware, load_mpi, loaded_library, require_connection, require_launchers_mpi
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
 
@@ -89,17 +86,7 @@ class MpiRanks(Averaging, ABC):
             )
         require_connection(launch)
         self.settings = settings.apply(f"{self.name}/mpi", config=config)
-        find_open_mpi()
-        try:
-            with warnings.catch_warnings():
-                # Said better, and as an error, by require_launchers_mpi.
-                warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
-                from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise BackendError(
-                f"mpi4py cannot be loaded by {sys.executable} ({error}); run `make setup`, or use --backend ddp"
-            ) from None
-        self._MPI = MPI
+        self._MPI = MPI = load_mpi("use --backend ddp")
         self._world = MPI.COMM_WORLD
         self.rank, self.workers = self._world.Get_rank(), self._world.Get_size()
         require_launchers_mpi(launch, self.workers, "mpi4py")

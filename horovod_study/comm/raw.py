@@ -13,7 +13,6 @@ two can be compared call by call.
 """
 
 import os
-import sys
 from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any
@@ -25,6 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from horovod_study.comm import gpus
 from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.launch import detect
+from horovod_study.comm.libmpi import load_mpi
 from horovod_study.errors import BackendError, first_line, require_known
 
 TRANSPORTS = ("mpi", "gloo", "nccl")
@@ -123,7 +123,7 @@ def _missing_here(backend: Backend) -> dict[str, str]:
         missing["mpi"] = f"{launcher} started the ranks, and MPI does not know them; start them with mpirun"
     else:
         try:
-            mpi = _mpi()
+            mpi = load_mpi("leave it out")
         except BackendError as error:
             missing["mpi"] = str(error)
         else:
@@ -144,22 +144,11 @@ def _missing_here(backend: Backend) -> dict[str, str]:
     return missing
 
 
-def _mpi() -> Any:
-    from horovod_study.comm.horovod import find_open_mpi
-
-    find_open_mpi()
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise BackendError(f"mpi4py cannot be loaded by {sys.executable} ({error}); run `make setup`") from None
-    return MPI
-
-
 class MpiRaw(Raw):
     """MPI through mpi4py. Tensors on a GPU go through host memory."""
 
     def __init__(self, backend: Backend) -> None:
-        self._MPI = _mpi()
+        self._MPI = load_mpi("leave it out")
         self._world = self._MPI.COMM_WORLD.Dup()  # messages of its own, beside those of the backend
         self.name = "mpi"
         self.device = torch.device("cpu")

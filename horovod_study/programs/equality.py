@@ -29,7 +29,7 @@ from torch import nn
 
 from horovod_study.comm import Backend, Launch, builds, fail_together, gpus, open_backend
 from horovod_study.comm.base import LastGradient, Optimizer
-from horovod_study.comm.watchdog import StartWatchdog
+from horovod_study.comm.liveness import Liveness
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs.answer import Told, serve
@@ -222,7 +222,7 @@ def _missing() -> dict[str, str | None]:
 
 def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     """Train every trial with every reduction in parallel and return the differences, on every rank."""
-    watchdog = StartWatchdog(120.0, launch)
+    start = Liveness(120.0, launch)
     cases = []
     for reduction in job["reductions"]:
         # The reduction is chosen when a backend is made. A second one is fine for Horovod and MPI, which stay as they
@@ -231,7 +231,7 @@ def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
         backend = open_backend(config, launch)
         with fail_together(backend):
             dataset = data.open_dataset(Path(config.dataset))
-        watchdog.cancel()
+        start.close()
         for trial in job["trials"]:
             run = _train(config, trial, backend, dataset, job["break"])
             if run.reduction != reduction and reduction != "auto":

@@ -86,7 +86,8 @@ def _script(options: argparse.Namespace, backend: str) -> int:
     launch, met = detect(os.environ), meeting_point(os.environ)
     if launch.launcher in ("mpirun", "srun"):
         from horovod_study.comm.distributed import local_rank
-        from horovod_study.comm.horovod import find_open_mpi, meeting
+        from horovod_study.comm.horovod import meeting
+        from horovod_study.comm.libmpi import find_open_mpi
 
         if backend == "horovod" and met and os.environ.get("HOROVOD_CONTROLLER") == "gloo":
             with meeting(*met, launch, 600.0):  # the file server of a site may be slow

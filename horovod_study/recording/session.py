@@ -129,8 +129,6 @@ class Session:
                     self.writer.close()
             if error is not None:
                 self._end(error)
-            elif self.liveness is not None:
-                self.liveness.close()
         finally:
             self._held.close()
             if self.turns is not None:
@@ -425,10 +423,8 @@ class Session:
         elif isinstance(explained, LostPeer):
             if explained.speaks:
                 self._mark_failed(str(explained))
-        elif self.is_root:
+        elif self.is_root or not isinstance(error, Terminated | KeyboardInterrupt):
             self._mark_failed(error_line(error))
-        if self.liveness is not None and not isinstance(explained, LostPeer | Terminated):
-            self.liveness.end()
         if explained is not error:
             raise explained from None
 

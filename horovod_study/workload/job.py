@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from horovod_study.comm import Backend, fail_together, gpus, nccl_log, require_parity, traffic
-from horovod_study.comm.liveness import Liveness
+from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.config import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.measure import evidence
@@ -44,10 +44,11 @@ class TrainingJob:
         self.device = device = gpus.take(config.device, backend)
         self.arithmetic = Arithmetic(config, device)
         with fail_together(backend):
+            liveness.patience = math.inf
             if session.local_rank == 0:  # the first rank of each host
-                with liveness.patient(math.inf):
-                    _ensure_dataset(config, threads=len(affinity()))
+                _ensure_dataset(config, threads=len(affinity()))
         with fail_together(backend):
+            liveness.patience = PATIENCE
             folder = backend.gather(str(data.path_of(config.dataset, seed=config.data_seed)))[0]
             self.dataset = data.open_dataset(Path(folder))
             self.batches = data.Batches(

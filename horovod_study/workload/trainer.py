@@ -17,7 +17,6 @@ from horovod_study import records, requirements
 from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_backend, require_parity
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
-from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
@@ -62,7 +61,7 @@ def run(
     # Moments of units that get no gradient any more fade into denormal numbers and stay there, which makes the updates
     # of a long training slow (`benchmarks/native.py` measures it).
     torch.set_flush_denormal(True)
-    watchdog = StartWatchdog(config.start_timeout_s, launch)
+    liveness = Liveness(config.start_timeout_s, launch)
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     nccl = nccl_log.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
     try:
@@ -77,8 +76,7 @@ def run(
                 "package version": environment.describe_package(),
             },
         )
-        watchdog.cancel()  # everybody has arrived; what follows fails together
-        liveness = Liveness(backend, config.stall_timeout_s)
+        liveness.follow(backend, config.stall_timeout_s)  # everybody has arrived; what follows fails together
         with Session(backend, RecordOptions.of(config), liveness=liveness) as session:
             job = TrainingJob(config, backend, session, liveness)
             runtime = backend.name if backend.transport == "none" else f"{backend.name}-{backend.transport}"
@@ -92,7 +90,7 @@ def run(
             totals = training.finish()
             session.finish(totals)
     finally:
-        watchdog.cancel()
+        liveness.close()
         nccl.close()
     backend.close()  # not after a failure: leaving is collective, and the other ranks may be gone
     return printed(session.directory, session.record.effective, totals)
@@ -243,15 +241,12 @@ class Training:
 
     def _wait_for_turn(self) -> bool:
         """Wait until steps are granted; False where none follow. Collective once the wait is over."""
-        liveness = self.liveness
-        liveness.held = True
         said = self.session.wait_for_turn(
             self.step,
             samples=self.step * self.job.config.batch,
             enough=self._has_enough,
             least=int(self.last_step) if math.isfinite(self.last_step) else None,
         )
-        liveness.held = False
         # Where the runner is killed some ranks may have been granted steps and others not: they agree on the worst.
         agreed = self.job.backend.maximum(("go", "end", "lost").index(said))
         self.ended = agreed == 1
