@@ -192,7 +192,7 @@ def test_units_are_declared_once(tmp_path: Path) -> None:
     refused(path, "the unit of strain is not declared; declare one by --units strain=UNIT: 1, %", units={})
     refused(path, "the unit of stress is parsec; .*MPa, Pa, kPa", units={"strain": "%", "stress": "parsec"})
     table(one()).rename(columns={"strain": "strain [%]", "stress": "stress (mPa)"}).to_csv(path, index=False)
-    refused(path, "the unit of strain is % and 1")
+    refused(path, r"the unit of strain is 'strain \[%\]' and 1; leave --units out")
     refused(path, "the unit of stress is mPa", units={})
 
 

@@ -156,6 +156,7 @@ class Guide:
     x: Sequence[float] = ()
     y: Sequence[float] = ()
     how: Mapping[str, Any] = field(default_factory=dict)
+    held: bool = False  # the axis of y reaches it
 
     @property
     def look(self) -> dict[str, Any]:
@@ -173,7 +174,11 @@ class Guide:
         else:
             axes.plot(self.x, self.y, zorder=1, **self.look)
 
-    span = (np.nan, np.nan)
+    @property
+    def span(self) -> tuple[float, float]:
+        """Its ends where the axis of y is to reach them, else none."""
+        values = (*self.y,) if self.level is None else (self.level,)
+        return (min(values), max(values)) if self.held and values else (np.nan, np.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +209,7 @@ class Panel:
         measured = max(float(layer.rows[layer.x].max()) for layer in seen or lines)
         places = [each.rows[each.at or each.x] for each in marks] + [each.rows[each.x] for each in lines]
         last = max(float(each.max()) for each in places if len(each))
-        layers: list[Any] = [*marks, *lines]
-        ends = [end for each in layers for end in each.span if np.isfinite(end)]
+        ends = [end for each in self.layers for end in each.span if np.isfinite(end)]
         low, high = (min(ends), max(ends)) if ends else (1.0, 1.0)  # nothing is known: an empty panel
         if "y" in self.log:
             kit.log_values(axes, low, high)

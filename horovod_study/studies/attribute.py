@@ -74,7 +74,7 @@ def run_experiment(
     *,
     runtimes: Sequence[str] = DEFAULT_RUNTIMES,
     workers: int | None = None,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
     turns: bool = True,
     command: str = "",
 ) -> list[Path]:
@@ -82,7 +82,7 @@ def run_experiment(
 
     Raises StudyError with the reason of a run that fails, and KeyboardInterrupt after Ctrl-C.
     """
-    cores = available_cores()
+    cores, rounds = available_cores(), ROUNDS if rounds is None else rounds
     how: dict[str, Any] = {"runtimes": runtimes, "workers": workers or cores, "rounds": rounds, "cores": cores}
     cells = tuple(cells_of(given, out.name, **how))
     of_turns: dict[str, Any] = {"turns": turns, "equal_steps": True, "least_steps": _LEAST_STEPS}

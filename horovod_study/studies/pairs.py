@@ -63,6 +63,8 @@ def sides_of(words: Sequence[str]) -> tuple[str, ...]:
     """
     if not words or (_is_file(words[0]) and not Path(words[0]).exists()) or not _is_side(words[0]):
         return ()
+    if len(words) == 1 and _is_file(words[0]) and {"runtime", "backend"}.isdisjoint(load_yaml(Path(words[0]))):
+        return ()  # the reader of study files says what is wrong
     if len(words) != 2:
         raise ConfigError(f"run: a comparison has two sides, such as `run horovod/mpi mpi/mpi`, not {len(words)}")
     if not _is_side(words[1]):

@@ -2,8 +2,8 @@
 
 Cells that are run one after the other are measured minutes apart, and what the machine does meanwhile goes into every
 ratio of two of them. Here they are started once and then alternate: in every round each of them trains one slice, in
-random order, so that the slices of a round have the same machine (recording/turns.py has the protocol, and says why
-the wait changes nothing of what a run records).
+random order, so that the slices of a round have the same machine (recording/rank/turns.py has the protocol, and says
+why the wait changes nothing of what a run records).
 
     start       in their order, STARTS at a time: each makes its warm-up, `warmup_steps` and at least WARM_S, and waits
     rounds      every cell that is left trains one slice, again where other programs were at work meanwhile; then the

@@ -378,8 +378,10 @@ def _split(column: str) -> tuple[str, str | None]:
 def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     """Return the unit of a channel, which the name of the column or --units must say, and not two of them."""
     said = {text if text == "mPa" else _WORDS.get(text.lower(), text) for text in (_split(column)[1], given) if text}
-    if len(said) != 1 or not said <= UNITS[kind].keys():
-        found, allowed = " and ".join(sorted(said)) or "not declared", ", ".join(UNITS[kind])
+    if len(said) > 1:
+        raise DataError(f"{path}: the unit of {kind} is {column!r} and {given}; leave --units out, or rename the column")
+    if not said or not said <= UNITS[kind].keys():
+        found, allowed = "".join(said) or "not declared", ", ".join(UNITS[kind])
         raise DataError(f"{path}: the unit of {kind} is {found}; declare one by --units {kind}=UNIT: {allowed}")
     return said.pop()
 
@@ -413,7 +415,8 @@ def _specimens(
     if wrong.any():
         first = names[wrong]
         where = f"{path}, {word} {first.index[0]}: specimen {first.iloc[0]!r}"
-        raise DataError(f"{where} is blank or there before; name it in all its rows, in pandas sort_values('specimen')")
+        remedy = "name it in all its rows, in pandas sort_values('specimen', kind='stable')"
+        raise DataError(f"{where} is blank or there before; {remedy}")
     if not {"G0", "a"} <= set(frame):
         return tuple(names.astype(str)), starts, None
     values = frame[["G0", "a"]].to_numpy(np.float64)

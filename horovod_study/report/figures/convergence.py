@@ -445,7 +445,8 @@ def sensitivity(analysis: Analysis) -> Figure | None:
     table = analysis.learning[analysis.learning["best_mse_median"].notna()]
     looks: dict[str, style.SeriesStyle] = {}
     panels, varied = [], []
-    floors = [Guide(label="statistical floor", level=each, how=_FLOOR) for each in table["floor_mse"].dropna().unique()]
+    known = table["floor_mse"].dropna().unique()
+    floors = [Guide(label="statistical floor", level=each, how=_FLOOR, held=True) for each in known]
     for name in CHOICE_TITLES:
         lines = _groups(analysis.points, table, name) if table[name].nunique() > 1 else []
         if not any(len(rows) > 1 for _, rows in lines):

@@ -148,7 +148,7 @@ def epoch_time(analysis: Analysis) -> Figure | None:
     def layers(own: pd.DataFrame) -> Iterator[Any]:
         for _, of in own[own[ideal].notna()].groupby(["partition", "ref_train_samples"], sort=False, dropna=False):
             line = of.drop_duplicates("workers").sort_values("workers", kind="stable")
-            yield Guide(label="ideal: base / N", x=list(line["workers"]), y=list(line[ideal]))
+            yield Guide(label="ideal: base / N", x=list(line["workers"]), y=list(line[ideal]), held=True)
         values: dict[str, Any] = {
             "y": columns[0],
             "low": columns[1],
