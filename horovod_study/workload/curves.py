@@ -379,7 +379,9 @@ def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     """Return the unit of a channel, which the name of the column or --units must say, and not two of them."""
     said = {text if text == "mPa" else _WORDS.get(text.lower(), text) for text in (_split(column)[1], given) if text}
     if len(said) > 1:
-        raise DataError(f"{path}: the unit of {kind} is {column!r} and {given}; leave --units out, or rename the column")
+        raise DataError(
+            f"{path}: the unit of {kind} is {column!r} and {given}; leave --units out, or rename the column"
+        )
     if not said or not said <= UNITS[kind].keys():
         found, allowed = "".join(said) or "not declared", ", ".join(UNITS[kind])
         raise DataError(f"{path}: the unit of {kind} is {found}; declare one by --units {kind}=UNIT: {allowed}")
