@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from horovod_study.alive import runs
 from horovod_study.cluster.launch import MARKER, LaunchLine
 from horovod_study.cluster.pinning import pinned
 from horovod_study.errors import StudyError
@@ -108,6 +109,11 @@ def stop_marked(marker: str, *, group: int | None = None, grace_s: float = GRACE
             for pid in left:
                 _signal(pid, signal.SIGKILL)
             sleep(0.02)
+    # Whoever ends has no environment any more before it is gone, and a record calls it running until then.
+    for _ in range(100):
+        if not any(map(runs, found)):
+            break
+        sleep(0.02)
     return len(found)
 
 

@@ -167,7 +167,7 @@ def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Conso
     for entry in entries:
         try:
             out, why = directory.resolve() / entry.key, "cancelled while nobody ran it"
-            if _end_unattended(out, CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == CANCELLED:
+            if end_unattended(out, CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == CANCELLED:
                 count += 1
                 say(console, f"cancelled: {entry.name}")
         except Held as held:
@@ -186,7 +186,7 @@ def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Conso
     return count
 
 
-def _end_unattended(out: Path, state: str, reason: str, *, what: str, grace_s: float) -> tuple[int, str]:
+def end_unattended(out: Path, state: str, reason: str, *, what: str, grace_s: float) -> tuple[int, str]:
     """End what is left of a cell that nobody runs, and give back its claim; return how many processes, and as what.
 
     Held: somebody does run it, another host's runner or a job on this machine.
@@ -381,7 +381,7 @@ class _Runner:
                 continue
             with suppress(Held):
                 out, why = folder / key, "its runner was killed"
-                count += _end_unattended(out, INTERRUPTED, why, what=key, grace_s=grace_s)[0]
+                count += end_unattended(out, INTERRUPTED, why, what=key, grace_s=grace_s)[0]
         if elsewhere and any(not name.startswith(_HOST) for name in generations(folder / CLAIMS)):
             found, problem = stop_marked_on(sorted(elsewhere), str(folder), grace_s=grace_s)
             count += found

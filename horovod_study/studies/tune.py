@@ -34,6 +34,7 @@ from rich.console import Console
 
 from horovod_study.analysis.paired import MIN_ROUNDS, Slice, estimate, pairs
 from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
+from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import Cell, available_cores
 from horovod_study.errors import ConfigError, StudyError, require_known
 from horovod_study.measure.clock import now
@@ -42,9 +43,10 @@ from horovod_study.records import TurnSlice, read_turns
 from horovod_study.roles import TRUTH, Option, check_field, plain
 from horovod_study.studies.attempt import record_in
 from horovod_study.studies.design import Design, follow
+from horovod_study.studies.interruption import INTERRUPTED
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside
 from horovod_study.studies.progress import say
-from horovod_study.studies.runner import RunOptions
+from horovod_study.studies.runner import RunOptions, end_unattended
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
@@ -417,8 +419,11 @@ class _Heats:
         if first.state != "done" or ledger.count("done", "failed", "timed out") < len(cells):
             if len(cells) * self.used_s / max(1, self.launches) > self._until_s:
                 return None
-            for cell in cells:  # those that an interrupted heat has finished share no round with the others
-                set_aside(self.sweep.directory, cell)
+            for each in ledger.entries:  # those that an interrupted heat has finished share no round with the others
+                out, why = self.sweep.directory.resolve() / each.key, "its runner was killed"
+                if each.state == "running":
+                    end_unattended(out, INTERRUPTED, why, what=each.name, grace_s=GRACE_S)
+                set_aside(self.sweep.directory, each.cell)
             ledger = yield sweep
             self.used_s, self.launches = self.used_s + now() - self._began, self.launches + len(cells)
         slices = [replace(each, launch=f"{heat.what}/{heat.number:03d}/{each.launch}") for each in self._slices(cells)]
