@@ -11,6 +11,7 @@ value and remedy. Nothing is unpickled. Letters: N curves, B of them in a block,
 
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,7 +229,8 @@ def _values(points: Points, at: int, block: int, units: _Words) -> dict[str, Any
         for unit, factor in known.items()
         if 200 <= slope * (factor / known[units[kind]]) ** (1 if kind == "stress" else -1) <= 15000
     ]
-    cause = f"likely {' or '.join(likely)}: correct --units" if likely else "are columns exchanged, or a sign wrong?"
+    correct = "correct --units, or the column's name"
+    cause = f"likely {' or '.join(likely)}: {correct}" if likely else "are columns exchanged, or a sign wrong?"
     return {**values, "cause": cause}
 
 
@@ -251,14 +253,16 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
             frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
     except (ValueError, OSError, MemoryError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path}: is no table in UTF-8 below its names ({first_line(error)[:120]}); {_REWRITE}"
-        ) from None
+        other = "FILE, encoding='cp1252'" if isinstance(error, UnicodeDecodeError) else "FILE"
+        remedy = _REWRITE.replace("FILE", other)
+        raise DataError(f"{path}: is no table in UTF-8 below its names ({first_line(error)[:120]}); {remedy}") from None
     if not isinstance(frame.index, pd.RangeIndex):
         raise DataError(f"{path}: rows have more cells than the first line has names; decimal commas? {_REWRITE}")
     frame.index = pd.RangeIndex(2, 2 + len(frame)) if word == "line" else frame.index + 1
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
-    twice = [name for name in frame if re.sub(r"\.\d+$", "", name) in frame.columns.drop(name)]
+    found = Counter(frame.columns)
+    bases = {name: re.sub(r"\.\d+$", "", name) for name in found}  # "F.1" is the second "F" of a file
+    twice = [name for name, base in bases.items() if found[name] > 1 or (base != name and base in found)]
     if twice or frame.empty:
         raise DataError(f"{path}: {f'two columns are {twice[0]!r}' if twice else 'has no rows'}; export it again")
     return frame, word

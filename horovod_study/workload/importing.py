@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import horovod_study
 from horovod_study.documents import open_file
 from horovod_study.errors import DataError, require_known
+from horovod_study.text.words import plural
 from horovod_study.workload import dataset, floor, material, room
 from horovod_study.workload.curves import CurveSet, to_channels
 from horovod_study.workload.least_squares import MISFIT_OF_PEAK, fit_law
@@ -106,7 +107,7 @@ def _require_labels(curves: CurveSet, label: str | None) -> None:
     """Refuse too few curves for a test set, and curves without targets or with two kinds of them."""
     require_known("--label", label or "lsq", ("lsq",), error=DataError)
     if curves.size < 4:
-        found = f"holds {curves.size} curves ({', '.join(curves.names or ())})"
+        found = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})"
         raise DataError(f"{curves.path}: {found}; every fourth is a test curve, 4 are needed at least; add some")
     if (curves.targets is None) == (label is None):
         found = f"has {'no' if label is None else 'other'} targets G0 and a"
