@@ -30,10 +30,10 @@ from horovod_study.workload.options import StrainConfig
 def serial(monkeypatch: pytest.MonkeyPatch) -> SerialBackend:
     """One worker. MPI stays out: once it has started in this process, no mpirun can be started from it any more."""
 
-    def no_mpi() -> None:
+    def no_mpi(remedy: str) -> None:
         raise BackendError("MPI is not started in the process of the tests")
 
-    monkeypatch.setattr(raw_transports, "_mpi", no_mpi)
+    monkeypatch.setattr(raw_transports, "load_mpi", no_mpi)
     return SerialBackend(StrainConfig(), Launch(launcher="none", rank=0, workers=1, backend="serial"))
 
 

@@ -29,6 +29,7 @@ LAYERS = (
     ("programs",),
     ("studies",),
     ("report.kit",),
+    ("report.grammar",),
     ("report.figures",),
     ("report.page", "report"),
     ("api",),
@@ -138,7 +139,7 @@ def test_circles_are_found(graph: dict[str, set[str]], expected: list[set[str]])
 
 
 def test_an_import_upward_is_found() -> None:
-    graph = {"report.kit.panels": {"report.figures.workers"}, "report.figures.workers": {"report.kit.style"}}
+    graph = {"report.kit.panels": {"report.figures.scaling"}, "report.figures.scaling": {"report.kit.style"}}
 
     assert {("report.kit", "report.figures")} == set(upward(graph))
 

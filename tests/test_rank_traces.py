@@ -224,7 +224,7 @@ def test_kernels_are_of_the_step_that_launched_them_and_the_step_is_that_of_the_
     assert any("runs ahead" in each for each in found["doubts"]) == (host_ms < 100)
 
 
-@pytest.mark.parametrize(("step_ms", "why"), [(100, "of kernels"), (82, "after the last step of the host")])
+@pytest.mark.parametrize(("step_ms", "why"), [(100, "of kernels"), (82, "after the host's last step")])
 def test_a_step_that_nothing_ties_to_its_kernels_is_not_known(step_ms: float, why: str) -> None:
     host_ms = 10 if step_ms == 100 else 55
     found = answer([job(rank, extra=True, host_ms=host_ms, step_ms=step_ms, steps=12) for rank in (0, 1)])

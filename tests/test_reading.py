@@ -262,13 +262,13 @@ def read_notes(folder: Path) -> Any:
 
 
 def read_cache(folder: Path) -> Any:
-    return ledger._Cache(folder).get("k", os.stat(folder))
+    return documents.read_json(folder / ledger._CACHE, ledger._Finished, again="").runs
 
 
 DOCUMENTS: dict[str, tuple[Callable[[Path], Any], str, Any]] = {
     "job": (jobs.read_job, jobs.JOB_FILE, json.loads(json.dumps(asdict(JOB)))),
     "note": (read_notes, "jobs/n/note-0.json", {"job_id": "1", "host": "h", "state": "running", "left_out": ["k"]}),
-    "ledger": (read_cache, ledger._CACHE, {"schema": ledger._CACHE_SCHEMA, "runs": {"k": [1, 2, 3.0, "r"]}}),
+    "ledger": (read_cache, ledger._CACHE, {"schema": 1, "runs": {"k": [1, 2, 3.0, "r"]}}),
 }
 
 

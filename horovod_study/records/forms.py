@@ -152,7 +152,8 @@ SECTIONS = {  # of bench.json
     "ablation": _form(  # what communication costs by leaving it out
         required=(
             {"workers": _Workers, "reduction": _Text, **_each(_Positive, "pairs steps"), "seed": int},
-            {"why_no_timer": _Text | None, "sha256": Any, "blocks": dict[str, list[bool] | list[_Number] | None]},
+            {"why_no_timer": _Text | None, "sha256": Any},
+            {"blocks": dict[str, list[bool] | list[int] | list[_Number] | None]},  # whole numbers stay what they are
         ),
     ),
 }

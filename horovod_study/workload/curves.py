@@ -52,7 +52,7 @@ _Words = Mapping[str, str]
 _REWRITE = "in pandas read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False) writes it again"
 
 
-class Points(NamedTuple):
+class CurveBlock(NamedTuple):
     """B curves, one after the other."""
 
     strain: NDArray[np.float64]  # (n,) ratio
@@ -107,13 +107,13 @@ class CurveSet:
     columns: dict[str, str]  # what was found by which name
     unused: tuple[str, ...]  # columns
     word: str  # what a row is called
-    read: Callable[[int, int], Points]  # the curves low..high-1
+    read: Callable[[int, int], CurveBlock]  # the curves low..high-1
 
     def name(self, number: int) -> str:
         """Return how a curve is called in messages."""
         return f"curve {number}" if self.names is None else f"specimen {self.names[number]!r}"
 
-    def blocks(self, *, any_modulus: bool = False, checked: bool = False) -> Iterator[tuple[int, Points]]:
+    def blocks(self, *, any_modulus: bool = False, checked: bool = False) -> Iterator[tuple[int, CurveBlock]]:
         """Yield (number of the first curve, its block); raise DataError for the first thing that is wrong.
 
         `any_modulus` accepts any initial slope. What was `checked` before is not checked again.
@@ -155,7 +155,7 @@ def assignments(option: str, text: str | None, allowed: Iterable[str]) -> dict[s
     return found
 
 
-def to_channels(points: Points) -> NDArray[np.float32]:
+def to_channels(points: CurveBlock) -> NDArray[np.float32]:
     """Return strain, stress in MPa and flag, float32 (B, 3, 201): padded at the left with zeros and flag 0.
 
     Of a longer curve 201 evenly spaced points are taken, the first and the last among them.
@@ -178,7 +178,7 @@ def _outside(values: NDArray[np.float64], low: float, high: float) -> NDArray[np
     return ~((values >= low) & (values <= high))
 
 
-_CHECKS: tuple[tuple[Callable[[Points], NDArray[np.bool_]], str, str], ...] = (
+_CHECKS: tuple[tuple[Callable[[CurveBlock], NDArray[np.bool_]], str, str], ...] = (
     (lambda p: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
     (lambda p: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
     (lambda p: p.counts < 20, "has {count} points, at least 20 are needed", "remove it, or export more points"),
@@ -198,7 +198,9 @@ _CHECKS: tuple[tuple[Callable[[Points], NDArray[np.bool_]], str, str], ...] = (
 """What is wrong with points (a mask (n,)) or curves (a mask (B,)), in words, and what to do; the first is told."""
 
 
-def _check(curves: CurveSet, low: int, points: Points, checks: Sequence[tuple[Callable[..., Any], str, str]]) -> None:
+def _check(
+    curves: CurveSet, low: int, points: CurveBlock, checks: Sequence[tuple[Callable[..., Any], str, str]]
+) -> None:
     for wrong_of, what, remedy in checks:
         with np.errstate(all="ignore"):
             wrong = wrong_of(points)
@@ -213,12 +215,12 @@ def _check(curves: CurveSet, low: int, points: Points, checks: Sequence[tuple[Ca
         raise DataError(f"{curves.path}, {name}{place}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
 
 
-def _values(points: Points, at: int, block: int, units: _Words) -> dict[str, Any]:
+def _values(points: CurveBlock, at: int, block: int, units: _Words) -> dict[str, Any]:
     """Return what a message may tell of a point and its curve."""
     own, count = slice(*points.starts[block : block + 2]), int(points.counts[block])
     if not count:
         return {"count": 0}
-    one = Points(points.strain[own], points.stress[own], points.rows[own], np.array([0, count]))
+    one = CurveBlock(points.strain[own], points.stress[own], points.rows[own], np.array([0, count]))
     values = {"strain": points.strain[at], "before": points.strain[at - 1], "stress": points.stress[at], "count": count}
     with np.errstate(all="ignore"):
         slope = one.slopes()[0]
@@ -320,9 +322,9 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
         raise DataError(f"{path}: has targets, and so has --targets {targets}; give them in one place")
     strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index.to_numpy()
 
-    def read(low: int, high: int) -> Points:
+    def read(low: int, high: int) -> CurveBlock:
         part = slice(starts[low], starts[high])
-        return Points(strain[part], stress[part], rows[part], starts[low : high + 1] - starts[low])
+        return CurveBlock(strain[part], stress[part], rows[part], starts[low : high + 1] - starts[low])
 
     return CurveSet(
         path=path, layout=layout, size=len(names), names=names, units=declared, columns=found, word=word, read=read,
@@ -453,7 +455,7 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
     declared = {kind: _unit(path, kind, kind, units.get(kind)) for kind in UNITS}
     factors = [UNITS[kind][unit] for kind, unit in declared.items()]
 
-    def read(low: int, high: int) -> Points:
+    def read(low: int, high: int) -> CurveBlock:
         strain, stress, flag = (array[low:high, channel].astype(np.float64) for channel in range(material.CHANNELS))
         data = flag == 1
         wrong = ~data & ((flag != 0) | (strain != 0) | (stress != 0))
@@ -463,7 +465,7 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
             here = f"{path}, curve {low + row}, position {at}: flag {flag[row, at]:g} at strain {strain[row, at]:g}"
             raise DataError(f"{here}; the flag is 1 on data, 0 on padding, which is zero and at the left; correct it")
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
-        return Points(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
+        return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
 
     return CurveSet(
         path=path, layout="npy", size=len(array), names=None, units=declared, columns={}, word="position", read=read,

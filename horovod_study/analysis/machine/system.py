@@ -279,7 +279,7 @@ class Trace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
+class UsagePanel:
     """One quantity over time, with its lines."""
 
     name: str
@@ -287,7 +287,7 @@ class Panel:
     traces: tuple[Trace, ...]
 
 
-def panels(samples: SystemSamples) -> list[Panel]:
+def panels(samples: SystemSamples) -> list[UsagePanel]:
     """Return what there is to draw of one host, in order; what has no sensor, or is nothing all the time, is left out.
 
     Of processes there is a line per rank (memory, CPU) or their sum (disk, context switches); beside the ranks' CPU
@@ -316,9 +316,9 @@ def panels(samples: SystemSamples) -> list[Panel]:
             at_s, values = _broken(at_s, values, _GAP_INTERVALS * pitch_s)
         return Trace(label=label, at_s=at_s, values=values, over_interval=over, quiet=quiet)
 
-    def panel(name: str, label: str, traces: Sequence[Trace | None], *, needed: bool = False) -> list[Panel]:
+    def panel(name: str, label: str, traces: Sequence[Trace | None], *, needed: bool = False) -> list[UsagePanel]:
         known = [each for each in traces if each is not None and (needed or np.nanmax(np.abs(each.values)) > 0)]
-        return [Panel(name=name, label=label, traces=tuple(known))] if known else []
+        return [UsagePanel(name=name, label=label, traces=tuple(known))] if known else []
 
     others = host[["at_s"]].copy()
     own = host["at_s"].map(together["cpu_percent"]) if len(together) else math.nan

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from horovod_study.analysis.machine.system import PHASES, Panel, panels, phases, summary
+from horovod_study.analysis.machine.system import PHASES, UsagePanel, panels, phases, summary
 from horovod_study.records import SystemSamples
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
@@ -59,7 +59,7 @@ def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float) -> Figu
     return canvas
 
 
-def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> None:
+def _draw(axes: Axes, panel: UsagePanel, table: pd.DataFrame, width_in: float) -> None:
     for each in table.to_dict("records"):
         color, hatch = _SHADES[each["phase"]]
         if color != "none":
@@ -101,7 +101,7 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
     )
 
 
-def _columns(panel: Panel, width_in: float) -> int:
+def _columns(panel: UsagePanel, width_in: float) -> int:
     wide_in = max((style.text_in(trace.label) for trace in panel.traces), default=0.0) + 0.32
     return max(1, min(len(panel.traces), int(0.8 * width_in / wide_in)))
 

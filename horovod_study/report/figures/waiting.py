@@ -95,7 +95,7 @@ def _hidden(cells: pd.DataFrame, labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batches:
-    """The batches of an epoch as pale bars on a second scale; where the lines go on, grey lies below them."""
+    """The batches of an epoch as pale bars on a second scale; where the lines go on, grey is behind them."""
 
     rows: pd.DataFrame
 

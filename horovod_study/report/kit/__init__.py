@@ -2,7 +2,6 @@
 
 style         fonts, sizes, the colour, marker and dash of every series and of every part of a step
 panels        grids of panels, axes of worker counts, legends, points with their spread, node boundaries
-drawing       a figure as a value that can be drawn at any width, and the files it becomes
 interactive   figures inside a page: inline SVG, and what the page's script has to know of it
 files         figures and texts of one result, written into one folder; figures as PGF, in the letters of LaTeX
 markup        tables as HTML

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,9 +32,6 @@ from matplotlib.transforms import Transform
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, settled, style, to_bytes
 from horovod_study.text.numbers import THIN, known, with_interval
 from horovod_study.text.words import plural
-
-if TYPE_CHECKING:
-    from horovod_study.report.grammar import Figure as Drawing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +107,8 @@ def _tip(row: Mapping[Any, Any], value: str, low: str, high: str, unit: str, sca
     return f"{' '.join(where)}: {', '.join(words)}" if where else ", ".join(words)
 
 
-def inline(drawing: "Drawing", *, width_in: float = SCREEN_WIDTH_IN) -> _Inline:
-    """Return the figure as an `<svg>` element with what the page's script needs; equal drawings give equal values."""
+def inline(drawing: Any, *, width_in: float = SCREEN_WIDTH_IN) -> _Inline:
+    """Return a figure of the grammar as an `<svg>` with what the page's script needs; equal ones give equal values."""
     with style(svg__fonttype="none"):
         figure = settled(drawing.draw(width_in))
         figure.draw_without_rendering()  # legends and ticks have their places when they were drawn once

@@ -2,6 +2,7 @@
 
 html        report.html, one file that needs nothing else (templates/, static/)
 sentences   the analysis in words: sentences with numbers, rounded to what they are worth
+waits       waiting for gradients in words: transports, knees, cycles, nodes
 doubts      doubts by what they are about, each group with what to do
 answer      what a study came to, in a few lines for a terminal
 tables      the tables of a study for print: LaTeX, Markdown and CSV
