@@ -175,10 +175,9 @@ class Guide:
             axes.plot(self.x, self.y, zorder=1, **self.look)
 
     @property
-    def span(self) -> tuple[float, float]:
-        """Its ends where the axis of y is to reach them, else none."""
-        values = (*self.y,) if self.level is None else (self.level,)
-        return (min(values), max(values)) if self.held and values else (np.nan, np.nan)
+    def span(self) -> tuple[float, ...]:
+        """Its values where the axis of y is to reach them."""
+        return () if not self.held else tuple(self.y) if self.level is None else (self.level,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +208,7 @@ class Panel:
         measured = max(float(layer.rows[layer.x].max()) for layer in seen or lines)
         places = [each.rows[each.at or each.x] for each in marks] + [each.rows[each.x] for each in lines]
         last = max(float(each.max()) for each in places if len(each))
-        ends = [end for each in self.layers for end in each.span if np.isfinite(end)]
+        ends = [end for each in self.layers for end in getattr(each, "span", ()) if np.isfinite(end)]
         low, high = (min(ends), max(ends)) if ends else (1.0, 1.0)  # nothing is known: an empty panel
         if "y" in self.log:
             kit.log_values(axes, low, high)
