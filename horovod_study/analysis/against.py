@@ -137,6 +137,10 @@ def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[
     if (runs["cell"].value_counts().reindex(cells.index, fill_value=0) != cells["repeats"]).any():
         both, again = " or ".join(names), "make the directories again with horovod-study report"
         raise AnalysisError(f"runs.csv and points.csv of {both} do not tell of the same runs; {again}")
+    # Of cells that took turns, the page says the rate that follows from the ratios within rounds: the same here.
+    rates = pd.to_numeric(runs["samples_per_s"], errors="coerce")
+    said = pd.to_numeric(runs["cell"].map(cells["samples_per_s_median"]), errors="coerce")
+    runs["samples_per_s"] = rates * said / rates.groupby(runs["cell"]).transform("median")
     kinds = [k for k in ("plain", "wrapped") if all(s.points[f"speedup_{k}"].notna().any() for s in (after, before))]
     for _, own in cells.groupby("study") if kinds else ():
         records: list[Any] = own.to_dict("records")
@@ -290,7 +294,7 @@ def _doubts(
 ) -> Iterator[str]:
     """Yield what speaks against the numbers, and against their causes; `runs`: the matched ones."""
     both, (after, before) = " and ".join(reversed(names)), names
-    told = _texts(runs.dropna(subset="started"), ["run", "started", "samples_per_s"])
+    told = _texts(runs.dropna(subset="started"), ["run", "started", "step_s_median"])
     if same := int(told.duplicated().sum()):
         count = (runs["study"] == "after").sum()
         yield f"{same} of the {count} matched runs of {after} are runs of {before} too: nothing new was measured there."

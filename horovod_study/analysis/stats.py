@@ -255,15 +255,6 @@ def log_contrast(parts: Sequence[tuple[int, ArrayLike]]) -> Interval:
     return replace(found, p=t_p(centre, error, freedom), n=min(sizes))
 
 
-def welch_p(a: ArrayLike, b: ArrayLike) -> float:
-    """Return Welch's two-sided p for equal means of `a` (n,) and `b` (m,); NaN for single values or without scatter."""
-    one, other = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if min(len(one), len(other)) < 2 or not (one.std() or other.std()):
-        return math.nan
-    variance, freedom = welch([variance_of_mean(each) for each in (one, other)], [len(one), len(other)])
-    return t_p(float(one.mean() - other.mean()), math.sqrt(variance), freedom)
-
-
 def median_ratio(x: ArrayLike, base: ArrayLike | None = None) -> Interval:
     """Return median(x), or median(x) / median(base), of positive repeats, (R,) each, with its 95 % interval.
 

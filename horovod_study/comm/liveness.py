@@ -179,7 +179,10 @@ class Liveness:
         names = ", ".join([self._names[rank] for rank in lost][:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
         how, advice = "not come to the end of", "look at what it does and at its host, or raise --stall-timeout-s"
         if any(not alive.runs(*self._here[rank]) for rank in lost if rank in self._here):
-            how, advice = "died or left during", "look for its last lines above"
+            how, advice = (
+                "died or left during",
+                "look for its last lines above, or in the system's log for lack of memory",
+            )
         elif any(alive.is_stopped(self._here[rank][0]) for rank in lost if rank in self._here):
             how, advice = "been stopped during", "look for what sent it a signal (SIGSTOP); it is ended with the run"
         return f"{names} {'has' if len(lost) == 1 else 'have'} {how} step {self.step:,}; {advice}"

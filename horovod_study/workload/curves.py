@@ -49,6 +49,7 @@ _PAIRS = {"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.np
 _BLOCK = 2000  # curves that are read, checked and written at a time
 _MAX_RATIO = 200  # so many times smaller no compression makes measured numbers; zeros become a thousand times smaller
 _Words = Mapping[str, str]
+_MOST_COLUMNS = 20_000  # of a table: pandas takes half a minute for ten times as many
 _REWRITE = "in pandas read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False) writes it again"
 
 
@@ -273,11 +274,13 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
 def _separator(path: Path) -> str:
     """Return what is between the columns: the mark of which the first two lines hold equally many."""
     with open_file(path) as stream:
-        head = stream.read(1 << 16)
+        head = stream.read(1 << 20)
     if not head.strip() or b"\0" in head:
         raise DataError(f"{path}: {'is no text in UTF-8' if head.strip() else 'is empty'}; save the table as CSV")
     first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
     marks = [mark for mark in ";\t|," if mark in first]
+    if any(first.count(mark) > _MOST_COLUMNS for mark in marks):
+        raise DataError(f"{path}: has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy")
     alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
     return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
 
@@ -485,6 +488,6 @@ def _targets(path: Path, names: Sequence[str] | None, size: int) -> NDArray[np.f
     table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
     table.index = pd.Index([str(each) for each in table["specimen"]])
     if sorted(table.index) != sorted(names):
-        apart = sorted(set(table.index) ^ set(names)) or sorted(table.index[table.index.duplicated()])
+        apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
         raise DataError(f"{path}: needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it")
     return table.loc[list(names), ["G0", "a"]].to_numpy(np.float64)
