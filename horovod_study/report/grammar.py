@@ -288,13 +288,13 @@ class Figure:
         for axes, panel in zip(made, self.panels, strict=True):
             panel.draw(axes, self.looks, size_in)
         layers = [layer for panel in self.panels for layer in panel.layers]
-        named = [
-            each for each in layers if (isinstance(each, Points) and not each.hollow) or getattr(each, "marked", False)
-        ]
-        series = [f"{name}" for layer in named for name in layer.rows[layer.by].unique()]
+        points = [each for each in layers if isinstance(each, Points) and not each.hollow]
+        lines = [each for each in layers if isinstance(each, Curve) and each.marked]
+        series = [f"{name}" for layer in points or lines for name in layer.rows[layer.by].unique()]
         guides = {layer.label: layer.look for layer in layers if isinstance(layer, Guide) and layer.label}
-        entries = [*kit.handles(self.looks, dict.fromkeys(series)), *self.legend]
-        entries += [Line2D([], [], label=label, **how) for label, how in guides.items()]
+        how: dict[str, Any] = {} if points else {"marker": "none"}
+        entries = [*kit.handles(self.looks, dict.fromkeys(series), **how), *self.legend]
+        entries += [Line2D([], [], label=label, **look) for label, look in guides.items()]
         if any(panel.lost is not None and len(panel.lost) for panel in self.panels):
             entries.append(Line2D([], [], color=QUIET, label="no result", **_CROSS))
         kit.legend(canvas, entries, width_in)
