@@ -12,7 +12,9 @@ from make.wording import Golden
 from horovod_study.cluster.launch import MARKER
 from horovod_study.errors import StudyError
 from horovod_study.programs.answer import ANSWER
+from horovod_study.studies import bench
 from horovod_study.studies.bench import run_ranks
+from horovod_study.studies.engine import attempt
 
 PROGRAM = """
 import json, os, sys, time
@@ -49,6 +51,39 @@ def test_the_answer_of_rank_0_comes_back(module: str, tmp_path: Path) -> None:
 
     assert found == {"words": ["a b", "c"], "set": "7"}
     assert set(told) <= {"starting", "words: a b c"}
+
+
+def test_what_was_interrupted_goes_on_until_all_of_it_is_measured(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three programs are interrupted at the first, the second and the third; each answers once in the end."""
+    started: list[str] = []
+    monkeypatch.setattr(bench, "attempt", stopping := StopsAt(started))
+    for stop in (1, 2, 3):
+        folder, started[:] = tmp_path / f"{stop}", []
+        stopping.at = stop
+        with pytest.raises(KeyboardInterrupt):
+            [run(module, "answer", number, folder=folder / f"{number}") for number in (1, 2, 3)]
+        stopping.at = 0
+        found = [run(module, "answer", number, folder=folder / f"{number}") for number in (1, 2, 3)]
+
+        assert [each["words"] for each in found] == [[1], [2], [3]] and len(started) == 3
+        bench.measured(folder)
+        run(module, "answer", 1, folder=folder / "1")
+        assert len(started) == 4, "what is done is measured again"
+
+
+class StopsAt:
+    """Stands for the engine's attempt, and is interrupted in the start numbered `at`."""
+
+    def __init__(self, started: list[str]) -> None:
+        self.started, self.at = started, 0
+
+    def __call__(self, run: Any, stop: Any) -> Any:
+        if self.at == len(self.started) + 1:
+            raise KeyboardInterrupt
+        self.started.append(str(run.out))
+        return attempt(run, stop)
 
 
 def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path, golden: Golden) -> None:

@@ -14,12 +14,13 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from horovod_study.cluster.identity import code_digest
 from horovod_study.config import available_cores
 from horovod_study.documents import read_json
 from horovod_study.errors import ConfigError, StudyError, require_known, require_within
@@ -66,8 +67,16 @@ def run_ranks(
     `variables`: of their environment; each rank has one thread where nothing says otherwise. `on_progress` hears the
     last line that was printed, about four times a second. Raises StudyError with the reason in one line when it fails
     or takes too long, and KeyboardInterrupt after Ctrl-C; no process is left either way.
+
+    What was answered to the same plan stays in `folder` until `measured` is told that all of it is done: one that was
+    interrupted goes on.
     """
-    plan, log = folder / "plan.json", folder / "output.log"
+    plan, log, asked = folder / "plan.json", folder / "output.log", folder / "asked.json"
+    planned, again = json.dumps(content, indent=1), f"see {log}"
+    question = json.dumps({"code": code_digest(), "variables": variables, "plan": content})
+    with suppress(OSError, ValueError):  # nothing stands there, or no text
+        if asked.read_text(encoding="utf-8") == question and (folder / ANSWER).exists():
+            return dict(read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError))
     run = ProgramRun(
         runtime=runtime,
         workers=workers,
@@ -81,17 +90,24 @@ def run_ranks(
     )
     with writing(folder, "choose a writable folder", error=StudyError):
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(plan, json.dumps(content, indent=1))
+        write_file(plan, planned)
+        write_file(asked, question)
         (folder / ANSWER).unlink(missing_ok=True)
         with Interruption() as stop:
             ended = attempt(run, stop)
-    who, again = f"{runtime} with {plural(workers, 'worker')}", f"see {log}"
+    who = f"{runtime} with {plural(workers, 'worker')}"
     if ended.state == TIMED_OUT:
         raise StudyError(f"{who} gave no answer within {timeout_s:g} s; {again}")
     if not ended.done or not (folder / ANSWER).exists():
         raise StudyError(f"{who} failed: {ended.reason or ended.said}; {again}")
     answered: dict[str, Any] = read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError)
     return answered
+
+
+def measured(folder: Path) -> None:
+    """Note that all that was asked below `folder` is done: the same question is measured again from now on."""
+    for each in folder.glob(f"*/{ANSWER}"):
+        each.unlink(missing_ok=True)
 
 
 def _config(runtime: str, source: str = "bench", **options: Any) -> StrainConfig:
@@ -225,6 +241,7 @@ def run_bench(
     if not document["jobs"]:
         reasons = "; ".join(f"{name}: {why}" for name, why in document["unavailable"].items())
         raise StudyError(f"bench: nothing could be measured ({reasons}); run `make setup`")
+    measured(out / "jobs")
     return document
 
 
@@ -340,4 +357,5 @@ def measure_timers(
         )
         shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes
         found.append({"runtime": runtime, **answered})
+    measured(out / "jobs")
     return found

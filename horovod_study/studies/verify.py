@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError, require_within
+from horovod_study.files import writing
 from horovod_study.progress import say
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.bench import run_ranks
+from horovod_study.studies.bench import measured, run_ranks
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
 from horovod_study.workload.options import StrainConfig, strain_config
@@ -120,23 +121,28 @@ def shares(batch: int, workers: int) -> dict[str, int]:
 def verify(question: Question, out: Path | None = None, *, on_progress: Callable[[str], None] = say) -> dict[str, Any]:
     """Train sequentially, then with every runtime and worker count; return all cases with their verdicts, for JSON.
 
-    Logs of the launches are kept below `out`/logs, or without `out` in a temporary folder as long as one failed.
+    Logs of the launches are kept below `out`/logs, or without `out` in a temporary folder as long as one failed. With
+    `out` a proof that was interrupted goes on.
     Raises StudyError for a runtime that was asked for and cannot be used here, or does not run.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="horovod-study-verify-"))
-    logs = scratch if out is None else out / "logs"
-    keep = False
+    logs = Path(tempfile.mkdtemp(prefix="horovod-study-verify-")) if out is None else (out / "logs").absolute()
+    scratch = logs / "references"
+    with writing(scratch, "choose a writable --out", error=StudyError):
+        scratch.mkdir(parents=True, exist_ok=True)
+    finished = keep = False
     try:
         result = _verify(question, scratch, logs, on_progress)
-        keep = not all(case["tensors"] for case in result["cases"])
+        finished, keep = True, not all(case["tensors"] for case in result["cases"])
     except StudyError:
-        keep = any(scratch.glob("*/output.log"))
+        keep = any(logs.glob("*/output.log"))
         raise
     finally:
-        for file in scratch.glob("*.np[yz]"):
-            file.unlink()
-        if not keep or out is not None:
+        if finished:
+            measured(logs)
+        if finished or out is None:
             shutil.rmtree(scratch, ignore_errors=True)
+        if out is None and not keep:
+            shutil.rmtree(logs, ignore_errors=True)
     return result
 
 
