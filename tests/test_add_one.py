@@ -228,7 +228,7 @@ def test_a_figure_takes_its_file_and_its_place_in_the_catalogue(copy: Path) -> N
     catalogue = copy / "report" / "figures" / "catalogue.py"
     text = catalogue.read_text()
     for old, new in (
-        ("    forecast,\n", "    forecast,\n    invented,\n"),
+        ("    convergence,\n", "    convergence,\n    invented,\n"),
         ("    *(usage.usage, ", "    *(invented.invented, usage.usage, "),
     ):
         assert text.count(old) == 1

@@ -228,5 +228,5 @@ def test_two_batches_make_no_figure(swept):
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, width_in):
     made = [*figures_of(scaling, study), *figures_of(choices, study), *figures_of(choices, swept)]
 
-    assert len(made) == 10
+    assert len(made) == 11
     assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

@@ -31,17 +31,17 @@ BUDGET = {
     "recording": (2820, 163),
     "recording/inject": (108, 9),
     "recording/rank": (2009, 154),
-    "records": (2425, 158),
-    "report": (1516, 92),
+    "records": (2435, 159),
+    "report": (1522, 93),
     "report/figures": (4060, 202),
     "report/kit": (1780, 119),
     "report/page": (3319, 179),
     "runtimes": (175, 1),
-    "studies": (7165, 398),
+    "studies": (7166, 398),
     "text": (375, 34),
     "workload": (6223, 335),
     "workload/probes": (1185, 61),
-    "total": (72959, 4061),
+    "total": (72976, 4063),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

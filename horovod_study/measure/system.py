@@ -214,10 +214,10 @@ class Sampler:
         self._text, self._answer = b"", dict[str, Any]()
         self._process: subprocess.Popen[bytes] | None = None
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        environ = without_working_directory({**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+        own = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         line = [sys.executable, "-m", "horovod_study.measure.system"]
         try:
-            self._process = subprocess.Popen(line, bufsize=0, env=environ, **pipes)
+            self._process = subprocess.Popen(line, bufsize=0, env=without_working_directory(own), **pipes)
         except OSError as error:
             self.reason = f"the sampler could not be started ({error.strerror or error})"
 

@@ -179,7 +179,8 @@ class StepWriter:
             return
         with writing(self.path, "choose a writable --out"):
             self._file = open(self.path, "xb", buffering=0)
-            self._write(self._schema.serialize(), at=0)
+            with self._closed_on_error():
+                self._write(self._schema.serialize(), at=0)
 
     def _resume(self, directory: Path, rank: int, step: int) -> None:
         rows = read_steps(directory, rank)
@@ -192,12 +193,21 @@ class StepWriter:
             )
         with writing(self.path, f"free space, resume again from step {step}"), unfinished(self.path) as made:
             self._file = open(made, "wb", buffering=0)
-            self._write(self._schema.serialize(), at=0)
-            for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
-                self._write(batch.serialize(), at=self._end)
-            self.sync()
-            os.replace(made, self.path)
+            with self._closed_on_error():
+                self._write(self._schema.serialize(), at=0)
+                for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
+                    self._write(batch.serialize(), at=self._end)
+                self.sync()
+                os.replace(made, self.path)
         self.kept = kept
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._file.close()
+            raise
 
     def _write(self, content: "pa.Buffer", at: int) -> None:
         """Write the whole of `content` at an offset and end the file there, or leave the file as it was."""

@@ -195,8 +195,13 @@ class Panel:
     nodes: pd.DataFrame | None = None  # rows whose node boundaries are marked
     first: bool = False  # that of the second node alone
     lost: pd.DataFrame | None = None  # cells without a result: a cross at the foot
-    beyond: str = ""  # what stands on the grey behind the last measured count
+    beyond: str | None = None  # the word on the grey behind the last measured count; "": none, None: no grey
     room: float = 0.0  # share of the width that is left free at the right, for words
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value to draw."""
+        return any(np.isfinite(each.span).any() for each in self.layers if isinstance(each, Points | Curve))
 
     def draw(self, axes: Axes, looks: Looks, size_in: tuple[float, float]) -> None:
         """Draw the panel, `size_in` inches wide and tall."""
@@ -215,7 +220,7 @@ class Panel:
         for layer in self.layers:
             layer.draw(axes, looks, last, wide_in)
         self._crosses(axes, looks)
-        if last > measured and self.beyond:
+        if last > measured and self.beyond is not None:
             kit.beyond(axes, measured, 1.3 * last, self.beyond)
         self._axis_of_x(axes, counts, last, wide_in)
         if "y" not in self.log:
@@ -284,10 +289,11 @@ class Figure:
         if self.paint is not None:
             return self.paint(width_in)
         most, aspect, alone = self.shape
-        canvas, made, size_in = kit.grid(len(self.panels), width_in, most=most, aspect=aspect, alone=alone)
-        for axes, panel in zip(made, self.panels, strict=True):
+        panels = [each for each in self.panels if each.known]
+        canvas, made, size_in = kit.grid(len(panels), width_in, most=most, aspect=aspect, alone=alone)
+        for axes, panel in zip(made, panels, strict=True):
             panel.draw(axes, self.looks, size_in)
-        layers = [layer for panel in self.panels for layer in panel.layers]
+        layers = [layer for panel in panels for layer in panel.layers]
         points = [each for each in layers if isinstance(each, Points) and not each.hollow]
         lines = [each for each in layers if isinstance(each, Curve) and each.marked]
         series = [f"{name}" for layer in points or lines for name in layer.rows[layer.by].unique()]
@@ -295,7 +301,7 @@ class Figure:
         how: dict[str, Any] = {} if points else {"marker": "none"}
         entries = [*kit.handles(self.looks, dict.fromkeys(series), **how), *self.legend]
         entries += [Line2D([], [], label=label, **look) for label, look in guides.items()]
-        if any(panel.lost is not None and len(panel.lost) for panel in self.panels):
+        if any(panel.lost is not None and len(panel.lost) for panel in panels):
             entries.append(Line2D([], [], color=QUIET, label="no result", **_CROSS))
         kit.legend(canvas, entries, width_in)
         return canvas

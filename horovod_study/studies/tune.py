@@ -434,8 +434,9 @@ class _Heats:
         return slices, failed
 
     def _slices(self, cells: Sequence[Cell]) -> list[Slice]:
-        if not self.alone:
-            return rates(read_turns(self.sweep.directory), self._names)
+        if not self.alone and (found := rates(read_turns(self.sweep.directory), self._names)):
+            return found
+        # One after the other, or so short that each was over before its first turn: a launch is a round.
         records = {cell.label: record_in(self.sweep.directory / cell.key) for cell in cells}
         speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
         return [Slice(launch="", round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]

@@ -65,7 +65,7 @@ def resources(analysis: Analysis) -> Figure | None:
             if not math.isnan(panel["target_mse"]):
                 words.append(f"test MSE {scientific(panel['target_mse'])}")
             title, made = ", ".join(words), list(layers(own, panel))
-            panels.append(Panel(layers=made, y=panel["label"], title=title, nodes=own, beyond="extrapolated"))
+            panels.append(Panel(layers=made, y=panel["label"], title=title, nodes=own, beyond=""))
     missed: dict[str, Any] = {"linestyle": "none", "marker": "^", "markersize": 5, "markerfacecolor": style.PAPER}
     lower = [Line2D([], [], **missed, markeredgecolor=style.QUIET, label="target not met: at least")]
     frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]

@@ -55,7 +55,7 @@ def synchronisation(analysis: Analysis) -> Figure | None:
         own = shown[shown["setting"] == setting]
         how: dict[str, Any] = {"title": setting if len(settings) > 1 else "", "nodes": own}
         waits = list(layers(own, "sync_s", 1000.0, "ms"))
-        panels.append(Panel(layers=waits, y="Waiting / ms per step", beyond="extrapolated", **how))
+        panels.append(Panel(layers=waits, y="Waiting / ms per step", beyond="", **how))
         if epochs:
             of_epoch = [_Batches(rows=own), *layers(own, "sync_per_epoch_s", 1.0, "s")]
             panels.append(Panel(layers=of_epoch, y="Waiting / s per epoch", **how))
