@@ -477,7 +477,7 @@ def train(rate, ready):
     ready.wait()
     optimizer = torch.optim.SGD(model.parameters(), rate)
     for x, y in DataLoader(data, batch_size=4):
-        loss_of(x, y).backward(); optimizer.step(); optimizer.zero_grad(); time.sleep(0.01)
+        loss_of(x, y).backward(); optimizer.step(); optimizer.zero_grad(); time.sleep(0.03)
 for together in ((0.1, 0.2), (0.3,)):  # two at once, as workers that share a model without locks; then one more
     ready = multiprocessing.get_context("fork").Barrier(len(together))
     found = [multiprocessing.get_context("fork").Process(target=train, args=(rate, ready)) for rate in together]
