@@ -37,11 +37,11 @@ BUDGET = {
     "report/kit": (1780, 119),
     "report/page": (3319, 179),
     "runtimes": (175, 1),
-    "studies": (7166, 398),
+    "studies": (7167, 398),
     "text": (375, 34),
     "workload": (6223, 335),
     "workload/probes": (1185, 61),
-    "total": (72976, 4063),
+    "total": (72977, 4063),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

@@ -137,7 +137,7 @@ def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[
     if (runs["cell"].value_counts().reindex(cells.index, fill_value=0) != cells["repeats"]).any():
         both, again = " or ".join(names), "make the directories again with horovod-study report"
         raise AnalysisError(f"runs.csv and points.csv of {both} do not tell of the same runs; {again}")
-    # Of cells that took turns, the page says the rate that follows from the ratios within rounds: the same here.
+    # Of cells that alternated, the page says the rate that follows from the ratios within rounds: the same here.
     rates = pd.to_numeric(runs["samples_per_s"], errors="coerce")
     said = pd.to_numeric(runs["cell"].map(cells["samples_per_s_median"]), errors="coerce")
     runs["samples_per_s"] = rates * said / rates.groupby(runs["cell"]).transform("median")

@@ -22,7 +22,7 @@ import psutil
 
 from horovod_study.cluster.identity import code_digest
 from horovod_study.config import available_cores
-from horovod_study.documents import read_json
+from horovod_study.documents import read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, require_known, require_within
 from horovod_study.files import write_file, writing
 from horovod_study.options import require_workers
@@ -74,8 +74,9 @@ def run_ranks(
     plan, log, asked = folder / "plan.json", folder / "output.log", folder / "asked.json"
     planned, again = json.dumps(content, indent=1), f"see {log}"
     question = json.dumps({"code": code_digest(), "variables": variables, "plan": content})
-    with suppress(OSError, ValueError):  # nothing stands there, or no text
-        if asked.read_text(encoding="utf-8") == question and (folder / ANSWER).exists():
+    with suppress(StudyError):  # nothing stands there, or no text
+        kept = read_text(asked, error=StudyError, again=again)
+        if kept == question and (folder / ANSWER).exists():
             return dict(read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError))
     run = ProgramRun(
         runtime=runtime,
