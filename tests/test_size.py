@@ -24,7 +24,7 @@ BUDGET = {
     "analysis/steps": (5201, 230),
     "analysis/sync": (1409, 67),
     "cli": (1831, 89),
-    "cluster": (2993, 183),
+    "cluster": (2994, 183),
     "comm": (3244, 230),
     "measure": (1977, 150),
     "programs": (1978, 91),
@@ -41,7 +41,7 @@ BUDGET = {
     "text": (375, 34),
     "workload": (6223, 335),
     "workload/probes": (1185, 61),
-    "total": (72977, 4063),
+    "total": (72978, 4063),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

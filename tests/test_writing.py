@@ -46,7 +46,6 @@ WRITING = {
     "recording/rank/told.py": "losses, beside the events",
     "recording/rank/watch.py": "a line on how far a process has come, in a temporary folder of its command",
     "studies/runner.py": "an empty file, which asks a runner to end",
-    "studies/smoke.py": "an empty file, whose name says what has passed",
     "studies/search.py": "cuts a last line of Optuna's journal that is not whole",
     "programs/equality.py": "arrays for the ranks that are compared, in a temporary folder",
     "files.py": "the door",

@@ -357,8 +357,9 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     for area in dict.fromkeys(each.area for each in findings):
         console.print(Text(area, style="bold"))
         grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(min_width=len("  warning"))
         for each in (each for each in findings if each.area == area):
-            grid.add_row(Text(f"  {each.verdict:<7}", style=_STYLES[each.verdict]), Text(each.name), Text(each.what))
+            grid.add_row(Text(f"  {each.verdict}", style=_STYLES[each.verdict]), Text(each.name), Text(each.what))
             if each.remedy:
                 grid.add_row("", "", Text(f"-> {each.remedy}"))
         with wide.capture() as made:

@@ -17,7 +17,7 @@ from horovod_study.cluster.remote import other_hosts, run_on
 from horovod_study.cluster.site import Site
 from horovod_study.config import Cell, Placement
 from horovod_study.errors import StudyError
-from horovod_study.files import writing
+from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import utc_stamp
 from horovod_study.progress import duration
 from horovod_study.roles import Role
@@ -89,7 +89,7 @@ def smoke_test(
                     "(--no-smoke)"
                 )
             say(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
-            passed.touch()
+            write_file(passed, "")
 
 
 def _refuse_unreachable(
