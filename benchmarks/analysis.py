@@ -29,11 +29,11 @@ import psutil
 import pyarrow as pa
 
 from horovod_study import records
-from horovod_study.config import ORDINARY_LAPS
+from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.progress import say
 from horovod_study.report.kit.files import write_result
+from horovod_study.text.progress import say
 
 HERE = Path(__file__).parent
 LIMITS = {"s_per_100_million_rows": 60.0, "memory_gb": 4.0}

@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
-from horovod_study.progress import say
 from horovod_study.text.numbers import amount
+from horovod_study.text.progress import say
 from horovod_study.workload import dataset, material
 
 HERE = Path(__file__).parent

@@ -47,7 +47,7 @@ from horovod_study.comm import builds
 from horovod_study.files import write_file
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.options import STRAIN, parse_widths
 

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from horovod_study.comm.base import FlatGradients
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.model import StressCNN
 

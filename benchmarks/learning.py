@@ -19,10 +19,10 @@ from typing import Any
 from recipe import dead
 
 from horovod_study import records
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload import checkpoint, dataset
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import parse_widths

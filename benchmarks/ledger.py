@@ -21,13 +21,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from horovod_study import lease, records
-from horovod_study.config import Cell
+from horovod_study import records
+from horovod_study.config.run import Cell
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.progress import say
 from horovod_study.report.kit.files import write_result
+from horovod_study.studies import lease
 from horovod_study.studies.study_file import load_study
+from horovod_study.text.progress import say
 
 HERE = Path(__file__).parent
 LIMITS_S = {"plan": 5.0, "status": 2.0}

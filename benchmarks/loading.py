@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.programs.loading import compare_loaders, to_text
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.options import StrainConfig

@@ -28,12 +28,12 @@ from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
 from horovod_study import records, train
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.programs.loading import LoneStep
 from horovod_study.programs.microbench import step_flops
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload import dataset, native
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.loaders import open_loader

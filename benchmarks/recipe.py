@@ -26,10 +26,10 @@ from torch import nn
 
 from horovod_study.comm.launch import detect
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.evaluation import evaluate
 from horovod_study.workload.model import StressCNN

@@ -25,15 +25,15 @@ from scipy import stats
 
 from horovod_study import records
 from horovod_study.analysis.steps.timers import timer_cost
-from horovod_study.config import ORDINARY_LAPS, available_cores
+from horovod_study.config.run import ORDINARY_LAPS, available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_now
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
 from horovod_study.measure.steady import find_steady
-from horovod_study.progress import Line, say
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.timers import text
 from horovod_study.studies.bench import measure_timers
+from horovod_study.text.progress import Line, say
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent

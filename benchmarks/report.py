@@ -17,8 +17,8 @@ from typing import Any
 
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now
-from horovod_study.progress import say
 from horovod_study.report.kit.files import write_result
+from horovod_study.text.progress import say
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.programs.microbench import SIZES, MatrixRate, matrix_peak, matrix_rates, step_flops
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.options import parse_widths
 

@@ -26,10 +26,10 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

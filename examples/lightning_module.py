@@ -15,7 +15,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from horovod_study.lightning import StepRecorder
+from horovod_study.recording.lightning import StepRecorder
 
 
 class Regression(lightning.LightningModule):

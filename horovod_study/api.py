@@ -41,10 +41,10 @@ from horovod_study.analysis.simulate.what_if import what_if as scenarios
 from horovod_study.analysis.steps.accounting import Accounting, account, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables
-from horovod_study.config import available_cores
-from horovod_study.documents import logs, parse_json, read_text
+from horovod_study.config.documents import logs, parse_json, read_text
+from horovod_study.config.run import available_cores
 from horovod_study.errors import ConfigError, DataError
-from horovod_study.progress import Line
+from horovod_study.text.progress import Line
 from horovod_study.text.words import plural
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from horovod_study import alive
+from horovod_study.cluster import alive
 from horovod_study.errors import RecordError, StudyError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ The training itself is workload/trainer.py; here is its command line.
 
 import gc
 
-from horovod_study import limits  # isort: split
+from horovod_study.config import limits  # isort: split
 
 if __name__ == "__main__":
     gc.set_threshold(*limits.FEW_COLLECTIONS)
@@ -32,11 +32,11 @@ from typing import Any, NoReturn
 from horovod_study import records
 from horovod_study.comm import Launch, detect
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, LostPeer, Stopped, StopRequest, Terminated
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
+from horovod_study.config.options import Parser, add_train_options, run_values
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure.clock import sleep
-from horovod_study.options import Parser, add_train_options, run_values
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload.options import STRAIN, strain_config
 from horovod_study.workload.resume import plan_resume
 

@@ -21,7 +21,7 @@ from scipy import stats
 
 from horovod_study import records
 from horovod_study.analysis.steps.ablation import CommunicationCost, answer
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError, BackendError, RecordError
 from horovod_study.measure.clock import LapClock, now
 from horovod_study.records import finite

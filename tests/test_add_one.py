@@ -68,7 +68,7 @@ import json
 from horovod_study.analysis.series.points import CHOICES
 from horovod_study.workload.options import STRAIN
 from horovod_study.report.figures.convergence import CHOICE_TITLES
-from horovod_study.roles import Role
+from horovod_study.config.roles import Role
 print(json.dumps(["momentum" in CHOICES, CHOICE_TITLES["momentum"], STRAIN.tuned["momentum"],
                   "momentum" in STRAIN.named(Role.MAY_DIFFER)]))
 """
@@ -98,7 +98,7 @@ def test_a_backend_takes_its_declaration_and_its_code(copy: Path) -> None:
     assert (ran["backend"], ran["transport"]) == ("echo", "air")
     program = """
 from horovod_study.cluster.launch import Starting, launch_line
-from horovod_study.config import local_cell
+from horovod_study.config.run import local_cell
 from horovod_study.report.kit.style import runtime_label
 import os, sys
 from pathlib import Path

@@ -13,11 +13,13 @@ import pytest
 from make.records import record
 
 import horovod_study
-from horovod_study import alive, lease, records
+from horovod_study import records
+from horovod_study.cluster import alive
+from horovod_study.studies import lease
 
 ROOT = Path(horovod_study.__file__).parent
 EXCEPTED = {
-    "alive.py": "the rule",
+    "cluster/alive.py": "the rule",
     "measure/evidence.py": "reads the processor time of one of its own helpers",
     "measure/environment.py": "reads what the cores of the machine have done",
     "recording/rank/facts.py": "reads the memory of its own process",
@@ -139,7 +141,7 @@ def test_nobody_else_asks_who_is_alive():
     }
 
     assert set(found) <= set(EXCEPTED), found
-    assert "alive.py" in found
+    assert "cluster/alive.py" in found
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from conftest import LAUNCHERS, Launch
 from make.wording import Golden
 
 from horovod_study import records, train
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run, read_steps
 from horovod_study.workload import trainer

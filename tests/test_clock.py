@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make.wording import Golden
 
-from horovod_study.config import LAPS, ORDINARY_LAPS
+from horovod_study.config.run import LAPS, ORDINARY_LAPS
 from horovod_study.measure.clock import (
     DeviceStamps,
     KernelStamps,

@@ -6,7 +6,7 @@ import pytest
 from doc_commands import ROOT, blocks
 from doc_commands import text_of as text
 
-from horovod_study.cluster.partitions import KEYS, load_partition
+from horovod_study.config.partitions import KEYS, load_partition
 from horovod_study.studies.ledger import STATES, read_ledger
 from horovod_study.studies.plan import plan_study
 from horovod_study.studies.study_file import load_study, sweep_of

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make.wording import Golden
 
-from horovod_study.config import Placement
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
+from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import INPUT_SCALINGS
 from horovod_study.workload.options import DEFAULT_EPOCHS, STRAIN, StrainConfig, strain_config

@@ -19,7 +19,7 @@ from test_tune import study_of
 
 from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
-from horovod_study.config import Cell
+from horovod_study.config.run import Cell
 from horovod_study.studies import attempt, attribute, range_run, tune
 from horovod_study.studies.design import follow
 from horovod_study.studies.runner import RunOptions

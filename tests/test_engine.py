@@ -10,7 +10,7 @@ from make.wording import Golden
 
 import horovod_study
 from horovod_study.cluster.process import marked_processes
-from horovod_study.config import Cell, local_cell
+from horovod_study.config.run import Cell, local_cell
 from horovod_study.records import read_run
 from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict
 from horovod_study.studies.engine import Lane, attempt, sweep

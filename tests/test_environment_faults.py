@@ -15,18 +15,18 @@ from make.launch_lines import program_line
 from make.wording import Golden
 
 import horovod_study
-from horovod_study import variables
-from horovod_study.cluster.partitions import gpus_here
 from horovod_study.cluster.site import hosts_of_allocation
 from horovod_study.comm import detect, open_backend
 from horovod_study.comm.distributed import _LOCAL_RANKS, local_rank
 from horovod_study.comm.launch import _LAUNCHERS, Launch, meeting_point, require_controller, require_rendezvous
 from horovod_study.comm.libmpi import require_connection
 from horovod_study.comm.settings import apply
+from horovod_study.config import variables
+from horovod_study.config.partitions import gpus_here
+from horovod_study.config.variables import decimal, whole_number, without_working_directory
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.studies.job import main as job_main
 from horovod_study.studies.job import seconds_left
-from horovod_study.variables import decimal, whole_number, without_working_directory
 from horovod_study.workload.dataset import cache_directory
 from horovod_study.workload.options import StrainConfig
 

@@ -135,7 +135,7 @@ import torch
 import pytorch_lightning as lightning
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from torch import nn
-from horovod_study.lightning import StepRecorder
+from horovod_study.recording.lightning import StepRecorder
 
 class Module(lightning.LightningModule):
     def __init__(self):
@@ -203,10 +203,10 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 from horovod_study.errors import ConfigError
 try:
-    import horovod_study.lightning
+    import horovod_study.recording.lightning
 except ConfigError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
 
-    golden(done.stdout, "horovod_study.lightning", "horovod_study.recorder")
+    golden(done.stdout, "horovod_study.recording.lightning", "horovod_study.recorder")

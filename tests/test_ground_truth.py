@@ -18,7 +18,7 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm.base import LastGradient
-from horovod_study.config import ORDINARY_LAPS
+from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.measure.clock import LapClock, now, sleep
 from horovod_study.measure.recorder import Recorder
 from horovod_study.train import main

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from make.properties import examples
 from make.wording import Golden
 
-from horovod_study import api, cli, documents, records
+from horovod_study import api, cli, records
 from horovod_study.analysis.steps import timeline
+from horovod_study.config import documents
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.workload.options import STRAIN
 

@@ -12,17 +12,15 @@ import horovod_study
 
 ROOT = Path(horovod_study.__file__).parent
 LAYERS = (
-    ("errors", "text", "energy", "analysis.stats", "analysis.costs", "analysis.paired"),
-    ("variables", "limits", "alive", "files"),
-    ("documents", "roles", "runtimes"),
-    ("workloads",),
-    ("scripted",),
-    ("config", "requirements", "options"),
+    ("errors", "text", "measure.energy", "analysis.stats", "analysis.costs", "analysis.paired"),
+    ("config.variables", "config.limits", "cluster.alive", "files"),
+    ("config.documents", "config.roles", "runtimes"),
+    ("config",),
     ("measure.clock",),
-    ("records", "lease", "progress"),
+    ("records", "studies.lease", "text.progress"),
     ("measure", "analysis"),
     ("comm",),
-    ("recording", "lightning"),
+    ("recording",),
     ("workload",),
     ("train",),
     ("cluster",),

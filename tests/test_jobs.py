@@ -36,7 +36,7 @@ from horovod_study.cluster.jobs import (
     write_job,
     write_note,
 )
-from horovod_study.cluster.partitions import Partition
+from horovod_study.config.partitions import Partition
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.records import read_run
 from horovod_study.studies import job as inside

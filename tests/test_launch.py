@@ -17,9 +17,9 @@ from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 
 from horovod_study.cluster.launch import MARKER, cell_environment
-from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import PORTS, Site
-from horovod_study.config import Cell, Placement
+from horovod_study.config.partitions import Host
+from horovod_study.config.run import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.workload.options import StrainConfig

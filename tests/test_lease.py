@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 from make.waiting import PATIENCE_S, until
 from rich.console import Console
 
-from horovod_study import alive, lease
-from horovod_study.cluster import jobs
+from horovod_study.cluster import alive, jobs
 from horovod_study.errors import StudyError
-from horovod_study.studies import attempt, runner
+from horovod_study.studies import attempt, lease, runner
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
@@ -170,7 +169,7 @@ def test_of_many_who_succeed_a_dead_holder_exactly_one_wins(tmp_path):
 
 HOLD = """
 import sys, pathlib
-from horovod_study.lease import hold_study
+from horovod_study.studies.lease import hold_study
 with hold_study(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

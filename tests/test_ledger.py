@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make.benchmarks import load_benchmark
 
-from horovod_study import lease, records
+from horovod_study import records
 from horovod_study.cluster import allocations, identity
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies import ledger
+from horovod_study.studies import lease, ledger
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.study_file import STUDY_KEYS, StudyConfig, load_study, sweep_keys, sweep_of
 from horovod_study.workload.options import STRAIN, StrainConfig

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from make.launch_lines import program_line
 
-from horovod_study import limits
 from horovod_study.cluster import process
 from horovod_study.cluster.launch import MARKER, LaunchLine
 from horovod_study.comm import Launch
 from horovod_study.comm.launch import require_limits
+from horovod_study.config import limits
+from horovod_study.config.limits import MIN_FILE_BYTES, is_lack, mpi_hindrance, refused
 from horovod_study.errors import BackendError, StudyError
-from horovod_study.limits import MIN_FILE_BYTES, is_lack, mpi_hindrance, refused
 from horovod_study.runtimes import CARRIED
 
 RUNS = Path(__file__).parent / "runs"
@@ -262,7 +262,8 @@ def test_a_reader_of_the_progress_who_leaves_does_not_end_the_training(tmp_path:
 def test_no_file_gets_the_number_of_a_stream_that_was_closed(tmp_path: Path) -> None:
     """What a library writes on standard error by its number would go into that file."""
     program = (
-        "from horovod_study import limits; limits.install(); print(open('new', 'w').fileno(), file=open('n', 'w'))"
+        "from horovod_study.config import limits; limits.install(); "
+        "print(open('new', 'w').fileno(), file=open('n', 'w'))"
     )
     subprocess.run(
         ["/bin/sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, program], cwd=tmp_path, check=True
@@ -283,7 +284,7 @@ def test_an_error_that_is_a_bug_is_none_of_the_system() -> None:
 
 
 def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
-    program = "from horovod_study import limits; limits.install(); raise KeyboardInterrupt"
+    program = "from horovod_study.config import limits; limits.install(); raise KeyboardInterrupt"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert ended.returncode == -signal.SIGINT

@@ -26,9 +26,9 @@ from horovod_study.analysis.compare.comparison import compare
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
-from horovod_study.config import COMMUNICATION
+from horovod_study.config.roles import Role
+from horovod_study.config.run import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.roles import Role
 from horovod_study.studies import pairs, turns
 from horovod_study.studies.design import follow
 from horovod_study.studies.pairs import Comparison, check_configs, pairs_of, read_side, sides_of, told

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_sensors import FakeNvml
 
 from horovod_study.cluster import pinning
-from horovod_study.config import Cell, Placement
+from horovod_study.config.run import Cell, Placement
 from horovod_study.measure import evidence
 from horovod_study.measure.environment import numbers_of
 from horovod_study.workload.options import StrainConfig

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make.wording import Golden
 
-from horovod_study.cluster.partitions import Partition
-from horovod_study.config import Cell, Placement
+from horovod_study.config.partitions import Partition
+from horovod_study.config.run import Cell, Placement
 from horovod_study.runtimes import LIBRARIES
 from horovod_study.studies.estimate import SAMPLES_GUESS_PER_S, rough_s
 from horovod_study.studies.ledger import Entry, Ledger

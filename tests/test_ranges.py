@@ -6,7 +6,7 @@ import pytest
 import torch
 from make.scratch_job import job
 
-from horovod_study.config import ORDINARY_LAPS
+from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock, Unstamped
 from horovod_study.measure.ranges import Ranged, ranged, recorded, why_not

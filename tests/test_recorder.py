@@ -20,7 +20,7 @@ from test_clock import Given
 from test_records import columns, fill_disk, record
 
 from horovod_study import records
-from horovod_study.config import LAPS, ORDINARY_LAPS
+from horovod_study.config.run import LAPS, ORDINARY_LAPS
 from horovod_study.errors import RecordError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import LapClock, Milestones, Unstamped

@@ -8,7 +8,7 @@ import pytest
 from make.benchmarks import load_benchmark
 from make.wording import Golden
 
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from make.wording import Golden
 
-from horovod_study import alive, records
-from horovod_study.config import LAPS
+from horovod_study import records
+from horovod_study.cluster import alive
+from horovod_study.config.run import LAPS
 from horovod_study.errors import RecordError
 from horovod_study.records import max_over_ranks, mean_over_ranks, step_totals
 

@@ -16,9 +16,9 @@ from two_hosts import TwoHosts
 
 from horovod_study.cluster import remote
 from horovod_study.cluster.launch import MARKER
-from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import other_hosts, remote_argv, run_on, stop_marked_on, this_host
 from horovod_study.cluster.site import Site
+from horovod_study.config.partitions import Host
 from horovod_study.errors import StudyError
 
 HAIRY = "a b $(touch pwned)'\"`touch pwned`;|&\n*"

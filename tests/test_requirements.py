@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from make.wording import Golden
 
 from horovod_study import records
-from horovod_study.config import COMMUNICATION
+from horovod_study.config.options import Parser, add_run_options, run_values
+from horovod_study.config.requirements import PATHS, Requirement, asked_for, facts_of, parse, unmet
+from horovod_study.config.run import COMMUNICATION
 from horovod_study.errors import ConfigError
-from horovod_study.options import Parser, add_run_options, run_values
-from horovod_study.requirements import PATHS, Requirement, asked_for, facts_of, parse, unmet
 from horovod_study.workload.options import STRAIN, StrainConfig
 
 

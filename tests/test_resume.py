@@ -22,10 +22,11 @@ from make.properties import examples
 from make.waiting import PATIENCE_S, until
 from make.wording import Golden
 
-from horovod_study import lease, records, train
+from horovod_study import records, train
 from horovod_study.comm.stop import StopRequest, Terminated
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
+from horovod_study.studies import lease
 from horovod_study.workload import resume, trainer
 from horovod_study.workload.checkpoint import decode, read_newest
 from horovod_study.workload.options import STRAIN

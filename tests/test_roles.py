@@ -8,13 +8,14 @@ import pytest
 from make.wording import Golden
 
 import horovod_study
-from horovod_study import config, records
-from horovod_study.config import COMMUNICATION
-from horovod_study.options import SET_BY_ATTRIBUTION, SET_BY_COMPARE, SET_BY_RANGE_TEST
-from horovod_study.roles import Option, Role, named
+from horovod_study import records
+from horovod_study.config import run as config
+from horovod_study.config.options import SET_BY_ATTRIBUTION, SET_BY_COMPARE, SET_BY_RANGE_TEST
+from horovod_study.config.roles import Option, Role, named
+from horovod_study.config.run import COMMUNICATION
+from horovod_study.config.workload import SHARED
 from horovod_study.runtimes import BACKENDS, RUNTIMES
 from horovod_study.workload.options import STRAIN, StrainConfig
-from horovod_study.workloads import SHARED
 
 ROOT = Path(horovod_study.__file__).parent
 FEW = 2
@@ -37,7 +38,7 @@ ALLOWED = {
 }
 """(module, names in alphabetical order): why they are there."""
 
-OWN = ("workload/", "train.py", "config.py", "workloads.py")
+OWN = ("workload/", "train.py", "config/run.py", "config/workload.py")
 """What trains, and where its options are declared."""
 
 

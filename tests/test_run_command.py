@@ -19,7 +19,7 @@ from make.waiting import PATIENCE_S
 from horovod_study import api, records
 from horovod_study.cli import main
 from horovod_study.cli.verbs import runs_folder
-from horovod_study.cluster.partitions import Partition
+from horovod_study.config.partitions import Partition
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.recording.said import rate_said
 from horovod_study.studies import study_file

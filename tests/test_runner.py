@@ -19,20 +19,20 @@ from fake_trainer import fake_launch
 from make.waiting import PATIENCE_S, until
 from rich.console import Console
 
-from horovod_study import lease, records
+from horovod_study import records
 from horovod_study.cluster import allocations
-from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.reason import failure_reason
 from horovod_study.cluster.site import Site
-from horovod_study.config import Placement
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
+from horovod_study.config.partitions import Host
+from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
-from horovod_study.progress import duration
-from horovod_study.studies import attempt, ledger, runner, study_file
+from horovod_study.studies import attempt, lease, ledger, runner, study_file
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
+from horovod_study.text.progress import duration
 from horovod_study.workload.options import StrainConfig, strain_config
 
 COMMAND = "horovod-study run tiny.yaml"

@@ -17,11 +17,12 @@ import pytest
 from make.benchmarks import load_benchmark
 from make.wording import Golden
 
-from horovod_study import alive, records
+from horovod_study import records
 from horovod_study.analysis.steps.accounting import account, account_run, account_runs
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.analysis.steps.stragglers import find_stragglers, pop_of
 from horovod_study.cli import main
+from horovod_study.cluster import alive
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,8 @@ MEMORY = """
 import sys, tracemalloc
 from pathlib import Path
 import pyarrow as pa
-from horovod_study import alive, records
+from horovod_study import records
+from horovod_study.cluster import alive
 from horovod_study.analysis.steps.accounting import account_run
 run = records.recorded_run(Path(sys.argv[1]))
 tracemalloc.start()

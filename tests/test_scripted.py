@@ -23,13 +23,14 @@ from make.waiting import PATIENCE_S, until
 from slurm_cluster import SlurmCluster, free_ports
 from two_hosts import INTERFACE, TwoHosts
 
-from horovod_study import cli, scripted
+from horovod_study import cli
 from horovod_study.cluster import slurm
 from horovod_study.cluster.allocations import allocate
 from horovod_study.cluster.jobs import cell_of, cell_values
-from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import Site
-from horovod_study.config import Placement
+from horovod_study.config import scripted
+from horovod_study.config.partitions import Host
+from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import read_run, run_directories
 from horovod_study.studies.smoke import STEPS, _small_config

@@ -26,12 +26,12 @@ from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import ConfigError, RecordError, StudyError
-from horovod_study.lease import CLAIMS, STALE_S, acquire
 from horovod_study.records import epoch_rows, read_run
 from horovod_study.report.figures.search import write_search
 from horovod_study.studies import attempt, engine
 from horovod_study.studies import search as searching
 from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.lease import CLAIMS, STALE_S, acquire
 from horovod_study.studies.search import (
     PARTS,
     SearchConfig,
@@ -62,7 +62,8 @@ TRAINER = """
 import json, math, os, sys, time
 from pathlib import Path
 import yaml
-from horovod_study import lease, records
+from horovod_study import records
+from horovod_study.studies import lease
 
 config = yaml.safe_load(Path(sys.argv[1]).read_text())
 out = Path(sys.argv[2])

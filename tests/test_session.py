@@ -9,12 +9,13 @@ import pytest
 import torch
 from make.wording import Golden
 
-from horovod_study import lease, records
+from horovod_study import records
+from horovod_study.config.roles import Role, named
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import LapClock
 from horovod_study.recording import session as module
 from horovod_study.recording.session import RecordOptions, Session
-from horovod_study.roles import Role, named
+from horovod_study.studies import lease
 from horovod_study.workload.options import STRAIN
 
 CPU = torch.device("cpu")

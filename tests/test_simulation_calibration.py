@@ -31,7 +31,7 @@ from horovod_study.analysis.simulate.network import Network, allreduce_s
 from horovod_study.analysis.simulate.scaling import all_doubts, doubts, simulate
 from horovod_study.analysis.simulate.what_if import what_if
 from horovod_study.cli import main
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
 from horovod_study.errors import AnalysisError, StudyError
 from horovod_study.report.figures.bench import content as bench_content
 from horovod_study.report.figures.simulation import content, draw, text

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.site import (
     PORTS,
     Site,
@@ -20,7 +19,8 @@ from horovod_study.cluster.site import (
     hosts_of_allocation,
     site_of,
 )
-from horovod_study.config import Placement
+from horovod_study.config.partitions import Host, Partition
+from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError, StudyError
 
 HERE = "here"

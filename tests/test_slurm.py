@@ -22,8 +22,8 @@ from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.jobs import Note, partition_of, read_job, read_jobs, write_note
-from horovod_study.cluster.partitions import Partition, find_partition
 from horovod_study.cluster.slurm import directives, script, slurm_time, submit_environment
+from horovod_study.config.partitions import Partition, find_partition
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.submit import cancel_jobs, check_folder, submit_cells

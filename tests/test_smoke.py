@@ -12,10 +12,10 @@ from test_runner import COMMAND, make_study, starts
 from horovod_study import records
 from horovod_study.cluster import doctor
 from horovod_study.cluster.doctor import Finding
-from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.process import marked_processes
 from horovod_study.cluster.site import HERE, Site
-from horovod_study.config import Placement
+from horovod_study.config.partitions import Host
+from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
 from horovod_study.studies import attempt, runner, smoke
 from horovod_study.studies.study_file import sweep_of

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make.wording import Golden
 
-from horovod_study.cluster.partitions import find_partition
-from horovod_study.config import Cell, Placement, misplaced
+from horovod_study.config.partitions import find_partition
+from horovod_study.config.run import Cell, Placement, misplaced
 from horovod_study.errors import ConfigError
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.study_file import StudyConfig, load_study
@@ -293,7 +293,7 @@ def test_placements_that_cannot_be(tmp_path: Path, sweep: str, message: str) -> 
 def test_wrong_partitions(
     tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.setattr("horovod_study.cluster.partitions.available_cores", lambda: 2)
+    monkeypatch.setattr("horovod_study.config.partitions.available_cores", lambda: 2)
     with golden.raises(ConfigError, match=message or None):
         load_study(write(tmp_path, text))
 

@@ -20,10 +20,11 @@ from conftest import BIN, LAUNCHERS, Launch
 from make.wording import Golden
 from test_sensors import FakeNvml
 
-from horovod_study import alive, energy, records
+from horovod_study import records
 from horovod_study.analysis.machine import system as analysis
+from horovod_study.cluster import alive
 from horovod_study.errors import RecordError
-from horovod_study.measure import system
+from horovod_study.measure import energy, system
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.sensors import Gpus
 from horovod_study.records import SystemSamples, writer

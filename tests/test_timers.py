@@ -16,7 +16,7 @@ from horovod_study.analysis import paired
 from horovod_study.analysis.stats import trimmed_mean
 from horovod_study.analysis.steps.timers import exceeds, interval, timer_cost, way
 from horovod_study.comm import detect, open_backend
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs import timers

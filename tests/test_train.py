@@ -20,7 +20,7 @@ from make.wording import Golden
 from test_records import fill_disk
 
 from horovod_study import records
-from horovod_study.config import LAPS, ORDINARY_LAPS
+from horovod_study.config.run import LAPS, ORDINARY_LAPS
 from horovod_study.measure import clock
 from horovod_study.train import main
 from horovod_study.workload import dataset

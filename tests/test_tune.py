@@ -15,7 +15,7 @@ from make.wording import Golden
 from rich.console import Console
 
 from horovod_study.cli import main
-from horovod_study.config import Cell
+from horovod_study.config.run import Cell
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import create_run, read_run, run_directories
 from horovod_study.studies import design, turns

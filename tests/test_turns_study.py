@@ -22,6 +22,7 @@ from test_runner import make_study, run, states
 
 from horovod_study.analysis.audit import RULES, recount
 from horovod_study.cluster.process import marked_processes
+from horovod_study.config.workload import workload
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.records import (
     TurnSlice,
@@ -40,7 +41,6 @@ from horovod_study.studies.runner import RunOptions, run_sweep
 from horovod_study.studies.study_file import load_study, sweep_of
 from horovod_study.studies.turns import SPARE, WORKER_MB, AlternatingCells, alternating, groups, worker_mb
 from horovod_study.workload.options import StrainConfig
-from horovod_study.workloads import workload
 
 STEPS = 600
 

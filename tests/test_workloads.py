@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from horovod_study.config import Cell, Placement, local_cell
+from horovod_study.config.roles import Role
+from horovod_study.config.run import Cell, Placement, local_cell
+from horovod_study.config.workload import SHARED, Configuration, find_workload
 from horovod_study.errors import ConfigError
 from horovod_study.records import run_table
-from horovod_study.roles import Role
 from horovod_study.studies.study_file import load_study
 from horovod_study.workload.options import STRAIN, StrainConfig
-from horovod_study.workloads import SHARED, Configuration, find_workload
 
 TOY = Path(__file__).parent / "workloads" / "toy.py"
 STUDY = {

@@ -26,12 +26,13 @@ from make.waiting import PATIENCE_S
 from test_crash import Killer
 
 import horovod_study
-from horovod_study import cli, files, lease, records
+from horovod_study import cli, files, records
 from horovod_study.cluster import doctor, identity
 from horovod_study.errors import StudyError
 from horovod_study.recording import command
 from horovod_study.report import export, grammar
 from horovod_study.report.page import html
+from horovod_study.studies import lease
 from horovod_study.workload import checkpoint, dataset
 
 PACKAGE = Path(horovod_study.__file__).parent
@@ -49,8 +50,8 @@ WRITING = {
     "studies/search.py": "cuts a last line of Optuna's journal that is not whole",
     "programs/equality.py": "arrays for the ranks that are compared, in a temporary folder",
     "files.py": "the door",
-    "limits.py": "/dev/null in place of streams that were closed",
-    "lease.py": "a claim, which is made with its content at once, by link or exclusively",
+    "config/limits.py": "/dev/null in place of streams that were closed",
+    "studies/lease.py": "a claim, which is made with its content at once, by link or exclusively",
     "records/writer.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
     "report/archive.py": "packed into a stream of files.new_file",
     "report/page/check.py": "a copy in a temporary folder",

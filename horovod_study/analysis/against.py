@@ -19,9 +19,9 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CELL, ENVIRONMENT, FLAGS, REPORTED, baseline_place, measured
 from horovod_study.analysis.study import Analysis
+from horovod_study.config.roles import Role
+from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError, ConfigError, require_known
-from horovod_study.roles import Role
-from horovod_study.workloads import packaged
 
 Metric = namedtuple("Metric", "column title unit scale word better worse sign")
 """One quantity: its column in `runs` (a target's in `crossings`), the scale to its unit, the word of the gate, those of

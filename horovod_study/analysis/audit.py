@@ -25,7 +25,7 @@ import pandas as pd
 import scipy
 from numpy.typing import NDArray
 
-from horovod_study import __version__, energy
+from horovod_study import __version__
 from horovod_study.analysis.machine import system
 from horovod_study.analysis.paired import OTHER_LOAD
 from horovod_study.analysis.series.points import ENVIRONMENT, baseline_place, measured, worker_counts
@@ -34,8 +34,11 @@ from horovod_study.analysis.steps.accounting import Accounting, open_words
 from horovod_study.analysis.steps.breakdown import TILING
 from horovod_study.analysis.steps.rank_steps import where
 from horovod_study.analysis.study import Analysis
-from horovod_study.config import COMMUNICATION, LAPS
-from horovod_study.documents import MAX_FIELD_CHARS
+from horovod_study.config.documents import MAX_FIELD_CHARS
+from horovod_study.config.roles import Role, named
+from horovod_study.config.run import COMMUNICATION, LAPS
+from horovod_study.config.workload import packaged
+from horovod_study.measure import energy
 from horovod_study.records import (
     RecordedRun,
     RunRecord,
@@ -45,9 +48,7 @@ from horovod_study.records import (
     mean_over_ranks,
     rows_lost,
 )
-from horovod_study.roles import Role, named
 from horovod_study.text.words import cut, listed
-from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
 

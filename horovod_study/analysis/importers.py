@@ -35,7 +35,7 @@ from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.impossible import MOST_EPOCHS, impossible
 from horovod_study.analysis.machine.network import analyze
 from horovod_study.analysis.series.baselines import SPEEDUP, impossibilities
-from horovod_study.documents import parse_json
+from horovod_study.config.documents import parse_json
 from horovod_study.errors import AnalysisError, DataError, nearest, require_known
 from horovod_study.files import unguarded
 from horovod_study.records import finite

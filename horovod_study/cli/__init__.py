@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from horovod_study import __version__, limits
+from horovod_study import __version__
 from horovod_study.cli import (
     benchmarks,
     explain,
@@ -35,9 +35,10 @@ from horovod_study.cli import (
     studies,
 )
 from horovod_study.cli.verbs import Result
+from horovod_study.config import limits
+from horovod_study.config.options import Parser
+from horovod_study.config.variables import SHELL, whole_number
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.options import Parser
-from horovod_study.variables import SHELL, whole_number
 
 VERBS = (
     *studies.VERBS,

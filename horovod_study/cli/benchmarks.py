@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod_study.cli.verbs import COUNT, CURVES, DIR, FLAG, NUMBER, Result, Verb, given, progress
-from horovod_study.config import available_cores
-from horovod_study.options import Parser
+from horovod_study.config.options import Parser
+from horovod_study.config.run import available_cores
 from horovod_study.runtimes import RUNTIMES
 
 _LOADERS = ["memory", "prefetch", "device", "dataloader", "dataloader:2"]

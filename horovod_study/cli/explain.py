@@ -17,9 +17,9 @@ from horovod_study.cli.verbs import (
     runs_folder,
     say_left_out,
 )
+from horovod_study.config.options import Parser, add_run_options, run_values
+from horovod_study.config.workload import packaged
 from horovod_study.errors import ConfigError
-from horovod_study.options import Parser, add_run_options, run_values
-from horovod_study.workloads import packaged
 
 
 def _explain_arguments(parser: Parser) -> None:

@@ -18,8 +18,8 @@ from horovod_study.cli.verbs import (
     read_data,
     say_left_out,
 )
+from horovod_study.config.options import Parser
 from horovod_study.errors import AnalysisError
-from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, printable
 

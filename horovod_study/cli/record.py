@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod_study.cli.verbs import COUNT, DIR, SEVERAL, Verb
+from horovod_study.config.options import Parser
+from horovod_study.config.roles import Role, named
+from horovod_study.config.scripted import WARMUP_STEPS
+from horovod_study.config.workload import packaged
 from horovod_study.errors import ConfigError
-from horovod_study.options import Parser
-from horovod_study.roles import Role, named
-from horovod_study.scripted import WARMUP_STEPS
-from horovod_study.workloads import packaged
 
 
 def _record_arguments(parser: Parser) -> None:
@@ -36,9 +36,9 @@ def _record_arguments(parser: Parser) -> None:
 def record(options: argparse.Namespace) -> int:
     """Record the training of any PyTorch script as it is."""
     from horovod_study import records
+    from horovod_study.config.scripted import check_rate
     from horovod_study.measure.clock import utc_stamp
     from horovod_study.recording import command as recorded
-    from horovod_study.scripted import check_rate
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.steps is not None and options.steps <= options.warmup_steps:

@@ -15,8 +15,8 @@ from horovod_study.cli.verbs import (
     read_data,
     runs_folder,
 )
+from horovod_study.config.options import Parser
 from horovod_study.errors import ConfigError
-from horovod_study.options import Parser
 
 
 def _report_arguments(parser: Parser) -> None:

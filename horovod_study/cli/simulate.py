@@ -16,7 +16,7 @@ from horovod_study.cli.verbs import (
     figure_look,
     read_benches,
 )
-from horovod_study.options import Parser
+from horovod_study.config.options import Parser
 
 _TYPICAL_COUNTS = [2**power for power in range(11)]
 
@@ -65,7 +65,7 @@ def simulate(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
     from horovod_study.analysis.simulate.network import network_from
     from horovod_study.analysis.simulate.what_if import what_if
-    from horovod_study.documents import load_yaml
+    from horovod_study.config.documents import load_yaml
     from horovod_study.records import recorded_run
     from horovod_study.report.figures.simulation import content, text, write_simulation
 
@@ -127,7 +127,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
 
     from horovod_study.analysis.machine.advice import advise as advise_on
     from horovod_study.analysis.machine.advice import case_of, layered_model
-    from horovod_study.documents import load_yaml
+    from horovod_study.config.documents import load_yaml
     from horovod_study.records import read_run
     from horovod_study.workload.room import worker_memory
 

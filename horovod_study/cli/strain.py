@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 from horovod_study.cli.verbs import COUNT, CURVES, DIR, FILE, FLAG, Result, Verb, progress
-from horovod_study.config import available_cores
-from horovod_study.errors import DataError
-from horovod_study.options import (
+from horovod_study.config.options import (
     SET_BY_RANGE_TEST,
     Parser,
     add_run_options,
     add_train_options,
     run_values,
 )
+from horovod_study.config.run import available_cores
+from horovod_study.errors import DataError
 
 
 def _generate_arguments(parser: Parser) -> None:
@@ -30,7 +30,7 @@ def _generate_arguments(parser: Parser) -> None:
 def generate(options: argparse.Namespace) -> int:
     """Generate a labelled data set."""
     from horovod_study.measure.clock import now
-    from horovod_study.progress import say
+    from horovod_study.text.progress import say
     from horovod_study.workload import dataset
 
     size = dataset.parse_size(options.size)
@@ -98,7 +98,7 @@ def _import_(options: argparse.Namespace) -> Result:
     import numpy as np
 
     from horovod_study.measure.clock import now
-    from horovod_study.progress import say
+    from horovod_study.text.progress import say
     from horovod_study.workload.curves import NAMES, UNITS, assignments, open_curves
     from horovod_study.workload.importing import import_curves, lines
 

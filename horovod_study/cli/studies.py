@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, runs_of, until_share
+from horovod_study.config.options import SET_BY_COMPARE, Parser, add_run_options, run_values
 from horovod_study.errors import ConfigError
-from horovod_study.options import SET_BY_COMPARE, Parser, add_run_options, run_values
 
 
 def _next_arguments(parser: Parser) -> None:
@@ -148,13 +148,13 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from rich.console import Console
 
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
-    from horovod_study.progress import say
+    from horovod_study.config.workload import find_workload
     from horovod_study.report.figures.comparison import write_comparison
     from horovod_study.studies.design import follow
     from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.pairs import pairs_of, told
     from horovod_study.studies.runner import RunOptions, show_plan
-    from horovod_study.workloads import find_workload
+    from horovod_study.text.progress import say
 
     for name in (name for name in _NOT_OF_PAIRS if getattr(options, name)):
         raise ConfigError(f"run: --{name} is for a study file; two sides A B are compared on this machine")
@@ -282,7 +282,7 @@ def doctor(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from horovod_study.cluster.doctor import examine, exit_code, show, to_dict
-    from horovod_study.cluster.partitions import find_partition
+    from horovod_study.config.partitions import find_partition
 
     partition = find_partition(options.partition) if options.partition else None
     found = examine(hosts=_hosts(options), partition=partition, runs=options.runs or Path("runs"), quick=options.quick)

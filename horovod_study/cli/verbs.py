@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_study.documents import read_bytes
+from horovod_study.config.documents import read_bytes
+from horovod_study.config.options import Parser
 from horovod_study.errors import ConfigError, DataError
-from horovod_study.options import Parser
 
 PROGRAM = ("verb", "parser", "words", "command", "json", "export")
 """What the program itself keeps among the options of a verb, or uses."""
@@ -159,7 +159,7 @@ CURVES = "  {:,} of {:,} curves".format
 @contextmanager
 def progress(text_of: Callable[..., str]) -> Iterator[Callable[..., None]]:
     """Give a function that shows now and then what `text_of` makes of its arguments, in one line."""
-    from horovod_study.progress import Line
+    from horovod_study.text.progress import Line
 
     with closing(Line()) as line:
         yield lambda *told: line.now_and_then(text_of(*told))

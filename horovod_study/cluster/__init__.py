@@ -1,6 +1,6 @@
 """Where ranks run, and how they get there. What is run, and in which order, is said in `studies`.
 
-partitions  what a node is and how work gets there, from YAML files; yaml_keys checks what such files say
+alive       which processes run: the one rule for claims, runs and ranks
 site        the hosts of a cell: this machine, hosts over ssh, or an allocation
 allocations cells put into jobs, one per placement
 launch      a cell, a Python and two paths in; an argument list and an environment out

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from horovod_study.cluster.partitions import Partition
-from horovod_study.config import Cell, Placement
+from horovod_study.config.partitions import Partition
+from horovod_study.config.run import Cell, Placement
 
 MARGIN = 1.5
 """A job is allowed so many times what its cells are expected to take: expectations are medians or guesses."""

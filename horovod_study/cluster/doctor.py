@@ -27,15 +27,15 @@ from rich.text import Text
 
 from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.launch import cell_environment
-from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.remote import Answer, run_on, this_host
 from horovod_study.cluster.site import PORTS, hosts_of_allocation
 from horovod_study.cluster.slurm import directives
-from horovod_study.config import Cell, Placement
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
+from horovod_study.config.partitions import Host, Partition
+from horovod_study.config.run import Cell, Placement
+from horovod_study.config.workload import packaged
 from horovod_study.files import unfinished
 from horovod_study.text.words import cut, plural
-from horovod_study.workloads import packaged
 
 LOAD_S = 60.0  # for a check: from a busy file server PyTorch loads slowly
 _STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}

@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 import psutil
 
-from horovod_study.variables import without_working_directory
+from horovod_study.config.variables import without_working_directory
 
 _GUARD = """
 import os, signal, sys

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import horovod_study
-from horovod_study.cluster.partitions import Partition
-from horovod_study.documents import read_json
+from horovod_study.config.documents import read_json
+from horovod_study.config.partitions import Partition
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.measure.environment import installed
@@ -35,11 +35,9 @@ CODE = ".code"
 ENVIRONMENTS = ".environments"
 PACKAGE = Path(horovod_study.__file__).parent
 
-_FOLDERS = ("comm", "measure", "recording", "records", "runtimes", "workload")
+_FOLDERS = ("comm", "config", "measure", "recording", "records", "runtimes", "text", "workload")
 _MODULES = (
-    *("__init__.py", "alive.py", "config.py", "documents.py", "energy.py", "errors.py", "files.py"),
-    *("lease.py", "limits.py", "options.py", "progress.py", "requirements.py", "roles.py"),
-    *("train.py", "variables.py", "workloads.py", "text/numbers.py", "text/tables.py", "text/words.py"),
+    *("__init__.py", "errors.py", "files.py", "train.py", "cluster/alive.py", "studies/lease.py"),
     *("analysis/costs.py", "analysis/paired.py", "analysis/stats.py"),
 )
 _NAMED = 5  # so many names are listed before "and N more"

@@ -26,17 +26,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.remote import run_on
-from horovod_study.config import Cell, Placement
-from horovod_study.documents import read_json, shown
+from horovod_study.config.documents import read_json, shown
+from horovod_study.config.partitions import Host, Partition
+from horovod_study.config.run import Cell, Placement
+from horovod_study.config.scripted import workload_at
+from horovod_study.config.workload import packaged
 from horovod_study.errors import RecordError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
 from horovod_study.measure.environment import numbers_of
-from horovod_study.scripted import workload_at
 from horovod_study.text.words import plural
-from horovod_study.workloads import packaged
 
 JOBS = ".jobs"
 JOB_FILE = "job.json"

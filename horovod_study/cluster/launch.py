@@ -18,15 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import ALIVE_OPTIONS, SLURM_STARTS, SLURM_TELLS, SSH_OPTIONS, SUBMIT_OPTIONS
 from horovod_study.cluster.remote import MARKER as MARKER
 from horovod_study.cluster.site import HERE, PORTS, Site
-from horovod_study.config import Cell, Placement
-from horovod_study.errors import StudyError
-from horovod_study.limits import mpi_hindrance
-from horovod_study.runtimes import CARRIED
-from horovod_study.variables import (
+from horovod_study.config.limits import mpi_hindrance
+from horovod_study.config.partitions import Host
+from horovod_study.config.run import Cell, Placement
+from horovod_study.config.variables import (
     OF_HOROVOD,
     SHELL,
     is_set,
@@ -34,6 +32,8 @@ from horovod_study.variables import (
     refuse_other_than_numbers,
     without_working_directory,
 )
+from horovod_study.errors import StudyError
+from horovod_study.runtimes import CARRIED
 
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
 

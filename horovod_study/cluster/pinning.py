@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from horovod_study.config import Cell
+from horovod_study.config.run import Cell
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, CORES_OF_GPU, PCI, cores_near, numbers_of
 from horovod_study.measure.evidence import OtherLoad

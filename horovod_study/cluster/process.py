@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_study.alive import runs
+from horovod_study.cluster.alive import runs
 from horovod_study.cluster.launch import MARKER, LaunchLine
 from horovod_study.cluster.pinning import pinned
 from horovod_study.errors import StudyError

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import SystemRandom
 
-from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.remote import this_host
-from horovod_study.config import Placement
+from horovod_study.config.partitions import Host, Partition
+from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.text.words import plural
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.launch import describes_enclosing_job
-from horovod_study.cluster.partitions import Partition
+from horovod_study.config.partitions import Partition
+from horovod_study.config.variables import SHELL
 from horovod_study.errors import ConfigError
-from horovod_study.progress import duration
+from horovod_study.text.progress import duration
 from horovod_study.text.words import plural
-from horovod_study.variables import SHELL
 
 PROGRAM = "horovod_study.studies.job"
 

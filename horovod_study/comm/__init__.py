@@ -24,7 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from horovod_study.comm.launch import Launch, detect, require_limits
-from horovod_study.config import RunConfig
+from horovod_study.config.run import RunConfig
 from horovod_study.runtimes import LIBRARIES
 
 if TYPE_CHECKING:

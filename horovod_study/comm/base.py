@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.config import RunConfig
+from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError, StudyError
 
 Optimizer = torch.optim.Optimizer

@@ -26,9 +26,9 @@ from horovod_study.comm.launch import Launch, foreign_port, meeting_point, requi
 from horovod_study.comm.libmpi import find_open_mpi, require_connection, require_launchers_mpi
 from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
-from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
+from horovod_study.config.run import COMMUNICATION, OPTIONS, RunConfig
+from horovod_study.config.variables import whole_number
 from horovod_study.errors import BackendError
-from horovod_study.variables import whole_number
 
 _HOOKS_ONLY = tuple(name for name in COMMUNICATION if OPTIONS[name].hooks and OPTIONS[name].matters("ddp/gloo"))
 """Options of DistributedDataParallel."""

@@ -46,7 +46,7 @@ from horovod_study.comm.libmpi import (
     require_launchers_mpi,
 )
 from horovod_study.comm.priority import NewThreads, busiest_thread
-from horovod_study.config import RunConfig
+from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 
 

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from horovod_study.config.limits import mpi_hindrance
+from horovod_study.config.variables import is_set, whole_number
 from horovod_study.errors import BackendError
-from horovod_study.limits import mpi_hindrance
-from horovod_study.variables import is_set, whole_number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from horovod_study import alive
+from horovod_study.cluster import alive
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.stop import LostPeer
 from horovod_study.errors import first_line
 from horovod_study.measure.clock import now, sleep
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.text.words import cut
 
 PATIENCE = 10.0

@@ -21,7 +21,7 @@ from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimiz
 from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.libmpi import cuda_aware, load_mpi, loaded_library, require_connection, require_launchers_mpi
-from horovod_study.config import RunConfig
+from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_study import alive
+from horovod_study.cluster import alive
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import sleep
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from horovod_study.comm.base import Averaging, Optimizer
 from horovod_study.comm.launch import Launch
-from horovod_study.config import RunConfig
+from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 
 

@@ -13,10 +13,10 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
+from horovod_study.config.run import COMMUNICATION, OPTIONS, RunConfig
+from horovod_study.config.variables import is_set, refuse_other_than_numbers
 from horovod_study.errors import BackendError
 from horovod_study.runtimes import CARRIED
-from horovod_study.variables import is_set, refuse_other_than_numbers
 
 SHIPPED = {runtime: transport.shipped for runtime, (_, transport) in CARRIED.items()}
 """runtime -> what is set where the user has set nothing."""

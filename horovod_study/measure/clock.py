@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 
 if TYPE_CHECKING:
     import torch

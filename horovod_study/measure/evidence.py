@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.config import COMMUNICATION, OPTIONS
+from horovod_study.config.run import COMMUNICATION, OPTIONS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s

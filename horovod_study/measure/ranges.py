@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_study.config import ORDINARY_LAPS
+from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import LapClock, Milestones, now
-from horovod_study.progress import say
 from horovod_study.records import StepWriter, read_step_column
+from horovod_study.text.progress import say
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_study.variables import visible_gpus
+from horovod_study.config.variables import visible_gpus
 
 Rows = dict[str, dict[str, Any]]
 

@@ -24,12 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_study import energy, records
+from horovod_study import records
+from horovod_study.config.variables import without_working_directory
 from horovod_study.errors import StudyError
+from horovod_study.measure import energy
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import own_cpu_s
 from horovod_study.measure.sensors import Gpus, HostSensor, Packages, Rows, Trees
-from horovod_study.variables import without_working_directory
 
 _READY_S = 15.0
 _ANSWER_S = 10.0

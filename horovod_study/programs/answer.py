@@ -17,8 +17,8 @@ from horovod_study.cluster.remote import MARKER
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import now, sleep
-from horovod_study.progress import say
 from horovod_study.records import finite
+from horovod_study.text.progress import say
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Backend, Launch

@@ -1,4 +1,4 @@
-"""Runs a script of somebody else as a rank of a cell, and has its training recorded: see scripted.py.
+"""Runs a script of somebody else as a rank of a cell, and has its training recorded: see config/scripted.py.
 
     python -m horovod_study.programs.script --config CELL.yaml --out RUN_DIR --folder FOLDER -- train.py --batch 32
 
@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
+from horovod_study.config.variables import back_to_the_shell
 from horovod_study.errors import StudyError
-from horovod_study.variables import back_to_the_shell
 
 
 def main(arguments: Sequence[str] | None = None) -> int | str | None:

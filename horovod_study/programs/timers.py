@@ -38,7 +38,7 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm import Backend, fail_together, gpus
-from horovod_study.config import ORDINARY_LAPS, TIMER_MODES
+from horovod_study.config.run import ORDINARY_LAPS, TIMER_MODES
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder

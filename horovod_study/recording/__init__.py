@@ -3,7 +3,7 @@
 session      ONE recorded run of our own trainer: ranks, sampler, claim, run.json, clock, steady window, totals, failure
 command      `horovod-study record -- COMMAND`: a script without a line of this package, whose processes load `inject`
 recorder     `horovod_study.recorder`: three lines around anybody's PyTorch loop; ranks: how its ranks begin and end
-lightning    the same for Lightning's Trainer, imported as `horovod_study.lightning`
+lightning    the same for Lightning's Trainer, imported as `horovod_study.recording.lightning`
 rank         what is inside the ranks of both: hooks that note events
 steps        steps and their laps, from events
 trainings    run directories, from what ranks have noted

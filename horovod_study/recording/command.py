@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 import horovod_study
-from horovod_study import alive, records
+from horovod_study import records
+from horovod_study.cluster import alive
 from horovod_study.comm.launch import LAUNCH_VARIABLES
 from horovod_study.errors import StudyError
 from horovod_study.files import PART, unfinished, write_file, writing
-from horovod_study.progress import say
 from horovod_study.recording.output import Output
 from horovod_study.recording.steps import steps_of
 from horovod_study.recording.trainings import (
@@ -37,6 +37,7 @@ from horovod_study.recording.trainings import (
     trainings_of,
     worth_keeping,
 )
+from horovod_study.text.progress import say
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
 NO_STEPS = (

@@ -32,7 +32,7 @@ def _installed() -> Any:
         except ModuleNotFoundError:
             continue
     raise ConfigError(
-        "horovod_study.lightning: Lightning is not installed; run `pip install pytorch-lightning`, or put "
+        "horovod_study.recording.lightning: Lightning is not installed; run `pip install pytorch-lightning`, or put "
         "horovod_study.recorder() around a loop of your own"
     )
 

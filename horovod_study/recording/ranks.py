@@ -23,10 +23,10 @@ from horovod_study.errors import BackendError, StudyError, error_line
 from horovod_study.files import unfinished, writing
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import utc_now, utc_stamp
-from horovod_study.progress import say
 from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.session import RecordOptions
 from horovod_study.recording.trainings import CommandRun, processes_in, trainings_of
+from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
 PATIENCE_S = 30.0

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from horovod_study.comm.launch import LAUNCH_VARIABLES
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import ConfigError, StudyError, error_line, nearest
 from horovod_study.recording.rank.told import Told
 from horovod_study.recording.ranks import Ranks

@@ -25,22 +25,24 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from horovod_study import alive, energy, lease, records
+from horovod_study import records
+from horovod_study.cluster import alive
 from horovod_study.comm import fail_together
 from horovod_study.comm.base import Peers
 from horovod_study.comm.liveness import Liveness
 from horovod_study.comm.stop import LostPeer, Stopped, Terminated
-from horovod_study.config import OPTIONS, ORDINARY_LAPS
+from horovod_study.config.roles import Role, named
+from horovod_study.config.run import OPTIONS, ORDINARY_LAPS
+from horovod_study.config.workload import workload
 from horovod_study.errors import RecordError, error_line
-from horovod_study.measure import environment, evidence, steady, system
+from horovod_study.measure import energy, environment, evidence, steady, system
 from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
-from horovod_study.progress import say
 from horovod_study.recording.rank import turns
 from horovod_study.recording.trainings import described
-from horovod_study.roles import Role, named
-from horovod_study.workloads import workload
+from horovod_study.studies import lease
+from horovod_study.text.progress import say
 
 
 class Workers(Peers, Protocol):

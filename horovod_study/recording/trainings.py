@@ -18,18 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study import alive, lease, records
+from horovod_study import records
+from horovod_study.cluster import alive
 from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.progress import say
 from horovod_study.recording.output import Output
 from horovod_study.recording.rank import turns
 from horovod_study.recording.said import rate_said, said_workers
 from horovod_study.recording.steps import Events, NotedSteps, losses_of, stacks_of, steps_of
+from horovod_study.studies import lease
 from horovod_study.text.numbers import percent
+from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
 OWN_RECORDER = "own recorder"

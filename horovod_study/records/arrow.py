@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.documents import shown
+from horovod_study.config.documents import shown
 from horovod_study.errors import RecordError
 
 if TYPE_CHECKING:  # the run wing records without pandas

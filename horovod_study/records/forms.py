@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema
 from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_schema
 
-from horovod_study.workloads import packaged
+from horovod_study.config.workload import packaged
 
 _MAX_WORKERS = 100_000
 _MAX_COUNT = 10**15
@@ -125,7 +125,7 @@ _Environment = _form(  # where it ran
     _unknown(_Number, "memory_gb"),
     _unknown(_Texts | _Text, "command"),
 )
-# Who a process is beyond its number, see alive.py.
+# Who a process is beyond its number, see cluster/alive.py.
 _Process = _form(required=({"pid": _Count, "began": _Count | None}, _each(_Text, "boot space host")))
 _Attempt = _form(  # one start of the run
     {"process": _Process | None},

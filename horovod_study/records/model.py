@@ -16,7 +16,7 @@ History of the schema number in run.json. A program refuses a number that it doe
     2   `attempts` lists every start of the run, because a run can be stopped and resumed; new status `stopped`
     3   step rows have `begin_s` and `sync_host_s`; every lap may be null, as scripts do not mark all of them
     4   step rows have `compute_s`: of steps captured in a CUDA graph, for `forward_s` and `backward_s`, null there
-    5   `process`, of the run and of each attempt: who rank 0 is beyond its number, see alive.py; null where unknown
+    5   `process`, of the run and of each attempt: who rank 0 is beyond its number (cluster/alive.py); null: unknown
     6   `files` and `digest`, of a run that is done: digests of its other files and of the record, to find later changes
 """
 
@@ -33,9 +33,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from horovod_study import alive
-from horovod_study.config import LAPS
-from horovod_study.documents import shown
+from horovod_study.cluster import alive
+from horovod_study.config.documents import shown
+from horovod_study.config.run import LAPS
 from horovod_study.errors import RecordError
 
 if TYPE_CHECKING:  # the run wing records without pandas

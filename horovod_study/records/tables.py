@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod_study.config.workload import packaged
 from horovod_study.records import model
 from horovod_study.records.model import COMMAND, EPOCH_COLUMNS, LAP_COLUMNS, RunRecord
 from horovod_study.records.reader import RecordedRun, counted_record, epoch_rows, found_runs, recorded_run
 from horovod_study.text.numbers import amount
-from horovod_study.workloads import packaged
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.documents import parse_csv, read_bytes, read_text, shown
+from horovod_study.config.documents import parse_csv, read_bytes, read_text, shown
 from horovod_study.errors import RecordError
 from horovod_study.files import append_text, csv_rows, writing
 from horovod_study.records.model import LAP_COLUMNS, RunRecord, digest_of, step_totals, timed_from
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from horovod_study import energy
+    from horovod_study.measure import energy
 
 TURNS_FILE = "turns.csv"
 
@@ -274,7 +274,7 @@ def _sensed(
     samples: int,
 ) -> dict[str, Any]:
     """Return `system` and `energy` of the totals over some stretches; nothing of a run without a sampler."""
-    from horovod_study import energy
+    from horovod_study.measure import energy
 
     hosts = dict((totals.get("system") or {}).get("hosts") or {})
     devices = []

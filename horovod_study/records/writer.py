@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study import alive
-from horovod_study.documents import read_json, read_text
+from horovod_study.cluster import alive
+from horovod_study.config.documents import read_json, read_text
 from horovod_study.errors import RecordError
 from horovod_study.files import append_text, csv_rows, new_file, result_folder, unfinished, write_file, writing
 from horovod_study.records import model

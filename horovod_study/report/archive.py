@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from horovod_study import __version__
 from horovod_study.analysis.study import Analysis
-from horovod_study.documents import open_file
+from horovod_study.config.documents import open_file
 from horovod_study.errors import RecordError
 from horovod_study.files import PART, new_file, writing
 from horovod_study.records import CHECKPOINTS

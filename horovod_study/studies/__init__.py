@@ -15,6 +15,7 @@
     turns       cells that train one at a time, in slices and rounds, while the others wait
     aim         precision as the aim of a study: what needs more turns, or another launch, and what is open
     smoke       two workers for a few steps, before a study
+    lease       who holds a run, a cell or a study, and how that ended
     runner      what a study still needs: found, said, run; retries and cancels
     submit      cells given to Slurm, and jobs taken back
     job         the program inside a job: a grid that stops with a checkpoint when Slurm says so

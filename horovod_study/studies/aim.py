@@ -11,13 +11,13 @@ from typing import Any, Self
 
 from horovod_study.analysis.paired import Precision, RatioEstimate, RatioVerdict
 from horovod_study.analysis.stats import MIN_REPEATS, median_ratio
-from horovod_study.config import Cell
+from horovod_study.config.run import Cell
 from horovod_study.measure.clock import now
-from horovod_study.progress import duration
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies.attempt import record_in
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import rates
+from horovod_study.text.progress import duration
 
 
 class Aim:

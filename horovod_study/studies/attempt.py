@@ -25,15 +25,15 @@ from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
 from horovod_study.cluster.remote import run_on, stop_marked_on
 from horovod_study.cluster.site import HERE, Site
-from horovod_study.config import Cell, Placement
+from horovod_study.config.run import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file
-from horovod_study.lease import end_run_claim, require_free
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.recording.command import ENDED_WITH, NO_STEPS
 from horovod_study.records import RunRecord
 from horovod_study.runtimes import CARRIED
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
+from horovod_study.studies.lease import end_run_claim, require_free
 
 CANCELLED, FAILED, PRUNED, TIMED_OUT = "cancelled", "failed", "pruned", "timed out"
 TAKEN_OVER = "taken over"

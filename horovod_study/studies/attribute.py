@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.partitions import this_machine
-from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
+from horovod_study.config.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, require_workers
+from horovod_study.config.partitions import this_machine
+from horovod_study.config.roles import Role, named, plain
+from horovod_study.config.run import COMMUNICATION, Cell, available_cores, local_cell
+from horovod_study.config.workload import packaged
 from horovod_study.errors import ConfigError, require_known
-from horovod_study.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, require_workers
-from horovod_study.roles import Role, named, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.design import run_all
 from horovod_study.studies.runner import RunOptions
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.workloads import packaged
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from horovod_study.cluster.identity import code_digest
-from horovod_study.config import available_cores
-from horovod_study.documents import read_json, read_text
+from horovod_study.config.documents import read_json, read_text
+from horovod_study.config.options import require_workers
+from horovod_study.config.run import available_cores
 from horovod_study.errors import ConfigError, StudyError, require_known, require_within
 from horovod_study.files import write_file, writing
-from horovod_study.options import require_workers
 from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
-from horovod_study.progress import Line
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import TIMED_OUT, ProgramRun
 from horovod_study.studies.engine import attempt
 from horovod_study.studies.interruption import Interruption
+from horovod_study.text.progress import Line
 from horovod_study.text.words import plural
 from horovod_study.workload.options import StrainConfig, strain_config
 

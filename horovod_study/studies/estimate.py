@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from horovod_study.config import Cell
-from horovod_study.progress import duration
+from horovod_study.config.run import Cell
 from horovod_study.runtimes import CARRIED
+from horovod_study.text.progress import duration
 
 SAMPLES_GUESS_PER_S = 10_000.0
 """Guessed samples per second and worker, a cautious figure for one core, where a budget counts steps or epochs."""

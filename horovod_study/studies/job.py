@@ -32,20 +32,20 @@ from horovod_study.cluster import jobs, process
 from horovod_study.cluster.allocations import blocks
 from horovod_study.cluster.identity import Known, changes, environment, identify
 from horovod_study.cluster.site import hosts_of_allocation, site_of
-from horovod_study.config import Cell
+from horovod_study.config.run import Cell
+from horovod_study.config.variables import whole_number
 from horovod_study.errors import StudyError
-from horovod_study.lease import CLAIMS, Held, acquire
 from horovod_study.measure.clock import sleep, utc_now
-from horovod_study.progress import duration
 from horovod_study.records import RunRecord, create_run
 from horovod_study.studies.attempt import CANCELLED, CellPlaces, Launcher, local_launch, record_in, record_of
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
+from horovod_study.studies.lease import CLAIMS, Held, acquire
 from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.progress import say
 from horovod_study.studies.runner import Grid, StudyResult
 from horovod_study.studies.sweep import StudyCells
+from horovod_study.text.progress import duration
 from horovod_study.text.words import plural
-from horovod_study.variables import whole_number
 
 EXIT_STOPPED = 75
 PRE_EMPTED = "pre-empted"

@@ -21,13 +21,14 @@ import numpy as np
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster.identity import identify
-from horovod_study.cluster.partitions import this_machine
-from horovod_study.config import Cell, Placement, available_cores
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
+from horovod_study.config.options import SET_BY_COMPARE, require_workers
+from horovod_study.config.partitions import this_machine
+from horovod_study.config.roles import TRUTH, Role, check_field
+from horovod_study.config.run import Cell, Placement, available_cores
+from horovod_study.config.workload import SHARED, Configuration, Workload
 from horovod_study.errors import ConfigError, StudyError, require_known
-from horovod_study.options import SET_BY_COMPARE, require_workers
 from horovod_study.records import RunRecord, TurnSlice, read_steps, read_turns, step_ranks
-from horovod_study.roles import TRUTH, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
 from horovod_study.studies.design import Design
@@ -37,7 +38,6 @@ from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Policy, apart_because, until_all_have, until_asked_for, worker_mb
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
-from horovod_study.workloads import SHARED, Configuration, Workload
 
 ARMS = ("A", "B")
 _SECONDS, _BLOCKS = {True: 5.0, False: 2.0}, {True: 5, False: 10}

@@ -9,16 +9,16 @@ from typing import Any
 
 from horovod_study.analysis.paired import LAUNCHES
 from horovod_study.cluster.allocations import Allocation, allocate, blocks
-from horovod_study.cluster.partitions import Partition
-from horovod_study.config import Cell, Placement
-from horovod_study.progress import duration
+from horovod_study.config.partitions import Partition
+from horovod_study.config.roles import Role, plain
+from horovod_study.config.run import Cell, Placement
 from horovod_study.records import facts
-from horovod_study.roles import Role, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import Ledger
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import alternating
+from horovod_study.text.progress import duration
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 

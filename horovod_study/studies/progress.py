@@ -4,9 +4,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from horovod_study.progress import duration
 from horovod_study.studies.estimate import TimeLeft
 from horovod_study.studies.ledger import Entry
+from horovod_study.text.progress import duration
 
 
 class Display:

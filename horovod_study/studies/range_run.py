@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_study.cluster.partitions import this_machine
-from horovod_study.config import available_cores, local_cell
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
+from horovod_study.config.options import BY_RUNTIME, SET_BY_RANGE_TEST, refuse_set, require_workers
+from horovod_study.config.partitions import this_machine
+from horovod_study.config.run import available_cores, local_cell
 from horovod_study.errors import ConfigError, StudyError, require_known
-from horovod_study.options import BY_RUNTIME, SET_BY_RANGE_TEST, refuse_set, require_workers
-from horovod_study.progress import say
 from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
 from horovod_study.studies.design import run_all
 from horovod_study.studies.runner import RunOptions
 from horovod_study.studies.sweep import StudyCells
+from horovod_study.text.progress import say
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor
 

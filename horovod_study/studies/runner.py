@@ -29,13 +29,11 @@ from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.site import Site, site_of
-from horovod_study.config import Cell, Placement, available_cores
+from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.errors import StudyError
 from horovod_study.files import writing
-from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim, require_free
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES
-from horovod_study.progress import duration
 from horovod_study.records import append_turns, facts, read_turns
 from horovod_study.studies import ledger as ledgers
 from horovod_study.studies.aim import Aim
@@ -56,6 +54,17 @@ from horovod_study.studies.attempt import (
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
+from horovod_study.studies.lease import (
+    CLAIMS,
+    Claim,
+    Held,
+    Lease,
+    acquire,
+    generations,
+    latest,
+    read_claim,
+    require_free,
+)
 from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Plan, plan_study
 from horovod_study.studies.progress import Display, say
@@ -63,6 +72,7 @@ from horovod_study.studies.smoke import smoke_test
 from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
+from horovod_study.text.progress import duration
 from horovod_study.text.words import plural
 
 AGAIN = (*ledgers.ON_RETRY, "pre-empted")

@@ -34,12 +34,20 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, Jou
 from optuna.trial import Trial, TrialState
 
 from horovod_study.cluster.process import stop_marked
-from horovod_study.cluster.yaml_keys import limits, mapping, number, one_of
-from horovod_study.config import Cell, available_cores, local_cell
-from horovod_study.documents import load_yaml, read_bytes
+from horovod_study.config.documents import load_yaml, read_bytes
+from horovod_study.config.roles import Role, check_field, named
+from horovod_study.config.run import Cell, available_cores, local_cell
+from horovod_study.config.workload import Configuration, packaged
+from horovod_study.config.yaml_keys import limits, mapping, number, one_of
 from horovod_study.errors import ConfigError, StudyError, first_line, require_keys
 from horovod_study.files import csv_rows, write_file, writing
-from horovod_study.lease import (
+from horovod_study.measure.clock import now
+from horovod_study.records import MANIFEST, epoch_rows
+from horovod_study.runtimes import RUNTIMES
+from horovod_study.studies import attempt as attempts
+from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.interruption import Interruption, exit_code
+from horovod_study.studies.lease import (
     ATTEMPTS,
     CLAIMS,
     Held,
@@ -52,18 +60,10 @@ from horovod_study.lease import (
     read_claim,
     server_time,
 )
-from horovod_study.measure.clock import now
-from horovod_study.progress import say
-from horovod_study.records import MANIFEST, epoch_rows
-from horovod_study.roles import Role, check_field, named
-from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies import attempt as attempts
-from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.ledger import goes_on
+from horovod_study.text.progress import say
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
-from horovod_study.workloads import Configuration, packaged
 
 OPTIONS = packaged().options
 PARTS = 20

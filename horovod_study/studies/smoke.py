@@ -12,21 +12,21 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import other_hosts, run_on
 from horovod_study.cluster.site import Site
-from horovod_study.config import Cell, Placement
+from horovod_study.config.partitions import Host
+from horovod_study.config.roles import Role
+from horovod_study.config.run import Cell, Placement
+from horovod_study.config.workload import Configuration
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import utc_stamp
-from horovod_study.progress import duration
-from horovod_study.roles import Role
 from horovod_study.studies.attempt import TIMED_OUT, CellPlaces, CellRun
 from horovod_study.studies.engine import attempt
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.progress import say
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.workloads import Configuration
+from horovod_study.text.progress import duration
 
 FOLDER = ".smoke"
 LIMIT_S = 90.0

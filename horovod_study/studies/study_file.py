@@ -17,20 +17,20 @@ import yaml
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
-from horovod_study.cluster.partitions import Host, Partition, find_partition, host_name, this_machine
-from horovod_study.cluster.yaml_keys import listed, mapping, one_of
-from horovod_study.config import Cell, Placement, available_cores
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
+from horovod_study.config.partitions import Host, Partition, find_partition, host_name, this_machine
+from horovod_study.config.roles import Option, Role, check_field, plain
+from horovod_study.config.run import Cell, Placement, available_cores
+from horovod_study.config.scripted import PLACE, PLACED, check_rate, scripted
+from horovod_study.config.workload import Configuration, Workload, find_workload
+from horovod_study.config.yaml_keys import listed, mapping, one_of
 from horovod_study.errors import ConfigError, require_keys
 from horovod_study.files import write_file, writing
-from horovod_study.progress import say
 from horovod_study.recording.said import said_workers
-from horovod_study.roles import Option, Role, check_field, plain
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
-from horovod_study.scripted import PLACE, PLACED, check_rate, scripted
 from horovod_study.studies.sweep import Asked, StudyCells
+from horovod_study.text.progress import say
 from horovod_study.text.words import plural
-from horovod_study.workloads import Configuration, Workload, find_workload
 
 _PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")

@@ -20,20 +20,20 @@ from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.identity import environment, remember, snapshot
 from horovod_study.cluster.jobs import Ask, Job, JobBook, ask, cell_values, job_folder, write_job
 from horovod_study.cluster.launch import Starting, launch_line
-from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.site import common_site
 from horovod_study.cluster.slurm import script, submit_environment
-from horovod_study.config import Cell
+from horovod_study.config.partitions import Host, Partition
+from horovod_study.config.run import Cell
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file, writing
-from horovod_study.lease import Held, hold_study
 from horovod_study.measure.clock import sleep, utc_now, utc_stamp
-from horovod_study.progress import duration
 from horovod_study.records import facts
 from horovod_study.studies.estimate import Estimate
+from horovod_study.studies.lease import Held, hold_study
 from horovod_study.studies.ledger import past_durations
 from horovod_study.studies.progress import say
 from horovod_study.studies.sweep import StudyCells
+from horovod_study.text.progress import duration
 from horovod_study.text.words import plural
 
 _TRIES = 3

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from horovod_study.cluster.partitions import Partition
-from horovod_study.config import Cell
+from horovod_study.config.partitions import Partition
+from horovod_study.config.run import Cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

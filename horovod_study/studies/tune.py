@@ -35,12 +35,12 @@ from rich.console import Console
 from horovod_study.analysis.paired import MIN_ROUNDS, Slice, estimate, pairs
 from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.config import Cell, available_cores
+from horovod_study.config.roles import TRUTH, Option, check_field, plain
+from horovod_study.config.run import Cell, available_cores
+from horovod_study.config.workload import Configuration, Workload
 from horovod_study.errors import ConfigError, StudyError, require_known
 from horovod_study.measure.clock import now
-from horovod_study.progress import duration
 from horovod_study.records import TurnSlice, read_turns
-from horovod_study.roles import TRUTH, Option, check_field, plain
 from horovod_study.studies.attempt import record_in
 from horovod_study.studies.design import Design, follow
 from horovod_study.studies.interruption import INTERRUPTED
@@ -50,8 +50,8 @@ from horovod_study.studies.runner import RunOptions, end_unattended
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
+from horovod_study.text.progress import duration
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.workloads import Configuration, Workload
 
 SECONDS = 2.0  # of a launch that does not alternate
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs

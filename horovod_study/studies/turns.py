@@ -38,18 +38,18 @@ import psutil
 
 from horovod_study.analysis.paired import OTHER_LOAD, Slice
 from horovod_study.cluster.holding import Holding, used_s
-from horovod_study.cluster.partitions import gpus_here
-from horovod_study.config import Cell
+from horovod_study.config.partitions import gpus_here
+from horovod_study.config.roles import Role
+from horovod_study.config.run import Cell
+from horovod_study.config.workload import Configuration
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import busy_s
 from horovod_study.recording.rank.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run
-from horovod_study.roles import Role
 from horovod_study.studies.attempt import CellRun, Running, Verdict
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.workloads import Configuration
 
 SLICE_S = (0.25, 0.5)
 _SWITCH_SHARE = 0.05

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from horovod_study.config import available_cores
+from horovod_study.config.run import available_cores
 from horovod_study.errors import ConfigError, StudyError, require_within
 from horovod_study.files import writing
-from horovod_study.progress import say
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.bench import measured, run_ranks
+from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
 from horovod_study.workload.options import StrainConfig, strain_config

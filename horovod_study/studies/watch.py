@@ -18,18 +18,19 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from horovod_study import lease, records
+from horovod_study import records
 from horovod_study.analysis.stats import finite_or_none
 from horovod_study.cluster.jobs import JOBS
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import PART
 from horovod_study.measure.clock import now, sleep
-from horovod_study.progress import duration
 from horovod_study.recording.command import before_the_first_step, noted_steps
+from horovod_study.studies import lease
 from horovod_study.studies.estimate import Estimate, TimeLeft, together
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
 from horovod_study.studies.progress import say
 from horovod_study.studies.sweep import StudyCells
+from horovod_study.text.progress import duration
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import Backend, fail_together
-from horovod_study.documents import open_file
+from horovod_study.config.documents import open_file
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import result_folder, write_file
 from horovod_study.measure.clock import now
-from horovod_study.progress import say
 from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
+from horovod_study.text.progress import say
 from horovod_study.workload import material
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig, parse_widths

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from horovod_study.documents import open_file
+from horovod_study.config.documents import open_file
 from horovod_study.errors import DataError, first_line, nearest, require_known
 from horovod_study.workload import material, room
 from horovod_study.workload.dataset import open_npy

@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from horovod_study.config import available_cores
-from horovod_study.documents import open_file, read_json
+from horovod_study.config.documents import open_file, read_json
+from horovod_study.config.run import available_cores
+from horovod_study.config.variables import without_working_directory
 from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"

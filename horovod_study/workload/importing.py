@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import horovod_study
-from horovod_study.documents import open_file
+from horovod_study.config.documents import open_file
 from horovod_study.errors import DataError, require_known
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset, floor, material, room

@@ -14,15 +14,15 @@ import torch
 
 from horovod_study.comm import Backend, fail_together, gpus, nccl_log, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness
-from horovod_study.config import misplaced
+from horovod_study.config.run import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.measure import evidence
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import affinity
 from horovod_study.measure.evidence import parameter_count, parameter_sha256
 from horovod_study.measure.recorder import Recorder
-from horovod_study.progress import say
 from horovod_study.recording.session import Session, settle
+from horovod_study.text.progress import say
 from horovod_study.workload import dataset as data
 from horovod_study.workload.material import CHANNELS, POINTS
 from horovod_study.workload.model import StressCNN

@@ -18,7 +18,7 @@ import torch
 
 from horovod_study.comm import Backend
 from horovod_study.errors import BackendError
-from horovod_study.progress import say
+from horovod_study.text.progress import say
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from horovod_study.config import DEVICE, RunConfig
+from horovod_study.config.roles import AS_SHIPPED, Role, declared, option
+from horovod_study.config.run import DEVICE, RunConfig
+from horovod_study.config.workload import COMPUTING, LEARNED, LENGTH, Configuration, Workload, shared
 from horovod_study.errors import ConfigError
-from horovod_study.roles import AS_SHIPPED, Role, declared, option
 from horovod_study.text.numbers import short_rate
-from horovod_study.workloads import COMPUTING, LEARNED, LENGTH, Configuration, Workload, shared
 
 LOADERS = ("memory", "prefetch", "device", "dataloader")
 DEFAULT_EPOCHS = 10

@@ -1,11 +1,13 @@
-"""What is told of a finished run: the line of `--json` and the closing table."""
+"""What is told of a run: its progress, the line of `--json` and the closing table."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS, RunConfig
+from horovod_study.text.progress import Line
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload.evaluation import compared_to_floor
 
@@ -90,3 +92,29 @@ def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]
     cells = [(names[name], "not known" if value is None else f"{100 * value:.1f} %") for name, value in shares.items()]
     heads, texts = zip(("share of the step", ""), *cells, strict=True)
     return [*to_lines(table_of(heads, [texts]), indent=2), ""]
+
+
+class Progress(Line):
+    """The progress of a training run."""
+
+    def update(
+        self, step: int, last_step: float, epoch: int, config: RunConfig, window_s: float, samples_per_s: float
+    ) -> None:
+        """Show where the run stands, if it is time to."""
+        if not self.due():
+            return
+        if config.seconds:
+            done, where = min(1.0, window_s / config.seconds), f"{window_s:.0f}/{config.seconds:g} s"
+        else:
+            done, where = step / last_step, f"step {step:,}/{last_step:,.0f}"
+        left_s = window_s / done - window_s if done > 0 and window_s > 0 else math.nan
+        speed = "" if math.isnan(samples_per_s) else f"  {samples_per_s:,.0f} samples/s"
+        left = "" if math.isnan(left_s) else f"  {left_s:.0f} s left"
+        self.show(f"  epoch {epoch + 1}  {where}  {100 * done:4.0f} %{speed}{left}")
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """Keep one line per evaluation."""
+        self.keep(
+            f"  epoch {row['epoch']:<6.3g} train MSE {row['train_mse']:.3e}  test MSE {row['test_mse']:.3e}  "
+            f"G0 {row['g0_rmse_mpa']:6.1f} MPa  a {row['a_rmse']:5.2f}  {row['train_s']:6.1f} s"
+        )

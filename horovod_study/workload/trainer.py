@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from horovod_study import records, requirements
+from horovod_study import records
 from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_backend, require_parity
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
+from horovod_study.config import requirements
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
 from horovod_study.measure.evidence import parameter_sha256
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
-from horovod_study.progress import Progress, say
 from horovod_study.recording.session import RecordOptions, Session, settle
+from horovod_study.text.progress import say
 from horovod_study.workload import checkpoint
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.evaluation import evaluate
@@ -36,7 +37,7 @@ from horovod_study.workload.probes import ablation, profiling, synchronisation, 
 from horovod_study.workload.probes.scratch import Scratch
 from horovod_study.workload.resume import Resumption, notes, require_same_run
 from horovod_study.workload.schedule import Budget, lr_factor, next_evaluation, scaled_lr
-from horovod_study.workload.summary import printed
+from horovod_study.workload.summary import Progress, printed
 
 _STOP_S = 1e300
 """The time of a rank that was asked to stop: no run takes so long."""

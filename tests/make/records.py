@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_study import alive, records
+from horovod_study import records
+from horovod_study.cluster import alive
 
 STARTED = "2026-01-01T00:00:00+00:00"
 FINISHED = "2026-01-01T00:01:00+00:00"

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study import energy, records
-from horovod_study.config import LAPS
-from horovod_study.measure import system
+from horovod_study import records
+from horovod_study.config.run import LAPS
+from horovod_study.measure import energy, system
 from horovod_study.workload.options import StrainConfig
 from make.rank_rows import rows_of
 

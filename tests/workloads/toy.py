@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from horovod_study.roles import Option, Role
-from horovod_study.workloads import workload
+from horovod_study.config.roles import Option, Role
+from horovod_study.config.workload import workload
 
 OWN = Role.SWEEPABLE | Role.CELL
 UNITS = Option(default=8, help="neurons", kind=int, low=1, roles=Role.MODEL | Role.LEARNING | OWN)

@@ -25,12 +25,12 @@ from typing import Any
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.machine.network import all_reduce_at, fits_of
+from horovod_study.config.roles import Option, check_field
+from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError, ConfigError, require_keys, require_known
 from horovod_study.records import facts, finite
-from horovod_study.roles import Option, check_field
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
-from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
 

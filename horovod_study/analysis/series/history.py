@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 
 POINTS = 1000
 """At most so many points of a curve are made from steps: each is the median, or the rate, of equally many of them."""

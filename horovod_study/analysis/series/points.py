@@ -21,13 +21,13 @@ from horovod_study.analysis.series.baselines import OWN, impossibilities
 from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, incredible, passes, unsteady, withheld
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
-from horovod_study.config import LAPS
+from horovod_study.config.roles import AS_SHIPPED, Role, named
+from horovod_study.config.run import LAPS
+from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError
 from horovod_study.records import COMMAND, COMMANDS, rate_unit
-from horovod_study.roles import AS_SHIPPED, Role, named
 from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
 from horovod_study.text.words import listed, plural
-from horovod_study.workloads import packaged
 
 DISTINGUISHING, OPTIONS, _OWN_MODEL = packaged().distinguishing, packaged().options, packaged().model
 

@@ -22,7 +22,7 @@ import numpy as np
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.attribution import BUSY_CORES
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
 

@@ -35,10 +35,10 @@ from numpy.typing import NDArray
 from horovod_study.analysis import paired, stats
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, cycle_s, ready_steps, settings_of
-from horovod_study.config import COMMUNICATION
+from horovod_study.config.run import COMMUNICATION
+from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RunTurns
-from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
 

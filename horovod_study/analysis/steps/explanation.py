@@ -32,12 +32,12 @@ from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
 from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS
+from horovod_study.config.roles import Role
+from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
-from horovod_study.roles import Role
 from horovod_study.text.numbers import milliseconds, percent
 from horovod_study.text.words import plural
-from horovod_study.workloads import packaged
 
 WORTH = 0.02  # a share of the step below this is not worth an advice
 Row: TypeAlias = SimpleNamespace

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.analysis.stats import Floats
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError
 
 PARTS = (*LAPS, "residual")

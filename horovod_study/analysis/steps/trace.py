@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 
 
 def events(

@@ -33,9 +33,9 @@ from horovod_study.analysis.series.points import CHOICES, KNOBS, measured, texts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.sync.boundary import hidden_note
 from horovod_study.analysis.sync.synchronisation import KEPT, batches_per_epoch, over_repeats
+from horovod_study.config.roles import Role
+from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError
-from horovod_study.roles import Role
-from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
 

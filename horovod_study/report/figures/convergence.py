@@ -16,14 +16,14 @@ from matplotlib.ticker import LogLocator
 
 from horovod_study.analysis.series.points import CHOICES, baseline_words
 from horovod_study.analysis.study import Analysis
+from horovod_study.config.roles import Role
+from horovod_study.config.workload import packaged
 from horovod_study.errors import RecordError
 from horovod_study.report.grammar import Figure, Guide, Panel, Points
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.roles import Role
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 from horovod_study.text.words import plural
-from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
 

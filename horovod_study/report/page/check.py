@@ -26,7 +26,7 @@ from horovod_study import records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
-from horovod_study.documents import parse_json, read_bytes, read_text, shown
+from horovod_study.config.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import csv_of
 from horovod_study.report.figures.catalogue import drawings

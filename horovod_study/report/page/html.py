@@ -27,6 +27,7 @@ from horovod_study.analysis.forecast.study_forecast import FEWEST_COUNTS, FORECA
 from horovod_study.analysis.series.points import REPORTED, baseline_words
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
+from horovod_study.config.workload import packaged
 from horovod_study.files import csv_of, write_file, writing
 from horovod_study.records import COMMAND
 from horovod_study.report.figures import convergence, resources
@@ -51,7 +52,6 @@ from horovod_study.report.page.waits import jumped, waiting
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
 from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
 from horovod_study.text.words import listed, plural
-from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.documents import read_bytes
+from horovod_study.config.documents import read_bytes
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import Figure

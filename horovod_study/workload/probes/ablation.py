@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import LapClock, now, open_clock

@@ -31,7 +31,7 @@ import torch
 
 from horovod_study import records
 from horovod_study.comm.base import Backend
-from horovod_study.config import RunConfig
+from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
 from horovod_study.files import writing
 from horovod_study.measure import ranges

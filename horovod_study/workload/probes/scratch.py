@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from horovod_study.comm.base import Backend, Optimizer
-from horovod_study.config import ORDINARY_LAPS
+from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
 from horovod_study.workload.graphs import CapturedStep

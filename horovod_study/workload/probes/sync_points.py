@@ -25,7 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horovod_study.config import LAPS
+from horovod_study.config.run import LAPS
 
 _WAITING = {
     "_local_scalar_dense": "item",

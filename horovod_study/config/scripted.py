@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from horovod_study.documents import load_yaml, read_bytes
+from horovod_study.config.documents import load_yaml, read_bytes
+from horovod_study.config.roles import Option, Role
+from horovod_study.config.workload import SHARED, Configuration, Workload, configuration, load_workload
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.roles import Option, Role
-from horovod_study.workloads import SHARED, Configuration, Workload, configuration, load_workload
 
 PROGRAM = "horovod_study.programs.script"
 PLACED = ("workers", "nodes", "workers_per_node", "hosts", "host", "global_batch", "repeat")

@@ -6,8 +6,8 @@ Study files, search files and partitions are checked with these. `source` is wha
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from horovod_study.config.roles import Option, check_field
 from horovod_study.errors import ConfigError, require_known
-from horovod_study.roles import Option, check_field
 
 
 def one_of(source: str, what: str, value: Any, allowed: Iterable[str]) -> str:

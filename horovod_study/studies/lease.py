@@ -28,11 +28,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from horovod_study import alive
-from horovod_study.documents import conform, open_file, parse_json
+from horovod_study.cluster import alive
+from horovod_study.config.documents import conform, open_file, parse_json
+from horovod_study.config.variables import whole_number
 from horovod_study.errors import StudyError
 from horovod_study.files import not_written, unfinished, write_file, writing
-from horovod_study.variables import whole_number
 
 CLAIMS = ".claims"
 """Folder of a study's claims: one for each attempt at a cell, named by its key, and those of the study itself."""

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from horovod_study.config.roles import Option, Role, named
+from horovod_study.config.workload import HEADINGS, packaged
 from horovod_study.errors import ConfigError, nearest
-from horovod_study.roles import Option, Role, named
-from horovod_study.workloads import HEADINGS, packaged
 
 _BUDGETS, OPTIONS = packaged().budgets, packaged().options
 

@@ -16,9 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from horovod_study.documents import read_bytes
+from horovod_study.config.documents import read_bytes
+from horovod_study.config.roles import Option, Role, declared, named, options_of
 from horovod_study.errors import ConfigError, require_keys
-from horovod_study.roles import Option, Role, declared, named, options_of
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
 
 HEADINGS = (

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.yaml_keys import limits, mapping, one_of
-from horovod_study.config import available_cores
-from horovod_study.documents import load_yaml
+from horovod_study.config.documents import load_yaml
+from horovod_study.config.roles import Option, check_field
+from horovod_study.config.run import available_cores
+from horovod_study.config.variables import visible_gpus
+from horovod_study.config.yaml_keys import limits, mapping, one_of
 from horovod_study.errors import ConfigError, nearest, require_keys
-from horovod_study.roles import Option, check_field
 from horovod_study.text.words import plural
-from horovod_study.variables import visible_gpus
 
 LAUNCHERS = ("auto", "horovodrun", "mpirun", "srun", "torchrun")
 FOLDER = Path("jobs") / "partitions"

@@ -1,13 +1,9 @@
 """What is said while something long goes on: one updating line on a terminal, plain lines in a log."""
 
-import math
 import shutil
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from horovod_study.measure.clock import now
-from horovod_study.workloads import Configuration
 
 
 def say(text: str) -> None:
@@ -65,29 +61,3 @@ class Line:
         """Remove the updating line."""
         if self._open:
             self.show("")
-
-
-class Progress(Line):
-    """The progress of a training run."""
-
-    def update(
-        self, step: int, last_step: float, epoch: int, config: Configuration, window_s: float, samples_per_s: float
-    ) -> None:
-        """Show where the run stands, if it is time to."""
-        if not self.due():
-            return
-        if config.seconds:
-            done, where = min(1.0, window_s / config.seconds), f"{window_s:.0f}/{config.seconds:g} s"
-        else:
-            done, where = step / last_step, f"step {step:,}/{last_step:,.0f}"
-        left_s = window_s / done - window_s if done > 0 and window_s > 0 else math.nan
-        speed = "" if math.isnan(samples_per_s) else f"  {samples_per_s:,.0f} samples/s"
-        left = "" if math.isnan(left_s) else f"  {left_s:.0f} s left"
-        self.show(f"  epoch {epoch + 1}  {where}  {100 * done:4.0f} %{speed}{left}")
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        """Keep one line per evaluation."""
-        self.keep(
-            f"  epoch {row['epoch']:<6.3g} train MSE {row['train_mse']:.3e}  test MSE {row['test_mse']:.3e}  "
-            f"G0 {row['g0_rmse_mpa']:6.1f} MPa  a {row['a_rmse']:5.2f}  {row['train_s']:6.1f} s"
-        )

@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from horovod_study.config.roles import TRUTH, Option, Role, check_field, named, plain
+from horovod_study.config.workload import Configuration
 from horovod_study.errors import ConfigError, nearest
-from horovod_study.roles import TRUTH, Option, Role, check_field, named, plain
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
-from horovod_study.workloads import Configuration
 
 ASKED = "asked"
 PATHS = ("shared-memory", "memory", "tcp", "socket", "infiniband", "roce", "p2p", "nvlink/p2p", "ofi")

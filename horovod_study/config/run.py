@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from horovod_study import requirements
+from horovod_study.config import requirements
+from horovod_study.config.roles import Option, Role, declared, named, option, options_of
+from horovod_study.config.workload import COMMUNICATING, COMPUTING, MEASURED, Configuration, Workload, packaged, shared
 from horovod_study.errors import ConfigError, nearest
-from horovod_study.roles import Option, Role, declared, named, option, options_of
 from horovod_study.runtimes import PLACEMENTS
-from horovod_study.workloads import COMMUNICATING, COMPUTING, MEASURED, Configuration, Workload, packaged, shared
 
 LAPS = ("data", "compute", "forward", "backward", "sync", "update")
 """Of a step. Steps captured in CUDA graphs have compute, where ordinary ones have forward and backward."""

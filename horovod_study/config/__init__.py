@@ -1,0 +1,13 @@
+"""What is asked for, and the doors through which it comes in.
+
+options       the command line of a workload
+roles         an option: what it may be, and what it is to a study
+run           the options of how a run communicates, is measured and placed; cells and placements
+workload      a training as studies know it
+scripted      anybody's script or command as a workload
+requirements  what must be true of a run, --require
+partitions    what a node is and how work gets there, from YAML files; yaml_keys checks what such files say
+documents     the one reader of JSON, YAML and small CSV files
+variables     the one reader of numbers in environment variables
+limits        what the system refuses, as one line
+"""
