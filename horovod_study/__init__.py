@@ -18,18 +18,13 @@ A map of the package:
                 lightning: that of a Lightning Trainer
     cli         `horovod-study VERB`: every other command, a file for each family of verbs
     api         the analysis wing from Python
-    config      the values a run and a study are made from, validated when they are made
+    config      what is asked for, and the doors it comes in by: options and their roles, study files, partitions,
+                anybody's script or command as a workload; the one reader of JSON, YAML and CSV
     records     the run directory, the only place where the two wings meet
     files       the one door for writing result files: completely or not at all, never through a link
-    documents   the one door for reading JSON, YAML and CSV: bounded, and compared with a declared form
-    alive       the one rule for who is alive; lease: who holds a run, a cell, a study
-    variables   the one reader of numbers in environment variables
-    text        numbers as readers see them
-    errors      what a user can do wrong; limits: what the system refuses, in one line; progress: what is said meanwhile
-    options     the command line made from configuration values; requirements: what a run must be (`--require`)
-    energy      energy of the timed window, from samples
-    workloads   a training as studies know it: its options and their roles (roles); runtimes: what each library declares
-    scripted    anybody's script or command as a workload
+    text        numbers, words and progress as readers see them
+    errors      what a user can do wrong
+    runtimes    what each library declares
 
     run wing:       studies (what is run, in which order), cluster (where it runs), programs (what ranks run beside
                     training), workload (what is trained), comm (how workers communicate), measure (clocks and probes)

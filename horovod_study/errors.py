@@ -13,6 +13,7 @@ Everything else is a bug and traces back.
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +57,14 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean ...?)' for the closest of `allowed`, or '' when nothing is close."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def short(value: Any) -> str:
+    """Return a value for a message, however large it is."""
+    cut = reprlib.Repr()
+    cut.maxstring = cut.maxother = 60
+    cut.maxlong, cut.maxdict, cut.maxlist, cut.maxlevel = 24, 2, 2, 2
+    return cut.repr(value)
 
 
 def require_known(

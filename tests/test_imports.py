@@ -14,7 +14,7 @@ ROOT = Path(horovod_study.__file__).parent
 LAYERS = (
     ("errors", "text", "measure.energy", "analysis.stats", "analysis.costs", "analysis.paired"),
     ("config.variables", "config.limits", "cluster.alive", "files"),
-    ("config.documents", "config.roles", "runtimes"),
+    ("config.doors", "config.documents", "config.roles", "runtimes"),
     ("config",),
     ("measure.clock",),
     ("records", "studies.lease", "text.progress"),

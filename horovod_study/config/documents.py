@@ -1,9 +1,9 @@
-"""Reading documents: the one reader of JSON, of YAML, and of small CSV files, and the check of their form.
+"""Reading documents: the one reader of JSON, of YAML, and of small CSV files.
 
 Reading ends in bounded time and memory with plain values, or with one line: what is wrong, where, and what to do next.
 Bounded are the size of a file (before it is read), the depth of nesting, the digits of an integer (64 bits) and the
-length of a CSV field; what is no finite number, no valid Unicode or no regular file is refused. The form of a document
-is a pydantic type; `conform` holds a document against it (strictly: "3" is no number, true is no 1).
+length of a CSV field; what is no finite number, no valid Unicode or no regular file is refused. Doors hold what was
+read against a form.
 """
 
 import csv
@@ -11,21 +11,15 @@ import errno
 import io
 import math
 import os
-import reprlib
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import yaml
 
-from horovod_study.errors import ConfigError, DataError, RecordError, StudyError
+from horovod_study.errors import ConfigError, DataError, RecordError, StudyError, short
 from horovod_study.files import unguarded
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 MAX_JSON_BYTES = 256_000_000
 _MAX_DEPTH = 64  # levels of nesting; what this package writes has fewer than ten
@@ -34,14 +28,6 @@ MAX_FIELD_CHARS = 4_000_000
 _is_finite = math.isfinite
 
 _Refusal = type[StudyError]
-
-
-def _short(value: Any) -> str:
-    """Return a value for a message, however large it is."""
-    cut = reprlib.Repr()
-    cut.maxstring = cut.maxother = 40
-    cut.maxlong, cut.maxdict, cut.maxlist, cut.maxlevel = 24, 2, 2, 2
-    return cut.repr(value)
 
 
 class _NotRegularError(OSError):
@@ -109,6 +95,8 @@ def read_json(
     missing: str = "",
 ) -> Any:
     """Return the document in a JSON file, of the given `form`; raises as `read_bytes`, `parse_json` and `conform`."""
+    from horovod_study.config.doors import conform
+
     content = read_bytes(path, error=error, again=again, max_bytes=max_bytes, missing=missing)
     return conform(parse_json(content, source=shown(path), error=error, again=again), form, shown(path), error, again)
 
@@ -169,41 +157,6 @@ def _place(content: Any, wanted: Any) -> str:
         level = below
 
 
-def conform(content: Any, form: Any, source: str, error: _Refusal = RecordError, again: str = "") -> Any:
-    """Return `content` if it has the form that the pydantic type `form` declares; raises `error` naming the field."""
-    if form is Any:
-        return content
-    from pydantic_core import ValidationError, to_json
-
-    try:
-        if isinstance(form, type) and is_dataclass(form):  # of which JSON has the fields, but no tuples
-            return _adapter(form).validate_json(to_json(content), strict=True)
-        return _adapter(form).validate_python(content, strict=True)
-    except ValidationError as problem:
-        raise error(f"{source}: {_first_fault(problem.errors(include_url=False))}; {again}") from None
-
-
-@cache
-def _adapter(form: Any) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(form)
-
-
-def _first_fault(faults: Sequence[Any]) -> str:
-    """Return in words where and what the first fault is, and how many there are beside it."""
-    fault = faults[0]
-    where = ".".join(str(each) for each in fault["loc"]) or "the document"
-    if fault["type"] in ("missing", "missing_argument"):
-        text = f"{where} is missing"
-    elif fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        text = f"{where} is not known"
-    else:
-        allowed = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("a valid ")
-        text = f"{where} is {_short(fault['input'])}; allowed: {allowed[:1].lower()}{allowed[1:]}"
-    return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
-
-
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; a missing, unreadable or malformed file is a ConfigError naming the line."""
     again = "name an existing YAML file of settings"
@@ -245,7 +198,7 @@ class _BoundedLoader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, OverflowError, LookupError, TypeError, AttributeError):
-            text = f"{_short(getattr(node, 'value', None))} is no value that can be read"
+            text = f"{short(getattr(node, 'value', None))} is no value that can be read"
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from None
 
 
@@ -271,7 +224,7 @@ def parse_csv(
         names = [unguarded(name) for name in next(lines, ())]
         for name in [*columns, *names]:
             if (count := names.count(name)) != 1:
-                what = f"column {_short(name)} is there twice" if count else f"column {name} is missing"
+                what = f"column {short(name)} is there twice" if count else f"column {name} is missing"
                 raise error(f"{source}: {what}; {again}")
         for row in lines:
             if len(row) == len(names):

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study import __version__
-from horovod_study.config.documents import conform, parse_json, read_bytes, read_json
+from horovod_study.config.documents import parse_json, read_bytes, read_json
+from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_of, unguarded, write_file, writing
 from horovod_study.records.model import RUN_FILES, digest_of, own_digest, run_name

@@ -11,7 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from horovod_study.config.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
+from horovod_study.config.documents import parse_csv, parse_json, read_bytes, read_json, read_text, shown
+from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
 from horovod_study.records import model
 from horovod_study.records.arrow import (

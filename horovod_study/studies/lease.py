@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Self
 
 from horovod_study.cluster import alive
-from horovod_study.config.documents import conform, open_file, parse_json
+from horovod_study.config.documents import open_file, parse_json
 from horovod_study.config.variables import whole_number
 from horovod_study.errors import StudyError
 from horovod_study.files import not_written, unfinished, write_file, writing
@@ -153,6 +153,8 @@ def read_claim(folder: Path, name: str, generation: int) -> Claim | None:
         return None
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    from horovod_study.config.doors import conform  # a mere reader can do without pydantic
+
     found = Claim(holder=None)
     with suppress(StudyError):
         found = conform(parse_json(text, source=str(path), again=""), Claim, str(path))

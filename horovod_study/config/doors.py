@@ -1,0 +1,243 @@
+"""The door for values from outside: they are held against a pydantic form, and what is wrong is said in one line.
+
+    class Host(Form):
+        name: Text
+        slots: Annotated[Whole, at_least(1)] = 1
+
+    accept(Host, {"name": "n1", "slot": 4}, "jobs/gpu.yaml")
+    ConfigError: jobs/gpu.yaml: unknown key 'slot' (did you mean 'slots'?); allowed: name, slots
+
+A number may be written as a text ("3", "1e-3"), because command lines have only these; a boolean is never a number and
+never a text. A fault that is none of a type or a range is raised in a validator: `ValueError("...")` about the value of
+one field, `wrong("...")` about several. Inside the door values are what their annotations say, and nobody asks again.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import ValidationError as ValidationError
+from pydantic_core import PydanticCustomError, to_json
+
+from horovod_study.errors import ConfigError, RecordError, StudyError, nearest, short
+
+
+def wrong(text: str) -> PydanticCustomError:
+    """Return the error of a validator that is told as it is: it names what does not fit together."""
+    return PydanticCustomError("told", "{text}", {"text": text})
+
+
+class Form(BaseModel):
+    """A mapping with these keys and no other; an unknown one is refused with the nearest that is known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        names = [field.alias or name for name, field in cls.model_fields.items()]
+        for key in content:
+            if key not in names:
+                raise wrong(f"unknown key {short(key)}{nearest(str(key), names)}; allowed: {', '.join(names)}")
+        return content
+
+
+def _refused(what: str) -> PydanticCustomError:
+    return PydanticCustomError("kind", "it must be {what}", {"what": what})
+
+
+def _whole(value: Any) -> Any:
+    try:
+        number = float(value)
+        if isinstance(value, bool) or number != int(number) or abs(number) >= 2**64:
+            raise ValueError
+        return value if isinstance(value, int) else int(value) if str(value).isdecimal() else int(number)
+    except (TypeError, ValueError, OverflowError):
+        raise _refused("a whole number of at most 64 bits") from None
+
+
+def _number(value: Any) -> Any:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise _refused("a number")
+    return number
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _refused("a text")
+    return str(value)
+
+
+def _flag(value: Any) -> Any:
+    if not isinstance(value, bool):
+        raise _refused("true or false")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[float, BeforeValidator(_number)]
+Text = Annotated[str, BeforeValidator(_text)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+KINDS: Mapping[type, Any] = {int: Whole, float: Number, str: Text, bool: Flag}
+
+
+def at_least(low: float) -> Any:
+    """Return what follows a number in Annotated that may be `low` or more."""
+    return Field(ge=low)
+
+
+def above(low: float) -> Any:
+    """Return what follows a number in Annotated that must exceed `low`."""
+    return Field(gt=low)
+
+
+def one_of(allowed: Iterable[str]) -> Any:
+    """Return what follows a text in Annotated that is one of `allowed`."""
+    names = tuple(allowed)
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise PydanticCustomError("choice", "{text}", {"text": _choices(value, names)})
+        return value
+
+    return AfterValidator(check)
+
+
+def _choices(value: Any, names: Iterable[str]) -> str:
+    allowed = tuple(names)
+    return f"{short(value)}{nearest(str(value), allowed)}; allowed: {', '.join(allowed)}"
+
+
+def several(value: Any) -> Any:
+    """Return one value or a list of them as a list; before a list in Annotated as BeforeValidator(several)."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def checked(kind: type, **limits: Any) -> Any:
+    """Return the form of one value: its kind (bool, int, float, str), `low`, `above`, `choices`, `parse`."""
+    marks = [at_least(limits["low"])] if limits.get("low") is not None else []
+    marks += [above(limits["above"])] if limits.get("above") is not None else []
+    marks += [one_of(limits["choices"])] if limits.get("choices") is not None else []
+    if parse := limits.get("parse"):
+        marks.append(AfterValidator(_parsed(parse)))
+    form = KINDS[kind]
+    for mark in marks:
+        form = Annotated[form, mark]
+    return form
+
+
+def _parsed(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        try:
+            parse(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    return check
+
+
+def accept(
+    form: Any,
+    content: Any,
+    source: str,
+    *,
+    error: type[StudyError] = ConfigError,
+    again: str = "",
+    strict: bool | None = None,
+    context: Any = None,
+) -> Any:
+    """Return `content` as what the pydantic type `form` makes of it.
+
+    Raises `error`: `source`, the key, what was given, what is allowed, then `again`, what to do next. `strict`: as JSON
+    has it, in which "3" is no number. `context`: what validators may ask for (`info.context`).
+    """
+    try:
+        return adapter(form).validate_python(content, strict=strict, context=context)
+    except ValidationError as problem:
+        raise error(f"{source}: {fault(problem, content)}{again and '; '}{again}") from None
+
+
+def conform(content: Any, form: Any, source: str, error: type[StudyError] = RecordError, again: str = "") -> Any:
+    """Return a JSON document if it has the form that the pydantic type, or dataclass, `form` declares."""
+    if form is Any:
+        return content
+    try:
+        if hasattr(form, "__dataclass_fields__"):  # of which JSON has the fields, but no tuples
+            return adapter(form).validate_json(to_json(content), strict=True)
+        return adapter(form).validate_python(content, strict=True)
+    except ValidationError as problem:
+        raise error(f"{source}: {fault(problem, content)}{again and '; '}{again}") from None
+
+
+@cache
+def adapter(form: Any) -> TypeAdapter[Any]:
+    """Return the validator of a form, made once."""
+    return TypeAdapter(form)
+
+
+_KINDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "a number"),
+    **dict.fromkeys(("string_type", "string_unicode"), "a text"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "dataclass_type"), "`key: value` lines"),
+}
+_RANGES = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "greater than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+
+
+def fault(problem: ValidationError, content: Any) -> str:
+    """Return in words where and what the first fault is, and how many there are beside it."""
+    faults: list[Any] = problem.errors(include_url=False)
+    first, ctx = faults[0], faults[0].get("ctx", {})
+    where, kind, given = _place(first["loc"], content), first["type"], short(first["input"])
+    name = where or "the document"
+    if kind == "told":
+        text = f"{where}: {ctx['text']}" if where else str(ctx["text"])
+    elif kind == "choice":
+        text = f"{name} is {ctx['text']}"
+    elif kind in ("missing", "missing_argument"):
+        text = f"{where} is missing"
+    elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        text = f"{where} is not known"
+    elif kind in ("literal_error", "union_tag_invalid"):
+        allowed = re.findall(r"'([^']*)'", ctx.get("expected") or ctx.get("expected_tags", ""))
+        text = f"{name} is {_choices(ctx.get('tag', first['input']), allowed)}"
+    elif kind in _RANGES:
+        key, words = _RANGES[kind]
+        text = f"{name} is {given}; it must be {words} {ctx[key]:g}"
+    elif kind in _KINDS:
+        text = f"{name} is {given}; it must be {_KINDS[kind]}"
+    else:
+        said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("a valid ")
+        text = f"{name} is {given}; {said[:1].lower()}{said[1:]}"
+    return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
+
+
+def _place(loc: tuple[int | str, ...], content: Any) -> str:
+    """Return where in a document a fault is, such as totals.steady.step; pydantic's names of alternatives left out."""
+    names: list[str] = []
+    for at, part in enumerate(loc):
+        if isinstance(content, Mapping) and part in content:
+            content = content[part]
+        elif isinstance(content, list | tuple) and isinstance(part, int):
+            content = content[part] if part < len(content) else None
+        elif at < len(loc) - 1 or isinstance(content, list | tuple | str | int | float):
+            continue
+        names.append(str(part))
+    return ".".join(names)
