@@ -221,7 +221,7 @@ def fault(problem: ValidationError, content: Any, name: str = "") -> str:
         text = f"{name} is {_choices(ctx.get('tag', first['input']), allowed)}"
     elif kind in _RANGES:
         key, words = _RANGES[kind]
-        text = f"{name} is {given}; it must be {words} {ctx[key]:g}"
+        text = f"{name} is {str(first['input'])[:60]}; it must be {words} {ctx[key]:g}"
     elif kind in _KINDS:
         text = f"{name} is {given}; it must be {_KINDS[kind]}"
     else:
