@@ -96,7 +96,7 @@ def test_every_form_gives_the_same_data_set(name: str, tmp_path: Path) -> None:
     opened = dataset.open_dataset(tmp_path / "out")
     expected = (TESTS.targets - material.TARGET_BOUNDS[:, 0]) / material.TARGET_SPAN
 
-    assert provenance["layout"] == layout and opened.sidecar["provenance"] == provenance
+    assert provenance["layout"] == layout and opened.sidecar.provenance == provenance
     assert provenance["units"] == PLAIN
     assert np.array_equal(opened.curves, TESTS.channels)
     assert opened.targets == pytest.approx(expected, abs=2e-7)
