@@ -147,10 +147,10 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path, golden: Golden) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1, 2], "f: is a PyTorch file, but not a checkpoint of this program"),
-        ({"model": {}}, "f: is a PyTorch file, but not a checkpoint of this program"),
-        ({"schema": 2}, "f: has schema 2, newer than this program's 1; update horovod_study"),
-        ({"schema": 1, "step": 3, "epoch": 0, "model": {}}, "f: lacks optimizer, progress, config, target_bounds, in"),
+        ([1, 2], "f: the document is [1, 2]; it must be `key: value` lines; update horovod_study if"),
+        ({"model": {}}, "f: step is missing (and 7 more); update horovod_study if a newer one wrote it; else it is no"),
+        ({"schema": 2}, "f: schema is 2; it must be at most 1 (and 9 more); update horovod_study if a newer one"),
+        ({"schema": 1, "step": 3, "epoch": 0, "model": {}}, "f: optimizer is missing (and 5 more); update horovod"),
     ],
 )
 def test_a_foreign_file_is_named(content: Any, message: str) -> None:

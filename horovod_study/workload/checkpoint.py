@@ -18,23 +18,23 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import nn
 
 from horovod_study.comm import Backend, fail_together
 from horovod_study.config.documents import open_file
+from horovod_study.config.doors import Form, conform
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import result_folder, write_file
 from horovod_study.measure.clock import now
 from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
 from horovod_study.text.progress import say
-from horovod_study.workload import material
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig, parse_widths
 
@@ -44,36 +44,47 @@ _MARK = b"horovod_study sha256 "
 _DIGITS = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    needed = tensor.numel() * tensor.element_size()
+    if tensor.layout != torch.strided or needed > tensor.untyped_storage().nbytes():
+        raise ValueError("it must hold all of its numbers, and repeat none")
+    return tensor
+
+
+class Checkpoint(Form):
     """The state of a run between two steps: everything that the steps to come depend on."""
 
-    step: int  # steps made
-    epoch: int  # the epoch of the step to come, from 0; the position in it follows from `step`
-    model: Mapping[str, torch.Tensor]  # state of the network, by parameter name
-    optimizer: Mapping[str, Any]  # state of the optimiser, as PyTorch gives it
-    progress: Mapping[str, Any]  # state of the loop: window so far, last evaluation, cost of checkpoints, ...
-    config: Mapping[str, Any]  # the fields of StrainConfig, as in run.json
-    target_bounds: tuple[tuple[float, float], ...]  # (P, 2): lowest and highest G0 in MPa, and a
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    form: Annotated[int, Field(ge=1, le=SCHEMA)] = Field(SCHEMA, alias="schema")
+    step: Annotated[int, Field(ge=0, lt=2**53)]  # steps made
+    epoch: Annotated[int, Field(ge=0, lt=2**53)]  # of the step to come, from 0; the position in it follows from `step`
+    model: dict[str, Annotated[torch.Tensor, AfterValidator(_dense)]]  # state of the network, by parameter name
+    optimizer: dict[str, Any]  # state of the optimiser, as PyTorch gives it
+    progress: dict[str, Any]  # state of the loop: window so far, last evaluation, cost of checkpoints, ...
+    config: dict[str, Any]  # the fields of StrainConfig, as in run.json
+    target_bounds: tuple[tuple[float, float], tuple[float, float]]  # lowest and highest G0 in MPa, and a
     input_scaling: str
     widths: str
-    schema: int = SCHEMA
 
 
-_FIELDS = tuple(Checkpoint.__dataclass_fields__)
-PROGRESS: dict[str, Any] = {
-    **dict.fromkeys(("window_s", "wall_s"), (int, float)),
-    "evaluated": int,
-    "evaluation": Mapping,
-    "budget": (list, tuple),
-    "target_reached": object,
-}
-"""What the loop of trainer.py needs of `progress`, by type."""
+class Progress(BaseModel):
+    """What the loop of trainer.py needs of `progress` to go on."""
+
+    window_s: float
+    wall_s: float
+    evaluated: int
+    evaluation: dict[str, Any]
+    budget: list[float] | tuple[float, ...]
+    target_reached: bool
+
+
+_FIELDS = Checkpoint.model_fields
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """Return the bytes of the file; equal states give equal bytes. TypeError: something is not plain."""
-    content = {name: _plain(getattr(checkpoint, name), name) for name in _FIELDS}
+    content = {field.alias or name: _plain(getattr(checkpoint, name), name) for name, field in _FIELDS.items()}
     stream = io.BytesIO()
     torch.save(content, stream)
     archive = stream.getvalue()
@@ -84,76 +95,27 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 def decode(data: bytes, source: str) -> Checkpoint:
     """Return the checkpoint in `data`; RecordError, naming `source`, when it is damaged, foreign or newer."""
-    problem = _damaged_ends(data)
+    problem, content = _damaged_ends(data), None
     if not problem and hashlib.sha256(data[:-_DIGITS]).hexdigest().encode() != data[-_DIGITS:]:
         problem = "is damaged: its content does not fit its SHA-256 digest"
-    if problem:
-        raise RecordError(f"{source}: {problem}")
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            promised = sum(each.file_size for each in archive.infolist())
-        if promised > len(data):  # torch.save packs nothing
-            raise RecordError(
-                f"{source}: promises {promised:,} bytes in {len(data):,}; it was not written by this program"
-            )
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except RecordError:
-        raise
+        if not problem:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                promised = sum(each.file_size for each in archive.infolist())
+            if promised > len(data):  # torch.save packs nothing
+                problem = f"promises {promised:,} bytes in {len(data):,}; it was not written by this program"
+            else:
+                content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is wrong with a file from elsewhere, it is the file's fault
         # PyTorch's own words end with how to load what can execute code, which nobody should.
-        what = (
-            "objects that loading would execute" if type(error).__name__ == "UnpicklingError" else "a damaged archive"
-        )
-        raise RecordError(f"{source}: holds {what}, not plain tensors and values alone; it is not read") from None
-    if not isinstance(content, dict) or type(content.get("schema")) is not int or content["schema"] < 1:
-        raise RecordError(f"{source}: is a PyTorch file, but not a checkpoint of this program")
-    if content["schema"] > SCHEMA:
-        raise RecordError(
-            f"{source}: has schema {content['schema']}, newer than this program's {SCHEMA}; update horovod_study"
-        )
-    missing = [name for name in _FIELDS if name not in content]
-    if missing:
-        raise RecordError(f"{source}: lacks {', '.join(missing)}; it was not written by this program")
-    try:
-        state = {name: content[name] for name in _FIELDS}
-        bounds = tuple((float(low), float(high)) for low, high in content["target_bounds"])
-        made = Checkpoint(**{**state, "target_bounds": bounds})
-        wrong = _wrong_field(made)
-    except (TypeError, ValueError, OverflowError):
-        wrong = "target_bounds"
-    if wrong:
-        raise RecordError(f"{source}: {wrong} is not what this program writes there")
-    return made
-
-
-def _wrong_field(found: Checkpoint) -> str:
-    """Return the first field of a checkpoint that holds something of another type, "" for none."""
-    counts = (found.step, found.epoch)
-    kinds = {
-        "step": all(type(each) is int and 0 <= each < 2**53 for each in counts),
-        "model": isinstance(found.model, Mapping)
-        and all(isinstance(name, str) and _is_dense(each) for name, each in found.model.items()),
-        "optimizer": isinstance(found.optimizer, Mapping),
-        "progress": isinstance(found.progress, Mapping),
-        "config": isinstance(found.config, Mapping) and all(isinstance(name, str) for name in found.config),
-        "target_bounds": len(found.target_bounds) == material.TARGETS
-        and all(math.isfinite(each) for pair in found.target_bounds for each in pair),
-        "input_scaling": isinstance(found.input_scaling, str),
-        "widths": isinstance(found.widths, str),
-    }
-    known = found.progress if isinstance(found.progress, Mapping) else {}
-    there = {name: kind for name, kind in PROGRESS.items() if name in known}
-    kinds |= {f"progress: {name}": isinstance(known[name], kind) for name, kind in there.items()}
-    return next((name for name, right in kinds.items() if not right), "")
-
-
-def _is_dense(value: Any) -> bool:
-    """Return whether it is a tensor that has all of its numbers, and not one that repeats a few."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout == torch.strided
-        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-    )
+        executes = type(error).__name__ == "UnpicklingError"
+        what = "objects that loading would execute" if executes else "a damaged archive"
+        problem = f"holds {what}, not plain tensors and values alone; it is not read"
+    if problem:
+        raise RecordError(f"{source}: {problem}")
+    again = "update horovod_study if a newer one wrote it; else it is no checkpoint of this program"
+    found: Checkpoint = conform(content, Checkpoint, source, again=again)
+    return found
 
 
 def _damaged_ends(data: bytes) -> str:
@@ -204,10 +166,8 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
     except OSError as error:
         left = [each.name for each in checkpoint_paths(run_directory)]
         intact = f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} intact" if left else "there is no older one"
-        raise RecordError(
-            f"{path}: the checkpoint cannot be written ({error.strerror or error}); {intact}; "
-            "free space and continue with --resume"
-        ) from None
+        again = f"{intact}; free space and continue with --resume"
+        raise RecordError(f"{path}: the checkpoint cannot be written ({error.strerror or error}); {again}") from None
     return len(data)
 
 
@@ -216,7 +176,7 @@ class Keeper:
 
     def __init__(self, config: StrainConfig, directory: Path, backend: Backend, bounds: NDArray[np.float64]) -> None:
         self._config, self._directory, self._backend = config, directory, backend
-        self._bounds = tuple((float(low), float(high)) for low, high in bounds)
+        self._bounds = bounds.tolist()
         self.step = -1  # at which the newest was written by this process
         self.cost = {"checkpoints": 0, "checkpoint_s": 0.0, "checkpoint_bytes": 0}
         """Number, seconds and bytes of all checkpoints so far; of the one a run was resumed from it is not known."""
@@ -275,16 +235,12 @@ def read_newest(run_directory: Path) -> bytes:
             continue
         return data
     if paths:
-        raise RecordError(
-            f"{run_directory}: none of its {len(paths)} checkpoints can be used (see the warnings above); "
-            "start the run again with another --out"
-        )
-    if not run_directory.is_dir():
-        raise RecordError(f"{run_directory}: no such directory; name the directory of a run")
-    raise RecordError(
-        f"{run_directory}: holds no checkpoint; train with --checkpoint-every STEPS (and without "
-        "--no-checkpoint-at-end), and start this run again with another --out"
-    )
+        what = f"none of its {len(paths)} checkpoints can be used (see the warnings above); start it with another --out"
+    elif run_directory.is_dir():
+        what = "holds no checkpoint; start this run with another --out, and --checkpoint-every STEPS"
+    else:
+        what = "no such directory; name the directory of a run"
+    raise RecordError(f"{run_directory}: {what}")
 
 
 def set_aside_newer(run_directory: Path, step: int) -> None:
@@ -300,13 +256,14 @@ def _bytes_of(path: Path) -> bytes:
         with open_file(path) as stream:
             ends = stream.read(len(_BEGIN))
             stream.seek(-min(len(_MARK) + _DIGITS, os.fstat(stream.fileno()).st_size), os.SEEK_END)
-            ends += stream.read()
-            if problem := _damaged_ends(ends):
-                raise RecordError(f"{path}: {problem}")
+            problem = _damaged_ends(ends + stream.read())
             stream.seek(0)
-            return stream.read()
+            data = b"" if problem else stream.read()
     except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
+        problem = f"cannot be read ({error.strerror or error})"
+    if problem:
+        raise RecordError(f"{path}: {problem}")
+    return data
 
 
 @contextmanager
@@ -316,10 +273,8 @@ def fitting(source: Path) -> Iterator[None]:
         yield
     except (ConfigError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         text = re.sub(r"\s+", " ", f"{error}")[:200]
-        raise RecordError(
-            f"{source}: the state in its checkpoint does not fit what is trained ({text}); train again, with another "
-            "--out"
-        ) from None
+        what = f"the state in its checkpoint does not fit what is trained ({text}); train again, with another --out"
+        raise RecordError(f"{source}: {what}") from None
 
 
 def load_model(source: Path) -> tuple[StressCNN, NDArray[np.float64]]:
@@ -330,5 +285,5 @@ def load_model(source: Path) -> tuple[StressCNN, NDArray[np.float64]]:
     checkpoint = decode(_bytes_of(source) if source.is_file() else read_newest(source), str(source))
     with fitting(source):
         model = StressCNN(widths=parse_widths(checkpoint.widths), input_scaling=checkpoint.input_scaling)
-        model.load_state_dict(dict(checkpoint.model))
-    return model.eval(), np.array(checkpoint.target_bounds, dtype=np.float64)
+        model.load_state_dict(checkpoint.model)
+    return model.eval(), np.array(checkpoint.target_bounds)

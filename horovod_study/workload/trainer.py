@@ -18,7 +18,8 @@ from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_ba
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.config import requirements
-from horovod_study.errors import BackendError, RecordError, StudyError
+from horovod_study.config.doors import conform
+from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
 from horovod_study.measure.evidence import parameter_sha256
@@ -383,8 +384,8 @@ class Training:
         """Put what a checkpoint holds into its place."""
         job, session, state = self.job, self.session, resumed.progress
         with checkpoint.fitting(session.directory):
-            job.bare_model.load_state_dict(dict(resumed.model))
-            job.optimizer.load_state_dict(dict(resumed.optimizer))
+            job.bare_model.load_state_dict(resumed.model)
+            job.optimizer.load_state_dict(resumed.optimizer)
             if job.arithmetic.scaler:
                 job.arithmetic.scaler.load_state_dict(state["scaler"])
             self.budget.take_up(state["budget"])
@@ -518,11 +519,9 @@ def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint
         if backend.rank == 0:
             content = checkpoint.read_newest(directory)
     found = checkpoint.decode(backend.gather(content)[0], str(directory))
-    lacking = [name for name in checkpoint.PROGRESS if name not in found.progress]
-    if lacking:
-        raise RecordError(
-            f"{directory}: its checkpoint lacks {lacking[0]}, so it is of no training; start the run again"
-        )
+    conform(
+        found.progress, checkpoint.Progress, f"{directory}: progress of its checkpoint", again="start the run again"
+    )
     return found
 
 
