@@ -8,7 +8,6 @@ import sys
 import threading
 from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,12 +41,12 @@ def test_what_is_on_disk_is_what_the_generator_makes(small: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_write_the_same_bytes(tmp_path: Path) -> None:
     size = 2 * dataset.BLOCK_ROWS + 17
     seen: list[tuple[int, int]] = []
     dataset.generate(tmp_path / "one", size, seed=2)
     dataset.generate(
-        tmp_path / "two", size, seed=2, processes=2, on_progress=lambda done, total: seen.append((done, total))
+        tmp_path / "two", size, seed=2, threads=2, on_progress=lambda done, total: seen.append((done, total))
     )
 
     for name in (dataset.CURVES, dataset.TARGETS):
@@ -56,18 +55,6 @@ def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     assert one == two, "hashes and floor as well"
     assert list((tmp_path / "one").iterdir()) and sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
     assert seen[-1] == (size, size) and len(seen) == 3
-
-
-def test_a_process_tells_of_a_block_in_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes share a pipe, and with PYTHONUNBUFFERED each write of theirs is one of the system."""
-    written: list[str] = []
-    told = {"sha256": {}, "floor": []}
-    monkeypatch.setattr(dataset, "_fill_block", lambda job, low, high: told)
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append, flush=lambda: None))
-    dataset._worker(json.dumps({"size": 2 * dataset.BLOCK_ROWS, "first": 0, "stride": 1, "directory": str(tmp_path)}))
-
-    assert [json.loads(text) for text in written] == [{"block": 0, **told}, {"block": 1, **told}]
-    assert all(text.endswith("\n") for text in written)
 
 
 def test_check_accepts_a_good_one(small: Path) -> None:
@@ -265,11 +252,11 @@ def test_check_stops_at_the_first_damaged_block(
     read: list[int] = []
     real = dataset._check_block
 
-    def counted(opened: dataset.Dataset, block: int, *rest: object) -> object:
-        read.append(block)
-        if block > 1:
+    def counted(opened: dataset.Dataset, low: int, high: int) -> object:
+        read.append(low)
+        if low > 10:
             threading.Event().wait(0.05)  # slower than the complaint about block 1 travels
-        return real(opened, block, *rest)  # type: ignore[arg-type]
+        return real(opened, low, high)
 
     monkeypatch.setattr(dataset, "_check_block", counted)
     with golden.raises(DataError, match=r"curves 10\.\.19"):
@@ -356,8 +343,8 @@ def test_memory_is_looked_at_before_writing(
         assert doubt is not None
         golden(doubt, "1,000,000 curves", "2.42 GB", "1 MB")
     if refused:
-        with golden.raises(DataError, match="1 processes.*80,000,000 bytes.*1,000,000"):
-            dataset.generate(tmp_path / "x", 100, seed=1, processes=4)
+        with golden.raises(DataError, match="1 blocks at once.*10,000,000 bytes.*1,000,000"):
+            dataset.generate(tmp_path / "x", 100, seed=1, threads=4)
         assert list(tmp_path.iterdir()) == []
     else:
         dataset.generate(tmp_path / "x", 100, seed=1)
@@ -571,7 +558,7 @@ def test_generating_more_than_the_memory_warns(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     monkeypatch.setattr(room, "available_bytes", lambda: 2_000_000)
-    monkeypatch.setattr(dataset, "_BYTES_PER_PROCESS", 1_000_000)
+    monkeypatch.setattr(dataset, "_BYTES_PER_THREAD", 1_000_000)
 
     assert main(["strain", "data", "generate", "--size", "1000", "--out", str(tmp_path / "x")]) == 0
     golden.line(capsys.readouterr().err, "1,000 curves", "2.42 MB")

@@ -53,7 +53,6 @@ READING = {
     "records/model.py": "its own values as JSON has them",
     "workload/checkpoint.py": "an archive whose digest was compared before, without objects",
     "workload/curves.py": "anybody's table, with its own checks by line",
-    "workload/dataset.py": "lines of its own processes",
 }
 """Modules that read a format by themselves -> what of."""
 _READERS = {

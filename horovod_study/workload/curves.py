@@ -13,18 +13,21 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import Field, create_model
 
 from horovod_study.config.documents import open_file
-from horovod_study.errors import DataError, first_line, nearest, require_known
+from horovod_study.config.doors import Form, accept
+from horovod_study.errors import DataError, first_line, nearest
 from horovod_study.workload import material, room
 from horovod_study.workload.dataset import open_npy
 
@@ -50,7 +53,8 @@ _BLOCK = 2000  # curves that are read, checked and written at a time
 _MAX_RATIO = 200  # so many times smaller no compression makes measured numbers; zeros become a thousand times smaller
 _Words = Mapping[str, str]
 _MOST_COLUMNS = 20_000  # of a table: pandas takes half a minute for ten times as many
-_REWRITE = "in pandas read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False) writes it again"
+_AS_READ = "FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252'"
+_REWRITE = f"in pandas read_csv({_AS_READ}).to_csv('new.csv', index=False) writes it again"
 
 
 class CurveBlock(NamedTuple):
@@ -136,9 +140,8 @@ def open_curves(
     """
     if path.is_dir():
         found = [path / name for name in _PAIRS if (path / name).exists()]
-        if not found:
-            table = "concat({each.stem: read_csv(each) for each in files}, names=['specimen']).to_csv('points.csv')"
-            raise DataError(f"{path}: is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}")
+        table = "concat({each.stem: read_csv(each) for each in files}, names=['specimen']).to_csv('points.csv')"
+        _hold(path, (not found, f"is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}"))
         path = found[0]
     if not _is_npy(path):
         return _of_frame(path, columns or {}, units or {}, targets)
@@ -148,11 +151,11 @@ def open_curves(
 
 def assignments(option: str, text: str | None, allowed: Iterable[str]) -> dict[str, str]:
     """Return what an option's text says: 'strain=%,stress=MPa' gives {"strain": "%", "stress": "MPa"}."""
-    found = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
-    for name, value in found.items():
-        require_known(option, name, allowed, error=DataError)
-        if not value:
-            raise DataError(f"{option} {text}: says nothing of {name}; write {name}=...")
+    said = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
+    names = tuple(allowed)
+    form = create_model("Words", __base__=Form, **dict.fromkeys(names, (Annotated[str, Field(min_length=1)], "")))
+    again = f"write {names[0]}=..."
+    found: dict[str, str] = accept(form, said, option, error=DataError, again=again).model_dump(exclude_unset=True)
     return found
 
 
@@ -173,6 +176,35 @@ def to_channels(points: CurveBlock) -> NDArray[np.float32]:
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
+
+
+def _hold(source: object, *rules: tuple[Any, str]) -> None:
+    """Raise DataError for the first of some rules, (is it broken, what is wrong and what to do), that is broken."""
+    if said := next((text for broken, text in rules if broken), None):
+        raise DataError(f"{source}: {said}")
+
+
+@contextmanager
+def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
+    """Say of what libraries raise while they read a file that it is not what it should be."""
+    try:
+        yield
+    except DataError:
+        raise
+    except errors as error:
+        why = getattr(error, "strerror", None) or first_line(error)[:120]
+        raise DataError(f"{path}: {what} ({why}); {remedy}") from None
+
+
+def _hold_rows(frame: pd.DataFrame, source: str, *rules: tuple[Any, str, str]) -> None:
+    """Raise DataError for the first of some rules, (broken in which rows, what is wrong, what to do), that is broken.
+
+    What is wrong may name columns of the `frame` in braces; `source` says what a row is called.
+    """
+    for broken, what, remedy in rules:
+        if broken.any():
+            row = frame.iloc[int(np.argmax(broken))]
+            raise DataError(f"{source} {row.name}: {what.format_map(row)} ({broken.sum():,} such rows); {remedy}")
 
 
 def _outside(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
@@ -243,31 +275,31 @@ def _values(points: CurveBlock, at: int, block: int, units: _Words) -> dict[str,
 def _table(path: Path) -> tuple[pd.DataFrame, str]:
     """Return a table with its lines or rows as index, and what these are called; blank rows are left out."""
     again = "import a part of it, or X.npy and Y.npy, which are read in blocks"
-    try:
+    what, errors = "is no table in UTF-8 below its names", (ValueError, OSError, MemoryError, pa.ArrowException)
+    with _reading(path, what, _REWRITE, *errors):
         if path.suffix.lower() in (".parquet", ".pq"):
             with open_file(path) as stream:
-                facts, word = pq.read_metadata(stream), "row"
+                facts, word, first = pq.read_metadata(stream), "row", 1
                 room.need_memory(path, 24 * facts.num_rows * facts.num_columns, "reading it", again)
                 table = pq.read_table(stream)
                 table.validate(full=True)  # also that texts are UTF-8
                 frame = table.to_pandas(ignore_metadata=True)
         else:
-            word, separator = "line", _separator(path)
+            word, first, separator = "line", 2, _separator(path)
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
             frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
-    except (ValueError, OSError, MemoryError, pa.ArrowException) as error:
-        other = "FILE, encoding='cp1252'" if isinstance(error, UnicodeDecodeError) else "FILE"
-        remedy = _REWRITE.replace("FILE", other)
-        raise DataError(f"{path}: is no table in UTF-8 below its names ({first_line(error)[:120]}); {remedy}") from None
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise DataError(f"{path}: rows have more cells than the first line has names; decimal commas? {_REWRITE}")
-    frame.index = pd.RangeIndex(2, 2 + len(frame)) if word == "line" else frame.index + 1
+    longer = not isinstance(frame.index, pd.RangeIndex)
+    frame.index = pd.RangeIndex(first, first + len(frame))
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
     found = Counter(frame.columns)
     bases = {name: re.sub(r"\.\d+$", "", name) for name in found}  # "F.1" is the second "F" of a file
     twice = [name for name, base in bases.items() if found[name] > 1 or (base != name and base in found)]
-    if twice or frame.empty:
-        raise DataError(f"{path}: {f'two columns are {twice[0]!r}' if twice else 'has no rows'}; export it again")
+    _hold(
+        path,
+        (longer, f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"),
+        (twice, f"two columns are {', '.join(map(repr, twice[:1]))}; export it again"),
+        (frame.empty, "has no rows; export it again"),
+    )
     return frame, word
 
 
@@ -275,38 +307,36 @@ def _separator(path: Path) -> str:
     """Return what is between the columns: the mark of which the first two lines hold equally many."""
     with open_file(path) as stream:
         head = stream.read(1 << 20)
-    if not head.strip() or b"\0" in head:
-        raise DataError(f"{path}: {'is no text in UTF-8' if head.strip() else 'is empty'}; save the table as CSV")
     first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
     marks = [mark for mark in ";\t|," if mark in first]
-    if any(first.count(mark) > _MOST_COLUMNS for mark in marks):
-        raise DataError(f"{path}: has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy")
+    wide = any(first.count(mark) > _MOST_COLUMNS for mark in marks)
+    _hold(
+        path,
+        (not head.strip(), "is empty; save the table as CSV"),
+        (b"\0" in head, "is no text in UTF-8; save the table as CSV"),
+        (wide, f"has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy"),
+    )
     alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
     return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
 
 
 def _archive(path: Path) -> tuple[pd.DataFrame, str]:
     """Return the curves of a .npz file as a long table."""
-    try:
+    remedy = "save strain and stress (N, L), shorter curves ended by NaN, by numpy.savez without pickled objects"
+    with _reading(path, "cannot be read", remedy, Exception):  # numpy's reader raises whatever Python's parser does
         with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             sizes = [(each.file_size, each.compress_size) for each in archive.infolist()]
-        if any(size > max(10_000_000, _MAX_RATIO * packed) for size, packed in sizes):
-            raise DataError(f"{path}: is packed more than {_MAX_RATIO} times, as repetitions can be; save it again")
+        much = any(size > max(10_000_000, _MAX_RATIO * packed) for size, packed in sizes)
+        _hold(path, (much, f"is packed more than {_MAX_RATIO} times, as repetitions can be; save it again"))
         room.need_memory(path, 6 * sum(size for size, _ in sizes), "reading it", "import X.npy and Y.npy, in blocks")
         with open_file(path) as stream, np.load(stream, allow_pickle=False) as arrays:
             (size, length), strain, stress = arrays["strain"].shape, arrays["strain"], arrays["stress"]
-            if np.isnan(strain).all(axis=1).any():
-                raise ValueError("a curve is NaN throughout")
+            _hold(path, (np.isnan(strain).all(axis=1).any(), "a curve is NaN throughout; leave it out"))
             names = arrays["ids"] if "ids" in arrays else np.arange(size).astype(str)
             columns = {"specimen": np.repeat(names, length), "strain": strain.ravel(), "stress": stress.ravel()}
             if "targets" in arrays:
                 columns |= zip(("G0", "a"), np.repeat(arrays["targets"].T, length, axis=1), strict=True)
         frame = pd.DataFrame(columns, index=np.tile(np.arange(length), size))
-    except DataError:
-        raise
-    except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
-        remedy = "save strain and stress (N, L), shorter curves ended by NaN, by numpy.savez without pickled objects"
-        raise DataError(f"{path}: cannot be read ({first_line(error)[:120]}); {remedy}") from None
     return frame.dropna(subset=["strain", "stress"], how="all"), "position"
 
 
@@ -321,8 +351,8 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
     declared = {kind: _unit(path, kind, found[kind], units.get(kind)) for kind in UNITS}
     frame = _numbered(path, frame, found, word, declared)
     names, starts, labels = _specimens(path, frame, word)
-    if labels is not None and targets is not None:
-        raise DataError(f"{path}: has targets, and so has --targets {targets}; give them in one place")
+    both = labels is not None and targets is not None
+    _hold(path, (both, f"has targets, and so has --targets {targets}; give them in one place"))
     strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index.to_numpy()
 
     def read(low: int, high: int) -> CurveBlock:
@@ -363,9 +393,8 @@ def _melted(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, set[str]]:
             used.add(column)
     wrong = [name for name, test in tests.items() if len({key.split()[0] for key in test}) != 2]
     wrong += [name for name, test in tests.items() if pd.DataFrame(test).isna().all(axis=None)]
-    if wrong or len(used) != 2 * len(tests):
-        name = (wrong or [*tests])[0]
-        raise DataError(f"{path}: specimen {name!r} needs a column of strain and one of stress; complete it")
+    broken, name = wrong or len(used) != 2 * len(tests), [*wrong, *tests, ""][0]
+    _hold(path, (broken, f"specimen {name!r} needs a column of strain and one of stress; complete it"))
     parts = [pd.DataFrame(test).dropna(how="all").assign(specimen=name) for name, test in tests.items()]
     return pd.concat(parts) if parts else frame, used
 
@@ -387,13 +416,12 @@ def _split(column: str) -> tuple[str, str | None]:
 def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     """Return the unit of a channel, which the name of the column or --units must say, and not two of them."""
     said = {text if text == "mPa" else _WORDS.get(text.lower(), text) for text in (_split(column)[1], given) if text}
-    if len(said) > 1:
-        raise DataError(
-            f"{path}: the unit of {kind} is {column!r} and {given}; leave --units out, or rename the column"
-        )
-    if not said or not said <= UNITS[kind].keys():
-        found, allowed = "".join(said) or "not declared", ", ".join(UNITS[kind])
-        raise DataError(f"{path}: the unit of {kind} is {found}; declare one by --units {kind}=UNIT: {allowed}")
+    unit, allowed = "".join(said) or "not declared", UNITS[kind]
+    _hold(
+        f"{path}: the unit of {kind}",
+        (len(said) > 1, f"is {column!r} and {given}; leave --units out, or rename the column"),
+        (unit not in allowed, f"is {unit}; declare one by --units {kind}=UNIT: {', '.join(allowed)}"),
+    )
     return said.pop()
 
 
@@ -404,11 +432,10 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
         values = frame[column]
         if kind != "specimen" and values.dtype.kind not in "fiu":
             values = pd.to_numeric(values.astype(str).where(values.notna()), errors="coerce")
-            wrong = (values.isna() & frame[column].notna()).to_numpy()
-            if wrong.any():
-                cell, line = str(frame[column].iloc[wrong.argmax()])[:40], frame.index[int(wrong.argmax())]
-                remedy = _REWRITE if re.fullmatch(r"[-+\d.,]+", cell) else "correct or remove the row"
-                raise DataError(f"{path}, {word} {line}: {column} is {cell!r} ({wrong.sum():,} such cells); {remedy}")
+            cells = pd.DataFrame({"column": column, "cell": frame[column].astype(str).str[:40]})
+            remedy = f"correct or remove the row, or if commas are decimal: {_REWRITE}"
+            broken = values.isna() & frame[column].notna()
+            _hold_rows(cells, f"{path}, {word}", (broken, "{column} is {cell!r}", remedy))
         if kind in UNITS or kind == "G0":
             unit = units[kind] if kind in units else _unit(path, "stress", column, None if _split(column)[1] else "MPa")
             values = values.astype(np.float64) * UNITS["stress" if kind == "G0" else kind][unit]
@@ -420,41 +447,38 @@ def _specimens(
     path: Path, frame: pd.DataFrame, word: str
 ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64] | None]:
     """Return the names of specimens (N,), where their rows begin and end (N + 1,), and their targets (N, P) if any."""
-    starts = np.flatnonzero(np.append(frame["specimen"] != frame["specimen"].shift(), True))
-    names = frame["specimen"].iloc[starts[:-1]]
-    wrong = (names.isna() | names.duplicated()).to_numpy()
-    if wrong.any():
-        first = names[wrong]
-        where = f"{path}, {word} {first.index[0]}: specimen {first.iloc[0]!r}"
-        remedy = "name it in all its rows, in pandas sort_values('specimen', kind='stable')"
-        raise DataError(f"{where} is blank or there before; {remedy}")
-    if not {"G0", "a"} <= set(frame):
-        return tuple(names.astype(str)), starts, None
-    values = frame[["G0", "a"]].to_numpy(np.float64)
-    unlike = values != np.repeat(values[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
-    if unlike.any():
-        row, column = (int(each) for each in np.argwhere(unlike)[0])
-        where = f"{path}, specimen {frame['specimen'].iloc[row]!r}, {word} {frame.index[row]}"
-        raise DataError(f"{where}: {('G0', 'a')[column]} is {values[row, column]:g}; write the same in all its rows")
-    return tuple(names.astype(str)), starts, values[starts[:-1]]
+    name, new = frame["specimen"], frame["specimen"] != frame["specimen"].shift()
+    starts = np.flatnonzero(np.append(new, True))
+    rules = [
+        (
+            name.isna() | (new & name.where(new).duplicated()),
+            "specimen {specimen!r} is blank or there before",
+            "name it in all its rows, in pandas sort_values('specimen', kind='stable')",
+        )
+    ]
+    labels = frame[["G0", "a"]].astype(np.float64) if {"G0", "a"} <= set(frame) else None
+    if labels is not None:
+        unlike = labels != np.repeat(labels.to_numpy()[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
+        rules.append((unlike["G0"], "specimen {specimen!r} has G0 {G0:g}", "write the same in all its rows"))
+        rules.append((unlike["a"], "specimen {specimen!r} has a {a:g}", "write the same in all its rows"))
+    _hold_rows(frame, f"{path}, {word}", *rules)
+    targets = None if labels is None else labels.to_numpy()[starts[:-1]]
+    return tuple(name[new].astype(str)), starts, targets
 
 
 # ------------------------------------------------------------------------------------------------------- .npy, targets
 
 
 def _is_npy(path: Path) -> bool:
-    try:
-        with open_file(path) as stream:
-            return stream.read(6) == b"\x93NUMPY"
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); name a CSV, Parquet, .npy or .npz file") from None
+    with _reading(path, "cannot be read", "name a CSV, Parquet, .npy or .npz file", OSError), open_file(path) as stream:
+        return stream.read(6) == b"\x93NUMPY"
 
 
 def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
     array = open_npy(path)
-    if array.ndim != 3 or array.shape[1] != material.CHANNELS:
-        needed = "needed is (N, 3, L): strain, stress, flag"
-        raise DataError(f"{path}: has shape {array.shape}, {needed}; arrange it so, maybe by transpose(0, 2, 1)")
+    needed = "needed is (N, 3, L): strain, stress, flag; arrange it so, maybe by transpose(0, 2, 1)"
+    arranged = array.ndim == 3 and array.shape[1] == material.CHANNELS
+    _hold(path, (not arranged, f"has shape {array.shape}, {needed}"))
     declared = {kind: _unit(path, kind, kind, units.get(kind)) for kind in UNITS}
     factors = [UNITS[kind][unit] for kind, unit in declared.items()]
 
@@ -463,10 +487,10 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
         data = flag == 1
         wrong = ~data & ((flag != 0) | (strain != 0) | (stress != 0))
         wrong[:, 1:] |= data[:, :-1] & ~data[:, 1:]
-        if wrong.any():
-            row, at = np.argwhere(wrong)[0]
-            here = f"{path}, curve {low + row}, position {at}: flag {flag[row, at]:g} at strain {strain[row, at]:g}"
-            raise DataError(f"{here}; the flag is 1 on data, 0 on padding, which is zero and at the left; correct it")
+        row, at = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        found = f"flag {flag[row, at]:g} at strain {strain[row, at]:g}"
+        layout = "the flag is 1 on data, 0 on padding, which is zero and at the left; correct it"
+        _hold(f"{path}, curve {low + row}, position {at}", (wrong.any(), f"{found}; {layout}"))
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
         return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
 
@@ -480,14 +504,13 @@ def _targets(path: Path, names: Sequence[str] | None, size: int) -> NDArray[np.f
     """Return the targets (N, P) of curves in their order, by a .npy file or a table with the `names` of specimens."""
     if names is None or _is_npy(path):
         array = open_npy(path)
-        if array.shape != (size, material.TARGETS):
-            raise DataError(f"{path}: has shape {array.shape}, needed is ({size}, 2): G0 in MPa and a of every curve")
+        needed = f"needed is ({size}, 2): G0 in MPa and a of every curve; save one row a curve"
+        _hold(path, (array.shape != (size, material.TARGETS), f"has shape {array.shape}, {needed}"))
         return array.astype(np.float64)
     frame, word = _table(path)
     found = _columns(path, list(map(str, frame)), {}, needed=("specimen", "G0", "a"))
     table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
     table.index = pd.Index([str(each) for each in table["specimen"]])
-    if sorted(table.index) != sorted(names):
-        apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
-        raise DataError(f"{path}: needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it")
+    apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
+    _hold(path, (apart, f"needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it"))
     return table.loc[list(names), ["G0", "a"]].to_numpy(np.float64)

@@ -16,14 +16,13 @@ import hashlib
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from horovod_study.config.documents import open_file, read_json
 from horovod_study.config.doors import Form, accept
 from horovod_study.config.run import available_cores
-from horovod_study.config.variables import without_working_directory
 from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
@@ -41,14 +39,15 @@ from horovod_study.workload import floor, material, room
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
-"""Rows per hashed block, also the unit of work of the generating processes."""
+"""Rows per hashed block, also the unit of work of a thread."""
 _ROWS = {CURVES: (material.CHANNELS, material.POINTS), TARGETS: (material.TARGETS,)}  # shape of one row of each file
 _PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
 BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
-_BYTES_PER_PROCESS = 80_000_000  # an interpreter with numpy that makes or checks one piece at a time
+_BYTES_PER_THREAD = 10_000_000  # with one piece at a time
 _LARGEST_SIZE = 10**9
 _AGAIN = "generate or import it again into another folder"
 
+_Found = TypeVar("_Found")
 OnProgress = Callable[[int, int], None]
 """Called with (curves done, curves in all) while a long operation goes on."""
 
@@ -239,25 +238,27 @@ def generate(
     *,
     seed: int,
     noise_max_mpa: float = material.NOISE_MAX_MPA,
-    processes: int = 1,
+    threads: int = 1,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Generate `size` curves into the directory `path`, which appears complete or not at all.
 
-    `processes` of them fill disjoint blocks of rows of one file. Raises DataError if the directory exists, cannot be
+    `threads` fill disjoint blocks of rows of one file. Raises DataError if the directory exists, cannot be
     written, or the disk is too small.
     """
     drawn = {"seed": seed, "noise_max_mpa": noise_max_mpa}
     accept(_Drawn, drawn, "data set", error=DataError)
-    processes = min(processes, len(_blocks(size, BLOCK_ROWS)))
-    needed = processes * _BYTES_PER_PROCESS
-    room.need_memory(path, needed, f"generating with {processes} processes", "use fewer --processes")
+    blocks = _blocks(size, BLOCK_ROWS)
+    threads = min(threads, len(blocks))
+    needed, remedy = threads * _BYTES_PER_THREAD, "use fewer --processes"
+    room.need_memory(path, needed, f"generating {threads} blocks at once", remedy)
     with _made_whole(path, size) as making:
-        made = _fill({"directory": str(making), "size": size, **drawn}, processes, on_progress)
+        fill = partial(_fill_block, making, seed, noise_max_mpa)
+        made = list(_of_blocks(fill, blocks, threads, on_progress))
         content = {"kind": "generated", "spec": material.SPEC, "seed": seed, "size": size}
         content |= {"noise_max_mpa": noise_max_mpa, "target_bounds": material.TARGET_BOUNDS.tolist()}
-        content["floor"] = floor.summary(np.sum([block["floor"] for block in made], axis=0), size // 4)
-        _write_sidecar(path, making, content, [block["sha256"] for block in made])
+        content["floor"] = floor.summary(np.sum([sums for _, sums in made], axis=0), size // 4)
+        _write_sidecar(path, making, content, [hashes for hashes, _ in made])
 
 
 def write_imported(
@@ -353,17 +354,17 @@ def page_cache_doubt(size: int) -> str | None:
 # ----------------------------------------------------------------------------------------------------- the cache
 
 
-def ensure(dataset: str, *, seed: int, processes: int = 1, on_progress: OnProgress | None = None) -> Path:
+def ensure(dataset: str, *, seed: int, threads: int = 1, on_progress: OnProgress | None = None) -> Path:
     """Return the path of a data set named by path or size; one named by size is generated if it is not cached.
 
-    Processes that want the same one wait for the first of them.
+    Processes that want the same one wait for the first of them, which makes it with `threads`.
     """
     path = path_of(dataset, seed=seed)
     size = parse_size(dataset)
     if size is not None and not path.exists():
         with _lock(path):
             if not path.exists():  # another process may have made it while this one waited
-                generate(path, size, seed=seed, processes=processes, on_progress=on_progress)
+                generate(path, size, seed=seed, threads=threads, on_progress=on_progress)
     return path
 
 
@@ -442,23 +443,23 @@ class _Rows:
         return digests
 
 
-def _fill_block(job: dict[str, Any], low: int, high: int) -> dict[str, Any]:
-    """Generate the rows low..high-1 into the files of a job.
+def _fill_block(
+    directory: Path, seed: int, noise_max_mpa: float, low: int, high: int
+) -> tuple[dict[str, str], NDArray[np.float64]]:
+    """Generate the rows low..high-1 into the files of a directory.
 
-    Return the SHA-256 of each file's rows and the test curves' sum of Cramer-Rao bounds, one per target.
+    Return the SHA-256 of each file's rows and the test curves' sum of Cramer-Rao bounds, (P,).
     """
     curves = np.empty((_PIECE_ROWS, material.CHANNELS, material.POINTS), np.float32)
     targets = np.empty((_PIECE_ROWS, material.TARGETS), np.float32)
     sums = np.zeros(material.TARGETS)
-    with _Rows(Path(job["directory"]), low) as rows:
+    with _Rows(directory, low) as rows:
         for first in range(low, high, _PIECE_ROWS):
             count = min(_PIECE_ROWS, high - first)
-            levels_mpa = material.fill(
-                job["seed"], first, curves[:count], targets[:count], noise_max_mpa=job["noise_max_mpa"]
-            )
+            levels_mpa = material.fill(seed, first, curves[:count], targets[:count], noise_max_mpa=noise_max_mpa)
             rows.add(curves[:count], targets[:count])
             sums += _floor_sums(first, curves[:count], targets[:count], levels_mpa)
-        return {"sha256": rows.end_block(), "floor": sums.tolist()}
+        return rows.end_block(), sums
 
 
 def _floor_sums(
@@ -470,58 +471,19 @@ def _floor_sums(
     return found
 
 
-def _fill(job: dict[str, Any], processes: int, on_progress: OnProgress | None) -> list[dict[str, Any]]:
-    """Fill all blocks here, or share them among fresh interpreters; return what `_fill_block` does of each.
-
-    Not multiprocessing: forking a process that has started MPI or CUDA is not safe, and spawning would import the
-    caller's main module, PyTorch included, once more in every process.
-    """
-    blocks, made = _blocks(job["size"], BLOCK_ROWS), dict[int, dict[str, Any]]()
-
-    def take(block: int, found: dict[str, Any]) -> None:
-        made[block] = found
-        if on_progress:
-            on_progress(sum(blocks[k][1] - blocks[k][0] for k in made), job["size"])
-
-    if processes == 1:
-        for block, ends in enumerate(blocks):
-            take(block, _fill_block(job, *ends))
-        return list(made.values())
-    command = [sys.executable, "-m", "horovod_study.workload.dataset"]
-    reading, printing = os.pipe()  # one for all: a line is written at once, and shorter than what stays whole
-    with os.fdopen(reading, encoding="utf-8") as lines:
-        workers = [
-            subprocess.Popen(
-                [*command, json.dumps({**job, "first": k, "stride": processes})],
-                stdout=printing,
-                env=without_working_directory(os.environ),
-            )
-            for k in range(processes)
-        ]
-        os.close(printing)
+def _of_blocks(
+    work: Callable[..., _Found], blocks: list[tuple[int, int]], threads: int, on_progress: OnProgress | None
+) -> Iterator[_Found]:
+    """Yield what `work` returns of each block of rows, in order; `threads` of them are worked on at once."""
+    with ThreadPoolExecutor(threads) as pool:  # generating, hashing and checking let go of the interpreter
+        found = [pool.submit(work, *ends) for ends in blocks]
         try:
-            for line in lines:
-                message = json.loads(line)
-                take(message.pop("block"), message)
-            codes = [worker.wait() for worker in workers]
+            for (_, high), each in zip(blocks, found, strict=True):
+                yield each.result()
+                if on_progress:
+                    on_progress(high, blocks[-1][1])
         finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-    if any(codes) or len(made) != len(blocks):
-        ended = f"a generating process ended early (exit codes {codes}); see its message above, then try again"
-        raise DataError(f"{job['directory']}: {ended}")
-    return [made[k] for k in range(len(blocks))]
-
-
-def _worker(argument: str) -> None:
-    """Fill every stride-th block of a job and print one line per block."""
-    job = json.loads(argument)
-    blocks = _blocks(job["size"], BLOCK_ROWS)
-    for block in range(job["first"], len(blocks), job["stride"]):
-        line = json.dumps({"block": block, **_fill_block(job, *blocks[block])})
-        sys.stdout.write(f"{line}\n")  # print writes the end of the line by itself where PYTHONUNBUFFERED is set
-        sys.stdout.flush()
+            pool.shutdown(wait=False, cancel_futures=True)  # nothing more is done after the first complaint
 
 
 # ------------------------------------------------------------------------------------------------ opening, checking
@@ -577,16 +539,10 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     dataset = open_dataset(path)
     sidecar, generated = dataset.sidecar, dataset.sidecar.kind == "generated"
     blocks = _blocks(dataset.size, sidecar.block_rows)
-    sums = np.zeros(material.TARGETS)
-    with ThreadPoolExecutor(threads or available_cores()) as pool:  # hashing and numpy let go of the interpreter
-        checked = [pool.submit(_check_block, dataset, block, *ends) for block, ends in enumerate(blocks)]
-        try:
-            for (_, high), each in zip(blocks, checked, strict=True):
-                sums += each.result()
-                if on_progress:
-                    on_progress(high, dataset.size)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # nothing more is read after the first complaint
+    sums = sum(
+        _of_blocks(partial(_check_block, dataset), blocks, threads or available_cores(), on_progress),
+        np.zeros(material.TARGETS),
+    )
     computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         for name, value in computed.items():
@@ -643,7 +599,7 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     return [f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
 
 
-def _check_block(dataset: Dataset, block: int, low: int, high: int) -> NDArray[np.float64]:
+def _check_block(dataset: Dataset, low: int, high: int) -> NDArray[np.float64]:
     """Check the rows low..high-1 piece by piece; return the sum of their test curves' Cramer-Rao bounds, (P,)."""
     sidecar, hashes, sums, problem = dataset.sidecar, _hashers(), np.zeros(material.TARGETS), ""
     for first in range(low, high, _PIECE_ROWS):
@@ -656,7 +612,9 @@ def _check_block(dataset: Dataset, block: int, low: int, high: int) -> NDArray[n
         if sidecar.kind == "generated" and not problem:
             levels = material.noise_levels_mpa(sidecar.seed, first, last, noise_max_mpa=sidecar.noise_max_mpa)
             sums += _floor_sums(first, curves, targets, levels)
-    damaged = [name for name, digest in hashes.items() if digest.hexdigest() != sidecar.sha256[name][block]]
+    damaged = [
+        name for name, digest in hashes.items() if digest.hexdigest() != sidecar.sha256[name][low // sidecar.block_rows]
+    ]
     if damaged:  # which explains a wrong row
         changed = f"curves {low}..{high - 1} are not what was {sidecar.kind} (SHA-256 differs)"
         problem = f"{damaged[0]}: {changed}; the file was changed or damaged"
@@ -684,7 +642,3 @@ def _wrong_row(first: int, curves: NDArray[np.float32], targets: NDArray[np.floa
     }
     wrong = ((what, rows) for what, rows in rules.items() if rows.any())
     return next((f"{CURVES}: curve {first + int(rows.argmax())} has {what}" for what, rows in wrong), "")
-
-
-if __name__ == "__main__":
-    _worker(sys.argv[1])

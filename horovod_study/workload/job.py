@@ -218,5 +218,5 @@ def _ensure_dataset(config: StrainConfig, *, threads: int) -> None:
     path = data.path_of(config.dataset, seed=config.data_seed)
     say(f"generating {data.parse_size(config.dataset):,} curves (seed {config.data_seed}) into {path}, once")
     began = now()
-    data.ensure(config.dataset, seed=config.data_seed, processes=threads)
+    data.ensure(config.dataset, seed=config.data_seed, threads=threads)
     say(f"generated in {now() - began:.1f} s")
