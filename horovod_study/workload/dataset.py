@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ _BYTES_PER_THREAD = 10_000_000  # with one piece at a time
 _LARGEST_SIZE = 10**9
 _AGAIN = "generate or import it again into another folder"
 
+_Piece = tuple[NDArray[np.float32], NDArray[np.float32]]  # curves (B, 3, 201) and targets (B, 2), contiguous
 _Found = TypeVar("_Found")
 OnProgress = Callable[[int, int], None]
 """Called with (curves done, curves in all) while a long operation goes on."""
@@ -277,21 +278,25 @@ def write_imported(
     `provenance` (JSON values) says where they come from; `floor` is what floor.summary returns if the noise is known or
     estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
     """
-    size, done = len(targets), 0
+    size, done, pieces = len(targets), 0, _pieces(blocks)
     targets = np.ascontiguousarray(targets, dtype="<f4")
+
+    def rows(high: int) -> Iterator[_Piece]:
+        nonlocal done
+        while done < high:
+            curves = next(pieces)
+            labels = targets[done : done + len(curves)]
+            if problem := _wrong_row(done, curves, labels, bounded=False):
+                raise DataError(f"{path}/{problem}; correct it and import again")
+            yield curves, labels
+            done += len(curves)
+
     with _made_whole(path, size) as making:
-        hashes: list[dict[str, str]] = []
-        with _Rows(making) as rows:
-            for piece in _pieces(blocks):
-                labels = targets[done : done + len(piece)]
-                if problem := _wrong_row(done, piece, labels, bounded=False):
-                    raise DataError(f"{path}/{problem}; correct it and import again")
-                rows.add(piece, labels)
-                done += len(piece)
-                if done % BLOCK_ROWS == 0 or done == size:
-                    hashes.append(rows.end_block())
-                    if on_progress:
-                        on_progress(done, size)
+        hashes = []
+        for low, high in _blocks(size, BLOCK_ROWS):
+            hashes.append(_write_block(making, low, rows(high)))
+            if on_progress:
+                on_progress(high, size)
         content = {"kind": "imported", "spec": "imported v1", "size": size, "target_bounds": target_bounds.tolist()}
         _write_sidecar(path, making, {**content, "floor": floor, "provenance": provenance}, hashes)
 
@@ -408,39 +413,21 @@ def _hashers() -> dict[str, Any]:
     return {name: hashlib.sha256() for name in _ROWS}
 
 
-class _Rows:
-    """Writes rows into the two files of a data set, one piece after the other, and hashes them block by block.
+def _write_block(directory: Path, first: int, pieces: Iterable[_Piece]) -> dict[str, str]:
+    """Write rows from number `first` on into the two files of a directory; return the SHA-256 of each file's.
 
     Plain writes instead of stores through a map: a full disk is an error here, not a bus error.
     """
-
-    def __init__(self, directory: Path, first: int = 0) -> None:
-        self._streams = {name: open(directory / name, "r+b", buffering=0) for name in _ROWS}
-        for name, values in ((CURVES, material.CHANNELS * material.POINTS), (TARGETS, material.TARGETS)):
-            stream = self._streams[name]
-            stream.seek(open_npy(directory / name).offset + 4 * values * first)
-        self._hashes = _hashers()
-
-    def __enter__(self) -> "_Rows":
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        for stream in self._streams.values():
-            stream.close()
-
-    def add(self, curves: NDArray[np.float32], targets: NDArray[np.float32]) -> None:
-        """Append rows, contiguous arrays (N, 3, 201) and (N, 2)."""
-        for name, rows in ((CURVES, curves), (TARGETS, targets)):
-            self._hashes[name].update(rows.data)
-            rest = rows.data.cast("B")
-            while rest:  # an unbuffered write may take a part only
-                rest = rest[self._streams[name].write(rest) :]
-
-    def end_block(self) -> dict[str, str]:
-        """Return the SHA-256 of each file's rows since the block began, and begin the next one."""
-        digests = {name: each.hexdigest() for name, each in self._hashes.items()}
-        self._hashes = _hashers()
-        return digests
+    hashes = _hashers()
+    with ExitStack() as files:
+        streams = {name: files.enter_context(open(directory / name, "r+b")) for name in _ROWS}
+        for name, row in _ROWS.items():
+            streams[name].seek(open_npy(directory / name).offset + 4 * math.prod(row) * first)
+        for piece in pieces:
+            for name, values in zip(_ROWS, piece, strict=True):
+                hashes[name].update(values.data)
+                streams[name].write(values.data)
+    return {name: each.hexdigest() for name, each in hashes.items()}
 
 
 def _fill_block(
@@ -450,16 +437,18 @@ def _fill_block(
 
     Return the SHA-256 of each file's rows and the test curves' sum of Cramer-Rao bounds, (P,).
     """
-    curves = np.empty((_PIECE_ROWS, material.CHANNELS, material.POINTS), np.float32)
-    targets = np.empty((_PIECE_ROWS, material.TARGETS), np.float32)
     sums = np.zeros(material.TARGETS)
-    with _Rows(directory, low) as rows:
+
+    def rows() -> Iterator[_Piece]:
+        curves = np.empty((_PIECE_ROWS, material.CHANNELS, material.POINTS), np.float32)
+        targets = np.empty((_PIECE_ROWS, material.TARGETS), np.float32)
         for first in range(low, high, _PIECE_ROWS):
-            count = min(_PIECE_ROWS, high - first)
-            levels_mpa = material.fill(seed, first, curves[:count], targets[:count], noise_max_mpa=noise_max_mpa)
-            rows.add(curves[:count], targets[:count])
-            sums += _floor_sums(first, curves[:count], targets[:count], levels_mpa)
-        return rows.end_block(), sums
+            piece = curves[: high - first], targets[: high - first]
+            levels_mpa = material.fill(seed, first, *piece, noise_max_mpa=noise_max_mpa)
+            sums[:] += _floor_sums(first, *piece, levels_mpa)
+            yield piece
+
+    return _write_block(directory, low, rows()), sums
 
 
 def _floor_sums(
