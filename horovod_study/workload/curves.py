@@ -141,7 +141,7 @@ def open_curves(
     if path.is_dir():
         found = [path / name for name in _PAIRS if (path / name).exists()]
         table = "concat({each.stem: read_csv(each) for each in files}, names=['specimen']).to_csv('points.csv')"
-        _hold(
+        hold(
             f"{path}:", (not found, f"is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}")
         )
         path = found[0]
@@ -180,7 +180,7 @@ def to_channels(points: CurveBlock) -> NDArray[np.float32]:
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def _hold(source: object, *rules: tuple[Any, str]) -> None:
+def hold(source: object, *rules: tuple[Any, str]) -> None:
     """Raise DataError for the first of some rules, (is it broken, what is wrong and what to do), that is broken."""
     if said := next((text for broken, text in rules if broken), None):
         raise DataError(f"{source} {said}")
@@ -294,12 +294,9 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
     found = Counter(frame.columns)
     bases = {name: re.sub(r"\.\d+$", "", name) for name in found}  # "F.1" is the second "F" of a file
     twice = [name for name, base in bases.items() if found[name] > 1 or (base != name and base in found)]
-    _hold(
-        f"{path}:",
-        (longer, f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"),
-        (twice, f"two columns are {', '.join(map(repr, twice[:1]))}; export it again"),
-        (frame.empty, "has no rows; export it again"),
-    )
+    longer = longer and f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
+    names = f"two columns are {', '.join(map(repr, twice[:1]))}; export it again"
+    hold(f"{path}:", (longer, longer), (twice, names), (frame.empty, "has no rows; export it again"))
     return frame, word
 
 
@@ -309,12 +306,12 @@ def _separator(path: Path) -> str:
         head = stream.read(1 << 20)
     first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
     marks = [mark for mark in ";\t|," if mark in first]
-    wide = any(first.count(mark) > _MOST_COLUMNS for mark in marks)
-    _hold(
+    wide = f"has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy"
+    hold(
         f"{path}:",
         (not head.strip(), "is empty; save the table as CSV"),
         (b"\0" in head, "is no text in UTF-8; save the table as CSV"),
-        (wide, f"has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy"),
+        (any(first.count(mark) > _MOST_COLUMNS for mark in marks), wide),
     )
     alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
     return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
@@ -327,11 +324,11 @@ def _archive(path: Path) -> tuple[pd.DataFrame, str]:
         with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             sizes = [(each.file_size, each.compress_size) for each in archive.infolist()]
         much = any(size > max(10_000_000, _MAX_RATIO * packed) for size, packed in sizes)
-        _hold(f"{path}:", (much, f"is packed more than {_MAX_RATIO} times, as repetitions can be; save it again"))
+        hold(f"{path}:", (much, f"is packed more than {_MAX_RATIO} times, as repetitions can be; save it again"))
         room.need_memory(path, 6 * sum(size for size, _ in sizes), "reading it", "import X.npy and Y.npy, in blocks")
         with open_file(path) as stream, np.load(stream, allow_pickle=False) as arrays:
             (size, length), strain, stress = arrays["strain"].shape, arrays["strain"], arrays["stress"]
-            _hold(f"{path}:", (np.isnan(strain).all(axis=1).any(), "a curve is NaN throughout; leave it out"))
+            hold(f"{path}:", (np.isnan(strain).all(axis=1).any(), "a curve is NaN throughout; leave it out"))
             names = arrays["ids"] if "ids" in arrays else np.arange(size).astype(str)
             columns = {"specimen": np.repeat(names, length), "strain": strain.ravel(), "stress": stress.ravel()}
             if "targets" in arrays:
@@ -352,7 +349,7 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
     frame = _numbered(path, frame, found, word, declared)
     names, starts, labels = _specimens(path, frame, word)
     both = labels is not None and targets is not None
-    _hold(f"{path}:", (both, f"has targets, and so has --targets {targets}; give them in one place"))
+    hold(f"{path}:", (both, f"has targets, and so has --targets {targets}; give them in one place"))
     strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index.to_numpy()
 
     def read(low: int, high: int) -> CurveBlock:
@@ -394,7 +391,7 @@ def _melted(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, set[str]]:
     wrong = [name for name, test in tests.items() if len({key.split()[0] for key in test}) != 2]
     wrong += [name for name, test in tests.items() if pd.DataFrame(test).isna().all(axis=None)]
     broken, name = wrong or len(used) != 2 * len(tests), [*wrong, *tests, ""][0]
-    _hold(f"{path}:", (broken, f"specimen {name!r} needs a column of strain and one of stress; complete it"))
+    hold(f"{path}:", (broken, f"specimen {name!r} needs a column of strain and one of stress; complete it"))
     parts = [pd.DataFrame(test).dropna(how="all").assign(specimen=name) for name, test in tests.items()]
     return pd.concat(parts) if parts else frame, used
 
@@ -417,7 +414,7 @@ def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     """Return the unit of a channel, which the name of the column or --units must say, and not two of them."""
     said = {text if text == "mPa" else _WORDS.get(text.lower(), text) for text in (_split(column)[1], given) if text}
     unit, allowed = "".join(said) or "not declared", UNITS[kind]
-    _hold(
+    hold(
         f"{path}: the unit of {kind} is",
         (len(said) > 1, f"{column!r} and {given}; leave --units out, or rename the column"),
         (unit not in allowed, f"{unit}; declare one by --units {kind}=UNIT: {', '.join(allowed)}"),
@@ -472,7 +469,7 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
     array = open_npy(path)
     needed = "needed is (N, 3, L): strain, stress, flag; arrange it so, maybe by transpose(0, 2, 1)"
     arranged = array.ndim == 3 and array.shape[1] == material.CHANNELS
-    _hold(f"{path}:", (not arranged, f"has shape {array.shape}, {needed}"))
+    hold(f"{path}:", (not arranged, f"has shape {array.shape}, {needed}"))
     declared = {kind: _unit(path, kind, kind, units.get(kind)) for kind in UNITS}
     factors = [UNITS[kind][unit] for kind, unit in declared.items()]
 
@@ -484,7 +481,7 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
         row, at = np.unravel_index(int(wrong.argmax()), wrong.shape)
         found = f"flag {flag[row, at]:g} at strain {strain[row, at]:g}"
         layout = "the flag is 1 on data, 0 on padding, which is zero and at the left; correct it"
-        _hold(f"{path}, curve {low + row}, position {at}:", (wrong.any(), f"{found}; {layout}"))
+        hold(f"{path}, curve {low + row}, position {at}:", (wrong.any(), f"{found}; {layout}"))
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
         return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
 
@@ -499,12 +496,12 @@ def _targets(path: Path, names: Sequence[str] | None, size: int) -> NDArray[np.f
     if names is None or _is_npy(path):
         array = open_npy(path)
         needed = f"needed is ({size}, 2): G0 in MPa and a of every curve; save one row a curve"
-        _hold(f"{path}:", (array.shape != (size, material.TARGETS), f"has shape {array.shape}, {needed}"))
+        hold(f"{path}:", (array.shape != (size, material.TARGETS), f"has shape {array.shape}, {needed}"))
         return array.astype(np.float64)
     frame, word = _table(path)
     found = _columns(path, list(map(str, frame)), {}, needed=("specimen", "G0", "a"))
     table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
     table.index = pd.Index([str(each) for each in table["specimen"]])
     apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
-    _hold(f"{path}:", (apart, f"needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it"))
+    hold(f"{path}:", (apart, f"needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it"))
     return table.loc[list(names), ["G0", "a"]].to_numpy(np.float64)
