@@ -251,19 +251,16 @@ def set_aside_newer(run_directory: Path, step: int) -> None:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Return the content of a file; RecordError where it is no checkpoint, before gigabytes are read."""
+    """Return the content of a file, or its two ends where these are of no checkpoint, before gigabytes are read."""
     try:
         with open_file(path) as stream:
             ends = stream.read(len(_BEGIN))
             stream.seek(-min(len(_MARK) + _DIGITS, os.fstat(stream.fileno()).st_size), os.SEEK_END)
-            problem = _damaged_ends(ends + stream.read())
+            ends += stream.read()
             stream.seek(0)
-            data = b"" if problem else stream.read()
+            return ends if _damaged_ends(ends) else stream.read()
     except OSError as error:
-        problem = f"cannot be read ({error.strerror or error})"
-    if problem:
-        raise RecordError(f"{path}: {problem}")
-    return data
+        raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 @contextmanager

@@ -57,7 +57,7 @@ OnProgress = Callable[[int, int], None]
 
 
 def _low_and_high(bounds: list[list[float]]) -> list[list[float]]:
-    if np.shape(bounds) != (material.TARGETS, 2) or any(low >= high for low, high in bounds):
+    if [len(each) for each in bounds] != [2, 2] or any(low >= high for low, high in bounds):
         raise ValueError("it must be [[low, high] of G0 in MPa, [low, high] of a] with low < high")
     return bounds
 
@@ -244,8 +244,8 @@ def generate(
 ) -> None:
     """Generate `size` curves into the directory `path`, which appears complete or not at all.
 
-    `threads` fill disjoint blocks of rows of one file. Raises DataError if the directory exists, cannot be
-    written, or the disk is too small.
+    `threads` fill disjoint blocks of rows of one file. Raises DataError if the directory exists, cannot be written, or
+    the disk is too small.
     """
     drawn = {"seed": seed, "noise_max_mpa": noise_max_mpa}
     accept(_Drawn, drawn, "data set", error=DataError)
@@ -483,19 +483,15 @@ def open_dataset(path: Path) -> Dataset:
     missing = "no such data set; make it with `horovod-study strain data generate`, or give a size instead of a path"
     sidecar = read_json(path / SIDECAR, _FORM, error=DataError, again=_AGAIN, missing=missing)
     arrays = {}
-    for name, row in _ROWS.items():
-        array, shape = open_npy(path / name, mode="c"), (sidecar.size, *row)  # pages are private, but never written
-        if array.shape != shape or array.dtype != np.dtype("<f4"):
-            found = f"holds {array.dtype} {array.shape}, the side-car says float32 {shape}"
-            raise DataError(f"{path / name}: {found}; {_AGAIN}")
-        arrays[name] = array
+    for name, row in _ROWS.items():  # pages are private, but never written
+        arrays[name] = open_npy(path / name, mode="c", holds=(np.dtype("<f4"), (sidecar.size, *row)))
     return Dataset(path=path, curves=arrays[CURVES], targets=arrays[TARGETS], sidecar=sidecar)
 
 
-def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any]:
+def open_npy(path: Path, *, mode: Literal["r", "c"] = "r", holds: tuple[Any, ...] = ()) -> np.memmap[Any, Any]:
     """Map the real numbers of a .npy file without unpickling; DataError unless they are all of the file.
 
-    Pages are read-only, or with mode "c" private to this process.
+    Pages are read-only, or with mode "c" private to this process. `holds`: the type and shape that they must have.
     """
     problem = ""
     try:
@@ -508,10 +504,12 @@ def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any
             problem = (
                 f"holds {dtype} {shape} and is {size:,} bytes long, real numbers in {promised:,} bytes were expected"
             )
+        elif holds not in ((), (dtype, shape)):
+            problem = f"holds {dtype} {shape}, the side-car says {holds[0]} {holds[1]}"
     except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
         problem = f"is no .npy file ({first_line(error)[:100]})"
     if problem:
-        remedy = "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
+        remedy = _AGAIN if holds else "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
         raise DataError(f"{path}: {problem}; {remedy}")
     return np.memmap(path, dtype, mode, begin, shape, "F" if fortran else "C")
 

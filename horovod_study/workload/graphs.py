@@ -336,8 +336,6 @@ class CapturedStep:
         Up to the longest epoch of one worker, S / B steps, the rows are copied into the place that the graphs read;
         for more, the step is recorded again.
         """
-        if self._resident is None:
-            raise RuntimeError("no curves are resident: batches are given to take()")
         if len(order) > len(self._order):
             self._order = torch.zeros_like(order, device=self._device)
             self.forget()

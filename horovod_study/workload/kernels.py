@@ -500,13 +500,10 @@ class FusedNetwork:
         reason = why_not()
         if not reason and device.type != "cuda" and not interpreted():
             reason = "the network is on the CPU"
+        elif not reason and precision not in _PRECISIONS:
+            reason = f"they know precision {', '.join(_PRECISIONS)}, not {precision}"
         if reason:
             raise ConfigError(f"run: kernels fused cannot be used: {reason}; use kernels torch")
-        if precision not in _PRECISIONS:
-            raise ConfigError(
-                f"run: kernels fused know precision {', '.join(_PRECISIONS)}, not {precision}; "
-                "use one of these, or kernels torch"
-            )
         sizes = Sizes.of(model, batch)
         self._model = model
         self._batch = batch
