@@ -229,7 +229,7 @@ def test_a_full_disk_leaves_the_older_ones(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "fsync", full)
     message = (
-        r"step-000000003\.pt: the checkpoint cannot be written \(No space left on device\); step-000000002\.pt and "
+        r"step-000000003\.pt: cannot be written \(No space left on device\); step-000000002\.pt and "
         r"step-000000001\.pt are intact; free space and continue with --resume$"
     )
     with pytest.raises(RecordError, match=message):

@@ -25,18 +25,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from torch import nn
 
-from horovod_study.comm import Backend, fail_together
+from horovod_study.comm import fail_together
 from horovod_study.config.documents import open_file
 from horovod_study.config.doors import Form, conform
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import result_folder, write_file
+from horovod_study.files import result_folder, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
 from horovod_study.text.progress import say
+from horovod_study.workload.job import TrainingJob
 from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import StrainConfig, parse_widths
+from horovod_study.workload.options import parse_widths
 
 SCHEMA = 1
 _BEGIN = b"PK\x03\x04"
@@ -155,64 +155,49 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
     The file appears completely or not at all, and the older ones go only after it is safe on the disk. RecordError when
     it cannot be written; the older ones are then as they were.
     """
-    data = encode(checkpoint)
-    path = run_directory / name_of(checkpoint.step)
-    try:
+    data, path = encode(checkpoint), run_directory / name_of(checkpoint.step)
+    left = [each.name for each in checkpoint_paths(run_directory)]
+    intact = f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} intact" if left else "there is no older one"
+    with writing(path, f"{intact}; free space and continue with --resume"):
         write_file(result_folder(path.parent) / path.name, data, sync_folder=True)
         for old in checkpoint_paths(run_directory)[2:]:
             old.unlink(missing_ok=True)
         for incomplete in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
             incomplete.unlink(missing_ok=True)
-    except OSError as error:
-        left = [each.name for each in checkpoint_paths(run_directory)]
-        intact = f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} intact" if left else "there is no older one"
-        again = f"{intact}; free space and continue with --resume"
-        raise RecordError(f"{path}: the checkpoint cannot be written ({error.strerror or error}); {again}") from None
     return len(data)
 
 
 class Keeper:
     """Writes the checkpoints of one run and counts what they cost; what it does is done by all ranks together."""
 
-    def __init__(self, config: StrainConfig, directory: Path, backend: Backend, bounds: NDArray[np.float64]) -> None:
-        self._config, self._directory, self._backend = config, directory, backend
-        self._bounds = bounds.tolist()
+    def __init__(self, job: TrainingJob, directory: Path) -> None:
+        self._job, self._directory = job, directory
         self.step = -1  # at which the newest was written by this process
         self.cost = {"checkpoints": 0, "checkpoint_s": 0.0, "checkpoint_bytes": 0}
         """Number, seconds and bytes of all checkpoints so far; of the one a run was resumed from it is not known."""
 
     def next_after(self, step: int) -> float:
         """Return the step of the next regular checkpoint."""
-        every = self._config.checkpoint_every
+        every = self._job.config.checkpoint_every
         return math.inf if every is None else (step // every + 1) * every
 
-    def write(
-        self,
-        *,
-        step: int,
-        epoch: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        progress: Mapping[str, Any],
-        rows: StepWriter,
-    ) -> None:
+    def write(self, step: int, epoch: int, progress: Mapping[str, Any], rows: StepWriter) -> None:
         """Write the state after `step` steps; raises the same RecordError on all ranks when it cannot be written."""
-        began = now()
-        with fail_together(self._backend):
+        began, size, job = now(), 0, self._job
+        with fail_together(job.backend):
             rows.sync()  # no checkpoint before the step rows that lead to it are on the disk, on all ranks
-        size = 0
-        with fail_together(self._backend):
-            if self._backend.rank == 0:
+        with fail_together(job.backend):
+            if job.backend.rank == 0:
                 state = Checkpoint(
                     step=step,
                     epoch=epoch,
-                    model=model.state_dict(),
-                    optimizer=optimizer.state_dict(),
+                    model=job.bare_model.state_dict(),
+                    optimizer=job.optimizer.state_dict(),
                     progress={**progress, **self.cost},
-                    config=self._config.to_dict(),
-                    target_bounds=self._bounds,
-                    input_scaling=self._config.input_scaling,
-                    widths=self._config.widths,
+                    config=job.config.to_dict(),
+                    target_bounds=job.dataset.target_bounds.tolist(),
+                    input_scaling=job.config.input_scaling,
+                    widths=job.config.widths,
                 )
                 size = save(self._directory, state)
         self.step = step
@@ -235,12 +220,14 @@ def read_newest(run_directory: Path) -> bytes:
             continue
         return data
     if paths:
-        what = f"none of its {len(paths)} checkpoints can be used (see the warnings above); start it with another --out"
+        what = f"none of its {len(paths)} checkpoints can be used (see the warnings above)"
+        again = "start the run again with another --out"
     elif run_directory.is_dir():
-        what = "holds no checkpoint; start this run with another --out, and --checkpoint-every STEPS"
+        what = "holds no checkpoint; train with --checkpoint-every STEPS (and without --no-checkpoint-at-end)"
+        again = "and start this run again with another --out"
     else:
-        what = "no such directory; name the directory of a run"
-    raise RecordError(f"{run_directory}: {what}")
+        what, again = "no such directory", "name the directory of a run"
+    raise RecordError(f"{run_directory}: {what}; {again}")
 
 
 def set_aside_newer(run_directory: Path, step: int) -> None:

@@ -71,9 +71,10 @@ class DeviceGraph:
                     work()
                 except RuntimeError as error:
                     spoilt = error
-                    raise
         except RuntimeError as error:
-            raise error if spoilt is None else spoilt from None  # a capture that was spoilt cannot be ended either
+            spoilt = spoilt or error  # a capture that was spoilt cannot be ended either
+        if spoilt is not None:
+            raise spoilt
 
     def replay(self) -> None:
         self._graph.replay()

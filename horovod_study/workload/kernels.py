@@ -28,6 +28,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ class BlockSizes:
     """Parameters per program of an update."""
     warps: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, int] = field(default_factory=dict)
-    """Warps per program, and turns of a loop in flight at a time, by the name in `Launches`; others have _WARPS and
+    """Warps per program, and turns of a loop in flight at a time, by the name in `plan`; others have _WARPS and
     _STAGES."""
 
     @classmethod
@@ -219,22 +220,6 @@ class _KernelLaunch:
         self.kernel[self.grid](*arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launches:
-    """The kernels of a step, in their order."""
-
-    convolution1: _KernelLaunch
-    convolution2: _KernelLaunch
-    fc1: _KernelLaunch
-    head: _KernelLaunch
-    fc1_input: _KernelLaunch
-    fc1_weight: _KernelLaunch
-    weight_gradient: _KernelLaunch
-    first_gradient: _KernelLaunch
-    finish: _KernelLaunch
-    update: _KernelLaunch
-
-
 def plan(
     sizes: Sizes,
     chosen: BlockSizes,
@@ -244,8 +229,8 @@ def plan(
     rule: "AdamRule | None" = None,
     merged: bool = False,
     timed: bool = False,
-) -> Launches:
-    """Return the launches of a step. Imports Triton; needs no GPU.
+) -> SimpleNamespace:
+    """Return the launches of a step by name, in their order. Imports Triton; needs no GPU.
 
     `rule`: the update, None where torch makes it. `merged`: it is in `finish`. `timed`: the times of the step are
     written down.
@@ -254,7 +239,7 @@ def plan(
         precision = "bf16 interpreted"
     made = _Plan(sizes, chosen, precision)
     features, hidden, padded = made.features, sizes.hidden, _padded_row(sizes.hidden)
-    return Launches(
+    return SimpleNamespace(
         convolution1=made.convolution(0, SCALED=scaled, TIMED=timed),
         convolution2=made.convolution(1, SCALED=False, TIMED=False),
         fc1=made.product("fc1", (sizes.batch, hidden, features), (features, 1), (1, features), padded),

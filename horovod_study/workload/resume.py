@@ -32,8 +32,9 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
     records.require_ended(directory, record)
     before = record.effective.get("workers", record.requested.get("workers"))
     if before != workers:
-        what = f"the run has {before} workers, this launch has {workers}, whose global batches would be other ones"
-        raise ConfigError(f"{directory}: {what}; start {before} workers, or a new run with another --out")
+        what = f"the run has {before} workers, this launch has {workers}: its global batches would be other ones"
+        again = f"start {before} workers, or a new run with another --out"
+        raise ConfigError(f"{directory}: {what}, and it would not be the same run; {again}")
     recorded = strain_config(
         {name: value for name, value in record.requested.items() if name in STRAIN.options},
         source=str(directory / records.MANIFEST),

@@ -181,7 +181,7 @@ class Training:
         self.base_lr = learning_rate(job.optimizer)
         self.budget = Budget(config, self.last_step)
         self.progress = Progress(enabled=session.is_root)
-        self.keeper = checkpoint.Keeper(config, session.directory, backend, job.dataset.target_bounds)
+        self.keeper = checkpoint.Keeper(job, session.directory)
         with fail_together(backend):
             self.loader = open_loader(config, job.dataset, job.batches, job.device)
         if session.is_root and self.loader.note:
@@ -365,14 +365,7 @@ class Training:
             "scaler": scaler.state_dict() if scaler else {},
         }
         try:
-            keeper.write(
-                step=self.step,
-                epoch=self.epoch,
-                model=job.bare_model,
-                optimizer=job.optimizer,
-                progress=state,
-                rows=session.writer,
-            )
+            keeper.write(self.step, self.epoch, state, session.writer)
         except StudyError as error:  # the same on all ranks
             if job.config.disk_full == "end" or self.stopped:  # who is stopped needs it to go on
                 raise
