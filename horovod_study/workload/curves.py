@@ -198,15 +198,16 @@ def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> It
         raise DataError(f"{path}: {what} ({why}); {remedy}") from None
 
 
-def _hold_rows(frame: pd.DataFrame, source: str, *rules: tuple[Any, str, str]) -> None:
-    """Raise DataError for the first of some rules, (broken in which rows, what is wrong, what to do), that is broken.
+def _hold_each(rules: Iterable[tuple[Any, str, str]], told: Callable[[Any, int], tuple[str, Any]]) -> None:
+    """Raise DataError for the first rule, (broken where, what is wrong, what to do), that is broken anywhere.
 
-    What is wrong may name columns of the `frame` in braces; `source` says what a row is called.
+    `told` gives for the mask and the first place in it how that place is called, and values that the texts name.
     """
     for broken, what, remedy in rules:
         if broken.any():
-            row = frame.iloc[int(np.argmax(broken))]
-            raise DataError(f"{source} {row.name}: {what.format_map(row)} ({broken.sum():,} such rows); {remedy}")
+            where, said = told(broken, int(np.argmax(broken)))
+            more = f" ({broken.sum():,} such)" if broken.sum() > 1 else ""
+            raise DataError(f"{where}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
 
 
 def _outside(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
@@ -234,18 +235,15 @@ _CHECKS: tuple[tuple[Callable[[CurveBlock], Any], str, str], ...] = (
 
 
 def _check(curves: CurveSet, low: int, points: CurveBlock, checks: Sequence[tuple[Any, str, str]]) -> None:
-    for wrong_of, what, remedy in checks:
-        with np.errstate(all="ignore"):
-            wrong = wrong_of(points)
-        if not wrong.any():
-            continue
-        at, by_point = int(wrong.argmax()), len(wrong) == len(points.strain)
+    def told(broken: Any, at: int) -> tuple[str, Any]:
+        by_point = len(broken) == len(points.strain)
         block = int(np.searchsorted(points.starts, at, "right")) - 1 if by_point else at
         place = f", {curves.word} {points.rows[at]}" if by_point else ""
-        more = f" ({wrong.sum():,} such {'points' if by_point else 'curves'})" if wrong.sum() > 1 else ""
         said = _values(points, at if by_point else int(points.starts[block]), block, curves.units)
-        name = curves.name(low + block)
-        raise DataError(f"{curves.path}, {name}{place}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
+        return f"{curves.path}, {curves.name(low + block)}{place}", said
+
+    with np.errstate(all="ignore"):
+        _hold_each(((wrong(points), what, remedy) for wrong, what, remedy in checks), told)
 
 
 def _values(points: CurveBlock, at: int, block: int, units: _Words) -> dict[str, Any]:
@@ -432,7 +430,8 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
             cells = pd.DataFrame({"column": column, "cell": frame[column].astype(str).str[:40]})
             remedy = f"correct or remove the row, or if commas are decimal: {_REWRITE}"
             broken = values.isna() & frame[column].notna()
-            _hold_rows(cells, f"{path}, {word}", (broken, "{column} is {cell!r}", remedy))
+            rows = [(broken, "{column} is {cell!r}", remedy)]
+            _hold_each(rows, lambda _, at, cells=cells: (f"{path}, {word} {cells.index[at]}", cells.iloc[at]))
         if kind in UNITS or kind == "G0":
             unit = units[kind] if kind in units else _unit(path, "stress", column, None if _split(column)[1] else "MPa")
             values = values.astype(np.float64) * UNITS["stress" if kind == "G0" else kind][unit]
@@ -452,7 +451,7 @@ def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, .
         unlike = labels != np.repeat(labels.to_numpy()[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
         remedy = "write the same in all its rows"
         rules += [(unlike[kind], f"specimen {{specimen!r}} has {kind} {{{kind}:g}}", remedy) for kind in labels]
-    _hold_rows(frame, f"{path}, {word}", *rules)
+    _hold_each(rules, lambda _, at: (f"{path}, {word} {frame.index[at]}", frame.iloc[at]))
     targets = None if labels is None else labels.to_numpy()[starts[:-1]]
     return tuple(name[new].astype(str)), starts, targets
 
