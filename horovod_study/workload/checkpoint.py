@@ -56,7 +56,7 @@ class Checkpoint(Form):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    form: Annotated[int, Field(ge=1, le=SCHEMA)] = Field(SCHEMA, alias="schema")
+    form: Annotated[int, Field(ge=1, le=SCHEMA)] = Field(default=SCHEMA, alias="schema")
     step: Annotated[int, Field(ge=0, lt=2**53)]  # steps made
     epoch: Annotated[int, Field(ge=0, lt=2**53)]  # of the step to come, from 0; the position in it follows from `step`
     model: dict[str, Annotated[torch.Tensor, AfterValidator(_dense)]]  # state of the network, by parameter name

@@ -141,9 +141,8 @@ def open_curves(
     if path.is_dir():
         found = [path / name for name in _PAIRS if (path / name).exists()]
         table = "concat({each.stem: read_csv(each) for each in files}, names=['specimen']).to_csv('points.csv')"
-        hold(
-            f"{path}:", (not found, f"is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}")
-        )
+        what = f"is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}"
+        hold(f"{path}:", (not found, what))
         path = found[0]
     if not _is_npy(path):
         return _of_frame(path, columns or {}, units or {}, targets)
@@ -154,9 +153,8 @@ def open_curves(
 def assignments(option: str, text: str | None, allowed: Iterable[str]) -> dict[str, str]:
     """Return what an option's text says: 'strain=%,stress=MPa' gives {"strain": "%", "stress": "MPa"}."""
     said = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
-    names = tuple(allowed)
-    form = create_model("Words", __base__=Form, **dict.fromkeys(names, (Annotated[str, Field(min_length=1)], "")))
-    again = f"write {names[0]}=..."
+    fields: dict[str, Any] = dict.fromkeys(allowed, (Annotated[str, Field(min_length=1)], ""))
+    form, again = create_model("Words", __base__=Form, **fields), f"write {next(iter(fields))}=..."
     found: dict[str, str] = accept(form, said, option, error=DataError, again=again).model_dump(exclude_unset=True)
     return found
 
@@ -208,6 +206,10 @@ def _hold_each(rules: Iterable[tuple[Any, str, str]], told: Callable[[Any, int],
             where, said = told(broken, int(np.argmax(broken)))
             more = f" ({broken.sum():,} such)" if broken.sum() > 1 else ""
             raise DataError(f"{where}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
+
+
+def _row_of(frame: pd.DataFrame, source: str) -> Callable[[Any, int], tuple[str, Any]]:
+    return lambda broken, at: (f"{source} {frame.index[at]}", frame.iloc[at])
 
 
 def _outside(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
@@ -292,9 +294,9 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
     found = Counter(frame.columns)
     bases = {name: re.sub(r"\.\d+$", "", name) for name in found}  # "F.1" is the second "F" of a file
     twice = [name for name, base in bases.items() if found[name] > 1 or (base != name and base in found)]
-    longer = longer and f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
+    more = f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
     names = f"two columns are {', '.join(map(repr, twice[:1]))}; export it again"
-    hold(f"{path}:", (longer, longer), (twice, names), (frame.empty, "has no rows; export it again"))
+    hold(f"{path}:", (longer, more), (twice, names), (frame.empty, "has no rows; export it again"))
     return frame, word
 
 
@@ -367,10 +369,10 @@ def _columns(path: Path, names: Sequence[str], given: _Words, needed: Iterable[s
     for kind, words in NAMES.items():
         wanted, accepted = given.get(kind), words.split(", ")
         alike = [each for each in names if each == wanted or (not wanted and _split(each)[0].lower() in accepted)]
-        if len(alike) > 1 or (not alike and (wanted or kind in needed)):
-            close = f"no column {wanted or kind!r}{nearest(wanted or kind, names)}"
-            what = f"{len(alike)} columns could be {kind}" if alike else f"{close}; names accepted: {words}"
-            raise DataError(f"{path}: {what}; columns found: {_listed(names)}; say which by --columns {kind}=NAME")
+        what = f"{len(alike)} columns could be {kind}" if len(alike) > 1 else ""
+        if not alike and (wanted or kind in needed):
+            what = f"no column {wanted or kind!r}{nearest(wanted or kind, names)}; names accepted: {words}"
+        hold(f"{path}:", (what, f"{what}; columns found: {_listed(names)}; say which by --columns {kind}=NAME"))
         found |= dict.fromkeys([kind] * len(alike), *alike)
     return found
 
@@ -431,7 +433,7 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
             remedy = f"correct or remove the row, or if commas are decimal: {_REWRITE}"
             broken = values.isna() & frame[column].notna()
             rows = [(broken, "{column} is {cell!r}", remedy)]
-            _hold_each(rows, lambda _, at, cells=cells: (f"{path}, {word} {cells.index[at]}", cells.iloc[at]))
+            _hold_each(rows, _row_of(cells, f"{path}, {word}"))
         if kind in UNITS or kind == "G0":
             unit = units[kind] if kind in units else _unit(path, "stress", column, None if _split(column)[1] else "MPa")
             values = values.astype(np.float64) * UNITS["stress" if kind == "G0" else kind][unit]
@@ -451,7 +453,7 @@ def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, .
         unlike = labels != np.repeat(labels.to_numpy()[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
         remedy = "write the same in all its rows"
         rules += [(unlike[kind], f"specimen {{specimen!r}} has {kind} {{{kind}:g}}", remedy) for kind in labels]
-    _hold_each(rules, lambda _, at: (f"{path}, {word} {frame.index[at]}", frame.iloc[at]))
+    _hold_each(rules, _row_of(frame, f"{path}, {word}"))
     targets = None if labels is None else labels.to_numpy()[starts[:-1]]
     return tuple(name[new].astype(str)), starts, targets
 

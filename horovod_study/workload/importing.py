@@ -171,7 +171,7 @@ def _labels(
         wrong = ~((targets >= bounds[:, 0] - margin) & (targets <= bounds[:, 1] + margin))
         allowed = ["{:g} to {:g}".format(*each) for each in bounds]
     row, column = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    first = f"target {('G0', 'a')[column]} of {curves.name(row)} is {targets[row, column]:g}, allowed is"
+    first = f"target {('G0', 'a')[column]} of {curves.name(int(row))} is {targets[row, column]:g}, allowed is"
     first += f" {allowed[column]} ({wrong.sum():,} such); correct it, or widen --target-bounds"
     given = "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in zip(("G0", "a"), bounds, strict=True))
     given = f"bounds of targets are {given}; give low and high of both with --target-bounds"
