@@ -14,6 +14,7 @@ Letters: S curves resident on the device, B of them in a batch, C = 3 channels, 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -256,14 +257,13 @@ class CapturedStep:
                 for _ in range(WARM_UP_STEPS):
                     self._row.zero_()  # the batch after the last one is none
                     for _, parts in self._parts():
-                        for part in parts:
-                            part()
+                        _make(parts)
             for lap, parts in self._parts():
                 if not parts:
                     plan.append((self._backend.exchange, lap))
                     continue
                 recording = self._record()
-                recording.capture(_one_after_the_other(parts))
+                recording.capture(partial(_make, parts))
                 plan.append((recording.replay, lap))
         except RuntimeError as error:
             self.forget()
@@ -385,9 +385,6 @@ class CapturedStep:
     close = forget
 
 
-def _one_after_the_other(parts: tuple[Callable[[], None], ...]) -> Callable[[], None]:
-    def work() -> None:
-        for part in parts:
-            part()
-
-    return work
+def _make(parts: tuple[Callable[[], None], ...]) -> None:
+    for part in parts:
+        part()

@@ -74,6 +74,12 @@ class TrainingJob:
         self.model, self.optimizer = backend.bind(called, optimizer)
         self.arithmetic.bind(self.bare_model, self.optimizer, backend)
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Return by name what makes a step."""
+        names = ("backend", "model", "bare_model", "optimizer", "arithmetic", "device")
+        return {name: getattr(self, name) for name in names}
+
     def settings(self) -> dict[str, Any]:
         """Return what is recorded of the training itself."""
         config, dataset = self.config, self.dataset

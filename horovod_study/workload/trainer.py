@@ -391,17 +391,8 @@ class Training:
         """Record the step as CUDA graphs. Collective."""
         job = self.job
         with fail_together(job.backend):
-            captured = CapturedStep(
-                job.config,
-                model=job.model,
-                bare_model=job.bare_model,
-                optimizer=job.optimizer,
-                backend=job.backend,
-                arithmetic=job.arithmetic,
-                device=job.device,
-                resident=resident(self.loader),
-                phases=job.config.timer_mode == "strict",
-            )
+            strict = job.config.timer_mode == "strict"
+            captured = CapturedStep(job.config, **job.parts, resident=resident(self.loader), phases=strict)
         if self.session.is_root:
             graphs, on_gpu = len(set(captured.laps) - {"data", "sync"}), job.device.type == "cuda"
             what = f"{graphs} {'CUDA ' if on_gpu else ''}graph{'s' * (graphs > 1)}"
@@ -450,40 +441,29 @@ class Training:
     def _measure_beside(self) -> None:
         """Make the measurements that were asked for, in steps beside the training. Collective."""
         job, directory, is_root = self.job, self.session.directory, self.session.is_root
-        config, timed_step_s = job.config, self.session.rows.recent_step_s
-        scratch = Scratch(
-            backend=job.backend,
-            model=job.model,
-            bare_model=job.bare_model,
-            optimizer=job.optimizer,
-            arithmetic=job.arithmetic,
-            loader=self.loader,
-            device=job.device,
-            train_step=train_step,
-            captured=self.captured,
-        )
-        if config.measure_sync and job.backend.workers > 1:
-            found = synchronisation.measure(scratch, repeats=min(synchronisation.REPEATS, self.step))
+        config = job.config
+        where: dict[str, Any] = {"directory": directory, "timed_step_s": self.session.rows.recent_step_s}
+        scratch = Scratch(**job.parts, loader=self.loader, train_step=train_step, captured=self.captured)
+
+        def keep(name: str, found: Any) -> None:
             with fail_together(job.backend):
                 if is_root:
-                    records.write_bench(directory, "synchronisation", found)
+                    records.write_bench(directory, name, found)
+
+        if config.measure_sync and job.backend.workers > 1:
+            keep("synchronisation", synchronisation.measure(scratch, repeats=min(synchronisation.REPEATS, self.step)))
         if config.measure_ablation and job.backend.workers == 1:
             say("note: measure_ablation is left out: one worker has nobody to communicate with")
         elif config.measure_ablation:
             found = ablation.measure(scratch, seed=config.seed, made=self.step)
-            with fail_together(job.backend):
-                if is_root:
-                    records.write_bench(directory, "ablation", found)
-                    say(ablation.summary(found))
+            keep("ablation", found)
+            if is_root:
+                say(ablation.summary(found))
         told: list[str] = []
         if config.profile:
-            told += profiling.profile(
-                scratch, kind=config.profile, steps=config.profile_steps, directory=directory, timed_step_s=timed_step_s
-            )
+            told += profiling.profile(scratch, kind=config.profile, steps=config.profile_steps, **where)
         if config.timeline_steps:  # the last of all: Horovod is not what it was afterwards
-            told += timeline.record(
-                scratch, steps=config.timeline_steps, directory=directory, timed_step_s=timed_step_s
-            )
+            told += timeline.record(scratch, steps=config.timeline_steps, **where)
         if is_root and told:
             say("\n".join(told))
 
