@@ -68,7 +68,7 @@ class Checkpoint(Form):
     widths: str
 
 
-class Progress(BaseModel):
+class LoopState(BaseModel):
     """What the loop of trainer.py needs of `progress` to go on."""
 
     window_s: float

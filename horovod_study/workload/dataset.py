@@ -379,11 +379,6 @@ def path_of(dataset: str, *, seed: int, noise_max_mpa: float = material.NOISE_MA
     return Path(dataset) if size is None else cached_path(size, seed, noise_max_mpa)
 
 
-def is_cached(dataset: str, *, seed: int) -> bool:
-    """Return whether `ensure` would find the data set without generating it."""
-    return parse_size(dataset) is None or path_of(dataset, seed=seed).exists()
-
-
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with writing(path, "set HOROVOD_STUDY_DATA to a writable folder", error=DataError):

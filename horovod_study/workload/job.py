@@ -216,10 +216,10 @@ def _timer_mode_of_graphs(config: StrainConfig) -> dict[str, Any]:
 
 def _ensure_dataset(config: StrainConfig, *, threads: int) -> None:
     """Generate a data set that was named by its size and is not there yet, and say so."""
-    if data.is_cached(config.dataset, seed=config.data_seed):
+    size, path = data.parse_size(config.dataset), data.path_of(config.dataset, seed=config.data_seed)
+    if size is None or path.exists():
         return
-    path = data.path_of(config.dataset, seed=config.data_seed)
-    say(f"generating {data.parse_size(config.dataset):,} curves (seed {config.data_seed}) into {path}, once")
+    say(f"generating {size:,} curves (seed {config.data_seed}) into {path}, once")
     began = now()
     data.ensure(config.dataset, seed=config.data_seed, threads=threads)
     say(f"generated in {now() - began:.1f} s")

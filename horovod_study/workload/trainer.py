@@ -493,7 +493,7 @@ def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint
             content = checkpoint.read_newest(directory)
     found = checkpoint.decode(backend.gather(content)[0], str(directory))
     conform(
-        found.progress, checkpoint.Progress, f"{directory}: progress of its checkpoint", again="start the run again"
+        found.progress, checkpoint.LoopState, f"{directory}: progress of its checkpoint", again="start the run again"
     )
     return found
 
