@@ -23,7 +23,7 @@ from torch import nn
 from horovod_study.comm import Backend
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import KernelStamps, LapClock, now
-from horovod_study.workload.kernels import AdamRule, BlockSizes, FusedNetwork
+from horovod_study.workload.kernels import BlockSizes, FusedNetwork, rule_of
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.loaders import Resident as Resident
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
@@ -163,7 +163,7 @@ class CapturedStep:
         self.stamps: KernelStamps | None = None
         """Where the kernels write the times of the steps themselves; None where they do not."""
         if config.kernels == "fused":
-            self._merged = AdamRule.of(optimizer) is not None and not (self._averages or phases)
+            self._merged = rule_of(optimizer) is not None and not (self._averages or phases)
             self._fuse(blocks)
         self._plan: tuple[tuple[Callable[[], None], str], ...] = ()
         self._pool: Any = None
@@ -181,7 +181,7 @@ class CapturedStep:
             buffer=buffer,
             share=1 / self._backend.workers,
             blocks=blocks,
-            optimizer=self._optimizer if AdamRule.of(self._optimizer) else None,
+            optimizer=self._optimizer if rule_of(self._optimizer) else None,
             merged=self._merged,
             slots=RING if self._merged and self._stream is not None else 0,
         )
