@@ -28,7 +28,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from horovod_study.comm import fail_together
 from horovod_study.config.documents import open_file
-from horovod_study.config.doors import Form, conform
+from horovod_study.config.doors import Form, conform, wrong
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.measure.clock import now
@@ -47,7 +47,7 @@ _DIGITS = 64
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     needed = tensor.numel() * tensor.element_size()
     if tensor.layout != torch.strided or needed > tensor.untyped_storage().nbytes():
-        raise ValueError("it must hold all of its numbers, and repeat none")
+        raise wrong("it does not hold all of its numbers, or repeats some")
     return tensor
 
 

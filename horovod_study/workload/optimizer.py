@@ -108,17 +108,15 @@ class _DeviceRate:
 
 def _require_capturable(config: StrainConfig) -> None:
     """Raise ConfigError for an update in which torch reads something on the host."""
-    if config.fused_optimizer:
-        return
-    for what, asked, why in (
-        ("optimizer sgd", config.optimizer == "sgd", "reads its rate on the host"),
-        ("precision fp16", config.precision == "fp16", "looks on the host whether gradients overflowed"),
-    ):
-        if asked:
-            raise ConfigError(
-                f"run: cuda_graphs with {what} needs the fused update: PyTorch's other one {why}, which no CUDA graph "
-                "can hold; leave fused_optimizer on, or leave cuda_graphs out"
-            )
+    reads = {
+        "optimizer sgd": "reads its rate on the host",
+        "precision fp16": "looks on the host whether gradients overflowed",
+    }
+    for what in (f"optimizer {config.optimizer}", f"precision {config.precision}"):
+        if what in reads and not config.fused_optimizer:
+            needs = f"cuda_graphs with {what} needs the fused update: PyTorch's other one {reads[what]}"
+            again = "leave fused_optimizer on, or leave cuda_graphs out"
+            raise ConfigError(f"run: {needs}, which no CUDA graph can hold; {again}")
 
 
 def _keep_on_device(optimizer: torch.optim.Optimizer, rate: _DeviceRate) -> None:
