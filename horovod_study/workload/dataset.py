@@ -63,6 +63,7 @@ def _low_and_high(bounds: list[list[float]]) -> list[list[float]]:
 
 
 _Size = Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
+_Mean = Annotated[float, Field(ge=0, le=1e12)]
 _Bounds = Annotated[list[list[float]], AfterValidator(_low_and_high)]
 
 
@@ -73,12 +74,23 @@ class _Drawn(Form):
     noise_max_mpa: Annotated[float, Field(ge=0, le=1e9)]
 
 
+class _Floor(Form):
+    """What floor.summary returns."""
+
+    mse: _Mean
+    g0_mse: _Mean
+    a_mse: _Mean
+    g0_rmse_mpa: _Mean
+    a_rmse: _Mean
+    estimated: bool = False
+
+
 class _SideCar(Form):
     """What dataset.json says of every data set."""
 
     size: _Size
     target_bounds: _Bounds
-    floor: dict[str, Annotated[float, Field(ge=0, le=1e12)] | bool] | None = None
+    floor: _Floor | None = None
     numpy: str = ""
     block_rows: _Size
     sha256: dict[str, list[str]]
@@ -158,7 +170,7 @@ class Dataset:
     @property
     def floor(self) -> dict[str, Any] | None:
         """Return the mean Cramer-Rao bound over the test curves (floor.summary), None if it is not known."""
-        return self.sidecar.floor
+        return self.sidecar.floor and self.sidecar.floor.model_dump(exclude_defaults=True)
 
     def digest(self) -> str:
         """Return a short text that differs when the content differs."""
@@ -331,7 +343,8 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
                 np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
             yield making
             for name in (CURVES, TARGETS, SIDECAR):
-                _flush_to_disk(making / name)
+                with open_file(making / name) as stream:
+                    os.fsync(stream.fileno())
             making.rename(path)
 
 
@@ -390,14 +403,6 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------------- filling
-
-
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _blocks(size: int, rows: int) -> list[tuple[int, int]]:
@@ -528,8 +533,8 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         for name, value in computed.items():
-            if not np.isclose(dataset.floor.get(name, np.nan), value, rtol=1e-6, atol=0):  # another machine's exp
-                found = f"floor {name} is {dataset.floor.get(name)}, the test curves on disk have {value:.6g}"
+            if not np.isclose(dataset.floor[name], value, rtol=1e-6, atol=0):  # another machine's exp
+                found = f"floor {name} is {dataset.floor[name]}, the test curves on disk have {value:.6g}"
                 raise DataError(f"{path / SIDECAR}: {found}; the side-car was changed, {_AGAIN}")
     return {
         "path": str(path),

@@ -144,10 +144,8 @@ def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> _Fits:
 
 def _hashed(path: Path) -> dict[str, Any]:
     with open_file(path) as stream:
-        digest = hashlib.sha256()
-        while piece := stream.read(1 << 22):
-            digest.update(piece)
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 
 def _labels(
