@@ -170,7 +170,8 @@ class Dataset:
     @property
     def floor(self) -> dict[str, Any] | None:
         """Return the mean Cramer-Rao bound over the test curves (floor.summary), None if it is not known."""
-        return self.sidecar.floor and self.sidecar.floor.model_dump(exclude_defaults=True)
+        found = self.sidecar.floor
+        return None if found is None else found.model_dump(exclude_defaults=True)
 
     def digest(self) -> str:
         """Return a short text that differs when the content differs."""

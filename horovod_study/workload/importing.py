@@ -144,7 +144,7 @@ def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> _Fits:
 
 def _hashed(path: Path) -> dict[str, Any]:
     with open_file(path) as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 

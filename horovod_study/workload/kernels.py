@@ -424,8 +424,8 @@ def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, float] | None:
         return None
     if not group["fused"] or group["amsgrad"] or group["maximize"]:
         return None
-    decoupled = isinstance(optimizer, torch.optim.AdamW)
-    return adam_rule(*group["betas"], group["eps"], group["weight_decay"], decoupled)
+    (beta1, beta2), decoupled = group["betas"], isinstance(optimizer, torch.optim.AdamW)
+    return adam_rule(beta1, beta2, group["eps"], group["weight_decay"], decoupled)
 
 
 class FusedNetwork:
