@@ -170,6 +170,7 @@ def test_longer_curves_are_thinned(tmp_path: Path) -> None:
         ("strain,eps,stress\n0,1,1\n", ["2 columns could be strain", "--columns strain=NAME"]),
         ("specimen,strain,stress\nA,0,1\n,1,1\n", ["line 3: specimen nan is blank", "name it in all its rows"]),
         ("specimen,strain,stress\nA,0,1\nB,1,1\nA,1,1\n", ["line 4: specimen 'A' is .*there before", "sort_values"]),
+        ("specimen,strain,stress\n1,0,1\n2,1,1\n1,1,1\n", ["line 4: specimen 1 is .*there before"]),
         ("s1_strain,s1_stress,s2_strain\n0,1,0\n", ["specimen 's2' needs a column of strain and one of stress"]),
         ("specimen,strain,stress,G0,a\nA,0,1,5,5\nA,1,1,6,5\n", ["line 3: specimen 'A' has G0 6; write the same"]),
     ],

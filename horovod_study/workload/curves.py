@@ -209,7 +209,7 @@ def _hold_each(rules: Iterable[tuple[Any, str, str]], told: Callable[[Any, int],
 
 
 def _row_of(frame: pd.DataFrame, source: str) -> Callable[[Any, int], tuple[str, Any]]:
-    return lambda broken, at: (f"{source} {frame.index[at]}", frame.iloc[at])
+    return lambda broken, at: (f"{source} {frame.index[at]}", frame.iloc[[at]].to_dict("records")[0])
 
 
 def _outside(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
