@@ -64,7 +64,7 @@ def short(value: Any) -> str:
     cut = reprlib.Repr()
     cut.maxstring = cut.maxother = 60
     cut.maxlong, cut.maxdict, cut.maxlist, cut.maxlevel = 24, 2, 2, 2
-    return cut.repr(value)
+    return cut.repr(value).replace("\n", " ")  # such as that of a tensor
 
 
 def require_known(

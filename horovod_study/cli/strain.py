@@ -23,7 +23,7 @@ def _generate_arguments(parser: Parser) -> None:
     add("--size", default="100000", metavar="N", help="number of curves (default 100000)")
     add("--seed", **COUNT, default=1, help="seed (default 1)")
     add("--out", **DIR, help="directory to make (default: in the cache)")
-    add("--processes", **COUNT, default=available_cores(), help="processes that fill the file")
+    add("--processes", **COUNT, default=available_cores(), help="how many fill the file at once")
     _noise_arguments(parser)
 
 
@@ -52,7 +52,7 @@ def generate(options: argparse.Namespace) -> int:
             size,
             seed=options.seed,
             noise_max_mpa=noise_max_mpa,
-            processes=options.processes,
+            threads=options.processes,
             on_progress=on_progress,
         )
     say(f"generated in {now() - began:.1f} s")

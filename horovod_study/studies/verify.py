@@ -149,7 +149,7 @@ def verify(question: Question, out: Path | None = None, *, on_progress: Callable
 def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
     cores, counts = available_cores(), sorted({*question.workers})
     question.check(cores)
-    dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, processes=cores))
+    dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, threads=cores))
     batches = [trial["batch"] for count in counts for trial in question.trials(count)]
     data.Batches(dataset.train_size, batch=max(batches), rank=0, workers=1, seed=question.seed)  # for its complaint
     shared = {"dataset": str(dataset.path.absolute()), **{name: getattr(question, name) for name in ("steps", "seed")}}
