@@ -19,7 +19,7 @@ from horovod_study.cli.verbs import (
     say_left_out,
 )
 from horovod_study.config.options import Parser
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import AnalysisError, refuse
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, printable
 
@@ -73,28 +73,35 @@ def predict(options: argparse.Namespace) -> Result:
     batch = {"batch": options.batch, "global_batch": options.global_batch}
     questions = _questions(options)
     recommended = options.recommend or questions != recommendation.Questions()
-    if options.rolling and options.holdout is None:
-        raise AnalysisError("--rolling says how to hide worker counts: give --holdout, too, or leave it out")
-    laws = not (options.workers or options.holdout is not None or recommended)
-    if laws and any(each is not None for each in (*known.values(), *batch.values())):
-        raise AnalysisError("nothing is asked for: give --workers to forecast, --holdout or --recommend")
+    scored = options.holdout is not None
+    laws = not (options.workers or scored or recommended)
+    refuse(
+        {
+            "--rolling says how to hide worker counts: give --holdout, too, or leave it out": (
+                options.rolling and not scored
+            ),
+            "nothing is asked for: give --workers to forecast, --holdout or --recommend": (
+                laws and any(each is not None for each in (*known.values(), *batch.values()))
+            ),
+            "--baseline: is of the laws; leave it out, or --workers, --holdout and --recommend": (
+                options.baseline is not None and not laws
+            ),
+            "--recommend looks at every worker count: give --batch with one value, or --global-batch": (
+                recommended and len(options.batch or ()) > 1
+            ),
+        }
+    )
     if laws:
         return _laws(points, options.baseline)
-    if options.baseline is not None:
-        raise AnalysisError("--baseline: is of the laws; leave it out, or --workers, --holdout and --recommend")
     forecasts = predict_points(points, workers=options.workers, **known, **batch) if options.workers else {}
     scores = {}
-    if options.holdout is not None:
+    if scored:
         hide = None if options.holdout is True else options.holdout
         scores = holdout.score(points, hide=hide, rolling=options.rolling, **known)
         _refuse(options, "no forecast can be scored", {name: one.why_not for name, one in scores.items()})
     answers = {}
     if recommended or not (options.json or len(options.batch or ()) > 1):
-        each, *more = options.batch or [None]  # the batch at every worker count that may be recommended
-        if more:
-            raise AnalysisError(
-                "--recommend looks at every worker count: give --batch with one value, or --global-batch"
-            )
+        (each,) = options.batch or [None]  # the batch at every worker count that may be recommended
         answers = recommendation.recommend(points, questions, **known, **{**batch, "batch": each})
     if recommended:
         _refuse(options, "no worker count can be recommended", {name: one.why_not for name, one in answers.items()})
@@ -128,10 +135,9 @@ def _forecast_lines(name: str, forecasts: Sequence[Any], unit: str) -> list[str]
 
 def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) -> None:
     """Raise AnalysisError where every series has a reason against `what` was asked for; the first one is told."""
-    if all(why_not.values()):
-        name, first = next(iter(why_not.items()))
-        where = f"{options.points}, series {name!r}" if name else str(options.points)
-        raise AnalysisError(f"{where}: {what}: {first}")
+    name, first = next(iter(why_not.items()))
+    where = f"{options.points}, series {name!r}" if name else str(options.points)
+    refuse({f"{where}: {what}: {first}": all(why_not.values())}, AnalysisError)
 
 
 def _questions(options: argparse.Namespace) -> Any:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from matplotlib.artist import Artist
@@ -58,7 +57,6 @@ def mark(artist: Artist | Iterable[Any], *, series: str, tips: Sequence[str] = (
 
     `tips` are the texts of its points, one for each: of a line or scatter one per point, of bars (what Axes.bar
     returns) one per bar, of a patch one. Without tips there is nothing to point at: bands, error bars, fitted lines.
-    Raises ValueError where texts and points differ in number.
     """
     parts = _parts(artist)
     if tips and len(parts) > 1 and len(tips) == len(parts):
@@ -66,12 +64,7 @@ def mark(artist: Artist | Iterable[Any], *, series: str, tips: Sequence[str] = (
             mark(part, series=series, tips=[tip])
         return
     for place, part in enumerate(parts):
-        own = tuple(tips) if place == 0 else ()
-        count = len(np.asarray(part.get_xdata(orig=False))) if isinstance(part, Line2D) else 1
-        count = len(np.asarray(part.get_offsets())) if isinstance(part, PathCollection) else count
-        if own and len(own) != count:
-            raise ValueError(f"{len(own)} tips for the {count} points of {type(part).__name__} of {series!r}")
-        _MARKS[part] = Mark(series=series, tips=own)
+        _MARKS[part] = Mark(series=series, tips=tuple(tips) if place == 0 else ())
 
 
 def _parts(artist: Artist | Iterable[Any] | None) -> list[Artist]:

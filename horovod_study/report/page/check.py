@@ -27,7 +27,7 @@ from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.config.documents import parse_json, read_bytes, read_text, shown
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.errors import RecordError, StudyError, nearest, refuse
 from horovod_study.files import csv_of
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import write_files
@@ -134,9 +134,8 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
         why = f"holds none of the {plural(len(names), 'run')} of this study"
     else:
         why = ""
-    if why:
-        hint = "they were there when the study was analysed" if runs is None else "it was given as --runs"
-        raise RecordError(f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS")
+    hint = "they were there when the study was analysed" if runs is None else "it was given as --runs"
+    refuse({f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS": why}, RecordError)
     networks = [(directory / f"{each.get('path')}", f"{each.get('named')}") for each in source.get("benches") or ()]
     return {**source, "runs": place, "networks": networks, "whole": not source or records.is_whole(source)}
 
@@ -168,11 +167,9 @@ class PageCheck:
 def allowed(names: Sequence[str]) -> frozenset[str]:
     """Return the names that --allow accepts; ConfigError for one that is not a doubt."""
     doubts = [name for name, rule in RULES.items() if rule.severity == "doubt"]
-    for name in names:
-        if name not in RULES:
-            raise ConfigError(f"--allow {name}: is not a finding{nearest(name, doubts)}; allowed: {', '.join(doubts)}")
-        if name not in doubts:
-            raise ConfigError(f"--allow {name}: is an error and cannot be allowed; allowed: {', '.join(doubts)}")
+    error = "is an error and cannot be allowed"
+    told = ((name, error if name in RULES else f"is not a finding{nearest(name, doubts)}") for name in names)
+    refuse({f"--allow {name}: {why}; allowed: {', '.join(doubts)}": name not in doubts for name, why in told})
     return frozenset(names)
 
 
