@@ -458,7 +458,7 @@ def _keep_drawn(
 
 def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
     """Make every number of an analysis again from the raw rows, and compare; `runs`: where these are now."""
-    from horovod_study.report.page.check import allowed, check, kept_runs, lines, runs_of
+    from horovod_study.report.page.check import allowed, check, document, kept_runs, lines, runs_of
 
     known, counted = allowed(allow), kept_runs(directory)
     source = runs_of(directory, runs)
@@ -502,7 +502,7 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
     )
     line.close()
     doubts = _left_out(result)
-    return {"document": found.to_dict(), "lines": lines(found), "doubts": doubts, "exit_code": found.exit_code}
+    return {"document": document(found), "lines": lines(found), "doubts": doubts, "exit_code": found.exit_code}
 
 
 def _compared_again(directory: Path, analysis: Analysis, source: Mapping[str, Any]) -> Any:

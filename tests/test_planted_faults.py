@@ -229,7 +229,7 @@ def test_an_untouched_study_has_no_error_and_says_what_is_not_covered(patched: M
     assert errors(found) == [] and found.exit_code == 0
     assert {each.name for each in found.accepted} == set(ALLOWED)
     assert found.compared["pictures"] >= 9
-    told = found.to_dict()["not_covered"]
+    told = check.document(found)["not_covered"]
     assert len(told) >= len(check.NOT_COVERED) and all(each["what"] and each["why"] for each in told)
     assert sum(line.startswith("not covered: ") for line in check.lines(found)) == len(told)
     assert checked(patched, patched.runs).exit_code == 1

@@ -13,7 +13,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from html.parser import HTMLParser
 from pathlib import Path
@@ -157,11 +157,17 @@ class PageCheck:
         """Return 1 where anything was found that is not allowed."""
         return 1 if self.findings else 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        kept = records.facts(self, "directory", "runs", "compared", "findings", "accepted", "notes")
-        not_covered = [{"what": what, "why": why} for what, why in self.not_covered]
-        return {**kept, "not_covered": not_covered, "exit_code": self.exit_code}
+
+def document(found: PageCheck) -> dict[str, Any]:
+    """Return what --json prints of a check."""
+    told = {name: [_told(each) for each in getattr(found, name)] for name in ("findings", "accepted")}
+    kept = {**records.facts(found, "directory", "runs", "compared"), **told, "notes": list(found.notes)}
+    not_covered = [{"what": what, "why": why} for what, why in found.not_covered]
+    return {**kept, "not_covered": not_covered, "exit_code": found.exit_code}
+
+
+def _told(fault: Fault) -> dict[str, Any]:
+    return {"severity": fault.severity, **asdict(fault), "remedy": RULES[fault.name].remedy}
 
 
 def allowed(names: Sequence[str]) -> frozenset[str]:
