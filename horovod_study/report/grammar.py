@@ -25,7 +25,7 @@ from horovod_study.errors import ConfigError
 from horovod_study.files import write_file, writing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.files import FORMATS, write_result
-from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.interactive import tips
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
     QUIET,
@@ -84,11 +84,10 @@ class Points:
             if self.hollow:
                 how = {**kit.marker(look), "linestyle": "none", "zorder": 4}
                 how["marker"] = self.marker or how["marker"]
-                mark(axes.plot(own["_at"], values[0], **how), series=look.label, tips=texts)
-            elif self.resolved:
-                kit.judged_points(axes, own["_at"], values, look, own[self.resolved], texts)
+                kit.line_of(axes, own["_at"], values[0], look, tips=texts, **how)
             else:
-                kit.point_bars(axes, own["_at"], values, look, tips=texts)
+                resolved = own[self.resolved] if self.resolved else None
+                kit.point_bars(axes, own["_at"], values, look, tips=texts, resolved=resolved)
 
     @property
     def span(self) -> tuple[float, float]:
@@ -260,10 +259,9 @@ class Panel:
         if self.lost is None:
             return
         for name, own in self.lost.groupby("series", sort=False):
-            look = looks[f"{name}"]
             foot: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 4}
-            made = axes.plot(own["workers"], [0.03] * len(own), color=look.color, **_CROSS, **foot)
-            mark(made, series=look.label, tips=[f"{plural(count, 'worker')}: no result" for count in own["workers"]])
+            foot["tips"] = [f"{plural(count, 'worker')}: no result" for count in own["workers"]]
+            kit.line_of(axes, own["workers"], [0.03] * len(own), looks[f"{name}"], **_CROSS, **foot)
 
 
 _CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "markeredgewidth": 1.2}

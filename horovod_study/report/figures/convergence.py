@@ -432,12 +432,9 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     # Fewer samples than one worker: the bar is shorter, and nothing is added.
     if not math.isfinite(values["same_samples_s"]) or values["more_samples_s"] < 0:
         values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
-    foot = 0.0
-    for name, look in PARTS.items():
-        if values[name] > 0:
-            axes.bar(place, values[name], bottom=foot, width=0.68, zorder=2, **kit.face(look))
-            foot += float(values[name])
-    return foot
+    drawn = [(look, float(values[name])) for name, look in PARTS.items() if values[name] > 0]
+    kit.stacked(axes, place, drawn, 0.68)
+    return sum(value for _, value in drawn)
 
 
 def sensitivity(analysis: Analysis) -> Figure | None:

@@ -105,6 +105,7 @@ class LapStyle:
     color: str
     ink: str  # of a number written on it
     hatch: str = ""
+    edge: str = ""  # of the bar and its hatch, where it is not the usual one
 
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8a6d3b", "#7a5ccc")

@@ -13,6 +13,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from html.parser import HTMLParser
@@ -230,7 +231,7 @@ def check(
     if gone:
         notes.append("tables, figures and page were not compared: they count runs that are gone")
     else:
-        same, texts = _same_libraries(source), _again(study.analysis, evaluations)
+        same, (texts, reloaded) = _same_libraries(source), _again(study.analysis, evaluations)
         tolerance = audit.TEXT_TOLERANCE if same else audit.LIBRARY_TOLERANCE
         if not same:
             notes.append(
@@ -242,7 +243,7 @@ def check(
         found += made
         compared |= {"tables": len(texts), "cells": cells}
         # Pictures of numbers in which a last digit differs have other bytes; `report` drew those that are kept.
-        analysis = _reloaded(texts) if made else _kept(directory) or _reloaded(texts)
+        analysis = reloaded if made else _kept(directory) or reloaded
         on_progress("comparing figures")
         more, done = _drawn(directory, analysis, source, tolerance, notes)
         found += more
@@ -356,20 +357,12 @@ def _read(path: Path) -> tuple[str | None, str]:
         return None, f"{error}".removeprefix(f"{shown(path)}: ").removesuffix("; ")
 
 
-def _again(analysis: Analysis, evaluations: pd.DataFrame) -> dict[str, str]:
-    """Return the files of the analysis as texts, as records.save_tables writes them."""
+def _again(analysis: Analysis, evaluations: pd.DataFrame) -> tuple[dict[str, str], Analysis]:
+    """Return the files of the analysis as texts, as records.save_tables writes them, and as `report` reads them."""
     with tempfile.TemporaryDirectory() as folder:
         written = {"evaluations": evaluations, **analysis.tables()}
         paths = records.save_tables(Path(folder), written, analysis.documents())
-        return {path.name: path.read_text(encoding="utf-8") for path in paths}
-
-
-def _reloaded(texts: Mapping[str, str]) -> Analysis:
-    """Return the analysis as `report` reads it back from its files."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in texts.items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
-        return _loaded(Path(folder))
+        return {path.name: path.read_text(encoding="utf-8") for path in paths}, _loaded(Path(folder))
 
 
 def _loaded(directory: Path) -> Analysis:
@@ -619,7 +612,6 @@ _BREAKS = frozenset(
     "h1 h2 h3 h4 p li dt dd td th figcaption summary caption div section header footer nav title pre ul ol dl table tr "
     "tbody thead figure details main article button label option small br style svg script".split()
 )
-_TIPS = ("tips", "csv")
 
 
 class _PageReader(HTMLParser):
@@ -630,7 +622,7 @@ class _PageReader(HTMLParser):
         self.parts: list[tuple[str, str]] = []
         self._text: list[str] = []
         self._section = self._skip = self._script = ""
-        self._heading = self._in_head = False
+        self._heading = self._in_head = self._tip = False
         self._cell: list[str] | None = None  # its texts
         self._spans = (1, 1)  # columns and rows of it
         self._heads: list[str] = []
@@ -639,6 +631,7 @@ class _PageReader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        self._tip = tag == "title" and self._skip == "svg"
         if self._skip:
             return
         if tag in _BREAKS:
@@ -662,6 +655,7 @@ class _PageReader(HTMLParser):
                 self.parts.append((self._section, f"{name}: {values[name]}"))
 
     def handle_endtag(self, tag: str) -> None:
+        self._tip = False
         if self._skip:
             self._skip = "" if tag == self._skip else self._skip
             return
@@ -679,7 +673,9 @@ class _PageReader(HTMLParser):
             self._heading = False
 
     def handle_data(self, data: str) -> None:
-        if not self._skip:
+        if self._tip:  # places in a drawing depend on who draws, what pointing at them says does not
+            self.parts.append((f"{self._section} / tip", data))
+        elif not self._skip:
             self._text.append(data)
 
     def flush(self) -> None:
@@ -708,24 +704,10 @@ class _PageReader(HTMLParser):
         self._over = [text] * (rows - 1) or self._over
 
     def _json(self, text: str) -> None:
-        """Take from the data of the page's script what a reader sees: values of marks, tables behind figures."""
-        try:
-            content = parse_json(text, source="the page", again="")
-        except RecordError:
-            self.parts.append((f"{self._script} / script", text))
-            return
-        self._leaves(content, self._script)
-
-    def _leaves(self, value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for name, each in value.items():
-                if name in _TIPS:  # places in a drawing depend on who draws
-                    self._leaves(each, f"{path}.{name}")
-        elif isinstance(value, list):
-            for number, each in enumerate(value):
-                self._leaves(each, f"{path}[{number}]")
-        elif isinstance(value, str):
-            self.parts.append((f"{self._section} / {path}", f"{value}"))
+        """Take the table behind a figure from the data of the page's script."""
+        with suppress(RecordError):  # else the text itself is compared
+            text = f"{parse_json(text, source='the page', again='')}"
+        self.parts.append((f"{self._section} / {self._script}", text))
 
 
 def _span(text: str | None) -> int:
