@@ -20,6 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from horovod_study.errors import ConfigError
 from horovod_study.files import write_file, writing
@@ -37,10 +38,15 @@ from horovod_study.report.kit.style import (
     style,
     to_bytes,
 )
-from horovod_study.text.numbers import rounded
+from horovod_study.text.numbers import prefixed, rounded
 from horovod_study.text.words import plural
 
 Looks = Mapping[str, SeriesStyle]
+
+
+def spread(name: str, *ends: str) -> dict[str, Any]:
+    """Return the columns of a quantity as y, low and high: with `_median`, `_min` and `_max`, or with other `ends`."""
+    return dict(zip(("y", "low", "high"), (f"{name}{end}" for end in ends or ("_median", "_min", "_max")), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,7 @@ class Curve:
     band: float = 0.16  # its opacity
     unit: str = ""
     marked: bool = False  # pointing at a place of the line says its value, and it has an entry in the legend
+    said: str = ""  # column: what it says instead; then the line has marks, a dozen at most
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the line of every series."""
@@ -133,6 +140,9 @@ class Curve:
                     f"{at:.3g}: {rounded(value, 3)} {self.unit}"
                     for at, value in zip(piece[self.x], values, strict=True)
                 ]
+                if self.said:
+                    texts, every = list(piece[self.said]), max(1, len(piece) // 12)
+                    how = {**kit.marker(look), "markersize": 4.2, "markevery": every, **how}
                 kit.line_of(axes, piece[self.x], values, look, tips=texts if self.marked else (), **how)
 
     @property
@@ -188,6 +198,7 @@ class Panel:
     x: str = "Workers"
     title: str = ""
     log: str = ""  # "x", "y" or "xy"
+    decades: bool = False  # a logarithmic x has round numbers, not those that were measured
     names: Sequence[str] = ()  # of the places 0, 1, ... of x
     limits: tuple[float | None, float | None] = (0.0, None)  # of y; None: as the data is
     share: bool = False  # per cent of a whole: the axis ends there, and need not begin at zero
@@ -234,6 +245,9 @@ class Panel:
         if self.names:
             axes.set_xticks(range(len(self.names)), list(self.names))
             axes.set_xlim(-0.3, len(self.names) - 0.7)
+        elif self.decades:
+            axes.set_xscale("log")
+            kit.label_ticks(axes.xaxis, LogLocator(subs=(1.0, 3.0)), prefixed)
         elif "x" in self.log:
             kit.log_counts(axes, [float(each) for each in counts], wide_in)
         elif self.x == "Workers":
@@ -296,7 +310,7 @@ class Figure:
         lines = [each for each in layers if isinstance(each, Curve) and each.marked]
         series = [f"{name}" for layer in points or lines for name in layer.rows[layer.by].unique()]
         guides = {layer.label: layer.look for layer in layers if isinstance(layer, Guide) and layer.label}
-        how: dict[str, Any] = {} if points else {"marker": "none"}
+        how: dict[str, Any] = {} if points or any(each.said for each in lines) else {"marker": "none"}
         entries = [*kit.handles(self.looks, dict.fromkeys(series), **how), *self.legend]
         entries += [Line2D([], [], label=label, **look) for label, look in guides.items()]
         if any(panel.lost is not None and len(panel.lost) for panel in panels):

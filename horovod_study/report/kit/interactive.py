@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from matplotlib.artist import Artist
@@ -94,7 +95,7 @@ def _spots(figure: Figure) -> Iterator[str]:
         for artist in axes.get_children() if axes.get_visible() else ():
             for place, text in enumerate(_TIPS.get(artist, ())):
                 if isinstance(artist, Line2D):
-                    x, y = artist.get_transform().transform(artist.get_xydata()[place])
+                    x, y = artist.get_transform().transform(np.asarray(artist.get_xydata())[place])
                     if not (math.isfinite(x) and math.isfinite(y)):
                         continue
                     shape = f'circle cx="{x * scale:.1f}" cy="{(height - y) * scale:.1f}" r="5"'

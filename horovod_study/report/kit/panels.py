@@ -228,7 +228,8 @@ def stacked(
     ends, drawn = {1: 0.0, -1: 0.0}, []
     for look, value in parts:
         side = 1 if value >= 0 else -1
-        drawn.append(draw(place, value, width, **{start: ends[side]}, zorder=2, **face(look)))
+        how: dict[str, Any] = {start: ends[side], "zorder": 2, **face(look)}
+        drawn.append(draw(place, value, width, **how))
         ends[side] += value
     return drawn
 
