@@ -1113,7 +1113,7 @@ def _alike(study: Study) -> Iterable[Fault]:
 
 
 _REPEATED = (
-    *("settings", "parameters", "steps_per_epoch", "optimizer", "lr"),
+    *("parameters", "steps_per_epoch", "optimizer", "lr"),
     *(name for name in _LIKE if name in named(OPTIONS, Role.RATE, Role.WINDOW)),
 )
 _PLACES = ("horovod_path", "mpi_library")
@@ -1131,14 +1131,11 @@ def _unlike_repeats(study: Study) -> Iterable[Fault]:
         seed = wanted.pop("seed", None)
         wanted.pop("repeat", None)
         words = json.dumps([wanted, ran.get("workers"), ran.get("nodes")], sort_keys=True, default=str)
-        for column in _REPEATED:
-            value = ran.get(column)
-            if isinstance(value, Mapping):
-                for setting, each in value.items():
-                    if setting not in _PLACES and isinstance(each, Mapping):
-                        asked.setdefault((f"{column}.{setting}", words), {})[name] = f"{each.get('value')}"
-            elif value is not None:
-                asked.setdefault((column, words), {})[name] = f"{value}"
+        settings = ((name, each) for name, each in (ran.get("settings") or {}).items() if name not in _PLACES)
+        told = {f"settings.{setting}": f"{each.get('value')}" for setting, each in settings}
+        told |= {column: f"{ran[column]}" for column in _REPEATED if ran.get(column) is not None}
+        for column, text in told.items():
+            asked.setdefault((column, words), {})[name] = text
         begin = ran.get("initial_parameter_sha256")
         if begin and ran.get("model") is None and seed is not None:
             shape = " ".join(f"{ran.get(each)}" for each in named(OPTIONS, Role.MODEL))
