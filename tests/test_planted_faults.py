@@ -723,7 +723,7 @@ def test_last_digits_of_another_processor_are_no_fault(
         put(path, _change_number(path.read_text(), lambda value: value * (1 + 1e-9)))
     page = planted / "analysis" / "report.html"
     text = page.read_text()
-    hit = re.search(r'"csv": ?"[^"]*?\\n[^"]*?(\d+\.\d{10,})', text, re.S)
+    hit = re.search(r'application/json">"[^<]*?\\n[^<]*?(\d+\.\d{10,})', text)
     assert hit is not None
     put(page, f"{text[: hit.start(1)]}{float(hit[1]) * (1 + 1e-9)!r}{text[hit.end(1) :]}")
     found = checked(patched, planted, *ALLOWED)
