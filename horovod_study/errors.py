@@ -14,7 +14,7 @@ Everything else is a bug and traces back.
 import difflib
 import math
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -65,6 +65,13 @@ def short(value: Any) -> str:
     cut.maxstring = cut.maxother = 60
     cut.maxlong, cut.maxdict, cut.maxlist, cut.maxlevel = 24, 2, 2, 2
     return cut.repr(value).replace("\n", " ")  # such as that of a tensor
+
+
+def refuse(rules: Mapping[str, Any], error: type[StudyError] = ConfigError) -> None:
+    """Raise `error` with the first text of these rules, {what to say: whether it is broken}, that is broken."""
+    for text, broken in rules.items():
+        if broken:
+            raise error(text)
 
 
 def require_known(

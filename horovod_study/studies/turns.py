@@ -516,7 +516,7 @@ class Conductor:
         if cell.step_s:  # at first few, then twice as many at most
             steps = round((usual_s if slice_s is None else slice_s) / max(median(cell.step_s), 1e-7))
             most = math.inf if len(cell.step_s) == _RECENT else 2 * cell.granted
-            cell.granted = int(min(max(self._how.least_steps, steps), most))
+            cell.granted = int(max(self._how.least_steps, min(steps, most)))
         else:
             cell.granted = 1
         made, least = cell.steps(), cell.least()
