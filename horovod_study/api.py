@@ -177,7 +177,7 @@ def read_points(
     name, placed = (str(path), None) if os.path.exists(path) else placed_name(str(path))
     folder = Path(name)
     what = f"{path}: is a folder, which has no columns to name; leave columns out"
-    refuse({what: folder.is_dir() and columns}, DataError)
+    refuse("", (folder.is_dir() and columns, what), error=DataError)
     if not folder.is_dir() or next(records.run_directories(folder), None) is None:
         given = logs(folder) if data is None else [(name, data, {}, (name,))]
         return points_from(given, placed=placed, columns=columns, alone=not folder.is_dir())
@@ -323,22 +323,22 @@ def _refuse_idle(directory: Path, asked: Mapping[str, Any]) -> None:
     both = " and ".join(f"--{name}" for name in chosen[:2])
     again = f"{directory} holds tables; name the folder of their runs"
     refuse(
-        {
-            f"{both} ask for different things; give one of them": chosen[1:],
-            **{
-                f"--{name.replace('_', '-')}: {words}": name in asked and needed not in asked
-                for name, (needed, words) in _NEEDS.items()
-            },
-            **{
-                f"--{name}: is about runs, and {directory} is a table of points": table
-                for name in of_runs
-                if name != "out"
-            },
-            f"--columns: says what the columns of a table of points are; {directory} is none": (
-                asked.get("columns") and not table
-            ),
-            **{f"--{name}: is about runs, and {again}": holds for name in of_runs if name != "paper"},
-        }
+        "",
+        (chosen[1:], f"{both} ask for different things; give one of them"),
+        *(
+            (name in asked and needed not in asked, f"--{name.replace('_', '-')}: {words}")
+            for name, (needed, words) in _NEEDS.items()
+        ),
+        *(
+            (table, f"--{name}: is about runs, and {directory} is a table of points")
+            for name in of_runs
+            if name != "out"
+        ),
+        (
+            asked.get("columns") and not table,
+            f"--columns: says what the columns of a table of points are; {directory} is none",
+        ),
+        *((holds, f"--{name}: is about runs, and {again}") for name in of_runs if name != "paper"),
     )
 
 
@@ -560,7 +560,7 @@ def export(
 
     `steps`: those of a trace, from the first to before the last; `data`: the content of a points file.
     """
-    refuse({"--steps is for --export trace; leave it out": steps is not None and to != "trace"})
+    refuse("", (steps is not None and to != "trace", "--steps is for --export trace; leave it out"))
     if to == "zip":
         return _archive(place, out, study_file)
     if to == "extra-p":
@@ -571,7 +571,7 @@ def export(
     left_out: dict[str, str] = {}
     found = records.found_runs(place, left_out=left_out)
     if to == "trace":
-        refuse({f"{place}: holds {len(found)} runs, and a trace shows one; name its folder": found[1:]})
+        refuse("", (found[1:], f"{place}: holds {len(found)} runs, and a trace shows one; name its folder"))
         paths = [_trace(found[0][0], out, steps or (0, sys.maxsize))]
     else:
         runs = [
@@ -604,10 +604,10 @@ def _archive(place: Path, out: Path | None, study_file: Path | None) -> Told:
     from horovod_study.report.archive import gather, summary, write_archive
 
     what = "--export zip: archives the runs of a study"
-    refuse({f"{what}, and {place} is a table of points": is_table(place)})
+    refuse("", (is_table(place), f"{what}, and {place} is a table of points"))
     directory, written, _ = _analysis_of(place, {})
     source = records.read_source(directory)
-    refuse({f"{what}; {directory} is of a table of points": is_table(directory / source["runs"])})
+    refuse("", (is_table(directory / source["runs"]), f"{what}; {directory} is of a table of points"))
     if written or not (directory / "report.html").is_file():
         write_page(directory)
         source = records.read_source(directory)

@@ -14,7 +14,7 @@ Everything else is a bug and traces back.
 import difflib
 import math
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -67,11 +67,11 @@ def short(value: Any) -> str:
     return cut.repr(value).replace("\n", " ")  # such as that of a tensor
 
 
-def refuse(rules: Mapping[str, Any], error: type[StudyError] = ConfigError) -> None:
-    """Raise `error` with the first text of these rules, {what to say: whether it is broken}, that is broken."""
-    for text, broken in rules.items():
+def refuse(source: str, *rules: tuple[object, str], error: type[StudyError] = ConfigError) -> None:
+    """Raise `error` with the text of the first rule whose first part is true: what must not be, and what to say."""
+    for broken, text in rules:
         if broken:
-            raise error(text)
+            raise error(f"{source}: {text}" if source else text)
 
 
 def require_known(

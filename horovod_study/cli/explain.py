@@ -71,19 +71,18 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
     asked = "--measure" if options.measure else f"--part {part}"
     other = places or part not in (None, "sync")
     refuse(
-        {
-            **{
-                f"explain: {option_name(name)} is for {taker}, and cannot change recorded runs; leave it out": True
-                for name, taker in _TAKEN_BY.items()
-                if getattr(options, name, None) is not None and asked != taker
-            },
-            "explain: --measure makes runs of its own, for --part sync; name no run and no other part": (
-                options.measure and other
-            ),
-            "explain: name run directories, or a folder of them; or give --measure": not options.measure and not places,
-            f"explain: --part {part} looks at one run; name one": part in ("steps", "timeline", "system")
-            and places[1:],
-        }
+        "",
+        *(
+            (True, f"explain: {option_name(name)} is for {taker}, and cannot change recorded runs; leave it out")
+            for name, taker in _TAKEN_BY.items()
+            if getattr(options, name, None) is not None and asked != taker
+        ),
+        (
+            options.measure and other,
+            "explain: --measure makes runs of its own, for --part sync; name no run and no other part",
+        ),
+        (not options.measure and not places, "explain: name run directories, or a folder of them; or give --measure"),
+        (part in ("steps", "timeline", "system") and places[1:], f"explain: --part {part} looks at one run; name one"),
     )
 
 

@@ -80,20 +80,23 @@ def predict(options: argparse.Namespace) -> Result:
     scored = options.holdout is not None
     laws = not (options.workers or scored or recommended)
     refuse(
-        {
-            "--rolling says how to hide worker counts: give --holdout, too, or leave it out": (
-                options.rolling and not scored
-            ),
-            "nothing is asked for: give --workers to forecast, --holdout or --recommend": (
-                laws and any(each is not None for each in (*known.values(), *batch.values()))
-            ),
-            "--baseline: is of the laws; leave it out, or --workers, --holdout and --recommend": (
-                options.baseline is not None and not laws
-            ),
-            "--recommend looks at every worker count: give --batch with one value, or --global-batch": (
-                recommended and len(options.batch or ()) > 1
-            ),
-        }
+        "",
+        (
+            options.rolling and not scored,
+            "--rolling says how to hide worker counts: give --holdout, too, or leave it out",
+        ),
+        (
+            laws and any(each is not None for each in (*known.values(), *batch.values())),
+            "nothing is asked for: give --workers to forecast, --holdout or --recommend",
+        ),
+        (
+            options.baseline is not None and not laws,
+            "--baseline: is of the laws; leave it out, or --workers, --holdout and --recommend",
+        ),
+        (
+            recommended and len(options.batch or ()) > 1,
+            "--recommend looks at every worker count: give --batch with one value, or --global-batch",
+        ),
     )
     if laws:
         return _laws(points, options.baseline)
@@ -141,7 +144,7 @@ def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) 
     """Raise AnalysisError where every series has a reason against `what` was asked for; the first one is told."""
     name, first = next(iter(why_not.items()))
     where = f"{options.points}, series {name!r}" if name else str(options.points)
-    refuse({f"{where}: {what}: {first}": all(why_not.values())}, AnalysisError)
+    refuse("", (all(why_not.values()), f"{where}: {what}: {first}"), error=AnalysisError)
 
 
 def _questions(options: argparse.Namespace) -> Any:

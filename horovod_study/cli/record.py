@@ -47,13 +47,13 @@ def record(options: argparse.Namespace) -> int:
         text for text, (name, equals, _) in zip(options.option, named_options, strict=True) if not (name and equals)
     ]
     refuse(
-        {
-            f"--steps {steps}: no more than --warmup-steps {first}, and none is left to measure": (
-                steps is not None and steps <= first
-            ),
-            "record: no command; write `horovod-study record -- python train.py`": not command,
-            **{f"--option {text}: is not NAME=VALUE": True for text in unnamed},
-        }
+        "",
+        (
+            steps is not None and steps <= first,
+            f"--steps {steps}: no more than --warmup-steps {first}, and none is left to measure",
+        ),
+        (not command, "record: no command; write `horovod-study record -- python train.py`"),
+        *((True, f"--option {text}: is not NAME=VALUE") for text in unnamed),
     )
     check_rate("--rate", options.rate)
     measured = named(packaged().options, Role.WINDOW | Role.CLOCK | Role.NAMING)

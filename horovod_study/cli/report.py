@@ -77,7 +77,7 @@ def export(options: argparse.Namespace) -> Result:
 
     place = options.place
     what = "report --export: name what to write, such as --export trace; see report --export --help"
-    refuse({what: options.export is None})
+    refuse("", (options.export is None, what))
     return Result(
         **api.export(
             runs_folder(place),

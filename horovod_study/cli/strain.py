@@ -35,7 +35,7 @@ def generate(options: argparse.Namespace) -> int:
 
     size = dataset.parse_size(options.size) or 0
     what = f"--size {options.size}: must be a whole number of curves, for instance 1000000"
-    refuse({what: not size}, DataError)
+    refuse("", (not size, what), error=DataError)
     noise_max_mpa = _noise_max_mpa(options)
     path = options.out or dataset.cached_path(size, options.seed, noise_max_mpa)
     noise = f"noise up to {noise_max_mpa:g} MPa" if noise_max_mpa else "clean"
@@ -133,11 +133,10 @@ def _noise_max_mpa(options: argparse.Namespace) -> float:
     given, clean = options.noise_max, options.clean
     value = 0.0 if clean else 1.0 if given is None else float(given)
     refuse(
-        {
-            f"--clean means --noise-max 0, but --noise-max {given} is given; keep one of the two": clean and given,
-            f"--noise-max {value}: must be 0 (clean curves, as --clean) or greater, in MPa": not 0 <= value < math.inf,
-        },
-        DataError,
+        "",
+        (clean and given, f"--clean means --noise-max 0, but --noise-max {given} is given; keep one of the two"),
+        (not 0 <= value < math.inf, f"--noise-max {value}: must be 0 (clean curves, as --clean) or greater, in MPa"),
+        error=DataError,
     )
     return value
 

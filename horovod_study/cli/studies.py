@@ -138,20 +138,22 @@ def _refuse_idle(options: argparse.Namespace) -> None:
     of_pairs = [*(name for name in _OF_PAIRS if getattr(options, name) is not None), *_run_values(options)]
     told = "is for two sides A B; a study file says it by itself"
     refuse(
-        {
-            **{f"run: {option_name(name)} {told}": True for name in of_pairs},
-            f"run: {study} and a command are both given; name a study file or write a command": command and study,
-            "run: no study; name its file, or write `run -- COMMAND` with {workers} in it": not command and not study,
-            "--rate: a study file says it by itself, as `rate: REGEX` beside command": (
-                options.rate is not None and not command
-            ),
-            f"run: behind a study file, {next(iter(options.cells), '')!r} can only be a cell; give --retry too": (
-                options.cells and not options.retry
-            ),
-            "run: --json is for --plan; what a study came to: horovod-study report RUNS --json": (
-                options.json and not options.plan
-            ),
-        }
+        "",
+        *((True, f"run: {option_name(name)} {told}") for name in of_pairs),
+        (command and study, f"run: {study} and a command are both given; name a study file or write a command"),
+        (not command and not study, "run: no study; name its file, or write `run -- COMMAND` with {workers} in it"),
+        (
+            options.rate is not None and not command,
+            "--rate: a study file says it by itself, as `rate: REGEX` beside command",
+        ),
+        (
+            options.cells and not options.retry,
+            f"run: behind a study file, {next(iter(options.cells), '')!r} can only be a cell; give --retry too",
+        ),
+        (
+            options.json and not options.plan,
+            "run: --json is for --plan; what a study came to: horovod-study report RUNS --json",
+        ),
     )
 
 
@@ -173,7 +175,7 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.text.progress import say
 
     what = "is for a study file; two sides A B are compared on this machine"
-    refuse({f"run: --{name} {what}": getattr(options, name) for name in _NOT_OF_PAIRS})
+    refuse("", *((getattr(options, name), f"run: --{name} {what}") for name in _NOT_OF_PAIRS))
     out = options.out or (options.runs or Path("runs")) / "compare"
     aim = None if options.until is None else until_share(options.until)
     how: dict[str, Any] = {"turns": not options.no_turns, "precision": aim}
@@ -263,7 +265,7 @@ def status(options: argparse.Namespace) -> int | Result:
     if options.cancel is not None:
         from horovod_study.studies.runner import cancel_cells
 
-        refuse({f"--cancel: ends cells of a study, and {options.study} is a run; name the study file": one})
+        refuse("", (one, f"--cancel: ends cells of a study, and {options.study} is a run; name the study file"))
         cancel_cells(_sweep(options, study), which=options.cancel)  # the first says which runs
         return 0
     if options.watch and not options.json:

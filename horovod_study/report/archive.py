@@ -75,7 +75,7 @@ def write_archive(archived: Archived, path: Path, analysis: Analysis, source: Ma
     """
     running = analysis.provenance["runs"].get("running", 0)
     told = f"{plural(running, 'run')} of this study still running; export it at its end"
-    refuse({f"{archived.name}: {told}": running}, RecordError)
+    refuse("", (running, f"{archived.name}: {told}"), error=RecordError)
     when = _FIRST_DAY  # of all entries: when the last run began
     if started := analysis.provenance["started"]:
         when = max(_FIRST_DAY, datetime.fromisoformat(f"{started[-1]}").timetuple()[:6])

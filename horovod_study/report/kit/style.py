@@ -61,13 +61,13 @@ class FigureFormat:
         low, high = (40.0, 400.0)  # below, labels leave no room for data; above, it is a poster
         wide_mm, text_mm, column_mm = (_MM_PER_IN * each for each in (self.width_in, PRINT_WIDTH_IN, COLUMN_WIDTH_IN))
         refuse(
-            {
+            "",
+            (
+                not low <= round(wide_mm, 3) <= high,
                 f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {wide_mm:g} mm; give text "
-                f"({text_mm:.0f} mm), column ({column_mm:.0f} mm) or a number of mm": (
-                    not low <= round(wide_mm, 3) <= high
-                ),
-                f"--font: {self.font!r} is not known; allowed: {', '.join(_FONTS)}": self.font not in _FONTS,
-            }
+                f"({text_mm:.0f} mm), column ({column_mm:.0f} mm) or a number of mm",
+            ),
+            (self.font not in _FONTS, f"--font: {self.font!r} is not known; allowed: {', '.join(_FONTS)}"),
         )
 
     @classmethod

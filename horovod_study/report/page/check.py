@@ -136,7 +136,9 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
     else:
         why = ""
     hint = "they were there when the study was analysed" if runs is None else "it was given as --runs"
-    refuse({f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS": why}, RecordError)
+    refuse(
+        "", (why, f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS"), error=RecordError
+    )
     networks = [(directory / f"{each.get('path')}", f"{each.get('named')}") for each in source.get("benches") or ()]
     return {**source, "runs": place, "networks": networks, "whole": not source or records.is_whole(source)}
 
@@ -176,7 +178,7 @@ def allowed(names: Sequence[str]) -> frozenset[str]:
     doubts = [name for name, rule in RULES.items() if rule.severity == "doubt"]
     error = "is an error and cannot be allowed"
     told = ((name, error if name in RULES else f"is not a finding{nearest(name, doubts)}") for name in names)
-    refuse({f"--allow {name}: {why}; allowed: {', '.join(doubts)}": name not in doubts for name, why in told})
+    refuse("", *((name not in doubts, f"--allow {name}: {why}; allowed: {', '.join(doubts)}") for name, why in told))
     return frozenset(names)
 
 
