@@ -67,6 +67,13 @@ def short(value: Any) -> str:
     return cut.repr(value)
 
 
+def refuse(source: str, *rules: tuple[object, str], error: type[StudyError] = ConfigError) -> None:
+    """Raise `error` with the text of the first rule whose first part is true: what must not be, and what to say."""
+    for broken, text in rules:
+        if broken:
+            raise error(f"{source}: {text}")
+
+
 def require_known(
     what: str, value: Any, allowed: Iterable[str], *, error: type[StudyError] = ConfigError, also: str = ""
 ) -> None:

@@ -19,10 +19,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from horovod_study.config.doors import Options, at_least
 from horovod_study.config.run import available_cores
-from horovod_study.errors import ConfigError, StudyError, require_within
+from horovod_study.errors import ConfigError, StudyError, refuse
 from horovod_study.files import writing
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.bench import measured, run_ranks
@@ -49,6 +50,12 @@ _KNOWN = "runtime transport workers reduction dtype shards batch steps optimizer
 _NEAR = 1e-3  # so near a factor of the gradient must be to N to be called a sum over N workers
 
 
+class _Asked(Options):
+    workers: list[Annotated[int, at_least(1)]]
+    steps: Annotated[int, at_least(1)]
+    seed: Annotated[int, at_least(0)]
+
+
 class Question(NamedTuple):
     """What is to be proven, under the names of the options; `runtime` None: whatever is available on this machine."""
 
@@ -68,26 +75,19 @@ class Question(NamedTuple):
 
     def check(self, cores: int) -> None:
         """Raise ConfigError for what cannot be proven on so many cores."""
-        for name, value, low in (("workers", min(self.workers), 1), ("steps", self.steps, 1), ("seed", self.seed, 0)):
-            require_within(f"bench equality: --{name}", value, low)
-        if self.kernels == "native" and (list(self.reduction), list(self.dtype)) != (["flat"], ["float32"]):
-            raise ConfigError(
-                "bench equality: --kernels native computes in float32 and averages one flat buffer; add --dtype "
-                "float32 --reduction flat, or leave --kernels out"
-            )
+        _Asked.of("bench equality", self._asdict())
         most, limit = max(self.workers), _RANKS_PER_CORE * cores
-        if most > limit:
-            raise ConfigError(
-                f"bench equality: --workers {most} are more ranks than this machine has slots: "
-                f"{plural(cores, 'core')}, at most {_RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
-            )
-        if self.batch < (least := 2 * most if most > 1 else 1):
-            raise ConfigError(
-                f"bench equality: --batch {self.batch} is too small for {plural(most, 'worker')}: uneven shards need "
-                f"at least {plural(least, 'curve')}; use a larger --batch or fewer --workers"
-            )
-        if self.broken and min(self.workers) < 2:
-            raise ConfigError(f"bench equality: --break {self.broken} needs two ranks; use --workers 2")
+        least, native = 2 * most if most > 1 else 1, self.kernels == "native"
+        what = "--kernels native computes in float32 and averages one flat buffer; add --dtype float32 --reduction flat"
+        many = f"--workers {most} are more ranks than this machine has slots: {plural(cores, 'core')}, at most "
+        small = f"--batch {self.batch} is too small for {plural(most, 'worker')}: uneven shards need at least "
+        refuse(
+            "bench equality",
+            (native and [*self.reduction, *self.dtype] != ["flat", "float32"], f"{what}, or leave --kernels out"),
+            (most > limit, f"{many}{_RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"),
+            (self.batch < least, f"{small}{plural(least, 'curve')}; use a larger --batch or fewer --workers"),
+            (self.broken and min(self.workers) < 2, f"--break {self.broken} needs two ranks; use --workers 2"),
+        )
 
     def trials(self, workers: int, device: str = "cpu", *, alone: bool = False) -> list[dict[str, Any]]:
         """Return what is trained with so many workers: each with its sequential counterpart's rate and file.
