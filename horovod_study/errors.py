@@ -71,7 +71,7 @@ def refuse(source: str, *rules: tuple[object, str], error: type[StudyError] = Co
     """Raise `error` with the text of the first rule whose first part is true: what must not be, and what to say."""
     for broken, text in rules:
         if broken:
-            raise error(f"{source}: {text}")
+            raise error(f"{source}: {text}" if source else text)
 
 
 def require_known(

@@ -32,7 +32,7 @@ from horovod_study.cluster.jobs import JobBook, JobState
 from horovod_study.cluster.reason import told_to_end
 from horovod_study.config.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.config.run import Cell
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.errors import RecordError, StudyError, nearest, refuse
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
 from horovod_study.studies import lease
@@ -80,20 +80,6 @@ class Entry:
     def name(self) -> str:
         """The name of the cell for people, e.g. "horovod/mpi, 2 workers, repeat 1"."""
         return self.cell.name
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, in a stable order."""
-        return {
-            "cell": self.key,
-            "name": self.name,
-            "runtime": self.cell.runtime,
-            **facts(self.cell.placement, "workers", "partition"),
-            **facts(self.cell.config, "batch", "repeat"),
-            **facts(self, "state", "samples_per_s", "reason"),
-            "host": self.host or None,
-            "job": self.job or None,
-            "earlier_attempts": self.earlier_attempts,
-        }
 
 
 class _OtherCode(NamedTuple):
@@ -155,17 +141,18 @@ class Ledger:
                 for entry in self.entries
                 if text in (entry.key, entry.name) or (text and entry.name.startswith(f"{text}, "))
             ]
-            if not named:
-                known = [*(entry.key for entry in self.entries), *(entry.name for entry in self.entries)]
-                raise ConfigError(
-                    f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; "
-                    "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
-                )
-            if not (fitting := {entry.key for entry in named if entry.state in states}):
-                raise ConfigError(
-                    f"{each!r}: is {' or '.join(sorted({entry.state for entry in named}))}, but only cells that are "
-                    f"{', '.join(state for state in STATES if state in states)} can be chosen here"
-                )
+            known = [] if named else [name for entry in self.entries for name in (entry.key, entry.name)]
+            fitting = {entry.key for entry in named if entry.state in states}
+            unknown = (
+                f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; `horovod-study status` "
+            )
+            found_as = " or ".join(sorted({entry.state for entry in named}))
+            wanted_as = ", ".join(state for state in STATES if state in states)
+            refuse(
+                "",
+                (known, f"{unknown}lists its cells; name one by its key, or by how its name begins"),
+                (not fitting, f"{each!r}: is {found_as}, but only cells that are {wanted_as} can be chosen here"),
+            )
             found |= fitting
         return tuple(entry for entry in self.entries if entry.key in found)
 
@@ -203,20 +190,18 @@ class Ledger:
         counts = ", ".join(f"{rest[each]} {each}" for each in STATES if rest[each])
         return [*lines, f"not listed: {counts}; `status --json` has every cell"] if counts else lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "study": self.sweep.name,
-            "directory": str(self.directory),
-            "cells": len(self.entries),
-            "counts": self.counts(),
-            "summary": self.summary(),
-            "rows": [entry.to_dict() for entry in self.entries],
-            "other_code": [{**facts(each, "identity", "why"), "runs": list(each.runs)} for each in self.other_code],
-            "further": list(self.further),
-            "foreign": list(self.foreign),
-            "unreadable": dict(self.unreadable),
-        }
+    def document(self) -> dict[str, Any]:
+        """Return what `status --json` prints."""
+        found: dict[str, Any] = {"study": self.sweep.name, "directory": str(self.directory), "cells": len(self.entries)}
+        found |= {"counts": self.counts(), "summary": self.summary(), "rows": []}
+        for each in self.entries:
+            row = {"cell": each.key, "name": each.name, "runtime": each.cell.runtime}
+            row |= facts(each.cell.placement, "workers", "partition") | facts(each.cell.config, "batch", "repeat")
+            row |= facts(each, "state", "samples_per_s", "reason")
+            row |= {"host": each.host or None, "job": each.job or None, "earlier_attempts": each.earlier_attempts}
+            found["rows"].append(row)
+        found["other_code"] = [{**facts(each, "identity", "why"), "runs": [*each.runs]} for each in self.other_code]
+        return {**found, **facts(self, "further", "foreign", "unreadable")}
 
 
 def foreign(record: RunRecord, cell: Cell) -> str:

@@ -30,7 +30,7 @@ from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.site import Site, site_of
 from horovod_study.config.run import Cell, Placement, available_cores
-from horovod_study.errors import StudyError
+from horovod_study.errors import StudyError, refuse
 from horovod_study.files import writing
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES
@@ -359,14 +359,17 @@ class _Runner:
             told = f"{len(plan.cells)} cells take {duration(plan.seconds)}, one after the other"
         if not told:
             return
-        if not (sys.stdin.isatty() and console.is_terminal):
-            raise StudyError(f"{told}; give --yes to run it all the same, or shrink the study (`run --plan` shows it)")
-        console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
-        answer = ""
-        with suppress(EOFError):
-            answer = console.input()
-        if answer.strip().lower() not in ("y", "yes"):
-            raise StudyError("nothing was started; shrink the study (`run --plan` shows it), or raise its budget")
+        answer, asked = "", sys.stdin.isatty() and console.is_terminal
+        if asked:
+            console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
+            with suppress(EOFError):
+                answer = console.input()
+        refuse(
+            "",
+            (not asked, f"{told}; give --yes to run it all the same, or shrink the study (`run --plan` shows it)"),
+            (answer.strip().lower() not in ("y", "yes"), "nothing was started; shrink the study, or raise its budget"),
+            error=StudyError,
+        )
 
     def _wait(self, stop: Interruption) -> None:
         """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs."""
@@ -462,7 +465,8 @@ class Grid:
         """
         if any(cell.identity for cell in cells):
             remember(self.directory, self.sweep.partitions.values())
-        try:
+        again = "make room there or choose another folder with --runs, and run the study again"
+        with writing(self.directory, again, error=StudyError):
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
             self._display = Display(self.console, total=len(cells) if total is None else total, ended=ended)
             with closing(self._display):
@@ -476,13 +480,6 @@ class Grid:
                 if self._aim is not None and not self.stop.requested:
                     for line in self._aim.look(self.sweep).lines():
                         say(self.console, line)
-        except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
-            raise
-        except OSError as error:
-            raise StudyError(
-                f"{error.filename or self.directory}: {error.strerror or error}; make room there or choose another "
-                "folder with --runs, and run the study again"
-            ) from error
         return self.broken_off
 
     def _in_turns(self, cells: Sequence[Cell], block: str) -> None:
