@@ -359,6 +359,7 @@ class _Runner:
             told = f"{len(plan.cells)} cells take {duration(plan.seconds)}, one after the other"
         if not told:
             return
+        shrink = "shrink the study (`run --plan` shows it)"
         answer, asked = "", sys.stdin.isatty() and console.is_terminal
         if asked:
             console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
@@ -366,8 +367,8 @@ class _Runner:
                 answer = console.input()
         refuse(
             "",
-            (not asked, f"{told}; give --yes to run it all the same, or shrink the study (`run --plan` shows it)"),
-            (answer.strip().lower() not in ("y", "yes"), "nothing was started; shrink the study, or raise its budget"),
+            (not asked, f"{told}; give --yes to run it all the same, or {shrink}"),
+            (answer.strip().lower() not in ("y", "yes"), f"nothing was started; {shrink}, or raise its budget"),
             error=StudyError,
         )
 
