@@ -150,10 +150,9 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.config.workload import find_workload
     from horovod_study.report.figures.comparison import write_comparison
-    from horovod_study.studies.design import follow
     from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.pairs import pairs_of, told
-    from horovod_study.studies.runner import RunOptions, show_plan
+    from horovod_study.studies.runner import RunOptions, follow, show_plan
     from horovod_study.text.progress import say
 
     for name in (name for name in _NOT_OF_PAIRS if getattr(options, name)):
