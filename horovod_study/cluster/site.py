@@ -18,8 +18,7 @@ from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError, StudyError, nearest, refuse
 from horovod_study.text.words import plural
 
-PORTS = (20_000, 32_767)
-"""Where ranks meet: above what services use, below what systems give to outgoing connections."""
+PORTS = (20_000, 32_767)  # Where ranks meet: above what services use, below what systems give to outgoing connections
 _MAX_HOSTS = 100_000
 
 
@@ -48,8 +47,7 @@ class Site:
         return not self.hosts or self.here
 
 
-HERE = Site()
-"""This machine, and nothing said of it."""
+HERE = Site()  # This machine, and nothing said of it
 
 
 def common_site(partition: Partition) -> Site:

@@ -30,7 +30,7 @@ from horovod_study.errors import StudyError, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import TIMED_OUT, ProgramRun
+from horovod_study.studies.attempt import TIMED_OUT, RankRun
 from horovod_study.studies.engine import attempt
 from horovod_study.studies.interruption import Interruption
 from horovod_study.text.progress import Line
@@ -40,10 +40,8 @@ from horovod_study.workload.options import StrainConfig, strain_config
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
 
-Plain = Mapping[str, Any]
-"""Plain values by name, as JSON has them."""
-Names = Sequence[str] | None
-"""Asked for by name; None: whatever is there."""
+Plain = Mapping[str, Any]  # Plain values by name, as JSON has them
+Names = Sequence[str] | None  # Asked for by name; None: whatever is there
 
 RANK_PROGRAM = "horovod_study.programs.collectives"
 _RAW = ("mpi", "gloo", "nccl")
@@ -81,14 +79,13 @@ def run_ranks(
         kept = read_text(asked, error=StudyError, again=again)
         if kept == question and (folder / ANSWER).exists():
             return dict(read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError))
-    run = ProgramRun(
+    run = RankRun(
         runtime=runtime,
         workers=workers,
-        module=module,
-        arguments=(str(plan.absolute()),),
+        program=("-m", module, str(plan.absolute())),
         out=folder,
         log=log,
-        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
+        variables={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
         timeout_s=timeout_s,
         watch=lambda running: on_progress(running.last_line() or "starting"),
     )

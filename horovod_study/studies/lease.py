@@ -35,14 +35,11 @@ from horovod_study.files import not_written, unfinished, write_file, writing
 
 CLAIMS = ".claims"
 """Folder of a study's claims: one for each attempt at a cell, named by its key, and those of the study itself."""
-ATTEMPTS = ".attempts"
-"""Folder beside runs, of those that were moved aside before they were begun again."""
-STALE_S = 120.0
-"""Longer than two touches and the minute for which a client of a file server may believe old times."""
+ATTEMPTS = ".attempts"  # Folder beside runs, of those that were moved aside before they were begun again
+STALE_S = 120.0  # Longer than two touches and the minute for which a client of a file server may believe old times
 _RUN = "run"
 _NO_LINK = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
-_Ended = Callable[[str], bool]
-"""Says whether a Slurm job has ended for good; False where that is not known."""
+_Ended = Callable[[str], bool]  # Says whether a Slurm job has ended for good; False where that is not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

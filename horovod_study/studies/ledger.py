@@ -47,10 +47,8 @@ STATES = (
 )
 _LISTED = 100  # cells of a study that `status` lists all; of a larger one, it lists those that want attention,
 _SHOWN = 40  # and so many of them
-BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")
-"""States of cells that any `run` takes up."""
-ON_RETRY = ("failed", "timed out", "cancelled")
-"""States of cells that are run again only when that is wanted."""
+BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")  # States of cells that any `run` takes up
+ON_RETRY = ("failed", "timed out", "cancelled")  # States of cells that are run again only when that is wanted
 ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", "exit_code", "reason")
 
 _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows

@@ -75,8 +75,7 @@ from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, 
 from horovod_study.text.progress import duration
 from horovod_study.text.words import plural
 
-AGAIN = (*ledgers.ON_RETRY, "pre-empted")
-"""States of cells that `retry` runs again."""
+AGAIN = (*ledgers.ON_RETRY, "pre-empted")  # States of cells that `retry` runs again
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell

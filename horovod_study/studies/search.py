@@ -67,8 +67,7 @@ from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
 
 OPTIONS = packaged().options
-PARTS = 20
-"""A trial is compared with others at twentieths of its budget."""
+PARTS = 20  # A trial is compared with others at twentieths of its budget
 
 _KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
 _ELSEWHERE = {

@@ -38,8 +38,7 @@ from horovod_study.text.words import plural
 
 _TRIES = 3
 _BETWEEN_TRIES_S = 5.0
-_Draft = tuple[Job, Allocation, str]
-"""A job that is ready to be submitted, and its script."""
+_Draft = tuple[Job, Allocation, str]  # A job that is ready to be submitted, and its script
 
 
 def submit_cells(

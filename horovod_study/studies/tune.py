@@ -1,18 +1,12 @@
 """`run STUDY --tune`: which settings of communication make the training of a study fastest, at its most workers.
 
-Settings are arms of a race by halving. Libraries read theirs when they start, so that every arm is launched: it is a
-cell of the study RUNS/<study>-tune, run as the cells of any other one, in turns where that is possible. What is typed
-again goes on: a launch that is whole is only read.
+Settings are arms of a race by halving (docs/tune.md: "How it decides"). Libraries read theirs when they start, so each
+arm is launched: it is a cell of the study RUNS/<study>-tune, in turns where that is possible. What is typed again goes
+on: a launch that is whole is only read. Machines drift, so settings are only ever compared within rounds, by the
+estimate of `analysis.paired`: a launch in turns has many, one after the other all runs of a launch are one round.
 
-Machines drift, so settings are only ever compared within rounds, by the estimate of `analysis.paired`. In turns
-(turns.py) one launch of all settings together has many rounds of slices; where they cannot alternate a launch is one
-round of runs one after the other. Everything else is the same for both:
-
-A stage measures all settings that are left, with the shipped ones and the library's defaults. Then whoever is resolved
-to be slower than the fastest is out (O. Maron and A. Moore, Hoeffding races, 1994), and the slower half of the rest
-(Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed bandits", 2013). After the first one the
-best values of single settings that help are combined. Whoever wins was also lucky: the leader is launched again,
-against both baselines, and is chosen where these launches alone resolve its gain.
+Who is resolved to be slower than the fastest is out (O. Maron and A. Moore, Hoeffding races, 1994), and the slower half
+of the rest (Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed bandits", 2013).
 """
 
 import math

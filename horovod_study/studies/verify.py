@@ -1,17 +1,8 @@
 """The proof that parallel training equals sequential training: what is run, and the verdict on each case.
 
 A case is one parallel training run of S steps: a runtime, N workers, a reduction, a precision, an optimiser, even or
-uneven shards. It passes if
-
-    every one of the model's tensors ends within the bound of the sequential run's, ||p - q|| / ||q||, on every rank
-    (reported and not judged for Adam in float32, see _UNJUDGED),
-    the curves of every global batch are the sequential ones in the same order,
-    every rank's learning rate is the sequential one in every step,
-    every rank begins with the sequential run's parameters, bit for bit, and all ranks end alike,
-    the averaged gradient of the first step is 1 times the sequential one, within the bound.
-
-The last is not implied by the first: Adam divides the gradient by its own size, so a sum in the place of a mean hardly
-moves the parameters. docs/verify.md says what the figures mean.
+uneven shards. docs/verify.md says what it must have in common with the sequential run, and why the averaged gradient
+is looked at by itself: Adam divides it by its own size, so a sum in the place of a mean hardly moves the parameters.
 """
 
 import math
@@ -33,8 +24,7 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload.options import StrainConfig, strain_config
 from horovod_study.workload.schedule import scaled_lr
 
-BOUNDS = {"float32": 1e-6, "float64": 1e-14}
-"""The largest relative error of a tensor that passes."""
+BOUNDS = {"float32": 1e-6, "float64": 1e-14}  # The largest relative error of a tensor that passes
 _UNJUDGED = ("float32", "adam")
 """Precision and optimiser whose errors are shown but held to no bound; order, rate, start and operation are judged.
 

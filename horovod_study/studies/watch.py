@@ -34,8 +34,7 @@ from horovod_study.text.progress import duration
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
-RECENT_STEPS = 200
-"""So many steps, the last that all ranks have, are what is shown as now."""
+RECENT_STEPS = 200  # So many steps, the last that all ranks have, are what is shown as now
 _TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")  # the worst first
 
 
