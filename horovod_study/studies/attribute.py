@@ -30,7 +30,7 @@ _LEAST_STEPS = 5
 """Steps of a slice: the first one, which workers do not begin together, says nothing of their synchronisation."""
 
 
-class _Asked(Options):
+class _ArmOptions(Options):
     runtime: list[Annotated[str, one_of(name for name in RUNTIMES if name != "serial")]]
     rounds: Annotated[int, at_least(1)]
 
@@ -52,7 +52,7 @@ def cells_of(
     options = packaged().options
     budgets = dict.fromkeys(named(options, Role.BUDGET), "use --steps")
     refuse_set("explain --measure", given, SET_BY_ATTRIBUTION, {**budgets, **BY_RUNTIME})
-    _Asked.of("explain --measure", {"runtime": list(runtimes), "rounds": rounds})
+    _ArmOptions.of("explain --measure", {"runtime": list(runtimes), "rounds": rounds})
     require_workers("explain --measure", workers, cores, least=2)
     values = {"steps": STEPS, **given, **packaged().quiet, "study": name, "measure_sync": True}
     # Alone, what says how workers communicate means nothing, and would be refused.

@@ -138,7 +138,7 @@ _Positive = Annotated[int, at_least(1)]
 _Seconds = Annotated[float, at_least(1e-3), Field(le=1e6)]
 
 
-class _Asked(Options):
+class _BenchOptions(Options):
     """Options of `bench`; None: whatever is there."""
 
     transport: list[Annotated[str, one_of(_RAW)]] | None
@@ -151,7 +151,7 @@ class _Asked(Options):
     seconds: _Seconds
 
 
-class _AskedOfTimers(Options):
+class _TimerOptions(Options):
     """Options of `bench timers`."""
 
     rounds: Annotated[int, at_least(3), Field(le=20_000)] | None
@@ -275,7 +275,7 @@ def bench_document(
         line.now_and_then(f"  {text}")
 
     with leaving_together(launch.rank) if launched else nullcontext(), closing(Line(enabled=launch.rank == 0)) as line:
-        asked = _Asked.of("bench", {"transport": transport, "runtime": runtime, **sizes, **plan})
+        asked = _BenchOptions.of("bench", {"transport": transport, "runtime": runtime, **sizes, **plan})
         jobs, fitting = plan_jobs(transport, runtime), _LAUNCHED_BY.get(launch.launcher, _MPI_JOBS_HERE)
         count = launch.workers if launched else worker_count(workers, available_cores())
         other = f"--runtime {' '.join(runtime or ())}, but {launch.named} started these ranks, and they can measure one"
@@ -334,7 +334,7 @@ def measure_timers(
         f"{launch.named} started {launch.workers} ranks of it, but it starts its own; start it alone, with --workers"
     )
     refuse("bench timers", (launch.workers > 1, others))
-    _AskedOfTimers.of("bench timers", {"rounds": None, "steps_per_block": None, **plan, "over": over})
+    _TimerOptions.of("bench timers", {"rounds": None, "steps_per_block": None, **plan, "over": over})
     for count in workers:
         require_workers("bench timers", count, available_cores())
     launches = [

@@ -52,7 +52,7 @@ class _Named(Form):
     runtime: Annotated[Text, one_of(RUNTIMES)]
 
 
-class _Asked(Options):
+class _PairOptions(Options):
     seconds: Annotated[Number, above(0)] | None
     blocks: Annotated[Whole, at_least(1)] | None
 
@@ -380,7 +380,7 @@ def pairs_of(
     ConfigError: what was given does not go together, or A and B are not to do the same work.
     """
     common = dict(given)
-    seconds = _Asked.of("run", {"seconds": common.pop("seconds", None), "blocks": blocks}).seconds
+    seconds = _PairOptions.of("run", {"seconds": common.pop("seconds", None), "blocks": blocks}).seconds
     a, b = sides = [read_side(arm, text, common, workload) for arm, text in zip(ARMS, words, strict=True)]
     differs, serial = check_configs(a, b), [side.text for side in sides if side.runtime == "serial"]
     cores = available_cores()

@@ -25,7 +25,7 @@ from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor
 
 
-class _Asked(Options):
+class _RangeOptions(Options):
     runtime: Annotated[str, one_of(RUNTIMES)]
 
 
@@ -64,7 +64,7 @@ def run_range(
     again. StudyError: the run failed; `command` is what the user typed.
     """
     runtime = runtime or ("serial" if workers == 1 else "horovod/mpi")
-    _Asked.of("lr-range", {"runtime": runtime})
+    _RangeOptions.of("lr-range", {"runtime": runtime})
     require_workers("lr-range", workers, available_cores())
     one = f"--workers is {workers}, but --runtime serial has one worker; name another runtime"
     refuse("lr-range", (workers > 1 and runtime == "serial", one))

@@ -40,7 +40,7 @@ _KNOWN = "runtime transport workers reduction dtype shards batch steps optimizer
 _NEAR = 1e-3  # so near a factor of the gradient must be to N to be called a sum over N workers
 
 
-class _Asked(Options):
+class _ProofOptions(Options):
     workers: list[Annotated[int, at_least(1)]]
     steps: Annotated[int, at_least(1)]
     seed: Annotated[int, at_least(0)]
@@ -65,7 +65,7 @@ class Question(NamedTuple):
 
     def check(self, cores: int) -> None:
         """Raise ConfigError for what cannot be proven on so many cores."""
-        _Asked.of("bench equality", self._asdict())
+        _ProofOptions.of("bench equality", self._asdict())
         most, limit = max(self.workers), _RANKS_PER_CORE * cores
         least, native = 2 * most if most > 1 else 1, self.kernels == "native"
         what = "--kernels native computes in float32 and averages one flat buffer; add --dtype float32 --reduction flat"
