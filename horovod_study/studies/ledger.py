@@ -193,7 +193,7 @@ class Ledger:
         found: dict[str, Any] = {"study": self.sweep.name, "directory": str(self.directory), "cells": len(self.entries)}
         found |= {"counts": self.counts(), "summary": self.summary(), "rows": []}
         for each in self.entries:
-            row = {"cell": each.key, "name": each.name, "runtime": each.cell.runtime}
+            row: dict[str, Any] = {"cell": each.key, "name": each.name, "runtime": each.cell.runtime}
             row |= facts(each.cell.placement, "workers", "partition") | facts(each.cell.config, "batch", "repeat")
             row |= facts(each, "state", "samples_per_s", "reason")
             row |= {"host": each.host or None, "job": each.job or None, "earlier_attempts": each.earlier_attempts}
@@ -341,9 +341,8 @@ def _entry(
     claim, stale = None, False
     # Whoever ran a cell that is done says nothing more, and there may be thousands; nor does this very process.
     if generation and (wrong or not done):
-        claim = lease.read_claim(directory / lease.CLAIMS, key, generation)
-        if claim is None or claim.mine:
-            claim = None
+        found = lease.read_claim(directory / lease.CLAIMS, key, generation)
+        claim = None if found is None or found.mine else found
     if claim is not None and claim.released is None:
         over = job is not None and job.state not in _ALIVE
         ended = lambda number: over and job is not None and _same(number, job)  # noqa: E731
@@ -365,7 +364,7 @@ def _entry(
     return Entry(cell=cell, state=state, reason=reason, samples_per_s=rate, recorded=recorded, host=host, job=number)
 
 
-def _server_time(directory: Path) -> float:
+def server_time(directory: Path) -> float:
     """Return the time by which claims are judged; of a reader that may not write, nobody is dead because of silence."""
     try:
         return lease.server_time(directory / lease.CLAIMS)
@@ -375,7 +374,7 @@ def _server_time(directory: Path) -> float:
 
 def read_entry(directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
-    claim, present = lease.latest(directory / lease.CLAIMS, cell.key), partial(_server_time, directory)
+    claim, present = lease.latest(directory / lease.CLAIMS, cell.key), partial(server_time, directory)
     entry = _entry(directory, cell, _look(directory / cell.key), jobs, claim.generation if claim else 0, present)
     return replace(entry, earlier_attempts=len([*(directory / lease.ATTEMPTS).glob(f"{cell.key}-*")]))
 
@@ -384,7 +383,7 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
     """Read the state of every cell; a damaged record is a RecordError that names its file."""
     jobs = jobs or JobBook(sweep.directory)
     directory, keys = sweep.directory, {cell.key: cell for cell in sweep.cells}
-    present = cache(partial(_server_time, directory))
+    present = cache(partial(server_time, directory))
     try:
         names = _names(directory)
         earlier = Counter(name.rpartition("-")[0] for name in _names(directory / lease.ATTEMPTS))
@@ -424,18 +423,13 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
         except RecordError as error:
             said = str(error).removeprefix(f"{shown(directory / name)}/")
             unreadable[name] = f"holds no run that can be read: {said}"
-    reached = _reached(sweep, [each.cell for each in entries if each.state == "missing"])
+    missing, reached = [each.cell for each in entries if each.state == "missing"], ""
+    if sweep.precision is not None and missing and directory.is_dir():
+        aim = Aim(sweep).look(sweep)
+        reached = "" if aim.open() or aim.needed(missing) else f"+- {100 * sweep.precision:.3g} %"
     strange = () if sweep.part else tuple(name for name in unknown if name not in explained and name not in unreadable)
     found: dict[str, Any] = {"entries": tuple(entries), "other_code": other, "further": further, "foreign": strange}
     return Ledger(sweep=sweep, **found, reached=reached, unreadable=unreadable)
-
-
-def _reached(sweep: StudyCells, missing: Sequence[Cell]) -> str:
-    """Return the precision that is the aim if it needs none of the `missing` cells; else ""."""
-    if sweep.precision is None or not missing or not sweep.directory.is_dir():
-        return ""
-    aim = Aim(sweep).look(sweep)
-    return "" if aim.open() or aim.needed(missing) else f"+- {100 * sweep.precision:.3g} %"
 
 
 def _names(directory: Path) -> set[str]:
