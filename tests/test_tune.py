@@ -99,6 +99,13 @@ def test_a_study_for_long_runs_is_shortened_and_communicates_as_shipped(tmp_path
     assert (base.config.seconds, base.config.epochs, base.config.reduction) == (2.0, None, "auto")
 
 
+def test_a_study_of_one_worker_has_nothing_to_tune(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("study: s\nsweep: {workers: 1}\nrun: {seconds: 1}\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml: --tune needs a run with several workers; add some to sweep"):
+        base_of(load_study(path))
+
+
 @pytest.mark.parametrize(
     ("knob", "complaint"),
     [
