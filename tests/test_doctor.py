@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -71,9 +72,9 @@ def place(tmp_path: Path) -> Place:
 def test_the_table_names_each_check_once_with_what_it_asks_and_a_remedy() -> None:
     rows = doctor.table()
 
-    assert len({(row.area, row.name) for row in rows}) == len(rows) and len(rows) == 20
+    assert len({(row.area, row.name) for row in rows}) == len(rows) and 30 <= len(rows) <= 40
     assert {row.otherwise for row in rows} == {"warning", "fail"} and rows[0].name == "load"
-    assert {row.where for row in rows} == {"host", "hosts", "here", "slow", "slurm", "login"}
+    assert {row.where for row in rows} == {"host", "hosts", "here", "slow", "slurm", "try", "login"}
     assert all(row.remedy and bool(row.command) == (row.where != "login") for row in rows)
 
 
@@ -119,10 +120,12 @@ def test_the_examination_needs_no_pytorch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "programs", "found"),
     [
-        ("mpirun", {}, "warning: none beside Python or on PATH"),
+        ("mpirun", {}, "warning: neither beside Python nor on PATH"),
         ("mpirun", {"mpirun": "echo 'mpirun (Open MPI) 4.1.8'"}, "ok: ROOT/site/mpirun; mpirun (Open MPI) 4.1.8"),
         ("mpirun", {"mpirun": "printf 'HYDRA build details:\\n  Version:    4.2.1\\n'"}, "ok: ROOT/site/mpirun"),
-        ("mpirun", {"mpirun": "echo 'mpirun (Open MPI) 5.0.3'"}, "warning: ROOT/site/mpirun; mpirun (Open MPI) 5.0.3:"),
+        ("options", {"mpirun": "echo 'mpirun (Open MPI) 5.0.3'"}, "fail: ROOT/site/mpirun; mpirun (Open MPI) 5.0.3:"),
+        ("options", {"mpirun": "echo 'mpirun (Open MPI) 4.1.8'"}, "ok"),
+        ("options", {}, ""),
         ("two ranks", {"mpirun": "echo 2 see each other"}, "ok: 2 see each other"),
         ("two ranks", {"mpirun": "echo 1 see each other; echo 1 see each other"}, "fail: 1 see each other; 1 see"),
         ("two ranks", {"mpirun": "echo 'ImportError: libmpi.so.40: no' >&2; exit 1"}, "fail: ImportError: libmpi"),
@@ -134,6 +137,9 @@ def test_the_examination_needs_no_pytorch(tmp_path: Path) -> None:
         ("driver", {"nvidia-smi": "echo H200, 550.1; echo H200, 550.1"}, "ok: H200, 550.1; H200, 550.1"),
         ("driver", {"nvidia-smi": "true"}, "fail: its module is loaded, but nvidia-smi is not on PATH, or lists"),
         ("driver", {"nvidia-smi": "echo 'NVML: version mismatch' >&2; exit 18"}, "fail: NVML: version mismatch"),
+        ("holders", {}, ""),
+        ("holders", {"nvidia-smi": "true"}, ""),
+        ("holders", {"nvidia-smi": "echo python, 4711"}, "warning: python, 4711: others hold GPUs"),
         ("packages", {"python": "echo torch 2.13.0; echo horovod missing"}, "ok: torch 2.13.0; horovod missing"),
         ("packages", {"python": "echo numpy 2; echo torch missing"}, "fail: numpy 2; torch missing"),
     ],
@@ -158,7 +164,13 @@ def test_each_build_of_horovod_is_started(place: Place) -> None:
     assert place.judged("starts").startswith(f"ok: installed; {place.root}/bin/../lib/horovod-builds/nccl")
 
 
-def test_cores_and_quota(place: Place) -> None:
+def test_what_pythonpath_hides(place: Place) -> None:
+    (place.root / "other" / "torch").mkdir(parents=True)
+    place.environ["PYTHONPATH"] = f"{place.root}:{place.root / 'other'}"
+    assert place.judged("PYTHONPATH").startswith(f"warning: {place.root / 'other'} puts its torch before")
+
+
+def test_cores_quota_and_memory(place: Place) -> None:
     place.program("nproc", "echo 4")
     assert place.judged("cores", workers=4) == "ok: 4 cores for 4 workers"
     assert place.judged("cores", workers=5).startswith("warning: 4 cores for 5 workers: they would share")
@@ -169,6 +181,12 @@ def test_cores_and_quota(place: Place) -> None:
     assert place.judged("quota").startswith("warning: the time of 1.5 of 4 cores: the control group stops workers")
     place.file("sys/fs/cgroup/job/step/cpu.max", "50000 100000")
     assert "0.5 of 4 cores" in place.judged("quota")
+    for free, verdict in ((8_000_000, "ok: 8000 MB"), (400_000, "warning: 400 MB free: a worker takes about 500")):
+        place.file("proc/meminfo", f"MemTotal: 9 kB\nMemAvailable:   {free} kB")
+        assert place.judged("memory").startswith(verdict)
+    for free, verdict in ((2**25, "ok"), (2**16, "warning: 65 MB in /dev/shm: MPI and NCCL exchange through it")):
+        place.program("df", f"echo Filesystem; echo shm 9 9 {free} 1% /dev/shm")
+        assert place.judged("/dev/shm").startswith(verdict)
 
 
 def test_who_computes(place: Place) -> None:
@@ -178,6 +196,17 @@ def test_who_computes(place: Place) -> None:
         assert place.judged("load").startswith(verdict)
     place.file("proc/stat", "cpu 0 0 0 0 0 0 0 0")
     assert place.judged("load", partition=MAIN).startswith("ok"), "jobs run on other nodes"
+
+
+def test_infiniband_and_the_memory_that_may_be_locked(place: Place) -> None:
+    assert place.judged("InfiniBand") == "ok: none: TCP between hosts" and place.judged("locked memory") == ""
+    place.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
+    assert place.judged("InfiniBand").startswith("warning: no port is active: libraries take TCP")
+    place.file("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
+    assert place.judged("InfiniBand").startswith(
+        f"ok: {place.root}/sys/class/infiniband/mlx5_0/ports/1/state:4: ACTIVE"
+    )
+    assert place.judged("locked memory").split(":")[0] in ("ok", "warning")
 
 
 # -------------------------------------------------------------------------------------------- network and folder
@@ -199,6 +228,9 @@ net_if_addrs = lambda: {{name: [S(family=S(name="AF_INET"), address=each)] for n
         ("interfaces", {}, {"several": True}, "fail: what is to be used between the hosts is not up"),
         ("interfaces", ETH, {"interface": "ib0"}, "fail: eth0 10.0.0.1: what is to be used between the hosts is not"),
         ("interfaces", BOTH, {"interface": "ib0"}, "ok"),
+        ("choice", BOTH, {"several": True}, "warning: eth0 10.0.0.1; ib0 10.1.0.1; each library chooses by itself"),
+        ("choice", BOTH, {"several": True, "interface": "ib0"}, "ok"),
+        ("choice", BOTH, {}, "ok"),
     ],
 )
 def test_interfaces(place: Place, name: str, cards: dict[str, str], how: Any, verdict: str) -> None:
@@ -209,10 +241,44 @@ def test_interfaces(place: Place, name: str, cards: dict[str, str], how: Any, ve
 
 
 @pytest.mark.parametrize(
+    ("variable", "found"),
+    [
+        ("HOROVOD_GLOO_IFACE=eth0", ""),
+        ("GLOO_SOCKET_IFNAME=ib0", "warning: ib0 is to be used, which is not up"),
+        ("NCCL_IB_DISABLE=1", "warning: NCCL_IB_DISABLE=1: libraries fail, or take a slower way"),
+        ("NCCL_P2P_DISABLE=0", ""),
+    ],
+)
+def test_variables(place: Place, variable: str, found: str) -> None:
+    place.file("sys/class/net/eth0/address", "")
+    name, _, value = variable.partition("=")
+    place.environ[name] = value
+    said = place.judged("variables")
+    assert said.startswith(found) and bool(said) == bool(found)
+
+
+def test_the_own_name(place: Place) -> None:
+    name = platform.node()
+    place.program("getent", "echo 10.0.0.1 STREAM")
+    assert place.judged("own name", several=True) == f"ok: {name} is 10.0.0.1"
+    place.program("getent", "echo 127.0.1.1 STREAM")
+    assert place.judged("own name") == f"ok: {name} is 127.0.1.1"
+    assert place.judged("own name", several=True, interface="eth0").startswith("ok")
+    assert place.judged("own name", several=True).startswith(f"warning: {name} is 127.0.1.1: PyTorch and Gloo look")
+    place.program("getent", "exit 2")
+    assert place.judged("own name").startswith(f"warning: {name} is unknown")
+
+
+@pytest.mark.parametrize(
     ("name", "kind", "free_kb", "how", "found"),
     [
         ("room", "ext4", 10**7, {}, "ok: ext4, 10000 MB free"),
         ("room", "ext4", 10**5, {}, "fail: ext4, 100 MB free"),
+        ("lasts", "tmpfs", 10**7, {}, "warning: tmpfs, 10000 MB free: it is gone with the machine"),
+        ("lasts", "nfs4", 10**7, {}, "ok"),
+        ("shared", "nfs4", 10**7, {"slurm": True}, "ok"),
+        ("shared", "ext4", 10**7, {"slurm": True}, "warning: ext4, 10000 MB free: nodes see it only if"),
+        ("shared", "ext4", 10**7, {}, ""),
     ],
 )
 def test_the_room_and_kind_of_a_folder(place: Place, name: str, kind: str, free_kb: int, how: Any, found: str) -> None:
@@ -250,16 +316,17 @@ MAIN = Partition(
 )  # fmt: skip
 
 
-def with_slurm(place: Place, *, states: tuple[str, str, str] = ("idle", "idle", "up")) -> None:
+def with_slurm(place: Place, *, states: tuple[str, str, str] = ("idle", "idle", "up"), sbatch: str = "true") -> None:
     nodes = "\n".join(f"4|4000|gpu:2|{states[n]}|1:00:00|{states[2]}|main*" for n in (0, 1))
     place.program("sinfo", f"case \"$*\" in *alpha*) ;; *%n) echo n0; echo n1;; *) cat <<'END'\n{nodes}\nEND\n;; esac")
-    for name in ("squeue", "srun", "scancel", "sbatch"):
+    for name in ("squeue", "srun", "scancel"):
         place.program(name, "true")
+    place.program("sbatch", sbatch)
 
 
 def test_no_slurm_is_fine_unless_it_is_wanted(place: Place) -> None:
     assert place.judged("answers") == "ok: it is not here"
-    assert place.judged("partition") == ""
+    assert place.judged("partition") == "" == place.judged("sbatch --test-only")
     assert place.judged("answers", partition=MAIN).startswith("warning: squeue, sbatch, srun or scancel is not on PATH")
     assert place.judged("partition", partition=MAIN).startswith("fail: ")
 
@@ -271,6 +338,7 @@ def test_a_slurm_that_is_what_the_file_says(place: Place) -> None:
 
     assert place.judged("answers", partition=wanted) == "ok: 2 nodes; this is job 9"
     assert place.judged("partition", partition=wanted).startswith("ok: 4|4000|gpu:2|idle")
+    assert place.judged("sbatch --test-only", partition=wanted) == ""
 
 
 @pytest.mark.parametrize(
@@ -312,6 +380,29 @@ def test_a_slurm_that_does_not_answer(place: Place) -> None:
     assert "Unable to contact slurm controller" in place.judged("answers")
 
 
+def test_a_job_that_would_be_refused(place: Place) -> None:
+    with_slurm(place, sbatch="echo 'allocation failure: Invalid account' >&2; exit 1")
+    found = place.judged("sbatch --test-only", partition=MAIN)
+    assert found.startswith("fail: allocation failure: Invalid account: a job of one full node would be refused")
+    assert "sacctmgr show associations" in found and "time_limit_s" in found
+
+
+def test_the_job_that_is_tried_is_that_of_a_study(place: Place) -> None:
+    note = place.root / "asked"
+    place.environ |= {"SBATCH_ACCOUNT": "wrong", "SLURM_CONF": "/etc/x.conf", "SLURM_NTASKS": "9"}
+    with_slurm(place, sbatch=f'echo "$* $SBATCH_ACCOUNT $SLURM_CONF $SLURM_NTASKS" > {note}')
+
+    place.judged(
+        "sbatch --test-only",
+        partition=replace(MAIN, account="a1", qos="high", constraint="[a*|b]", memory_per_core_mb=9),
+    )
+
+    asked = note.read_text()
+    assert asked.startswith("--test-only --job-name=horovod-study-doctor --partition=main --account=a1 --qos=high ")
+    assert "--constraint=[a*|b] --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gres=gpu:2 --mem-per-cpu=9M" in asked
+    assert "wrong" not in asked and asked.rstrip().endswith(" /etc/x.conf"), "the caller's own settings are left out"
+
+
 def test_gpus_and_time_limits_as_slurm_writes_them() -> None:
     gres = {"gpu:2": 2, "gpu:a100:4(S:0-1),shard:8": 4, "(null)": 0, "gpu:a100:2,gpu:h100:1": 3, "gpu": 1, "N/A": 0}
     limits = {"1:00:00": 3600, "30:00": 1800, "2-12:00:00": 216_000, "infinite": None, "n/a": None}
@@ -339,6 +430,8 @@ class Pair:
         self.place, self.cases = place, {"none": "true"}
         self.says = {"packages": "torch 2.13.0", "runs": "it sees", "names": "ok", "way": "to the other"}
         self.other: dict[str, str] = {}  # of node2
+        self.extra: dict[str, float] = {}  # what each answers beside it
+        self.host = {"node1": "node1", "node2": "node2"}
 
     def look(self, *named: str, **how: Any) -> dict[str, Finding]:
         cases = "\n".join(f"{host}) {action} ;;" for host, action in self.cases.items())
@@ -363,7 +456,8 @@ def pair(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
             each._replace(command=f"echo {each.command}" if "exit" not in each.command else each.command)
             for each in rows
         ]
-        return asked(here, host, rows, variables)
+        told = asked(here, host, rows, variables)
+        return {**told, "host": hosts.host.get(host, host)} | hosts.extra if "problem" not in told else told
 
     monkeypatch.setattr(doctor, "table", lambda: tuple(rows))
     monkeypatch.setattr(doctor, "this_host", lambda name: False)
@@ -379,10 +473,11 @@ def test_two_hosts_that_work(pair: Pair) -> None:
     found = pair.look()
 
     assert wrong(found) == {}
-    of_one = ("", " packages", " runs", " names", " way")
+    of_one = ("", " packages", " runs", " names", " way", " clock")
     assert sorted(found) == sorted(f"{host}{what}" for host in ("node1", "node2") for what in of_one)
     assert found["node2"].what == "reached over ssh without a password; its shell prints nothing"
     assert found["node2 packages"].what == "the versions and the source of this machine"
+    assert found["node2 clock"].what == "that of this machine"
 
 
 @pytest.mark.parametrize(
@@ -431,6 +526,15 @@ def test_what_may_be_wrong_with_a_host(pair: Pair, change: dict[str, str], name:
     found = pair.look()
 
     assert wrong(found) == {name: "fail"} and found[name].what == what and found[name].remedy
+
+
+def test_two_hosts_of_one_name_and_a_clock_that_is_ahead(pair: Pair) -> None:
+    pair.host["node2"] = "node1"
+    assert pair.look()["node1 host name"].what == "node1, node2 call themselves node1"
+    for ahead_s, text in ((90.0, "90.0 s ahead of this machine's"), (-90.0, "90.0 s behind this machine's")):
+        pair.extra = {"ahead": ahead_s}
+        found = pair.look()["node2 clock"]
+        assert (found.verdict, found.what) == ("warning", text)
 
 
 def test_no_python_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,6 +589,7 @@ def test_the_script_answers_through_ssh_as_it_does_here(place: Place) -> None:
 
     there, here = (doctor._asked(look, host, rows, {"PYTHON": sys.executable}) for host in ("no-such-host", ""))
 
+    assert there["host"] == platform.node() and abs(there["ahead"]) < 1
     assert there["said"] == here["said"] and "torch" in there["said"][0][1]
 
 
@@ -585,9 +690,9 @@ def test_a_real_slurm_and_files_that_do_not_fit_it(slurm: SlurmCluster, tmp_path
         here = Machine(environ=slurm.environment, partition=partition, runs=tmp_path)
         return {each.name: each.verdict for each in doctor.diagnosis(here, {}) if each.area == "Slurm"}
 
-    assert look(MAIN) == dict.fromkeys(("answers", "partition"), "ok")
+    assert look(MAIN) == dict.fromkeys(("answers", "partition", "sbatch --test-only"), "ok")
     bad = look(replace(MAIN, gpus_per_node=3, cores_per_node=48))
-    assert bad["partition"] == "fail"
+    assert (bad["partition"], bad["sbatch --test-only"]) == ("fail", "fail")
     assert look(replace(MAIN, slurm_partition="alpha"))["partition"] == "fail"
     assert look(None) == {"answers": "ok"}
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from random import SystemRandom
@@ -24,18 +25,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.launch import cell_environment
 from horovod_study.cluster.remote import Answer, run_on, this_host
 from horovod_study.cluster.site import PORTS, hosts_of_allocation
+from horovod_study.cluster.slurm import directives
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.partitions import Host, Partition
+from horovod_study.config.run import Cell, Placement
+from horovod_study.config.workload import packaged
 from horovod_study.files import unfinished
 from horovod_study.text.words import cut, plural
 
 LOAD_S = 60.0  # for a check: from a busy file server PyTorch loads slowly
 _STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}
 _SCRIPT = """
-import json, os, signal, subprocess, sys
+import json, os, signal, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 
 def made(row):
@@ -50,13 +55,13 @@ def made(row):
         os.killpg(process.pid, signal.SIGKILL)
         return [name, "", "it did not answer within %g s" % limit_s, -1]
 
-rows, limit_s, variables = json.loads(sys.argv[1])
+begun_s, (rows, limit_s, variables) = time.time(), json.loads(sys.argv[1])
 path = os.environ.get("PATH", os.defpath)
 os.environ.update(variables, PATH=os.pathsep.join((os.path.dirname(variables["PYTHON"]), path)))
 os.environ.pop("OMP_NUM_THREADS", None)  # nproc counts it for cores
 with ThreadPoolExecutor(8) as pool:
     said = [*map(made, rows[:1]), *pool.map(made, rows[1:])]
-print(json.dumps({"said": said}))
+print(json.dumps({"said": said, "clock": [begun_s, time.time()], "host": os.uname().nodename}))
 """
 
 
@@ -198,28 +203,40 @@ def _run(here: Machine, host: str, argv: Sequence[str], sent: str = "") -> Answe
 
 
 def _asked(here: Machine, host: str, checks: Iterable[Check], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the script says on a host."""
+    """Return what the script says on a host, with how far its clock is ahead at least (s; negative: behind)."""
     question = json.dumps([[(each.name, each.command) for each in checks], here.limit_s, variables])
+    asked_s = datetime.now(UTC).timestamp()
     answer = _run(here, host, (sys.executable, "-", question), _SCRIPT)
-    with suppress(ValueError, IndexError):
+    heard_s = datetime.now(UTC).timestamp()
+    try:
         told: dict[str, Any] = json.loads(answer.output.splitlines()[-1])
-        return told
-    return {"problem": f"{sys.executable} does not run there: {_last(answer.problem) or answer.output}"}
+    except (ValueError, IndexError):
+        return {"problem": f"{sys.executable} does not run there: {_last(answer.problem) or answer.output}"}
+    first_s, last_s = told["clock"]
+    return {**told, "ahead": max(0.0, last_s - heard_s) or min(0.0, first_s - asked_s)}
 
 
 def _variables(here: Machine, folder: Path | None, place: Path, **more: str) -> dict[str, str]:
     """Return what the commands of checks are given."""
     found = {"PYTHON": here.python, "PLACE": str(place), "FOLDER": str(folder or place / "nothing")}
     found |= {"WORKERS": str(here.workers or ""), "IFACE": here.interface or "", "SEVERAL": "1" * here.several}
-    where = f"-p {here.slurm.slurm_partition}" if here.slurm and here.slurm.slurm_partition else ""
-    found |= {"SEEN": folder.name if folder else "", "ASKED": "1" if here.slurm else "", "WHERE": where}
-    return {**found, "LOGIN": "1" if here.slurm and not here.in_job else "", **more}
+    found |= {"SEEN": folder.name if folder else "", "ASKED": "", "WHERE": "", "LOGIN": "1" if here.slurm else ""}
+    if (wanted := here.slurm) is not None:
+        workers, limit_s = wanted.slots_per_node, wanted.time_limit_s or 600.0
+        placement = Placement(partition=wanted.name, workers=workers, workers_per_node=workers)
+        cell = Cell(config=packaged().configuration(), runtime="serial", placement=placement)
+        node = Allocation(partition=wanted.name, nodes=1, tasks=((cell,),), seconds=limit_s, time_limit_s=limit_s)
+        asked = directives(node, wanted, name="horovod-study-doctor")
+        found["ASKED"] = " ".join(f"--{option}" + ("" if value is None else f"={value}") for option, value in asked)
+        found |= {"WHERE": f"-p {wanted.slurm_partition}" if wanted.slurm_partition else ""}
+        found |= {"LOGIN": "" if here.in_job else "1"}
+    return found | more
 
 
 def look(here: Machine, variables: Mapping[str, str]) -> list[Finding]:
     """Return what the checks of this machine say, in the order of the table."""
     wanted = {"host", "here", *([] if here.quick else ["slow"])}
-    wanted |= set() if here.slurm is None else {"slurm"}
+    wanted |= set() if here.slurm is None else {"slurm", *([] if here.quick else ["try"])}
     checks = [each for each in table() if each.where in wanted]
     told = _asked(here, "", checks, variables)
     if "problem" in told:
@@ -264,6 +281,12 @@ def _hosts(here: Machine, slots: Mapping[str, int], variables: Mapping[str, str]
                     "the versions and the source of this machine" if found.what == own else f"{found.what}; here {own}"
                 )
                 yield _finding(row["packages"], None if found.what == own else "", text, host=name)
+        behind = f"{abs(there['ahead']):.1f} s {'ahead of' if there['ahead'] > 0 else 'behind'} this machine's"
+        text = behind if there["ahead"] else "that of this machine"
+        yield _finding(row["clock"], "" if abs(there["ahead"]) > 1 else None, text, host=name)
+        alike = [each for each in told if told[each].get("host") == there["host"]]
+        if len(alike) > 1:
+            yield _finding(row["host name"], "", f"{', '.join(alike)} call themselves {there['host']}", host=name)
 
 
 def _login(here: Machine, check: Check, name: str) -> Finding:
