@@ -16,6 +16,7 @@ from horovod_study.studies.tune import (
     ALONE,
     EQUAL,
     IN_TURNS,
+    LIBRARY,
     SHIPPED,
     Candidate,
     Heat,
@@ -87,6 +88,7 @@ def field(effects: Effects) -> list[Candidate]:
     """Return baselines and one candidate per value."""
     return [
         Candidate(name=SHIPPED),
+        Candidate(name=LIBRARY, values={"horovod_defaults": True}),
         *(
             Candidate(name=f"{knob}={value}", values={knob: value}, knob=knob)
             for knob, values in effects.items()
@@ -96,7 +98,7 @@ def field(effects: Effects) -> list[Candidate]:
 
 
 def true_speed(effects: Effects, each: Candidate) -> float:
-    return math.prod(effects[knob][value] for knob, value in each.values.items())
+    return 0.5 if each.name == LIBRARY else math.prod(effects[knob][value] for knob, value in each.values.items())
 
 
 PARTS = ("minutes", "start_s", "slice_s", "noise", "drift", "period_s")
@@ -191,17 +193,17 @@ def test_a_clear_winner_ends_the_race_early_and_is_confirmed_by_launches_of_its_
 
     assert (race.chosen.name, race.stop) == ("b=1", "resolved")
     assert len(launched(done)) < 60
-    assert sorted(set(confirming)) == ["b=1", "shipped settings"] and len(confirming) == 10
+    assert sorted(set(confirming)) == ["b=1", "library defaults", "shipped settings"] and len(confirming) == 15
     assert race.gain(race.chosen, race.confirming).n == 5
     golden(race.text, "b=1")
 
 
-def test_each_stage_has_half_of_those_before_with_the_shipped_settings() -> None:
+def test_each_stage_has_half_of_those_before_with_both_baselines() -> None:
     race, done, _ = simulate({"a": {str(place): 1 - place / 100 for place in range(1, 9)}}, 5, noise=0.001)
     names = [[each.name for each in heat.arms] for heat, _ in done]
     stages = list(dict.fromkeys(tuple(sorted(name for name in each if name[0] == "a")) for each in names))
 
-    assert all("shipped settings" in each for each in names)
+    assert all({"shipped settings", "library defaults"} <= set(each) for each in names)
     assert len(stages[0]) == 8 and stages[1] == ("a=1", "a=2", "a=3", "a=4")
     assert names[0] != names[1], "every block has an order of its own"
     assert race.stop == "kept", "it is over when nobody else is left"
@@ -220,7 +222,7 @@ def test_what_does_not_fit_into_memory_together_is_raced_in_parts_with_the_refer
     names = [{each.name for each in heat.arms} for heat, _ in done]
 
     assert all(len(each) <= 4 and "shipped settings" in each for each in names)
-    assert sum(len(each) - 1 for each in names[:3]) == 7
+    assert sum(len(each) - 1 for each in names[:3]) == 8
 
 
 def test_helping_values_are_combined() -> None:

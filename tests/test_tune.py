@@ -24,8 +24,8 @@ from horovod_study.studies.attempt import record_in, record_of
 from horovod_study.studies.runner import RunOptions
 from horovod_study.studies.study_file import StudyConfig, load_study
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.studies.tune import arms_of, base_of, knobs_of, tune
-from horovod_study.workload.options import STRAIN
+from horovod_study.studies.tune import arms_of, base_of, knobs_of, library_values, tune
+from horovod_study.workload.options import STRAIN, StrainConfig
 
 RUNTIME = "horovod/mpi"
 
@@ -52,10 +52,10 @@ def tried(
     return {each.name: each.values for each in arms}, left_out
 
 
-def test_arms_are_the_usual_values_beside_the_shipped_ones(tmp_path: Path, golden: Golden) -> None:
+def test_arms_are_the_usual_values_beside_both_baselines(tmp_path: Path, golden: Golden) -> None:
     names, left_out = tried(tmp_path)
 
-    assert list(names)[:3] == ["shipped settings", "reduction=flat", "reduction=hooks"]
+    assert list(names)[:4] == ["shipped settings", "library defaults", "reduction=flat", "reduction=hooks"]
     assert names.keys() >= {"cycle_time_ms=0.2", "idle_cycle_time_ms=0", "yield_when_idle=false", "single_copy=true"}
     assert "bucket_mb=0.1" not in names
     golden(left_out["hierarchical"])
@@ -67,8 +67,10 @@ def test_captured_steps_are_tried_without_hooks_only(tmp_path: Path, golden: Gol
     names, left_out = tried(tmp_path, cuda_graphs=True)
 
     assert all(each.get("reduction") != "hooks" for each in names.values())
+    assert list(names)[:2] == ["shipped settings", "library defaults"]
     golden(left_out["groups"], "CUDA")
     assert left_out["reduction"].startswith("would be refused: ") and "; " not in left_out["reduction"]
+    assert library_values("ddp/gloo", StrainConfig(cuda_graphs=True)) == {"thread_priority": "off"}
 
 
 def test_knobs_of_hooks_bring_the_hooks_with_them(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_knobs_of_hooks_bring_the_hooks_with_them(tmp_path: Path) -> None:
 
 
 def test_threads_are_varied_where_there_are_cores(tmp_path: Path) -> None:
-    assert list(tried(tmp_path, ["threads"], cores=8)[0])[1:] == ["threads=2", "threads=4"]
+    assert list(tried(tmp_path, ["threads"], cores=8)[0])[2:] == ["threads=2", "threads=4"]
 
 
 @pytest.mark.parametrize("runtime", ["horovod/mpi", "horovod/gloo", "ddp/gloo", "mpi/mpi", "ps/mpi"])
@@ -89,6 +91,14 @@ def test_every_arm_is_a_run_that_can_be_asked_for(tmp_path: Path, runtime: str) 
 
     assert len(configs) > 3 and {f"{each.backend}/{each.transport}" for each in configs} == {runtime}
     assert {(each.seconds, each.checkpoint_at_end, each.study) for each in configs} == {(2.0, False, "s-tune")}
+
+
+def test_library_defaults_are_what_the_libraries_do_by_themselves() -> None:
+    of_ddp = {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False, "thread_priority": "off"}
+
+    assert library_values("horovod/mpi", StrainConfig()) == {"reduction": "hooks", "horovod_defaults": True}
+    assert library_values("ddp/gloo", StrainConfig()) == of_ddp
+    assert library_values("mpi/mpi", StrainConfig()) == {"horovod_defaults": True}
 
 
 def test_a_study_for_long_runs_is_shortened_and_communicates_as_shipped(tmp_path: Path) -> None:

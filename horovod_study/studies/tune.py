@@ -31,7 +31,7 @@ from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.config.roles import TRUTH, Option, plain
 from horovod_study.config.run import Cell, available_cores
-from horovod_study.config.workload import Workload
+from horovod_study.config.workload import Configuration, Workload
 from horovod_study.errors import ConfigError, StudyError, nearest, refuse
 from horovod_study.measure.clock import now
 from horovod_study.records import TurnSlice, read_turns
@@ -52,7 +52,7 @@ _RESERVED = 0.4  # of the time, at most, is kept for confirming
 EQUAL = 0.01
 """Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
 LEAST_ROUNDS = 4  # before two settings are said to differ
-SHIPPED = "shipped settings"
+SHIPPED, LIBRARY = "shipped settings", "library defaults"
 
 
 # -------------------------------------------------------------------------------------------------------- the race
@@ -64,6 +64,11 @@ class Candidate(NamedTuple):
     name: str
     values: Mapping[str, Any] = MappingProxyType({})
     knob: str = ""
+
+    @property
+    def baseline(self) -> bool:
+        """Whether it stays in the race whatever it does."""
+        return self.name in (SHIPPED, LIBRARY)
 
 
 Way: TypeAlias = Mapping[str, tuple[int, int]]
@@ -130,15 +135,15 @@ class Race:
         """Return the speed of an arm over that of the shipped settings, by all slices or by these."""
         return ratio_of(self.slices if slices is None else slices, arm.name, self.arms[0].name)
 
-    def left(self) -> list[Candidate]:
-        """Return who is in the race against the first arm, which stays whatever it does."""
-        return [each for each in self.arms[1:] if each.name not in self.out]
+    def left(self, *, baselines: bool = False) -> list[Candidate]:
+        """Return who is in the race."""
+        return [each for each in self.arms if each.name not in self.out and (baselines or not each.baseline)]
 
     def leader(self) -> Candidate:
         """Return who leads: of those that seem as fast the one with the fewest changes, the first where none gains."""
-        gains = {each.name: self.gain(each).value for each in self.left()}
+        gains = {each.name: self.gain(each).value for each in self.left(baselines=True)}
         best = max((value for value in gains.values() if not math.isnan(value)), default=1.0)
-        close = [each for each in self.left() if gains[each.name] * (1 + EQUAL) >= best]
+        close = [each for each in self.left(baselines=True) if gains[each.name] * (1 + EQUAL) >= best]
         return min(close, key=lambda each: (len(each.values), -gains[each.name])) if best > 1 + EQUAL else self.arms[0]
 
     def take(self, heat: Heat, made: Made) -> bool:
@@ -155,7 +160,8 @@ class Race:
 
     def halve(self, stage: int) -> None:
         """Take out what is resolved to be slower, and the slower half of the rest."""
-        slices = [each for each in self.slices if each.cell not in self.out]
+        left = {each.name for each in self.left(baselines=True)}
+        slices = [each for each in self.slices if each.cell in left]
         worse = _slower(slices)  # over all launches, and within one, whose rounds are many
         for launch in {each.launch for each in slices}:
             worse |= _slower([each for each in slices if each.launch == launch])
@@ -210,7 +216,7 @@ def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Gener
         """Launch a group with the first arm, in parts that fit; return False when time was up before."""
         first, (launches, rounds) = race.arms[0], way[effort]
         for _ in range(launches):
-            others = [each for each in group if each.name not in race.out]
+            others = [each for each in group if each is not first and each.name not in race.out]
             size = int(min(max(room, 2) - 1, max(len(others), 1)))
             for place in range(0, len(others), size):
                 part, number = [first, *others[place : place + size]], next(numbers)
@@ -221,7 +227,7 @@ def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Gener
         return True
 
     for stage in range(1, 7):
-        if not (yield from measure("stage", "stage" if stage > 1 else "first", race.left())):
+        if not (yield from measure("stage", "stage" if stage > 1 else "first", race.left(baselines=True))):
             race.stop = "time"
             break
         race.halve(stage)
@@ -231,7 +237,8 @@ def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Gener
             race.stop = "resolved"
             break
     if (leader := race.leader()) is not race.arms[0]:
-        yield from measure("confirm", "confirm", [leader])
+        near = [each for each in race.left(baselines=True) if each.baseline and each is not leader]
+        yield from measure("confirm", "confirm", [leader, *near])
     race.choose(leader)
 
 
@@ -269,9 +276,10 @@ def why_not(knob: Option, runtime: str) -> str:
 
 
 def arms_of(base: Cell, knobs: Mapping[str, Sequence[Any]], cores: int) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the arms, the shipped settings first, and why which knob is not varied."""
+    """Return the arms, baselines first, and why which knob is not varied."""
     options, workers = base.config.workload.options, base.placement.workers
-    most, arms = {"ps_servers": workers, "threads": cores // workers}, [Candidate(SHIPPED)]
+    library, most = library_values(base.runtime, base.config), {"ps_servers": workers, "threads": cores // workers}
+    arms = [Candidate(SHIPPED), *([Candidate(LIBRARY, library)] if library else [])]
     left_out: dict[str, str] = {}
     for knob, own in knobs.items():
         option, why = options[knob], why_not(options[knob], base.runtime)
@@ -292,6 +300,18 @@ def arms_of(base: Cell, knobs: Mapping[str, Sequence[Any]], cores: int) -> tuple
             else:
                 arms.append(Candidate(f"{knob}={plain(value)}{' with hooks' if hooks else ''}", values, knob))
     return arms, left_out
+
+
+def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
+    """Return the options that make a run communicate as its library does when nobody sets anything.
+
+    Captured steps average one flat buffer whatever the library would do: a CUDA graph holds no hooks.
+    """
+    options = config.workload.options
+    hooks = runtime.startswith(("horovod/", "ddp/")) and config.no_hooks is None
+    of_hooks = {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False} if hooks else {}
+    values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off", **of_hooks}
+    return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
 
 
 # ------------------------------------------------------------------------------------------------------------ running
@@ -321,7 +341,7 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
     arms, left_out = arms_of(base, knobs, available_cores())
     why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
     nothing = f"there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2"
-    refuse("run: --tune", (len(arms) == 1, nothing), error=StudyError)
+    refuse("run: --tune", (all(each.baseline for each in arms), nothing), error=StudyError)
     room = math.inf if alone else int(workers_that_fit(worker_mb(runs_dir / study.name)) / workers)
     heats = _Heats(sweep, base, bool(alone), lasts_s, console, Race(arms))
     how = replace(options, policy=heats.policy, watch_load_s=0.0)
