@@ -82,15 +82,18 @@ def test_it_is_watched_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.Mo
     assert "1 on node1" in shown[0] and "5.00 ms" in shown[0]
 
 
-def test_a_silent_run_is_shown_with_that_and_its_slowest_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_run_is_shown_with_that_and_the_slowest_rank_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watch.records, "silent_s", lambda directory: 90.0)
     directory, out = running(tmp_path, ranks=40), StringIO()
     Console(file=out, width=60, force_terminal=True, color_system=None).print(page(run_view(directory, height=24)))
     lines = out.getvalue().splitlines()
 
     assert lines[0].rstrip() == "2w: running, nothing was written for 90 s"
-    assert lines[-1].rstrip() == "slowest rank 1 on node1, 5.00 ms over the others"
-    assert len(lines) < 24 and max(map(len, lines)) <= 60
+    first = next(place for place, line in enumerate(lines) if line.startswith("rank")) + 1
+    assert lines[first].split() == ["1", "15.20", "0.20", "5.00", "node1"]
+    assert len(lines) < 24 and "more" in lines[-1] and max(map(len, lines)) <= 60
     finish_run(directory, read_run(directory), status="done", finished=FINISHED, totals={}, reason="")
     assert run_view(directory).lines[0] == "2w: done"
 

@@ -161,21 +161,35 @@ def _last_step(directory: Path) -> tuple[int, int, float] | None:
     return at
 
 
-def run_view(directory: Path, **_: int) -> View:
-    """Return what there is to see of a run now; `document` has every rank."""
+def run_view(directory: Path, *, height: int = 24) -> View:
+    """Return what there is to see of a run now, on a terminal of `height` lines."""
     seen, record = run_now(directory), records.read_run(directory)
+    ranks = sorted(seen["ranks"], key=lambda each: -(each["late_s"] or 0.0))
     share, text = how_far(record, _last_step(directory))
     facts = [f"steps {text}" if share is None else f"steps {text}, {100 * share:.0f} %"]
     if seen["steps_per_s"] is not None:
         rate = "" if seen["samples_per_s"] is None else f", {seen['samples_per_s']:,.0f} samples/s"
         waits = "unknown" if seen["wait_share"] is None else f"{100 * seen['wait_share']:.1f} % of the ranks' time"
         facts += [f"speed {seen['steps_per_s']:,.1f} steps/s{rate}", f"waiting for gradients {waits}"]
-    for each in (each for each in seen["ranks"] if each["rank"] == seen["slowest_rank"]):
-        facts.append(f"slowest rank {each['rank']} on {each['host']}, {1e3 * each['late_s']:.2f} ms over the others")
+    rows = [
+        (
+            str(each["rank"]),
+            *("" if each[n] is None else f"{1e3 * each[n]:.2f}" for n in ("step_s", "wait_s", "late_s")),
+            each["host"],
+        )
+        for each in ranks
+    ]
+    if seen["slowest_rank"] is not None:
+        facts += [f"slowest rank {rows[0][0]} on {rows[0][4]}, {rows[0][3]} ms over the others"]
+    table, most = [], max(3, height - len(facts) - 6)
+    if len(rows) > 1:
+        heads = ("rank", "step ms", "wait ms", "over others ms", "host")
+        table = ["", *to_lines(table_of(heads, rows[:most], texts=(4,)))]
+        table += [f"and {len(rows) - most} more"] if len(rows) > most else []
     silent = seen["status"] == "running" and seen["silent_s"] > 60.0
     head = f"{directory.name}: {seen['status']}" + f", nothing was written for {seen['silent_s']:.0f} s" * silent
     line = f"{seen['status']}: {'; '.join(facts)}"
-    return View([head, *facts], {line: line}, over=seen["status"] != "running", document=seen)
+    return View([head, *facts, *table], {line: line}, over=seen["status"] != "running", document=seen)
 
 
 def watch(look: Callable[..., View], console: Console) -> int:
