@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int | Result:
 
         ledger = _ledger(options, study)
         planned = plan_study(ledger, past=past_durations(ledger.directory), retry=options.retry)
-        return Result(document=planned.to_dict(), lines=planned.lines())
+        return Result(document=planned.document(), lines=planned.lines())
     if options.until is not None:
         study = study.until(until_share(options.until))
     sweep = _sweep(options, study)
@@ -168,10 +168,9 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.config.workload import find_workload
     from horovod_study.report.figures.comparison import write_comparison
-    from horovod_study.studies.design import follow
     from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.pairs import pairs_of, told
-    from horovod_study.studies.runner import RunOptions, show_plan
+    from horovod_study.studies.runner import RunOptions, follow, show_plan
     from horovod_study.text.progress import say
 
     what = "is for a study file; two sides A B are compared on this machine"
@@ -277,7 +276,9 @@ def status(options: argparse.Namespace) -> int | Result:
         view = run_view(options.study)
         return Result(document=view.document, lines=view.lines)
     ledger = _ledger(options, study)
-    return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary(), f"runs: {ledger.directory}"])
+    return Result(
+        document=ledger.document(), lines=[*ledger.lines(), "", ledger.summary(), f"runs: {ledger.directory}"]
+    )
 
 
 def _doctor_arguments(parser: Parser) -> None:
@@ -292,13 +293,13 @@ def doctor(options: argparse.Namespace) -> int:
     """Examine this machine, other hosts or a partition."""
     from rich.console import Console
 
-    from horovod_study.cluster.doctor import examine, exit_code, show, to_dict
+    from horovod_study.cluster.doctor import document, examine, exit_code, show
     from horovod_study.config.partitions import find_partition
 
     partition = find_partition(options.partition) if options.partition else None
     found = examine(hosts=_hosts(options), partition=partition, runs=options.runs or Path("runs"), quick=options.quick)
     if options.json:
-        print(json.dumps(to_dict(found)))
+        print(json.dumps(document(found)))
     else:
         show(found, Console())
     return exit_code(found)
