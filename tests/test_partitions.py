@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from make.wording import Golden
+from pydantic import ValidationError
 
 from horovod_study.config import partitions
 from horovod_study.config.partitions import KEYS, Host, Partition, find_partition, load_partition, this_machine
@@ -119,7 +120,7 @@ def test_what_a_local_file_leaves_out_is_found(tmp_path: Path, monkeypatch: pyte
             "4 workers.*7 cores.*28",
         ),
         ("cores_per_node: 24", "cores_per_node: 24\ncores_per_worker: 25", "cores_per_worker.*25.*24"),
-        ("cores_per_node: 24", "cores_per_node: 24\ntime_limit_s: 5", r"time_limit_s.*5\.0.*60"),
+        ("cores_per_node: 24", "cores_per_node: 24\ntime_limit_s: 5", r"time_limit_s.*5.*60"),
         ("cores_per_node: 24", "cores_per_node: 24\nexclusive: 1", ""),
         ("gpus_per_node: 4", "gpus_per_node: 0", "gpus_per_node"),
         ("gpu:{gpus}", "gpu:{count}", "GPUs"),
@@ -164,10 +165,10 @@ def test_wrong_hosts(tmp_path: Path, text: str, message: str, golden: Golden) ->
         load_partition(write(tmp_path, text))
 
 
-def test_a_partition_made_in_a_program_is_checked_too(golden: Golden) -> None:
-    with golden.raises(ConfigError, match=r"a\\nb"):
+def test_a_partition_made_in_a_program_is_checked_too() -> None:
+    with pytest.raises(ValidationError, match="one line of text"):
         Partition(name="x", account="a\nb")
-    with golden.raises(ConfigError, match="cores_per_worker.*1 cores"):
+    with pytest.raises(ValidationError, match=r"cores_per_worker.*1 cores"):
         Partition(name="x", cores_per_worker=2)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import SystemRandom
 
 from horovod_study.cluster.remote import this_host
+from horovod_study.config.doors import accept
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError, StudyError, nearest
@@ -159,7 +160,8 @@ def hosts_of_allocation(environ: Mapping[str, str]) -> tuple[Host, ...]:
             f"SLURM_JOB_NODELIST names {len(names)} nodes ({nodelist}), and SLURM_TASKS_PER_NODE tells of {len(slots)} "
             f"({counted}); both must be those of the job"
         )
-    return tuple(Host(name=name, slots=count) for name, count in zip(names, slots, strict=True))
+    told = [{"name": name, "slots": count} for name, count in zip(names, slots, strict=True)]
+    return tuple(accept(list[Host], told, "SLURM_JOB_NODELIST"))
 
 
 def expand_nodelist(text: str) -> list[str]:

@@ -112,6 +112,17 @@ def one_of(allowed: Iterable[str]) -> Any:
     return AfterValidator(check)
 
 
+def matching(pattern: str, text: str) -> Any:
+    """Return what follows a text in Annotated that has a pattern; `text` says what that is."""
+
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(text)
+        return value
+
+    return AfterValidator(check)
+
+
 def _choices(value: Any, names: Iterable[str]) -> str:
     allowed = tuple(names)
     return f"{short(value)}{nearest(str(value), allowed)}; allowed: {', '.join(allowed)}"

@@ -18,7 +18,8 @@ import yaml
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
 from horovod_study.config.documents import load_yaml
-from horovod_study.config.partitions import Host, Partition, find_partition, host_name, this_machine
+from horovod_study.config.doors import Form, accept
+from horovod_study.config.partitions import Host, HostName, Line, Partition, find_partition, this_machine
 from horovod_study.config.roles import Option, Role, check_field, plain
 from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.config.scripted import PLACE, PLACED, check_rate, scripted
@@ -313,21 +314,8 @@ def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
     for name, each in study.partitions.items():
         cores = max(each.cores_per_node, slots * each.cores_per_worker)
         there: dict[str, Any] = {"scheduler": "ssh", "hosts": tuple(hosts), "nodes": len(hosts)}
-        partitions[name] = replace(each, **there, cores_per_node=cores)
+        partitions[name] = each.model_copy(update={**there, "cores_per_node": cores})
     return replace(study, partitions=partitions)
-
-
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Return the hosts meant by `node1:2,node2:2` or `node1,node2` (one worker each)."""
-    found = []
-    for part in text.split(","):
-        name, colon, slots = part.strip().partition(":")
-        if not name or (colon and not slots.isdecimal()):
-            raise ConfigError(
-                f"--hosts: {part.strip()!r} is not a host; write NAME or NAME:WORKERS, separated by commas"
-            )
-        found.append(Host(name=name, slots=int(slots) if colon else 1))
-    return tuple(found)
 
 
 def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
@@ -343,9 +331,14 @@ def sweep_keys(workload: Workload) -> tuple[str, ...]:
     return (*_SWEPT, *workload.sweepable, "zip")
 
 
+class _Account(Form):
+    account: Line | None
+
+
 def load_study(path: Path) -> StudyConfig:
     """Read a study file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
+    accept(_Account, {"account": content.get("account")}, source)
     require_keys(source, content, STUDY_KEYS)
     for key in ("study", "sweep"):
         if key not in content:
@@ -388,7 +381,7 @@ def load_study(path: Path) -> StudyConfig:
         nodes=values.get("nodes", ()),
         workers_per_node=values.get("workers_per_node", ()),
         placements=values.get("placement", ("fill",)),
-        hosts=tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", [])),
+        hosts=accept(tuple[HostName, ...], listed(source, content, "hosts", []), f"{source}: hosts"),
         runtimes=runtimes,
         varied={name: values[name] for name in (*workload.sweepable, "global_batch") if name in values},
         zipped=zipped,
@@ -449,7 +442,7 @@ def _partitions(source: str, content: Mapping[str, Any], path: Path, account: st
         name = check_field(source, "partition", each, Option(), optional=False)
         try:
             partition = find_partition(name, beside=path)
-            partition = partition if account is None else replace(partition, account=account)
+            partition = partition if account is None else partition.model_copy(update={"account": account})
         except ConfigError as error:
             raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
         if partition.name in partitions:
