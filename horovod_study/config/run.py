@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -43,8 +43,6 @@ class RunConfig(Configuration):
 
     Options that a study may vary are crossed in the order of the fields, and tables have their columns in it.
     """
-
-    __slots__ = ()
 
     # How the workers communicate.
     device: str = declared(DEVICE)
@@ -260,13 +258,13 @@ class RunConfig(Configuration):
         """Whether the loss is scaled, so that steps may be skipped."""
         return False
 
-    def check_together(self) -> None:
-        """Raise ConfigError for values that are right each and do not fit together."""
-        super().check_together()
+    def unfit(self) -> Iterator[str]:
+        """Yield in words what does not fit together, and what to do about it."""
+        yield from super().unfit()
         if self.require is not None:
             requirements.parse(self.require, self.workload.options)
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
-            raise ConfigError(f"run: backend {self.backend} works over mpi only, but transport is {self.transport!r}")
+            yield f"backend {self.backend} works over mpi only, but transport is {self.transport!r}"
 
 
 OPTIONS = options_of(RunConfig)
