@@ -8,66 +8,39 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
 from horovod_study.config.documents import load_yaml
-from horovod_study.config.doors import Form, accept
-from horovod_study.config.partitions import Host, HostName, Line, Partition, find_partition, this_machine
-from horovod_study.config.roles import Option, Role, check_field, plain
+from horovod_study.config.doors import Whole, accept, at_least
+from horovod_study.config.partitions import Host, Partition, find_partition, this_machine
+from horovod_study.config.roles import Role, plain
 from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.config.scripted import PLACE, PLACED, check_rate, scripted
+from horovod_study.config.study_file import MAX_WORKERS, StudyFile, runtimes_of, sweep_form
 from horovod_study.config.workload import Configuration, Workload, find_workload
-from horovod_study.config.yaml_keys import listed, mapping, one_of
-from horovod_study.errors import ConfigError, require_keys
+from horovod_study.errors import ConfigError, nearest
 from horovod_study.files import write_file, writing
 from horovod_study.recording.said import said_workers
-from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.sweep import Asked, StudyCells
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
-_PLACING = ("workers", "nodes", "workers_per_node", "placement")
-_QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")
 _BASELINES = ("plain", "wrapped")
+_PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _MAX_CELLS = 200_000
 """More than anybody runs, and few enough to be listed: a study that asks for more has a typing error in it."""
-MAX_WORKERS = 100_000
 _MAX_NAME_BYTES = 200  # file systems take 255
-_AS_THEY_ARE = {  # keys of the file
-    each.name: each
-    for each in (
-        Option(name="account"),
-        Option(name="repeats", kind=int, default=3, low=1),
-        Option(name="seed", kind=int, default=1, low=0),
-        Option(name="timeout_s", kind=float, default=900.0, low=1),
-        Option(name="turns", kind=bool, default=False),
-        Option(name="workload"),
-        Option(name="scaling", choices=("strong", "weak")),
-    )
-}
-_SWEPT = {  # keys of the sweep, beside options of the run
-    **{name: Option(name=name, kind=int, default=1, low=1) for name in _PLACING[:3]},
-    "placement": Option(name="placement", default="fill", choices=PLACEMENTS),
-    "runtime": Option(name="runtime", default="", choices=tuple(RUNTIMES)),
-    "backend": Option(name="backend", default="", choices=BACKENDS),
-    "transport": Option(name="transport", default="", choices=TRANSPORTS[1:]),
-    "global_batch": Option(name="global_batch", kind=int, default=1, low=1),
-}
-_BUDGET = {name: Option(name=name, kind=float, default=1.0, above=0) for name in ("gpu_hours", "core_hours", "hours")}
-_TARGET = Option(name="targets", kind=float, default=1.0, above=0)
 _FILLED = (*(name for name in PLACED if name != "global_batch"), "seed")  # places of a command that is typed
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
-STUDY_KEYS = (
-    *("study", "partition", "hosts", "run", "sweep", "baselines", "precision", "question", "targets"),
-    *("budget", "script", "command", "rate", *_AS_THEY_ARE),
-)
 
 
 @cache
@@ -112,8 +85,7 @@ class StudyConfig(Asked):
     @property
     def asked_workers(self) -> int | None:
         """The worker count that the question is about; None without a question."""
-        found = _QUESTION.fullmatch(self.question)
-        return int(found[2]) if found else None
+        return int(self.question.split()[-1]) if self.question else None
 
     @property
     def scaling(self) -> str:
@@ -180,8 +152,8 @@ class StudyConfig(Asked):
     def told(self) -> tuple[str, ...]:
         """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
         strong = ["batch"] if self.scaling == "strong" else []
-        names = [name for axis in self._axes() for name in axis[0] if name not in _SWEPT]
-        return tuple(dict.fromkeys([*strong, *names]))
+        names = [name for axis in self._axes() for name in axis[0] if name in self.workload.options]
+        return tuple(name for name in dict.fromkeys([*strong, *names]) if name not in _PLACING)
 
     def until(self, precision: float) -> "StudyConfig":
         """Return this study with an aim: its cells alternate, in as many launches as the aim may take."""
@@ -265,39 +237,35 @@ class StudyConfig(Asked):
         self, partition: Partition, workers: int, over: int | None, per_node: int | None, layout: str
     ) -> Placement:
         """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
-        here, name = f"{self.here}: sweep", partition.name
-        slots = partition.slots_per_node
-        if workers > MAX_WORKERS:
-            raise ConfigError(f"{here}: {workers} workers are asked for; at most {MAX_WORKERS} can be planned")
-        if partition.scheduler == "local":
-            needed = over or (1 if per_node is None else math.ceil(workers / per_node))
-            if layout == "list" or needed > 1 < workers:
-                what = "placement list" if layout == "list" else f"{workers} workers on {needed} nodes"
-                what += f" cannot be had on partition {name}, which is one machine"
-                raise ConfigError(f"{here}: {what}; name a partition with more nodes")
-            return Placement(partition=name, workers=workers, workers_per_node=workers)
-        most = per_node or slots
-        if layout == "spread" and per_node is None:
-            if workers > 1 and over is None and partition.nodes is None:
-                wanted = "placement spread needs to know over how many nodes; give nodes or workers_per_node"
-                raise ConfigError(f"{here}: {wanted}")
+        name, slots, listed = partition.name, partition.slots_per_node, layout == "list"
+        local, most, fault = partition.scheduler == "local", per_node or slots, ""
+        if local:
+            most = math.ceil(workers / over) if over else min(workers, per_node or workers)
+        elif layout == "spread" and per_node is None:
             most = math.ceil(workers / (over or partition.nodes or workers))
-        if most > slots:
-            raise ConfigError(
-                f"{here}: {most} workers per node are asked for, but a node of partition {name} takes {slots} "
-                f"({partition.node()}); lower workers_per_node, or raise nodes"
-            )
         needed = math.ceil(workers / most)
-        listed = layout == "list"
-        room = (
-            f"partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower workers or nodes"
-        )
-        names = f"hosts names {len(self.hosts)}: {', '.join(self.hosts)}; name more, or lower workers"
-        for offered, what in ((partition.nodes, room), (len(self.hosts) if listed else None, names)):
-            if offered is not None and needed > offered:
-                raise ConfigError(f"{here}: {workers} workers need {needed} nodes at {most} each, but {what}")
-        hosts = self.hosts[:needed] if listed else ()
-        most = min(most, workers)
+        asked = f"{workers} workers need {needed} nodes at {most} each, but"
+        if workers > MAX_WORKERS:
+            fault = f"{workers} workers are asked for; at most {MAX_WORKERS} can be planned"
+        elif local and (listed or needed > 1 < workers):
+            fault = "placement list" if listed else f"{workers} workers on {over or needed} nodes"
+            fault += f" cannot be had on partition {name}, which is one machine; name a partition with more nodes"
+        elif not local and layout == "spread" and workers > 1 and {per_node, over, partition.nodes} == {None}:
+            fault = "placement spread needs to know over how many nodes; give nodes or workers_per_node"
+        elif not local and most > slots:
+            fault = f"{most} workers per node are asked for, but a node of partition {name} takes {slots} "
+            fault += f"({partition.node()}); lower workers_per_node, or raise nodes"
+        elif not local and needed > (partition.nodes or needed):
+            fault = f"{asked} partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower "
+            fault += "workers or nodes"
+        elif listed and needed > len(self.hosts):
+            names = ", ".join(self.hosts)
+            fault = f"{asked} hosts names {len(self.hosts)}: {names}; name more, or lower workers"
+        if fault:
+            raise ConfigError(f"{self.here}: sweep: {fault}")
+        if local:
+            return Placement(partition=name, workers=workers, workers_per_node=workers)
+        hosts, most = self.hosts[:needed] if listed else (), min(most, workers)
         return Placement(partition=name, workers=workers, workers_per_node=most, layout=layout, hosts=hosts)
 
     def _alone(self, partition: Partition) -> Placement:
@@ -326,274 +294,147 @@ def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
     return StudyCells(**told, directory=directory, cells=cells, scaling=study.scaling)
 
 
-def sweep_keys(workload: Workload) -> tuple[str, ...]:
-    """Return what a study may vary."""
-    return (*_SWEPT, *workload.sweepable, "zip")
-
-
-class _Account(Form):
-    account: Line | None
+@contextmanager
+def _told_of(source: str, where: str = "") -> Iterator[None]:
+    """Let what is refused inside begin with the file, and where in it."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).removeprefix("run: ")
+        raise ConfigError(text if text.startswith(source) else f"{source}: {where}{text}") from None
 
 
 def load_study(path: Path) -> StudyConfig:
     """Read a study file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
-    accept(_Account, {"account": content.get("account")}, source)
-    require_keys(source, content, STUDY_KEYS)
-    for key in ("study", "sweep"):
-        if key not in content:
-            raise ConfigError(f"{source}: key {key!r} is missing; a study needs study and sweep")
-    precision = _precision(source, content.get("precision"))
-    usual = {} if precision is None else {"turns": True, "repeats": MOST_LAUNCHES}
-    given = {
-        name: each.check(source, content.get(name, usual.get(name, each.default)))
-        for name, each in _AS_THEY_ARE.items()
-    }
-    if precision is not None and not given["turns"]:
-        raise ConfigError(f"{source}: precision is reached in turns; leave turns out, or set it to yes")
-    fixed, sweep = (dict(mapping(source, key, content.get(key))) for key in ("run", "sweep"))
-    account, named, scaling = (given.pop(each) for each in ("account", "workload", "scaling"))
-    workload = scripted(path, content) or find_workload(named, beside=path.parent)
-    require_keys(f"{source}: sweep", sweep, sweep_keys(workload))
-    partitions = _partitions(source, content, path, account)
-    zipped = _zipped(source, workload, sweep.pop("zip", None))
-    together = [name for axis in zipped for name in axis[0]]
-    _refuse_misplaced(source, workload, fixed, sweep, together)
+    file: StudyFile = accept(StudyFile, content, source)
+    workload = scripted(path, content) or find_workload(file.workload, beside=path.parent)
+    sweep = accept(sweep_form(workload), file.sweep or {}, f"{source}: sweep")
+    fixed = dict(file.run or {})
+    with _told_of(source):
+        found = [find_partition(name, beside=path) for name in file.partition]
+    for fault in _contradictions(file, workload, fixed, sweep, found):
+        raise ConfigError(f"{source}: {fault}")
+    if file.account is not None:
+        found = [each.model_copy(update={"account": file.account}) for each in found]
+    partitions = {each.name: each for each in found}
     if "global_batch" in fixed:
-        sweep["global_batch"] = _SWEPT["global_batch"].check(f"{source}: run", fixed.pop("global_batch"))
-    named = {"study": content["study"], "partition": next(iter(partitions))}
+        count = Annotated[Whole, at_least(1)]
+        sweep["global_batch"] = (accept(count, fixed.pop("global_batch"), f"{source}: run", name="global_batch"),)
+    named = {"study": file.study, "partition": found[0].name}
     run = workload.configure({**fixed, **named}, source=f"{source}: run")
-    if (size := len(run.study.encode())) > _MAX_NAME_BYTES:
-        what = f"study is a name of {size} bytes; it names a folder"
-        raise ConfigError(f"{source}: {what}: at most {_MAX_NAME_BYTES}, better a few words")
-    runtimes, left_out = _runtimes(source, workload, sweep, together, partitions.values())
-    values = {
-        name: _values(source, workload, name, listed(source, sweep, name, []))
-        for name in sweep
-        if name not in ("workers", "runtime", "backend", "transport")  # these are read by themselves
-    }
-    budget = mapping(source, "budget", content.get("budget"))
-    require_keys(f"{source}: budget", budget, _BUDGET)
+    aim = file.precision is not None
     study = StudyConfig(
         name=run.study,
         run=run,
-        workers=_worker_counts(source, workload, sweep, together, partitions.values()),
-        nodes=values.get("nodes", ()),
-        workers_per_node=values.get("workers_per_node", ()),
-        placements=values.get("placement", ("fill",)),
-        hosts=accept(tuple[HostName, ...], listed(source, content, "hosts", []), f"{source}: hosts"),
-        runtimes=runtimes,
-        varied={name: values[name] for name in (*workload.sweepable, "global_batch") if name in values},
-        zipped=zipped,
-        baselines=_baselines(source, workload, content),
-        targets=tuple(sorted({_TARGET.check(source, each) for each in listed(source, content, "targets", [])}))[::-1],
-        budget={name: _BUDGET[name].check(f"{source}: budget", each) for name, each in budget.items()},
-        precision=precision,
-        question=_question(source, content.get("question")),
+        workers=_worker_counts(sweep),
+        nodes=sweep.get("nodes", ()),
+        workers_per_node=sweep.get("workers_per_node", ()),
+        placements=sweep.get("placement", ("fill",)),
+        hosts=file.hosts,
+        runtimes=_runtimes(workload, sweep, found),
+        varied={name: sweep[name] for name in (*workload.sweepable, "global_batch") if name in sweep},
+        zipped=tuple(_rows(axis) for axis in sweep.get("zip") or ()),
+        # A script that connects its workers may not run without them.
+        baselines=(("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines,
+        targets=tuple(sorted(set(file.targets), reverse=True)),
+        budget=file.budget.model_dump(exclude_none=True),
+        precision=file.precision,
+        question=file.question or "",
+        repeats=file.repeats or (MOST_LAUNCHES if aim else 3),
+        turns=aim if file.turns is None else file.turns,
+        seed=file.seed,
+        timeout_s=file.timeout_s,
         partitions=partitions,
         identity={name: identity.identify(each) for name, each in partitions.items()},
-        left_out=left_out,
+        left_out=_left_out(sweep),
         source=path,
         text=path.read_text(encoding="utf-8"),
-        **given,
     )
-    for fault in _contradictions(study, scaling, fixed, {*sweep, *together}):
-        raise ConfigError(f"{source}: {fault}")
-    names = [host.name for partition in partitions.values() for host in partition.hosts]
-    for host in study.hosts if names else ():
-        one_of(source, "hosts", host, names)
-    try:
+    with _told_of(source, "sweep: "):
         study.cells()  # for its complaints
-    except ConfigError as error:
-        if str(error).startswith(source):
-            raise
-        raise ConfigError(f"{source}: sweep: {str(error).removeprefix('run: ')}") from None
     return study
 
 
-def _refuse_misplaced(
-    source: str, workload: Workload, fixed: Collection[str], sweep: Mapping[str, Any], together: Sequence[str]
-) -> None:
-    """Refuse what cannot be `fixed` under run, and what is given twice: there, in the sweep, `together` under zip."""
+def _contradictions(
+    file: StudyFile, workload: Workload, fixed: Mapping[str, Any], sweep: Mapping[str, Any], found: Sequence[Partition]
+) -> Iterator[str]:
+    """Yield in words which keys contradict each other: `fixed` are those under run."""
+    zipped = {name: values for axis in sweep.get("zip") or () for name, values in axis.items()}
+    given, names = {**sweep, **zipped}, [each.name for each in found]
+    if (size := len(file.study.encode())) > _MAX_NAME_BYTES:
+        yield f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
+    if file.precision is not None and file.turns is False:
+        yield "precision is reached in turns; leave turns out, or set it to yes"
+    yield from (f"partition {name} is named twice; give each once" for name in names if names.count(name) > 1)
     for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
-        hint = "the top level of the file" if roles & Role.NAMING else hint
-        raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
-    for name in (*sweep, *together):
-        if [*sweep, *together].count(name) > 1:
-            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
-        if name in fixed:
-            raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
-
-
-def _baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> tuple[str, ...]:
-    if content.get("baselines") == []:
-        return ()
-    # A script that connects its workers may not run without them.
-    usual = ["wrapped"] if workload.version else list(_BASELINES)
-    return tuple(one_of(source, "baselines", each, _BASELINES) for each in listed(source, content, "baselines", usual))
-
-
-def _partitions(source: str, content: Mapping[str, Any], path: Path, account: str | None) -> dict[str, Partition]:
-    """Return the partitions of the study by name, with its account."""
-    partitions: dict[str, Partition] = {}
-    for each in listed(source, content, "partition", ["local"]):
-        name = check_field(source, "partition", each, Option(), optional=False)
-        try:
-            partition = find_partition(name, beside=path)
-            partition = partition if account is None else partition.model_copy(update={"account": account})
-        except ConfigError as error:
-            raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
-        if partition.name in partitions:
-            raise ConfigError(f"{source}: partition {partition.name} is named twice; give each once")
-        partitions[partition.name] = partition
-    return partitions
-
-
-def _values(source: str, workload: Workload, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values of one key of the sweep as what they must be."""
-    form = _SWEPT[name] if name in _SWEPT else workload.options[name]
-    return tuple(form.check(f"{source}: sweep", value) for value in values)
-
-
-def _runtimes(
-    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], partitions: Iterable[Partition]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the runtimes of the sweep or the usual one, and pairs of backend and transport that do not exist."""
-    where = f"{source}: sweep"
-    apart = [name for name in ("backend", "transport") if name in sweep]
-    if not apart:
-        usual = workload.usual_runtime
-        if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions):
-            usual = "ddp/nccl"
-        return _values(source, workload, "runtime", listed(source, sweep, "runtime", [usual])), ()
-    if "runtime" in sweep or "runtime" in together:
-        raise ConfigError(f"{where}: runtime and {apart[0]} are both given; a runtime is a backend with its transport")
-    if "backend" not in sweep:
-        raise ConfigError(f"{where}: transport is given without backend; give both, or runtime")
-    backends, transports = (
-        _values(source, workload, each, listed(source, sweep, each, [])) for each in ("backend", "transport")
+        yield f"run: {name} cannot be fixed here; it comes from {'the file' if roles & Role.NAMING else hint}"
+    yield from (
+        f"{name} is both fixed under run and varied under sweep; give it once" for name in given if name in fixed
     )
-    runtimes, left_out = [], []
-    for backend in backends:
-        own = [runtime for runtime in RUNTIMES if runtime.partition("/")[0] == backend]
-        found = [runtime for runtime in own if runtime.partition("/")[2] in transports]
-        if len(own) == 1 and (backend == "serial" or not transports):
-            found = own
-        if not found:
-            wrong = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
-            raise ConfigError(f"{where}: backend {backend} {wrong}; give transport too: {', '.join(own)}")
-        runtimes += found
-        if backend != "serial":
-            left_out += [f"{backend}/{each}" for each in transports if f"{backend}/{each}" not in own]
-    for transport in transports:
-        if not any(runtime.endswith(f"/{transport}") for runtime in runtimes):
-            others = ", ".join(runtime for runtime in RUNTIMES if runtime.endswith(f"/{transport}"))
-            raise ConfigError(
-                f"{where}: transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
-                + (f", or add a backend that has it: {others}" if others else "")
-            )
-    return tuple(dict.fromkeys(runtimes)), tuple(left_out)
-
-
-def _zipped(source: str, workload: Workload, value: Any) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-    """Return the axes along which several keys change together: one mapping of equally long lists is one axis."""
-    where = f"{source}: sweep: zip"
-    if value is None:
-        return ()
-    axes = []
-    for each in value if isinstance(value, list) else [value]:
-        if not isinstance(each, dict) or not each:
-            raise ConfigError(
-                f"{where} must hold lists that go together, such as {{workers: [1, 2], batch: [150, 75]}}"
-            )
-        require_keys(where, each, (key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")))
-        for name, values in each.items():
-            if not isinstance(values, list) or not values:
-                raise ConfigError(f"{where}: {name} is {values!r}; it must be a list, as long as the others")
-        if len({len(values) for values in each.values()}) > 1:
-            told = ", ".join(f"{name} has {len(values)}" for name, values in each.items())
-            raise ConfigError(f"{where}: {told}; lists that go together must be equally long")
-        checked = {name: _values(source, workload, name, values) for name, values in each.items()}
-        axes.append(tuple(dict(zip(checked, row, strict=True)) for row in zip(*checked.values(), strict=True)))
-    return tuple(axes)
-
-
-def share(text: str) -> float:
-    """Return what "2 %" or "0.02" says; ValueError where it is no share between 0 and 1."""
-    words = text.strip()
-    value = float(words.removesuffix("%")) / (100 if words.endswith("%") else 1)
-    if not 0 < value < 1:
-        raise ValueError(text)
-    return value
-
-
-def _precision(source: str, value: Any) -> float | None:
-    try:
-        return None if value is None else share(f"{value}")
-    except ValueError:
-        raise ConfigError(
-            f"{source}: precision: {plain(value)} is none; give the half width of the intervals, such as 2 % or 0.02"
-        ) from None
-
-
-def _question(source: str, value: Any) -> str:
-    if value is None:
-        return ""
-    words = " ".join(f"{value}".split())
-    found = _QUESTION.fullmatch(words)
-    if found is None or not 1 <= int(found[2]) <= MAX_WORKERS:
-        raise ConfigError(
-            f"{source}: question: {plain(value)} is none that is known; write speedup at N, throughput at N or "
-            f"efficiency at N, N from 1 to {MAX_WORKERS:,}"
-        )
-    return words
-
-
-def _contradictions(
-    study: StudyConfig, scaling: str | None, fixed: Collection[str], given: Collection[str]
-) -> Iterator[str]:
-    """Yield in words which keys contradict each other: `fixed` are those under run, `given` those under sweep."""
-    if study.scaling == "strong" and ("batch" in fixed or any("batch" in axis[0] for axis in study._axes())):
+    strong = "global_batch" in given or "global_batch" in fixed
+    if strong and ("batch" in given or "batch" in fixed):
         yield "batch and global_batch are both given; batch is of each worker, global_batch of all together"
-    if scaling == "strong" != study.scaling:
+    if file.scaling == "strong" and not strong:
         yield "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
-    if scaling == "weak" != study.scaling:
+    if file.scaling == "weak" and strong:
         yield "scaling is weak, but global_batch is given; give batch, that of each worker"
-    layouts, both = study._layouts(), "workers" in given and "nodes" in given
+    layouts, both = given.get("placement", ("fill",)), "workers" in given and "nodes" in given
     if both and "spread" not in layouts:
         full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
         yield f"sweep: workers and nodes are both given; {full}"
     if both and "workers_per_node" in given:
         yield "sweep: workers, nodes and workers_per_node are all given; give two of them"
-    if ("list" in layouts) != bool(study.hosts):
+    if ("list" in layouts) != bool(file.hosts):
         wanted = "give both sweep.placement and hosts, or neither"
         yield f"placement list needs the names of its nodes, and only list has any; {wanted}"
-    if study.hosts and len(study.partitions) > 1:
-        yield f"hosts are those of one partition, but {len(study.partitions)} are named"
+    if file.hosts and len(found) > 1:
+        yield f"hosts are those of one partition, but {len(found)} are named"
+    hosts = [host.name for each in found for host in each.hosts]
+    for name in file.hosts if hosts else ():
+        if name not in hosts:
+            yield f"hosts {name!r} is not known{nearest(name, hosts)}; allowed: {', '.join(hosts)}"
+    elsewhere = [each.name for each in found if each.scheduler != "local"]
+    if elsewhere and given.get("workers") is None and ("workers" in given or "nodes" not in given):
+        yield (
+            f"sweep: workers counts up to the cores of this machine, but the study runs on partition {elsewhere[0]}; "
+            "give counts such as [1, 2, 4], or nodes"
+        )
 
 
-def _worker_counts(
-    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], partitions: Iterable[Partition]
-) -> tuple[int, ...]:
+def _rows(axis: Mapping[str, Sequence[Any]]) -> tuple[Mapping[str, Any], ...]:
+    return tuple(dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True))
+
+
+def _runtimes(workload: Workload, sweep: Mapping[str, Any], partitions: Iterable[Partition]) -> tuple[str, ...]:
+    """Return the runtimes of the sweep or the usual one."""
+    if "backend" in sweep:
+        return runtimes_of(sweep["backend"], sweep.get("transport", ()))
+    usual = workload.usual_runtime
+    if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions):
+        usual = "ddp/nccl"
+    return tuple(sweep.get("runtime", (usual,)))
+
+
+def _left_out(sweep: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the pairs of backend and transport that do not exist."""
+    backends = (each for each in sweep.get("backend", ()) if each != "serial")
+    pairs = [f"{backend}/{each}" for backend in backends for each in sweep.get("transport", ())]
+    return tuple(pair for pair in pairs if pair not in RUNTIMES)
+
+
+def _worker_counts(sweep: Mapping[str, Any]) -> tuple[int, ...]:
     """`cores` means 1..cores, thinned to powers of two (and the last) above eight; else a list of counts."""
-    if "workers" in together or ("nodes" in (*sweep, *together) and "workers" not in sweep):
+    zipped = [name for axis in sweep.get("zip") or () for name in axis]
+    if "workers" in zipped or ("nodes" in (*sweep, *zipped) and "workers" not in sweep):
         return ()
-    value = sweep.get("workers", "cores")
-    if value == "cores":
-        if elsewhere := [partition.name for partition in partitions if partition.scheduler != "local"]:
-            raise ConfigError(
-                f"{source}: sweep: workers counts up to the cores of this machine, but the study runs on partition "
-                f"{elsewhere[0]}; give counts such as [1, 2, 4], or nodes"
-            )
-        count = available_cores()
-        powers = {2**k for k in range(count.bit_length())}
-        return tuple(range(1, count + 1)) if count <= 8 else tuple(sorted({*powers, count}))
-    counts = value if isinstance(value, list) else [value]
-    if not counts:
-        raise ConfigError(f"{source}: sweep: workers is empty; give counts such as [1, 2, 4], or cores")
-    return tuple(sorted(set(_values(source, workload, "workers", counts))))
+    if (counts := sweep.get("workers")) is not None:
+        return tuple(sorted(set(counts)))
+    count = available_cores()
+    powers = {2**k for k in range(count.bit_length())}
+    return tuple(range(1, count + 1)) if count <= 8 else tuple(sorted({*powers, count}))
 
 
 def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Sequence[Host] = ()) -> Path:
