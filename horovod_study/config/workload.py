@@ -304,16 +304,16 @@ def load_workload(path: Path) -> Workload:
     path = path.resolve()
     if path not in _LOADED:
         name = f"workload_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ConfigError(f"{path}: no Python file; a workload is a file that holds WORKLOAD = workload(...)")
-        module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:  # of a file that somebody else wrote
-            raise ConfigError(f"{path}: cannot be loaded as a workload: {type(error).__name__}: {error}") from None
-        if not isinstance(found := getattr(module, "WORKLOAD", None), Workload):
-            raise ConfigError(f"{path}: declares no WORKLOAD; write WORKLOAD = horovod_study.workloads.workload(...)")
+        spec, found, why = importlib.util.spec_from_file_location(name, path), None, "no Python file"
+        if spec is not None and spec.loader is not None and path.is_file():
+            module = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+                found, why = getattr(module, "WORKLOAD", None), "declares no WORKLOAD"
+            except Exception as error:  # of a file that somebody else wrote
+                why = f"cannot be loaded as a workload: {type(error).__name__}: {error}"
+        if not isinstance(found, Workload):
+            raise ConfigError(f"{path}: {why}; write WORKLOAD = horovod_study.config.workload.workload(...) in it")
         _LOADED[path] = found
     return _LOADED[path]
 
