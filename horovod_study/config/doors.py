@@ -88,7 +88,7 @@ def _flag(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(_text), pydantic.WithJsonSchema({"type": ["string", "number"]})]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 KINDS: Mapping[type, Any] = {int: Whole, float: Number, str: Text, bool: Flag}
 
@@ -144,7 +144,9 @@ def _choices(value: Any, names: Iterable[str]) -> str:
 def keyed(title: str, forms: Mapping[str, Any]) -> Any:
     """Return the form of a mapping with these keys, whatever they are called; gives a dict of those there."""
     keys = {name: f"key{at}" for at, name in enumerate(forms)}
-    fields: dict[str, Any] = {keys[name]: (form, pydantic.Field(None, alias=name)) for name, form in forms.items()}
+    fields: dict[str, Any] = {
+        keys[name]: (form, pydantic.Field(default_factory=lambda: None, alias=name)) for name, form in forms.items()
+    }
 
     def plain(content: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
         found = check(content)

@@ -1,22 +1,21 @@
-"""The file of a study: what it may say. `python -m horovod_study.config.study_file` writes the schemas for editors.
+"""The files of studies and searches: what they may say.
 
-`experiments/` holds examples, and experiments/README.md explains every key. What may stand under `run` and `sweep` are
-options of the workload that the file names, so these two are held against `Workload.form` and `sweep_form`.
+`experiments/` holds examples, and its README.md explains every key. What may stand under `run` and `sweep` are options
+of the workload that the file names, so these two are held against `Workload.form` and `sweep_form`.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator
+from annotated_types import Lt
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from horovod_study.config import doors
 from horovod_study.config.doors import Flag, Form, Number, Text, Whole, above, at_least, keyed, matching, one_of, wrong
-from horovod_study.config.partitions import HostName, Line, Partition
-from horovod_study.config.workload import Workload, packaged
-from horovod_study.files import write_file
+from horovod_study.config.partitions import HostName, Line
+from horovod_study.config.roles import Option
+from horovod_study.config.workload import Workload
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
 
 MAX_WORKERS = 100_000
@@ -58,8 +57,8 @@ _Question = Annotated[
 ]
 
 
-class Budget(Form):
-    """Hours; a study that needs more is asked about."""
+class HoursBudget(Form):
+    """What a study may take; more is asked about."""
 
     gpu_hours: _Positive | None = None
     core_hours: _Positive | None = None
@@ -78,7 +77,7 @@ class StudyFile(Form):
     precision: Share | None = None
     question: _Question | None = None
     targets: one_or_more(_Positive) = ()  # type: ignore[valid-type]
-    budget: Budget = Budget()
+    budget: HoursBudget = HoursBudget()
     script: Text | None = None
     command: Text | None = None
     rate: Text | None = None
@@ -89,6 +88,9 @@ class StudyFile(Form):
     turns: Flag | None = None
     workload: Text | None = None
     scaling: Literal["strong", "weak"] | None = None
+
+
+_Cores = Literal["cores"] | _Count | list[_Count]
 
 
 @cache
@@ -123,9 +125,6 @@ def _with(form: Any, faults: Callable[[Any], Iterator[str]]) -> Any:
         return value
 
     return Annotated[form, AfterValidator(check)]
-
-
-_Cores = Literal["cores"] | _Count | list[_Count]
 
 
 def _uneven(axis: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
@@ -168,23 +167,85 @@ def runtimes_of(backends: tuple[str, ...], transports: tuple[str, ...]) -> tuple
     return tuple(found)
 
 
-def schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON schemas of what people write, by the name of the file below docs/schema.
-
-    Under `run` and `sweep` a study has options of the package's own workload, unless it names another one.
-    """
-    study, workload = StudyFile.model_json_schema(), packaged()
-    other = {"anyOf": [{"required": [name]} for name in ("script", "command", "workload")]}
-    own = {
-        "run": doors.adapter(workload.form).json_schema(),
-        "sweep": doors.adapter(sweep_form(workload)).json_schema(),
-    }
-    return {
-        "study.json": {**study, "if": other, "else": {"properties": own}},
-        "partition.json": {**Partition.model_json_schema(), "required": []},  # the name is that of the file
-    }
+_Low = TypeVar("_Low")
+_Step = TypeVar("_Step")
 
 
-if __name__ == "__main__":
-    for name, schema in schemas().items():
-        write_file(Path("docs/schema") / name, json.dumps(schema, indent=1) + "\n")
+class Span(Form, Generic[_Low, _Step]):
+    """All numbers from `low` to `high`, or every `step`; `log`: each decade is as likely as any other."""
+
+    low: _Low
+    high: _Low
+    log: Flag = False
+    step: _Step | None = None
+
+
+class Median(Form):
+    """Ends a trial that is worse than the median of the others; `warmup`: the share of its budget that it has first."""
+
+    kind: Literal["median"]
+    startup_trials: _Count = 5
+    warmup: Annotated[Number, at_least(0), Lt(1)] = 0.15
+
+
+class Hyperband(Form):
+    """Ends trials in brackets of different patience, one of `reduction_factor` goes on."""
+
+    kind: Literal["hyperband"]
+    warmup: Annotated[Number, at_least(0), Lt(1)] = 0.15
+    reduction_factor: Annotated[Whole, at_least(2)] = 3
+
+
+class Never(Form):
+    """Ends no trial early."""
+
+    kind: Literal["none"]
+
+
+def _kind(value: Any) -> Any:
+    return (
+        {"kind": value} if isinstance(value, str) else {"kind": "median", **value} if isinstance(value, dict) else value
+    )
+
+
+_Pruner = Annotated[Median | Hyperband | Never, Field(discriminator="kind")]
+_PRUNERS = Literal["median", "hyperband", "none"]
+
+
+class SearchFile(Form):
+    """A search: which options are varied between which values, and how long; docs/search.md explains every key."""
+
+    search: Text
+    partition: Text = "local"
+    runtime: Annotated[Text, one_of(RUNTIMES)] = "serial"
+    workers: _Count = 1
+    trials: _Count = 20
+    seed: Annotated[Whole, at_least(0)] = 1
+    timeout_s: Annotated[Number, at_least(1)] = 3600.0
+    run: dict[str, Any] | None
+    space: dict[str, Any] | None
+    pruner: Annotated[_Pruner, BeforeValidator(_kind, json_schema_input_type=_PRUNERS | _Pruner)] = Median(
+        kind="median"
+    )
+
+
+def space_form(options: Mapping[str, Option]) -> Any:
+    """Return the form of what a search of these options varies: {name: values or a Span}."""
+    return keyed("space", {name: _dimension(each) for name, each in options.items()})
+
+
+def _dimension(option: Option) -> Any:
+    number = option.kind in (int, float)
+    span: Any = Span.__class_getitem__((option.form, doors.checked(option.kind, above=0))) if number else None
+    kind = Discriminator(
+        lambda told: "values" if isinstance(told, list) else "range" if number and isinstance(told, dict) else None,
+        custom_error_type="dimension",
+        custom_error_message="it must be a list of values such as [64, 128], or of a number a range such as "
+        "{{low: 1e-4, high: 1e-2, log: true}}; a single value belongs under run",
+    )
+    return Annotated[Annotated[_with(_list(option.form), _same), Tag("values")] | Annotated[span, Tag("range")], kind]
+
+
+def _same(values: tuple[Any, ...]) -> Iterator[str]:
+    if len(values) < 2 or len(set(values)) < len(values):
+        yield "give two or more different values, or put it under run"
