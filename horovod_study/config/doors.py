@@ -141,12 +141,12 @@ def _choices(value: Any, names: Iterable[str]) -> str:
     return f"{short(value)}{nearest(str(value), allowed)}; allowed: {', '.join(allowed)}"
 
 
-def keyed(title: str, forms: Mapping[str, Any]) -> Any:
+def keyed(title: str, forms: Mapping[str, Any], *, needed: Iterable[str] = ()) -> Any:
     """Return the form of a mapping with these keys, whatever they are called; gives a dict of those there."""
     keys = {name: f"key{at}" for at, name in enumerate(forms)}
-    fields: dict[str, Any] = {
-        keys[name]: (form, pydantic.Field(default_factory=lambda: None, alias=name)) for name, form in forms.items()
-    }
+    optional: dict[str, Any] = {name: {"default_factory": lambda: None} for name in forms if name not in needed}
+    told = {name: pydantic.Field(alias=name, **optional.get(name, {})) for name in forms}
+    fields: dict[str, Any] = {keys[name]: (form, told[name]) for name, form in forms.items()}
 
     def plain(content: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
         found = check(content)

@@ -217,25 +217,20 @@ def find_partition(name_or_path: str, *, beside: Path | None = None) -> Partitio
     the study file, and the checkout of this package. `local`, this machine, needs no file.
     """
     folder = None if beside is None else (beside if beside.is_dir() else beside.parent).absolute()
-    text = str(name_or_path)
-    if text.endswith((".yaml", ".yml")):
-        places = [place / text for place in (folder, Path.cwd()) if place is not None]
-        for path in places:
-            if path.is_file():
-                return load_partition(path)
-        raise ConfigError(f"partition {text}: there is no such file ({_joined(places)}); name an existing YAML file")
-    folders = list(dict.fromkeys(_folders(folder)))
-    if text and not set(text) & set("/\\\0\n"):
-        for place in folders:
-            if (place / f"{text}.yaml").is_file():
-                return load_partition(place / f"{text}.yaml")
-        if text == "local":
-            return this_machine()
+    text, folders = str(name_or_path), list(dict.fromkeys(_folders(folder)))
+    file = text.endswith((".yaml", ".yml"))
+    places = [place / text for place in (folder, Path.cwd()) if place is not None] if file else []
+    if text and not file and not set(text) & set("/\\\0\n"):
+        places = [place / f"{text}.yaml" for place in folders]
+    for path in places:
+        if path.is_file():
+            return load_partition(path)
+    if text == "local":
+        return this_machine()
     names = sorted({"local", *(path.stem for place in folders for path in place.glob("*.yaml"))})
-    raise ConfigError(
-        f"partition {text!r} is not known{nearest(text, names)}; there are {', '.join(names)} in {_joined(folders)}; "
-        "name one of them or the path of a YAML file"
-    )
+    known = f"partition {text!r} is not known{nearest(text, names)}; there are {', '.join(names)} in {_joined(folders)}"
+    none = f"partition {text}: there is no such file ({_joined(places)}); name an existing YAML file"
+    raise ConfigError(none if file else f"{known}; name one of them or the path of a YAML file")
 
 
 def _folders(study: Path | None) -> list[Path]:

@@ -6,6 +6,7 @@ A file names its own in a comment at its head: `# yaml-language-server: $schema=
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +18,35 @@ from horovod_study.config.study_file import SearchFile, StudyFile, space_form, s
 from horovod_study.config.workload import packaged
 from horovod_study.files import write_file
 
-_LIMITS = {'"ge":': '"minimum":', '"gt":': '"exclusiveMinimum":', '"lt":': '"exclusiveMaximum":'}
-"""Behind a validator, pydantic calls limits by names that JSON Schema does not have."""
-
 
 def schemas() -> dict[str, str]:
-    """Return the schemas by the names of their files, as JSON.
+    """Return the schemas, as JSON, by the names of their files.
 
     Under `run`, `sweep` and `space` there are options of the package's own workload, unless a study names another one.
     """
-    workload = packaged()
+    own, options = packaged().form, packaged().options
     other = {"anyOf": [{"required": [name]} for name in ("script", "command", "workload")]}
-    study, options = _with_parts(StudyFile, run=workload.form, sweep=sweep_form(workload))
-    search, space = _with_parts(SearchFile, run=workload.form, space=space_form(workload.options))
-    partition = {**Partition.model_json_schema(), "required": []}  # its name is that of the file
-    found = {"study": {**study, "if": other, "else": options}, "search": {**search, "then": space, "if": True}}
-    texts = {name: json.dumps(schema, indent=1) + "\n" for name, schema in {**found, "partition": partition}.items()}
-    for before, after in _LIMITS.items():
-        texts = {name: text.replace(before, after) for name, text in texts.items()}
-    return {f"{name}.json": text for name, text in texts.items()}
-
-
-def _with_parts(form: Any, **parts: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the schema of a form, and what its properties `parts` are beside that, of one set of definitions."""
-    asked = [(name, "validation", adapter(each)) for name, each in {"": form, **parts}.items()]
-    found, definitions = TypeAdapter.json_schemas(asked)  # type: ignore[arg-type]
-    return {**definitions, **found["", "validation"]}, {
-        "properties": {name: found[name, "validation"] for name in parts}
+    found = {
+        "study.json": _schema(StudyFile, other, run=own, sweep=sweep_form(packaged())),
+        "search.json": _schema(SearchFile, False, run=own, space=space_form(options)),
+        "partition.json": {**Partition.model_json_schema(), "required": []},  # its name is that of the file
     }
+    return {
+        name: re.sub('"(ge|gt|lt)":', _limit, json.dumps(schema, indent=1)) + "\n" for name, schema in found.items()
+    }
+
+
+def _limit(found: re.Match[str]) -> str:
+    """Return how JSON Schema calls a limit; behind a validator pydantic has names of its own."""
+    return {"ge": '"minimum":', "gt": '"exclusiveMinimum":', "lt": '"exclusiveMaximum":'}[found[1]]
+
+
+def _schema(form: Any, unless: Any, **parts: Any) -> dict[str, Any]:
+    """Return the schema of a form whose properties `parts` have forms of their own, `unless` a file fits that."""
+    asked: Any = [(name, "validation", adapter(each)) for name, each in {"": form, **parts}.items()]
+    found, definitions = TypeAdapter.json_schemas(asked)
+    own = {"properties": {name: found[name, "validation"] for name in parts}}
+    return {**definitions, **found["", "validation"], "if": unless, "else": own}
 
 
 if __name__ == "__main__":

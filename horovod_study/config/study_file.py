@@ -4,15 +4,15 @@
 of the workload that the file names, so these two are held against `Workload.form` and `sweep_form`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from annotated_types import Lt
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from horovod_study.config import doors
-from horovod_study.config.doors import Flag, Form, Number, Text, Whole, above, at_least, keyed, matching, one_of, wrong
+from horovod_study.config.doors import Flag, Form, Number, Text, Whole, above, at_least, keyed, matching, one_of
 from horovod_study.config.partitions import HostName, Line
 from horovod_study.config.roles import Option
 from horovod_study.config.workload import Workload
@@ -57,14 +57,6 @@ _Question = Annotated[
 ]
 
 
-class HoursBudget(Form):
-    """What a study may take; more is asked about."""
-
-    gpu_hours: _Positive | None = None
-    core_hours: _Positive | None = None
-    hours: _Positive | None = None
-
-
 class StudyFile(Form):
     """A study: what is fixed, what is varied, on which partitions, how often."""
 
@@ -77,7 +69,7 @@ class StudyFile(Form):
     precision: Share | None = None
     question: _Question | None = None
     targets: one_or_more(_Positive) = ()  # type: ignore[valid-type]
-    budget: HoursBudget = HoursBudget()
+    budget: dict[Literal["gpu_hours", "core_hours", "hours"], _Positive] = Field(default_factory=dict)
     script: Text | None = None
     command: Text | None = None
     rate: Text | None = None
@@ -106,110 +98,40 @@ def sweep_form(workload: Workload) -> Any:
         "global_batch": _Count,
         **{name: workload.options[name].form for name in workload.sweepable},
     }
-    zipped = _with(keyed("zip", {name: _list(form) for name, form in forms.items()}), _uneven)
+    zipped = keyed("zip", {name: _list(form) for name, form in forms.items()})
     forms |= {"backend": Annotated[Text, one_of(BACKENDS)], "transport": Annotated[Text, one_of(TRANSPORTS[1:])]}
     own = {"workers": Annotated[tuple[_Count, ...] | None, cores], "zip": one_or_more(zipped) | None}
-    return _with(keyed("sweep", {name: one_or_more(form) for name, form in forms.items()} | own), _contradictions)
+    return keyed("sweep", {name: one_or_more(form) for name, form in forms.items()} | own)
 
 
 def _list(form: Any) -> Any:
     return tuple[form, ...]
 
 
-def _with(form: Any, faults: Callable[[Any], Iterator[str]]) -> Any:
-    """Return the form of values in which there are none of these faults, in words."""
-
-    def check(value: Any) -> Any:
-        for text in faults(value):
-            raise wrong(text)
-        return value
-
-    return Annotated[form, AfterValidator(check)]
-
-
-def _uneven(axis: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
-    lengths = {len(values) for values in axis.values()}
-    if len(lengths) != 1 or 0 in lengths:
-        told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
-        yield f"{told}; give lists that go together, equally long: {{workers: [1, 2], batch: [150, 75]}}"
-
-
-def _contradictions(told: Mapping[str, Any]) -> Iterator[str]:
-    """Yield in words which keys of a sweep contradict each other."""
-    zipped = [name for axis in told.get("zip") or () for name in axis]
-    names = [*told, *zipped]
-    yield from (f"{name} is varied twice, once under zip; give it once" for name in names if names.count(name) > 1)
-    apart = [name for name in ("backend", "transport") if name in told]
-    if apart and "runtime" in names:
-        yield f"runtime and {apart[0]} are both given; a runtime is a backend with its transport"
-    if apart == ["transport"]:
-        yield "transport is given without backend; give both, or runtime"
-    backends, transports = told.get("backend", ()), told.get("transport", ())
-    for backend in backends:
-        own = [runtime for runtime in RUNTIMES if runtime.partition("/")[0] == backend]
-        if not runtimes_of((backend,), transports):
-            what = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
-            yield f"backend {backend} {what}; give transport too: {', '.join(own)}"
-    for transport in transports:
-        if not any(runtime.endswith(f"/{transport}") for runtime in runtimes_of(backends, transports)):
-            others = ", ".join(runtime for runtime in RUNTIMES if runtime.endswith(f"/{transport}"))
-            add = f", or add a backend that has it: {others}" if others else ""
-            yield f"transport {transport} goes with none of the backends {', '.join(backends)}; leave it out{add}"
-
-
-def runtimes_of(backends: tuple[str, ...], transports: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the runtimes of backends over transports; one that works over a single transport needs none named."""
-    found: dict[str, None] = {}
-    for backend in backends:
-        own = [runtime for runtime in RUNTIMES if runtime.partition("/")[0] == backend]
-        alone = len(own) == 1 and (backend == "serial" or not transports)
-        found |= dict.fromkeys(each for each in own if alone or each.partition("/")[2] in transports)
-    return tuple(found)
-
-
-_Low = TypeVar("_Low")
-_Step = TypeVar("_Step")
-
-
-class Span(Form, Generic[_Low, _Step]):
-    """All numbers from `low` to `high`, or every `step`; `log`: each decade is as likely as any other."""
-
-    low: _Low
-    high: _Low
-    log: Flag = False
-    step: _Step | None = None
-
-
-class Median(Form):
-    """Ends a trial that is worse than the median of the others; `warmup`: the share of its budget that it has first."""
-
+class _Median(Form):
     kind: Literal["median"]
     startup_trials: _Count = 5
-    warmup: Annotated[Number, at_least(0), Lt(1)] = 0.15
+    warmup: Annotated[Number, at_least(0), Lt(1)] = 0.15  # share of its budget that every trial gets
 
 
-class Hyperband(Form):
-    """Ends trials in brackets of different patience, one of `reduction_factor` goes on."""
-
+class _Hyperband(Form):
     kind: Literal["hyperband"]
     warmup: Annotated[Number, at_least(0), Lt(1)] = 0.15
     reduction_factor: Annotated[Whole, at_least(2)] = 3
 
 
-class Never(Form):
-    """Ends no trial early."""
-
+class _Never(Form):
     kind: Literal["none"]
 
 
 def _kind(value: Any) -> Any:
-    return (
-        {"kind": value} if isinstance(value, str) else {"kind": "median", **value} if isinstance(value, dict) else value
-    )
+    if isinstance(value, dict):
+        return {"kind": "median", **value}
+    return {"kind": value} if isinstance(value, str) else value
 
 
-_Pruner = Annotated[Median | Hyperband | Never, Field(discriminator="kind")]
-_PRUNERS = Literal["median", "hyperband", "none"]
+_Pruner = Annotated[_Median | _Hyperband | _Never, Field(discriminator="kind")]
+_Named = BeforeValidator(_kind, json_schema_input_type=Literal["median", "hyperband", "none"] | _Pruner)
 
 
 class SearchFile(Form):
@@ -224,28 +146,22 @@ class SearchFile(Form):
     timeout_s: Annotated[Number, at_least(1)] = 3600.0
     run: dict[str, Any] | None
     space: dict[str, Any] | None
-    pruner: Annotated[_Pruner, BeforeValidator(_kind, json_schema_input_type=_PRUNERS | _Pruner)] = Median(
-        kind="median"
-    )
+    pruner: Annotated[_Pruner, _Named] = _Median(kind="median")
 
 
 def space_form(options: Mapping[str, Option]) -> Any:
-    """Return the form of what a search of these options varies: {name: values or a Span}."""
+    """Return the form of what a search of these options varies: {name: a tuple of values, or low, high, log, step}."""
     return keyed("space", {name: _dimension(each) for name, each in options.items()})
 
 
 def _dimension(option: Option) -> Any:
-    number = option.kind in (int, float)
-    span: Any = Span.__class_getitem__((option.form, doors.checked(option.kind, above=0))) if number else None
+    number, step = option.kind in (int, float), doors.checked(option.kind, above=0)
+    ends: dict[str, Any] = {"low": option.form, "high": option.form, "log": Flag, "step": step | None}
+    span: Any = keyed("range", ends, needed=("low", "high")) if number else None
     kind = Discriminator(
         lambda told: "values" if isinstance(told, list) else "range" if number and isinstance(told, dict) else None,
         custom_error_type="dimension",
         custom_error_message="it must be a list of values such as [64, 128], or of a number a range such as "
         "{{low: 1e-4, high: 1e-2, log: true}}; a single value belongs under run",
     )
-    return Annotated[Annotated[_with(_list(option.form), _same), Tag("values")] | Annotated[span, Tag("range")], kind]
-
-
-def _same(values: tuple[Any, ...]) -> Iterator[str]:
-    if len(values) < 2 or len(set(values)) < len(values):
-        yield "give two or more different values, or put it under run"
+    return Annotated[Annotated[_list(option.form), Tag("values")] | Annotated[span, Tag("range")], kind]

@@ -38,7 +38,7 @@ from horovod_study.config.documents import load_yaml, read_bytes
 from horovod_study.config.doors import Whole, accept, at_least
 from horovod_study.config.roles import Role, named
 from horovod_study.config.run import Cell, available_cores, local_cell
-from horovod_study.config.study_file import Hyperband, Median, Never, SearchFile, Span, space_form
+from horovod_study.config.study_file import SearchFile, space_form
 from horovod_study.config.workload import Configuration, packaged
 from horovod_study.errors import ConfigError, StudyError, first_line
 from horovod_study.files import csv_rows, write_file, writing
@@ -168,7 +168,7 @@ def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
     search = SearchConfig(
         name=run.study,
         run=run,
-        space={name: _distribution(f"{source}: space: {name}", values) for name, values in space.items()},
+        space={name: _distribution(f"{source}: space: {name}", name, values) for name, values in space.items()},
         trials=file.trials if trials is None else accept(_Trials, trials, "strain search", name="--trials"),
         pruner=_pruner(file.pruner),
         **{name: getattr(file, name) for name in ("runtime", "workers", "seed", "timeout_s")},
@@ -182,18 +182,22 @@ def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
     return search
 
 
-def _distribution(where: str, values: tuple[Any, ...] | Span[Any, Any]) -> BaseDistribution:
-    """Return what Optuna draws from; ConfigError: the ends of a range, or its steps, do not fit."""
-    if isinstance(values, tuple):
-        return CategoricalDistribution(values)
-    how: dict[str, Any] = {name: value for name, value in vars(values).items() if value is not None}
+def _distribution(where: str, name: str, values: Any) -> BaseDistribution:
+    """Return what Optuna draws from; ConfigError: values that are one, ends of a range or steps that do not fit."""
+    kind: Any = IntDistribution if OPTIONS[name].kind is int else FloatDistribution
     try:
-        return (IntDistribution if isinstance(values.low, int) else FloatDistribution)(**how)
+        if isinstance(values, dict):
+            found: BaseDistribution = kind(**{key: value for key, value in values.items() if value is not None})
+            return found
+        if len(set(values)) > max(1, len(values) - 1):
+            return CategoricalDistribution(values)
+        problem = "give two or more different values, or put it under run"
     except ValueError as error:
-        raise ConfigError(f"{where}: {first_line(error)}") from None
+        problem = first_line(error)
+    raise ConfigError(f"{where}: {problem}")
 
 
-def _pruner(told: Median | Hyperband | Never) -> BasePruner:
+def _pruner(told: Any) -> BasePruner:
     """Return Optuna's pruner, which counts in `PARTS` of a budget; a warm-up is a share of it."""
     if told.kind == "none":
         return NopPruner()

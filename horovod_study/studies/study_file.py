@@ -24,7 +24,7 @@ from horovod_study.config.partitions import Host, Partition, find_partition, thi
 from horovod_study.config.roles import Role, plain
 from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.config.scripted import PLACE, PLACED, check_rate, scripted
-from horovod_study.config.study_file import MAX_WORKERS, StudyFile, runtimes_of, sweep_form
+from horovod_study.config.study_file import MAX_WORKERS, StudyFile, sweep_form
 from horovod_study.config.workload import Configuration, Workload, find_workload
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.files import write_file, writing
@@ -133,21 +133,18 @@ class StudyConfig(Asked):
         self, config: Configuration, runtime: str, placement: Placement, told: Iterable[str], layouts: Collection[str]
     ) -> str:
         """Name what a cell is a repeat of: runtime, workers, and whatever else the study varies."""
-        parts = [plural(placement.workers, "worker")]
-        if not self.workload.starts_ranks or len(self.runtimes) > 1:  # else it is a guess of what the command uses
-            parts.insert(0, runtime)
-        if len(self.partitions) > 1:
-            parts.insert(0, placement.partition)
-        if placement.nodes > 1:
-            parts.append(f"{placement.nodes} nodes")
-        if placement.workers > 1 and len(layouts) > 1:
-            parts.append(config.placement)
-        if placement.workers > 1 and config.workers_per_node is not None:
-            parts.append(f"{config.workers_per_node} per node")
-        for name in told:
-            if self.workload.options[name].matters(runtime):
-                parts.append(f"{name} {plain(getattr(config, name))}")
-        return ", ".join(parts)
+        several, options = placement.workers > 1, self.workload.options
+        guessed = self.workload.starts_ranks and len(self.runtimes) == 1  # of what a command uses
+        parts = [
+            (len(self.partitions) > 1, placement.partition),
+            (not guessed, runtime),
+            (True, plural(placement.workers, "worker")),
+            (placement.nodes > 1, f"{placement.nodes} nodes"),
+            (several and len(layouts) > 1, config.placement),
+            (several and config.workers_per_node is not None, f"{config.workers_per_node} per node"),
+            *((options[name].matters(runtime), f"{name} {plain(getattr(config, name))}") for name in told),
+        ]
+        return ", ".join(part for wanted, part in parts if wanted)
 
     def told(self) -> tuple[str, ...]:
         """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
@@ -324,32 +321,30 @@ def load_study(path: Path) -> StudyConfig:
     named = {"study": file.study, "partition": found[0].name}
     run = workload.configure({**fixed, **named}, source=f"{source}: run")
     aim = file.precision is not None
+    runtimes, left_out = _runtimes(workload, sweep, found)
+    # A script that connects its workers may not run without them.
+    baselines = (("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines
+    own = {name: getattr(file, name) for name in ("hosts", "precision", "seed", "timeout_s", "budget")}
+    own |= {name: sweep[name] for name in ("nodes", "workers_per_node") if name in sweep}
     study = StudyConfig(
         name=run.study,
         run=run,
         workers=_worker_counts(sweep),
-        nodes=sweep.get("nodes", ()),
-        workers_per_node=sweep.get("workers_per_node", ()),
         placements=sweep.get("placement", ("fill",)),
-        hosts=file.hosts,
-        runtimes=_runtimes(workload, sweep, found),
+        runtimes=runtimes,
         varied={name: sweep[name] for name in (*workload.sweepable, "global_batch") if name in sweep},
         zipped=tuple(_rows(axis) for axis in sweep.get("zip") or ()),
-        # A script that connects its workers may not run without them.
-        baselines=(("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines,
+        baselines=baselines,
         targets=tuple(sorted(set(file.targets), reverse=True)),
-        budget=file.budget.model_dump(exclude_none=True),
-        precision=file.precision,
         question=file.question or "",
         repeats=file.repeats or (MOST_LAUNCHES if aim else 3),
         turns=aim if file.turns is None else file.turns,
-        seed=file.seed,
-        timeout_s=file.timeout_s,
         partitions=partitions,
         identity={name: identity.identify(each) for name, each in partitions.items()},
-        left_out=_left_out(sweep),
+        left_out=left_out,
         source=path,
         text=path.read_text(encoding="utf-8"),
+        **own,
     )
     with _told_of(source, "sweep: "):
         study.cells()  # for its complaints
@@ -360,13 +355,23 @@ def _contradictions(
     file: StudyFile, workload: Workload, fixed: Mapping[str, Any], sweep: Mapping[str, Any], found: Sequence[Partition]
 ) -> Iterator[str]:
     """Yield in words which keys contradict each other: `fixed` are those under run."""
-    zipped = {name: values for axis in sweep.get("zip") or () for name, values in axis.items()}
-    given, names = {**sweep, **zipped}, [each.name for each in found]
+    axes = sweep.get("zip") or ()
+    names = [*sweep, *(name for axis in axes for name in axis)]
+    given = {**sweep, **{name: values for axis in axes for name, values in axis.items()}}
+    yield from (
+        f"sweep: {name} is varied twice, once under zip; give it once" for name in names if names.count(name) > 1
+    )
+    for axis in axes:
+        if len(lengths := {len(values) for values in axis.values()}) != 1 or 0 in lengths:
+            told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
+            yield f"sweep: zip: {told}; give lists that are equally long, as {{workers: [1, 2], batch: [150, 75]}}"
+    yield from (f"sweep: {fault}" for fault in _misfits(sweep, names))
     if (size := len(file.study.encode())) > _MAX_NAME_BYTES:
         yield f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
     if file.precision is not None and file.turns is False:
         yield "precision is reached in turns; leave turns out, or set it to yes"
-    yield from (f"partition {name} is named twice; give each once" for name in names if names.count(name) > 1)
+    places = [each.name for each in found]
+    yield from (f"partition {name} is named twice; give each once" for name in places if places.count(name) > 1)
     for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
@@ -408,21 +413,48 @@ def _rows(axis: Mapping[str, Sequence[Any]]) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True))
 
 
-def _runtimes(workload: Workload, sweep: Mapping[str, Any], partitions: Iterable[Partition]) -> tuple[str, ...]:
-    """Return the runtimes of the sweep or the usual one."""
+def _pairs(sweep: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the runtimes of backends over transports; one that works over a single transport needs none named."""
+    found, transports = dict[str, None](), sweep.get("transport", ())
+    for backend in sweep.get("backend", ()):
+        own = [each for each in RUNTIMES if each.partition("/")[0] == backend]
+        alone = len(own) == 1 and (backend == "serial" or not transports)
+        found |= dict.fromkeys(each for each in own if alone or each.partition("/")[2] in transports)
+    return tuple(found)
+
+
+def _misfits(sweep: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """Yield in words which backends, transports and runtimes of a sweep do not fit together."""
+    backends, transports, pairs = sweep.get("backend", ()), sweep.get("transport", ()), set(_pairs(sweep))
+    if (backends or transports) and "runtime" in names:
+        apart = "backend" if backends else "transport"
+        yield f"runtime and {apart} are both given; a runtime is a backend with its transport"
+    if transports and not backends:
+        yield "transport is given without backend; give both, or runtime"
+    for backend in backends:
+        own = [each for each in RUNTIMES if each.partition("/")[0] == backend]
+        if not pairs & set(own):
+            what = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
+            yield f"backend {backend} {what}; give transport too: {', '.join(own)}"
+    for transport in transports:
+        own = [each for each in RUNTIMES if each.endswith(f"/{transport}")]
+        if not pairs & set(own):
+            none = f"transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
+            yield f"{none}, or add a backend that has it: {', '.join(own)}"
+
+
+def _runtimes(
+    workload: Workload, sweep: Mapping[str, Any], partitions: Iterable[Partition]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the runtimes of the sweep or the usual one, and pairs of backend and transport that do not exist."""
     if "backend" in sweep:
-        return runtimes_of(sweep["backend"], sweep.get("transport", ()))
+        pairs = itertools.product(sweep["backend"], sweep.get("transport", ()))
+        asked = [f"{backend}/{transport}" for backend, transport in pairs if backend != "serial"]
+        return _pairs(sweep), tuple(each for each in asked if each not in RUNTIMES)
     usual = workload.usual_runtime
     if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions):
         usual = "ddp/nccl"
-    return tuple(sweep.get("runtime", (usual,)))
-
-
-def _left_out(sweep: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the pairs of backend and transport that do not exist."""
-    backends = (each for each in sweep.get("backend", ()) if each != "serial")
-    pairs = [f"{backend}/{each}" for backend in backends for each in sweep.get("transport", ())]
-    return tuple(pair for pair in pairs if pair not in RUNTIMES)
+    return tuple(sweep.get("runtime", (usual,))), ()
 
 
 def _worker_counts(sweep: Mapping[str, Any]) -> tuple[int, ...]:
@@ -444,15 +476,14 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
     to what this machine, or the `hosts`, take; without a place for {workers} the count that the command says. `rate`:
     the pattern of the rate in its output. Raises ConfigError for a command without words and for an unknown place.
     """
-    if not command:
-        raise ConfigError("run: no command; write `horovod-study run -- torchrun --nproc-per-node {workers} train.py`")
-    check_rate("--rate", rate)
     places = list(dict.fromkeys(PLACE.findall(" ".join(command))))
-    if unknown := [name for name in places if name not in _FILLED]:
-        raise ConfigError(
-            f"run: nothing is known to put in the place of {{{unknown[0]}}}; there are {{{'}, {'.join(_FILLED)}}}, and "
-            "a study file (docs/studies.md) gives others their values"
-        )
+    unknown = [name for name in places if name not in _FILLED]
+    if unknown or not command:
+        nothing = "no command; write `horovod-study run -- torchrun --nproc-per-node {workers} train.py`"
+        others = f"there are {{{'}, {'.join(_FILLED)}}}, and a study file (docs/studies.md) gives others their values"
+        strange = f"nothing is known to put in the place of {{{''.join(unknown[:1])}}}; {others}"
+        raise ConfigError(f"run: {strange if command else nothing}")
+    check_rate("--rate", rate)
     most = sum(host.slots for host in hosts) or this_machine().slots_per_node
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     if "workers" not in places:
