@@ -77,6 +77,14 @@ def test_slots_are_gpus_or_cores(
     assert found.node() == node
 
 
+def test_a_heading_with_nothing_below_it_says_nothing(tmp_path: Path) -> None:
+    found = load_partition(
+        write(tmp_path, "scheduler: slurm\ncores_per_node: 4\nmodules:\nenvironment:\nhosts:\nnodes:\n")
+    )
+
+    assert (found.modules, dict(found.environment), found.hosts, found.nodes) == ((), {}, (), None)
+
+
 def test_hosts_are_named_with_their_slots(tmp_path: Path) -> None:
     found = load_partition(write(tmp_path, SSH))
 

@@ -49,6 +49,14 @@ def test_cells_of_a_study(tmp_path: Path) -> None:
     assert all(cell.config.study == "laptop" for cell in cells)
 
 
+def test_a_heading_with_nothing_below_it_says_nothing(tmp_path: Path) -> None:
+    study = load_study(
+        write(tmp_path, "study: s\nrun:\nsweep:\n  workers: [1, 2]\n  zip:\nbudget:\nprecision:\nquestion:\n")
+    )
+
+    assert (study.zipped, study.budget, study.precision, study.question) == ((), {}, None, "")
+
+
 def test_baselines_are_added_by_themselves(tmp_path: Path) -> None:
     study = load_study(write(tmp_path, GOOD.replace("[1, 2]", "[2]")))
     assert ("horovod/mpi", 1) in {(cell.runtime, cell.placement.workers) for cell in study.cells()}

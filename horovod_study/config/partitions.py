@@ -84,16 +84,15 @@ class Partition(Form):
     @classmethod
     def _with_reasons(cls, content: Any) -> Any:
         """Take variables apart that are given as {value: ..., because: ...}."""
-        told = content.get("environment") if isinstance(content, Mapping) else None
-        if not isinstance(told, Mapping):
+        if not isinstance(content, Mapping):
+            return content
+        empty = [name for name in ("environment", "hosts", "modules") if content.get(name, ...) is None]
+        content = {name: each for name, each in content.items() if name not in empty}  # headings with nothing below
+        if not isinstance(told := content.get("environment"), Mapping):
             return content
         found = {name: each if isinstance(each, Mapping) else {"value": each} for name, each in told.items()}
         for name, each in found.items():
-            if (
-                not isinstance(each.get("value"), str | int | float)
-                or isinstance(each["value"], bool)
-                or set(each) - {"value", "because"}
-            ):
+            if type(each.get("value")) not in (str, int, float) or set(each) - {"value", "because"}:
                 write = "write a text, in quotes where YAML takes it for something else, or {value: ..., because: ...}"
                 raise wrong(f"environment.{name} is {short(told[name])}; {write}")
         because = {name: each["because"] for name, each in found.items() if "because" in each}
@@ -120,22 +119,20 @@ class Partition(Form):
         cores, each, gpus = self.cores_per_node, self.cores_per_worker, self.gpus_per_node
         hosts = [host.name for host in self.hosts]
         twice = next((name for name in hosts if hosts.count(name) > 1), "")
-        ssh = (
-            f"scheduler is {self.scheduler} and {len(hosts) or 'no'} hosts are named; scheduler ssh needs hosts, and no"
-        )
+        ssh = f"scheduler is {self.scheduler} and {len(hosts) or 'no'} hosts are named; scheduler ssh needs hosts,"
         needed = f"{gpus} workers per node at {each} cores each need {gpus * each} cores, but a node has {cores}; lower"
         local = f"nodes is {self.nodes}, but scheduler local is this machine alone; name a scheduler (ssh, slurm)"
         told = self.scheduler == "local" or "cores_per_node" in self.model_fields_set
+        unequal = hosts and self.nodes not in (None, len(hosts))
         faults = {
             "cores_per_node is missing; say how many cores a node has": not told,
             f"cores_per_worker is {each}, but a node has {cores} cores; lower it": each > cores,
             f"{needed} cores_per_worker": gpus * each > cores,
             f"gres is {self.gres!r}, but gpus_per_node is 0; leave gres out or say how many": self.gres and not gpus,
-            f"{ssh} other has any": (self.scheduler == "ssh") != bool(hosts),
+            f"{ssh} and no other has any": (self.scheduler == "ssh") != bool(hosts),
             f"hosts names {twice} twice; give it once with all its slots: {twice}:N": twice,
             local: self.scheduler == "local" and self.nodes != 1,
-            f"nodes is {self.nodes}, but {len(hosts)} hosts are named; leave nodes out": hosts
-            and self.nodes not in (None, len(hosts)),
+            f"nodes is {self.nodes}, but {len(hosts)} hosts are named; leave nodes out": unequal,
         }
         if found := [text for text, broken in faults.items() if broken]:
             raise wrong(found[0])

@@ -69,7 +69,7 @@ class StudyFile(Form):
     precision: Share | None = None
     question: _Question | None = None
     targets: one_or_more(_Positive) = ()  # type: ignore[valid-type]
-    budget: dict[Literal["gpu_hours", "core_hours", "hours"], _Positive] = Field(default_factory=dict)
+    budget: dict[Literal["gpu_hours", "core_hours", "hours"], _Positive] | None = None
     script: Text | None = None
     command: Text | None = None
     rate: Text | None = None

@@ -95,9 +95,15 @@ class StudyConfig(Asked):
     def cells(self) -> list[Cell]:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
         if not self._cells:
-            self._refuse_too_many(math.prod(map(len, self._axes())) * len(self.partitions), "combinations of values")
-            first = dict.fromkeys(run for partition in self.partitions.values() for run in self._wanted(partition))
-            self._refuse_too_many(len(first) * self.repeats, "cells")
+            combinations = math.prod(map(len, self._axes())) * len(self.partitions)
+            few = combinations <= _MAX_CELLS  # else they are not even listed
+            places = self.partitions.values() if few else ()
+            first = dict.fromkeys(run for partition in places for run in self._wanted(partition))
+            count = len(first) * self.repeats
+            if not few or count > _MAX_CELLS:
+                asked = f"{count} cells" if few else f"{combinations} combinations of values"
+                most = f"a study may have {_MAX_CELLS}: lower repeats, or vary less under sweep"
+                raise ConfigError(f"{self.here}: these are {asked}; {most}")
             told, layouts = self.told(), self._layouts()
             cells = []
             for config, runtime, placement in first:
@@ -194,13 +200,6 @@ class StudyConfig(Asked):
     def _axes(self) -> list[Sequence[Mapping[str, Any]]]:
         """Return what is crossed but placements and runtimes: each axis is a list of values that go together."""
         return [*([{name: value} for value in values] for name, values in self.varied.items()), *self.zipped]
-
-    def _refuse_too_many(self, count: int, what: str) -> None:
-        if count > _MAX_CELLS:
-            raise ConfigError(
-                f"{self.here}: these are {count} {what}; a study may have {_MAX_CELLS}: lower repeats, or vary less "
-                "under sweep"
-            )
 
     def _batch(self, together: int, placement: Placement) -> dict[str, int]:
         """Return what each worker has of the batch of all of them together."""
@@ -324,7 +323,7 @@ def load_study(path: Path) -> StudyConfig:
     runtimes, left_out = _runtimes(workload, sweep, found)
     # A script that connects its workers may not run without them.
     baselines = (("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines
-    own = {name: getattr(file, name) for name in ("hosts", "precision", "seed", "timeout_s", "budget")}
+    own = {name: getattr(file, name) for name in ("hosts", "precision", "seed", "timeout_s")}
     own |= {name: sweep[name] for name in ("nodes", "workers_per_node") if name in sweep}
     study = StudyConfig(
         name=run.study,
@@ -337,6 +336,7 @@ def load_study(path: Path) -> StudyConfig:
         baselines=baselines,
         targets=tuple(sorted(set(file.targets), reverse=True)),
         question=file.question or "",
+        budget={str(name): hours for name, hours in (file.budget or {}).items()},
         repeats=file.repeats or (MOST_LAUNCHES if aim else 3),
         turns=aim if file.turns is None else file.turns,
         partitions=partitions,
