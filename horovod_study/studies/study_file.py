@@ -306,10 +306,10 @@ def load_study(path: Path) -> StudyConfig:
     file: StudyFile = accept(StudyFile, content, source)
     workload = scripted(path, content) or find_workload(file.workload, beside=path.parent)
     sweep = accept(sweep_form(workload), file.sweep or {}, f"{source}: sweep")
-    fixed = dict(file.run or {})
+    axes, fixed = sweep.pop("zip", None) or (), dict(file.run or {})
     with _told_of(source):
         found = [find_partition(name, beside=path) for name in file.partition]
-    for fault in _contradictions(file, workload, fixed, sweep, found):
+    for fault in _contradictions(file, workload, sweep, axes, found):
         raise ConfigError(f"{source}: {fault}")
     if file.account is not None:
         found = [each.model_copy(update={"account": file.account}) for each in found]
@@ -320,7 +320,9 @@ def load_study(path: Path) -> StudyConfig:
     named = {"study": file.study, "partition": found[0].name}
     run = workload.configure({**fixed, **named}, source=f"{source}: run")
     aim = file.precision is not None
-    runtimes, left_out = _runtimes(workload, sweep, found)
+    usual = workload.usual_runtime
+    usual = "ddp/nccl" if usual == "ddp/gloo" and any(each.gpus_per_node for each in found) else usual
+    runtimes, left_out, _ = _crossed(sweep.get("backend", ()), sweep.get("transport", ()))
     # A script that connects its workers may not run without them.
     baselines = (("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines
     own = {name: getattr(file, name) for name in ("hosts", "precision", "seed", "timeout_s")}
@@ -328,11 +330,13 @@ def load_study(path: Path) -> StudyConfig:
     study = StudyConfig(
         name=run.study,
         run=run,
-        workers=_worker_counts(sweep),
+        workers=_worker_counts(sweep, axes),
         placements=sweep.get("placement", ("fill",)),
-        runtimes=runtimes,
+        runtimes=runtimes or sweep.get("runtime", (usual,)),
         varied={name: sweep[name] for name in (*workload.sweepable, "global_batch") if name in sweep},
-        zipped=tuple(_rows(axis) for axis in sweep.get("zip") or ()),
+        zipped=tuple(
+            tuple(dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True)) for axis in axes
+        ),
         baselines=baselines,
         targets=tuple(sorted(set(file.targets), reverse=True)),
         question=file.question or "",
@@ -352,20 +356,16 @@ def load_study(path: Path) -> StudyConfig:
 
 
 def _contradictions(
-    file: StudyFile, workload: Workload, fixed: Mapping[str, Any], sweep: Mapping[str, Any], found: Sequence[Partition]
+    file: StudyFile,
+    workload: Workload,
+    sweep: Mapping[str, Any],
+    axes: Sequence[Mapping[str, Any]],
+    found: Sequence[Partition],
 ) -> Iterator[str]:
-    """Yield in words which keys contradict each other: `fixed` are those under run."""
-    axes = sweep.get("zip") or ()
-    names = [*sweep, *(name for axis in axes for name in axis)]
+    """Yield in words which keys of a file contradict each other: `axes` are those under zip."""
+    fixed = file.run or {}
     given = {**sweep, **{name: values for axis in axes for name, values in axis.items()}}
-    yield from (
-        f"sweep: {name} is varied twice, once under zip; give it once" for name in names if names.count(name) > 1
-    )
-    for axis in axes:
-        if len(lengths := {len(values) for values in axis.values()}) != 1 or 0 in lengths:
-            told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
-            yield f"sweep: zip: {told}; give lists that are equally long, as {{workers: [1, 2], batch: [150, 75]}}"
-    yield from (f"sweep: {fault}" for fault in _misfits(sweep, names))
+    yield from (f"sweep: {fault}" for fault in _unfit(sweep, axes))
     if (size := len(file.study.encode())) > _MAX_NAME_BYTES:
         yield f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
     if file.precision is not None and file.turns is False:
@@ -375,7 +375,8 @@ def _contradictions(
     for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
-        yield f"run: {name} cannot be fixed here; it comes from {'the file' if roles & Role.NAMING else hint}"
+        hint = "the top level of the file" if roles & Role.NAMING else hint
+        yield f"run: {name} cannot be fixed here; it comes from {hint}"
     yield from (
         f"{name} is both fixed under run and varied under sweep; give it once" for name in given if name in fixed
     )
@@ -386,12 +387,7 @@ def _contradictions(
         yield "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
     if file.scaling == "weak" and strong:
         yield "scaling is weak, but global_batch is given; give batch, that of each worker"
-    layouts, both = given.get("placement", ("fill",)), "workers" in given and "nodes" in given
-    if both and "spread" not in layouts:
-        full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
-        yield f"sweep: workers and nodes are both given; {full}"
-    if both and "workers_per_node" in given:
-        yield "sweep: workers, nodes and workers_per_node are all given; give two of them"
+    layouts = given.get("placement", ("fill",))
     if ("list" in layouts) != bool(file.hosts):
         wanted = "give both sweep.placement and hosts, or neither"
         yield f"placement list needs the names of its nodes, and only list has any; {wanted}"
@@ -409,57 +405,59 @@ def _contradictions(
         )
 
 
-def _rows(axis: Mapping[str, Sequence[Any]]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True))
-
-
-def _pairs(sweep: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the runtimes of backends over transports; one that works over a single transport needs none named."""
-    found, transports = dict[str, None](), sweep.get("transport", ())
-    for backend in sweep.get("backend", ()):
-        own = [each for each in RUNTIMES if each.partition("/")[0] == backend]
-        alone = len(own) == 1 and (backend == "serial" or not transports)
-        found |= dict.fromkeys(each for each in own if alone or each.partition("/")[2] in transports)
-    return tuple(found)
-
-
-def _misfits(sweep: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
-    """Yield in words which backends, transports and runtimes of a sweep do not fit together."""
-    backends, transports, pairs = sweep.get("backend", ()), sweep.get("transport", ()), set(_pairs(sweep))
-    if (backends or transports) and "runtime" in names:
-        apart = "backend" if backends else "transport"
-        yield f"runtime and {apart} are both given; a runtime is a backend with its transport"
-    if transports and not backends:
+def _unfit(sweep: Mapping[str, Any], axes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield in words what does not fit together in a sweep: `axes` are those under zip."""
+    names = [*sweep, *(name for axis in axes for name in axis)]
+    yield from (f"{name} is varied twice, once under zip; give it once" for name in names if names.count(name) > 1)
+    for axis in axes:
+        if len(lengths := {len(values) for values in axis.values()}) != 1 or 0 in lengths:
+            told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
+            yield f"zip: {told}; give lists that are equally long, as {{workers: [1, 2], batch: [150, 75]}}"
+    apart = [name for name in ("backend", "transport") if name in sweep]
+    if apart and "runtime" in names:
+        yield f"runtime and {apart[0]} are both given; a runtime is a backend with its transport"
+    if apart == ["transport"]:
         yield "transport is given without backend; give both, or runtime"
+    yield from _crossed(sweep.get("backend", ()), sweep.get("transport", ()))[2]
+    both, layouts = (
+        {"workers", "nodes"} <= {*names},
+        [axis["placement"] for axis in (*axes, sweep) if "placement" in axis],
+    )
+    if both and "spread" not in itertools.chain(*layouts):
+        full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
+        yield f"workers and nodes are both given; {full}"
+    if both and "workers_per_node" in names:
+        yield "workers, nodes and workers_per_node are all given; give two of them"
+
+
+def _crossed(
+    backends: Sequence[str], transports: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the runtimes of backends over transports, pairs that do not exist, and in words what has no pair at all.
+
+    A backend that works over a single transport needs none named.
+    """
+    runtimes, left_out, faults = list[str](), list[str](), list[str]()
     for backend in backends:
         own = [each for each in RUNTIMES if each.partition("/")[0] == backend]
-        if not pairs & set(own):
-            what = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
-            yield f"backend {backend} {what}; give transport too: {', '.join(own)}"
+        asked = [f"{backend}/{each}" for each in transports if backend != "serial"]
+        found = own if len(own) == 1 and not asked else [each for each in own if each in asked]
+        runtimes += found
+        left_out += [each for each in asked if each not in own]
+        if not found:
+            wrong = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
+            faults.append(f"backend {backend} {wrong}; give transport too: {', '.join(own)}")
     for transport in transports:
-        own = [each for each in RUNTIMES if each.endswith(f"/{transport}")]
-        if not pairs & set(own):
+        others = [each for each in RUNTIMES if each.endswith(f"/{transport}")]
+        if not set(others) & set(runtimes):
             none = f"transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
-            yield f"{none}, or add a backend that has it: {', '.join(own)}"
+            faults.append(f"{none}, or add a backend that has it: {', '.join(others)}")
+    return tuple(dict.fromkeys(runtimes)), tuple(left_out), tuple(faults)
 
 
-def _runtimes(
-    workload: Workload, sweep: Mapping[str, Any], partitions: Iterable[Partition]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the runtimes of the sweep or the usual one, and pairs of backend and transport that do not exist."""
-    if "backend" in sweep:
-        pairs = itertools.product(sweep["backend"], sweep.get("transport", ()))
-        asked = [f"{backend}/{transport}" for backend, transport in pairs if backend != "serial"]
-        return _pairs(sweep), tuple(each for each in asked if each not in RUNTIMES)
-    usual = workload.usual_runtime
-    if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions):
-        usual = "ddp/nccl"
-    return tuple(sweep.get("runtime", (usual,))), ()
-
-
-def _worker_counts(sweep: Mapping[str, Any]) -> tuple[int, ...]:
+def _worker_counts(sweep: Mapping[str, Any], axes: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
     """`cores` means 1..cores, thinned to powers of two (and the last) above eight; else a list of counts."""
-    zipped = [name for axis in sweep.get("zip") or () for name in axis]
+    zipped = [name for axis in axes for name in axis]
     if "workers" in zipped or ("nodes" in (*sweep, *zipped) and "workers" not in sweep):
         return ()
     if (counts := sweep.get("workers")) is not None:
