@@ -1,6 +1,8 @@
 """The file of a study: what it refuses, and the cells it expands to."""
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -661,6 +663,17 @@ def test_a_slip_of_the_pen_is_refused_and_not_computed(
     with golden.raises(ConfigError, match=message) as found:
         load_study(write(tmp_path, GOOD.replace(old, new)))
     assert str(found.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(("key", "value"), [("partition", "alpha"), ("hosts", "a"), ("runtime", "mpi/mpi")])
+def test_a_value_that_is_said_20_000_times_takes_no_time(tmp_path: Path, key: str, value: str) -> None:
+    many = f"{key}: [{f'{value}, ' * 20_000}{value}]"
+    text = GOOD.replace("runtime: [horovod/mpi, horovod/gloo]", many) if key == "runtime" else f"{GOOD}{many}\n"
+    started = time.process_time()
+    with suppress(ConfigError):
+        load_study(write(tmp_path, text))
+
+    assert time.process_time() - started < 20, "most of it for PyYAML"
 
 
 def test_a_cross_product_nobody_can_run_is_refused_before_it_is_expanded(tmp_path: Path, golden: Golden) -> None:

@@ -1,4 +1,4 @@
-"""The door for values from outside: they are held against a pydantic form, and what is wrong is said in one line.
+"""The door for values from outside: they are checked by a pydantic form, and what is wrong is said in one line.
 
     class Host(Form):
         name: Text

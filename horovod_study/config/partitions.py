@@ -12,6 +12,7 @@ the fields of `Partition`. Two of them have a form of their own in the file:
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -118,7 +119,7 @@ class Partition(Form):
     def _fits(self) -> Self:
         cores, each, gpus = self.cores_per_node, self.cores_per_worker, self.gpus_per_node
         hosts = [host.name for host in self.hosts]
-        twice = next((name for name in hosts if hosts.count(name) > 1), "")
+        twice = next(iter(Counter(hosts) - Counter({*hosts})), "")
         ssh = f"scheduler is {self.scheduler} and {len(hosts) or 'no'} hosts are named; scheduler ssh needs hosts,"
         needed = f"{gpus} workers per node at {each} cores each need {gpus * each} cores, but a node has {cores}; lower"
         local = f"nodes is {self.nodes}, but scheduler local is this machine alone; name a scheduler (ssh, slurm)"

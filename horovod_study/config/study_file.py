@@ -1,7 +1,7 @@
 """The files of studies and searches: what they may say.
 
 `experiments/` holds examples, and its README.md explains every key. What may stand under `run` and `sweep` are options
-of the workload that the file names, so these two are held against `Workload.form` and `sweep_form`.
+of the workload that the file names: they have the forms `Workload.form` and `sweep_form`.
 """
 
 from collections.abc import Mapping

@@ -305,10 +305,11 @@ def load_study(path: Path) -> StudyConfig:
     content, source = load_yaml(path), str(path)
     file: StudyFile = accept(StudyFile, content, source)
     workload = scripted(path, content) or find_workload(file.workload, beside=path.parent)
-    sweep = accept(sweep_form(workload), file.sweep or {}, f"{source}: sweep")
-    axes, fixed = sweep.pop("zip", None) or (), dict(file.run or {})
+    told = accept(sweep_form(workload), file.sweep or {}, f"{source}: sweep")
+    axes, fixed = told.pop("zip", None) or (), dict(file.run or {})
+    sweep = {name: values and tuple(dict.fromkeys(values)) for name, values in told.items()}
     with _told_of(source):
-        found = [find_partition(name, beside=path) for name in file.partition]
+        found = [find_partition(name, beside=path) for name in dict.fromkeys(file.partition)]
     for fault in _contradictions(file, workload, sweep, axes, found):
         raise ConfigError(f"{source}: {fault}")
     if file.account is not None:
@@ -370,8 +371,8 @@ def _contradictions(
         yield f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
     if file.precision is not None and file.turns is False:
         yield "precision is reached in turns; leave turns out, or set it to yes"
-    places = [each.name for each in found]
-    yield from (f"partition {name} is named twice; give each once" for name in places if places.count(name) > 1)
+    for places in (file.partition, [each.name for each in found]):
+        yield from (f"partition {name} is named twice; give each once" for name in places if places.count(name) > 1)
     for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
@@ -393,7 +394,7 @@ def _contradictions(
         yield f"placement list needs the names of its nodes, and only list has any; {wanted}"
     if file.hosts and len(found) > 1:
         yield f"hosts are those of one partition, but {len(found)} are named"
-    hosts = [host.name for each in found for host in each.hosts]
+    hosts = dict.fromkeys(host.name for each in found for host in each.hosts)
     for name in file.hosts if hosts else ():
         if name not in hosts:
             yield f"hosts {name!r} is not known{nearest(name, hosts)}; allowed: {', '.join(hosts)}"
