@@ -157,10 +157,6 @@ class Partition(Form):
         return f"{gpus}{plural(self.cores_per_node, 'core')}"
 
 
-KEYS = tuple(name for name in Partition.model_fields if name != "because")
-"""What a partition's file may say."""
-
-
 def _host(each: Any, slots: int) -> Any:
     """Return a host written as NAME or NAME:SLOTS by its fields; `slots`: of one that says none."""
     if isinstance(each, Host | Mapping):
