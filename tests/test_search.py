@@ -179,6 +179,14 @@ def test_a_search_file_becomes_a_search(tmp_path: Path) -> None:
     assert search.highest("batch") == 64 and search.highest("threads") == 1
 
 
+@pytest.mark.parametrize("pruner", ["median", "{warmup: 0.2}", "{kind: median, startup_trials: 3}"])
+def test_the_usual_pruner_may_be_named_or_not(tmp_path: Path, pruner: str) -> None:
+    found = load_search(write(tmp_path, GOOD.replace("pruner: none", f"pruner: {pruner}"))).pruner
+
+    assert isinstance(found, MedianPruner)
+    assert found._n_warmup_steps == (4 if "warmup" in pruner else 3)
+
+
 def test_the_shipped_search_can_be_read() -> None:
     search = load_search(ROOT / "experiments" / "search.yaml")
 
