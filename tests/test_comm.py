@@ -17,7 +17,7 @@ from horovod_study.comm import builds, detect, settings
 from horovod_study.comm.base import FlatGradients, choose_reduction, fail_together, require_parity
 from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.horovod import HorovodBackend, horovod_places
-from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
+from horovod_study.comm.launch import Launch, meeting_at, meeting_point, require_interfaces
 from horovod_study.comm.libmpi import loaded_library, own_library, require_connection, require_launchers_mpi
 from horovod_study.comm.ps import add_in_order, shares
 from horovod_study.comm.serial import SerialBackend
@@ -90,8 +90,10 @@ def test_ranks_meet_where_the_environment_says() -> None:
 
 def test_a_meeting_that_fails_says_where_and_what_to_do(golden: Golden) -> None:
     taken = RuntimeError("The server socket has failed to listen. port: 7, code: -98, name: EADDRINUSE")
-    golden(str(foreign_port("n1", 7, 0, taken)), "port 7", "n1", "MASTER_PORT")
-    golden(str(foreign_port("n1", 7, 1, RuntimeError("timed out\nException raised from"))), "rank 1", "n1:7", "rank 0")
+    with golden.raises(BackendError, match="port 7.*n1.*MASTER_PORT"), meeting_at("n1", 7, 0):
+        raise taken
+    with golden.raises(BackendError, match="rank 1.*n1:7.*rank 0"), meeting_at("n1", 7, 1):
+        raise RuntimeError("timed out\nException raised from")
 
 
 def test_a_network_interface_that_is_not_there_is_named() -> None:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import gpus, settings
 from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
+from horovod_study.comm.launch import Launch, meeting_at, meeting_point, require_interfaces
 from horovod_study.comm.libmpi import find_open_mpi, require_connection, require_launchers_mpi
 from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
@@ -91,12 +91,10 @@ class DistributedBackend(Averaging):
             dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
         else:
             (host, port), patience = met, timedelta(seconds=patient_s)
-            try:
+            with meeting_at(host, port, launch.rank):
                 store = dist.TCPStore(  # type: ignore[attr-defined]
                     host, port, launch.workers, is_master=launch.rank == 0, timeout=patience
                 )
-            except RuntimeError as error:  # torch has several for this
-                raise foreign_port(host, port, launch.rank, error) from None
             dist.init_process_group(
                 self.transport, store=store, rank=launch.rank, world_size=launch.workers, timeout=patience
             )
@@ -122,8 +120,6 @@ class DistributedBackend(Averaging):
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config
         asked = [name for name in _HOOKS_ONLY if getattr(config, name) != OPTIONS[name].default]
-        if asked and config.reduction == "flat":
-            raise BackendError(f"{asked[0]} has no effect on reduction flat; leave it out, or use --reduction hooks")
         self.reduction, self.settings["reduction"] = choose_reduction(
             config,
             self.workers,

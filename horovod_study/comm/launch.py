@@ -3,12 +3,13 @@
 import importlib.util
 import os
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from horovod_study.config.limits import mpi_hindrance
 from horovod_study.config.variables import is_set, whole_number
-from horovod_study.errors import BackendError
+from horovod_study.errors import BackendError, first_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,15 +140,19 @@ def require_rendezvous(environ: Mapping[str, str]) -> None:
     )
 
 
-def foreign_port(host: str, port: int, rank: int, error: Exception) -> BackendError:
-    """Return what to say of a failure to meet at `host`:`port`."""
-    why = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if rank == 0 and "EADDRINUSE" in str(error):
-        return BackendError(
-            f"port {port} of {host} is taken by another program, so the ranks cannot meet there; start again, or set "
-            "MASTER_PORT to a free port"
+@contextmanager
+def meeting_at(host: str, port: int, rank: int) -> Iterator[None]:
+    """Let the ranks meet inside; BackendError says where, and what to do, if that fails."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:  # torch has several for this
+        told = (
+            f"rank {rank} cannot meet the others at {host}:{port} ({first_line(error)}); check that the host of rank 0 "
+            f"is {host}, and that the other hosts reach it"
         )
-    return BackendError(
-        f"rank {rank} cannot meet the others at {host}:{port} ({why}); check that the host of rank 0 is {host}, and "
-        "that the other hosts reach it"
-    )
+        if rank == 0 and "EADDRINUSE" in str(error):
+            told = (
+                f"port {port} of {host} is taken by another program, so the ranks cannot meet there; start again, or "
+                "set MASTER_PORT to a free port"
+            )
+        raise BackendError(told) from None

@@ -15,6 +15,7 @@ from typing import Any
 
 from horovod_study.comm.launch import Launch
 from horovod_study.errors import BackendError
+from horovod_study.text.words import plural
 
 _MAPS = Path("/proc/self/maps")
 
@@ -89,33 +90,31 @@ def require_connection(launch: Launch, environ: Mapping[str, str] = os.environ) 
     """
     connected = any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in environ)
     session = environ.get("PMIX_SERVER_TMPDIR", "")  # removed when mpirun, or its daemon on this host, has ended
+    problem = ""
     if "OMPI_COMM_WORLD_RANK" in environ and (not connected or (session and not Path(session).exists())):
-        raise BackendError(
+        problem = (
             "environment variable OMPI_COMM_WORLD_RANK is left of another program: no mpirun that started this one is "
             "there any more; start with mpirun, or unset the variables OMPI_* and PMIX_*"
         )
-    if launch.launcher == "srun" and not connected:
-        raise BackendError(
+    elif launch.launcher == "srun" and not connected:
+        problem = (
             f"srun started {launch.workers} workers without a connection for MPI; use srun --mpi=pmix (srun_mpi in a "
             "partition; `srun --mpi=list` shows what there is), or start with mpirun inside the allocation"
         )
+    if problem:
+        raise BackendError(problem)
 
 
 def require_launchers_mpi(launch: Launch, workers: int, library: str) -> None:
     """Raise BackendError where the launcher started another number of workers than `library` (e.g. Horovod) sees."""
     if launch.launcher == "none" or launch.workers == workers:
         return
-    started = f"{launch.workers} worker{'s' * (launch.workers > 1)}"
-    counts = f"{launch.named} started {started}, but {library} sees {workers}"
-    if launch.launcher == "torchrun":
-        raise BackendError(
-            f"{counts}: MPI does not know torchrun's workers; start with mpirun or horovodrun, or use --backend ddp "
-            "over gloo or nccl"
-        )
-    path = loaded_library()
-    loaded = f"which loaded {path}" if path else "which loaded no MPI library"
+    counts = f"{launch.named} started {plural(launch.workers, 'worker')}, but {library} sees {workers}"
+    why = f"the launcher belongs to another MPI than {library}, which loaded {loaded_library() or 'no MPI library'}"
+    remedy = "start with that MPI's own mpirun, or install for the launcher's MPI with `make setup MPI=site`"
     if launch.launcher == "srun":
         remedy = "use srun --mpi=pmix if that MPI supports it, or start with that MPI's mpirun"
-    else:
-        remedy = "start with that MPI's own mpirun, or install for the launcher's MPI with `make setup MPI=site`"
-    raise BackendError(f"{counts}: the launcher belongs to another MPI than {library}, {loaded}; {remedy}")
+    elif launch.launcher == "torchrun":
+        why = "MPI does not know torchrun's workers"
+        remedy = "start with mpirun or horovodrun, or use --backend ddp over gloo or nccl"
+    raise BackendError(f"{counts}: {why}; {remedy}")

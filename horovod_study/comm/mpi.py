@@ -90,8 +90,6 @@ class MpiRanks(Averaging, ABC):
         self._world = MPI.COMM_WORLD
         self.rank, self.workers = self._world.Get_rank(), self._world.Get_size()
         require_launchers_mpi(launch, self.workers, "mpi4py")
-        if config.bucket_mb is not None and config.reduction == "flat":
-            raise BackendError("bucket_mb has no effect on reduction flat; leave it out, or use --reduction hooks")
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
         self._buckets: GradientBuckets | None = None
