@@ -90,14 +90,18 @@ def recorder(
     measured |= {"warmup_steps": warmup_steps, "steady": steady, "timer_mode": timer_mode, "disk_full": disk_full}
     measured |= {"system_interval_s": system_interval_s, "study": study, "partition": partition, "repeat": repeat}
     read = RecordOptions.read(measured, source="recorder")
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            f"recorder: optimizer is a {type(optimizer).__name__}; give the torch.optim.Optimizer that is stepped"
-        )
+    inner: Any = optimizer
+    while isinstance(inner, torch.optim.Optimizer) and not hasattr(inner, "_optimizer_step_pre_hooks"):
+        inner = getattr(inner, "optimizer", None)  # Accelerate's wrapper is one by name only and passes its steps on
+    rules = (
+        ("model", model, isinstance(model, nn.Module), "torch.nn.Module that is trained"),
+        ("optimizer", optimizer, isinstance(inner, torch.optim.Optimizer), "torch.optim.Optimizer that is stepped"),
+    )
+    for name, given, fits, wanted in rules:
+        if not fits:
+            raise ConfigError(f"recorder: {name} is a {type(given).__name__}; give the {wanted}")
     about = {"batch": batch, "model_name": model_name, "own": options or {}}
-    return Recording(model, _inner(optimizer), None if out is None else Path(out), read, about, forward_hooks)
+    return Recording(model, inner, None if out is None else Path(out), read, about, forward_hooks)
 
 
 class Recording:
@@ -131,7 +135,7 @@ class Recording:
     def directory(self) -> Path:
         """The run directory, the same on all ranks; known from the beginning of the `with` statement on."""
         if self._state == "new":
-            self._require_open("directory")
+            self._require("directory")
         return self._ranks.directory
 
     @property
@@ -202,7 +206,7 @@ class Recording:
         are added up before one update, so many turns make one step, without a word; `accumulate` says how many
         turns `batch=` was given for. A turn that is left by `break` counts when its optimizer has stepped.
         """
-        self._require_open("steps")
+        self._require("steps")
         if accumulate < 1:
             raise ConfigError(f"record.steps: accumulate is {accumulate}; it must be at least 1, the turns of a step")
         return self._over(loader, accumulate)
@@ -269,25 +273,20 @@ class Recording:
         """
         if name not in LAPS:
             raise ConfigError(f"record.lap: unknown lap {name!r}{nearest(name, LAPS)}; allowed: {', '.join(LAPS)}")
-        self._require_open(f"lap({name!r})")
-        if not self.in_step and not self._is_over():
-            raise StudyError(
-                f"record.lap({name!r}): outside a step; mark laps inside `for ... in record.steps(loader)`"
-            )
+        self._require(f"lap({name!r})", in_step=True)
         if self._options.timer_mode != "off" or name == "update":
             self._report("lap", LAPS.index(name))
 
     @_in_loop
     def loss(self, loss: torch.Tensor) -> None:
         """Keep the loss of this step, shape (), for its row; on a GPU it is read at the end, and not waited for."""
-        if not self.in_step:
-            raise StudyError("record.loss: outside a step; call it inside `for ... in record.steps(loader)`")
+        self._require("loss", in_step=True)
         self._watcher.loss(loss.detach().reshape(()))
 
     @contextmanager
     def skip(self) -> Iterator[None]:
         """Leave out what is done inside, such as an evaluation: it belongs to no step and not to the timed window."""
-        self._require_open("skip")
+        self._require("skip")
         self._report("skip")
         try:
             yield
@@ -301,20 +300,12 @@ class Recording:
             raise StudyError(f"{self._ranks.directory}: the recording failed: {error_line(failure)}")
         return self._watcher.state != "recording"
 
-    def _require_open(self, what: str) -> None:
+    def _require(self, what: str, *, in_step: bool = False) -> None:
+        """Raise StudyError where `what` is used outside of the recorder, or of a step."""
         if self._state != "open":
-            raise StudyError(
-                f"record.{what}: the recorder is not open; use it inside `with horovod_study.recorder(...)`"
-            )
-
-
-def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that takes hooks: Accelerate's wrapper is one by name only and passes its steps on."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        inside = getattr(optimizer, "optimizer", None)
-        if not isinstance(inside, torch.optim.Optimizer):
-            raise ConfigError(
-                f"recorder: optimizer is a {type(optimizer).__name__}, which takes no hooks; give the one inside it"
-            )
-        optimizer = inside
-    return optimizer
+            wrong = "the recorder is not open; use it inside `with horovod_study.recorder(...)`"
+        elif in_step and not self.in_step and not self._is_over():
+            wrong = "outside a step; use it inside `for ... in record.steps(loader)`"
+        else:
+            return
+        raise StudyError(f"record.{what}: {wrong}")

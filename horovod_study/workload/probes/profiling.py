@@ -32,7 +32,7 @@ import torch
 from horovod_study import records
 from horovod_study.comm.base import Backend
 from horovod_study.config.run import RunConfig
-from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
+from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.files import writing
 from horovod_study.measure import ranges
 from horovod_study.measure.clock import now, open_clock, sleep
@@ -47,11 +47,6 @@ SETTLING_STEPS = 5
 LINES = 10
 """So many findings are told on the terminal; the files hold all."""
 
-_NSYS = (
-    "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
-    "<the command that starts the run>"
-)
-
 _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _SPY_START_S = 20.0
 
@@ -60,33 +55,37 @@ Place = Callable[[str], Path]
 
 
 def require_possible(config: RunConfig, backend: Backend, device: torch.device) -> None:
-    """Raise StudyError before training for a profiler, ranges or a timeline that cannot work here."""
+    """Raise BackendError before training for a profiler, ranges or a timeline that cannot work here."""
+    if problem := next(_hindrances(config, backend, device), ""):
+        raise BackendError(problem)
+
+
+def _hindrances(config: RunConfig, backend: Backend, device: torch.device) -> Iterator[str]:
+    """Yield why what was asked for cannot work here, with what to do instead."""
     if reason := ranges.why_not(config.ranges):
-        raise BackendError(f"ranges {config.ranges} cannot be made: {reason}; leave ranges out, or use the other kind")
-    if config.timeline_steps:
-        if backend.name != "horovod":
-            raise ConfigError(
-                f"run: timeline_steps is {config.timeline_steps}, and the timeline is Horovod's own: backend "
-                f"{backend.name} has none; leave timeline_steps out, or use --backend horovod"
-            )
-        if backend.workers == 1:
-            raise ConfigError(
-                f"run: timeline_steps is {config.timeline_steps}, but one worker alone reduces nothing, and its "
-                "timeline is empty; start two workers or more, or leave timeline_steps out"
-            )
-    if config.profile == "nsys":
-        if device.type != "cuda":
-            raise BackendError(
-                "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile"
-            )
-        # variables that nsys gives to what it starts
-        if not any(
-            name in os.environ
-            for name in ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
-        ):
-            raise BackendError(f"profile nsys was asked for, but nsys did not start this process; start it as: {_NSYS}")
+        yield f"ranges {config.ranges} cannot be made: {reason}; leave ranges out, or use the other kind"
+    if config.timeline_steps and backend.name != "horovod":
+        yield (
+            f"run: timeline_steps is {config.timeline_steps}, and the timeline is Horovod's own: backend "
+            f"{backend.name} has none; leave timeline_steps out, or use --backend horovod"
+        )
+    if config.timeline_steps and backend.workers == 1:
+        yield (
+            f"run: timeline_steps is {config.timeline_steps}, but one worker alone reduces nothing, and its timeline "
+            "is empty; start two workers or more, or leave timeline_steps out"
+        )
+    if config.profile == "nsys" and device.type != "cuda":
+        yield "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile"
+    # variables that nsys gives to what it starts
+    given = {"NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"}
+    if config.profile == "nsys" and not given & os.environ.keys():
+        yield (
+            "profile nsys was asked for, but nsys did not start this process; start it as: nsys profile "
+            "--capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
+            "<the command that starts the run>"
+        )
     if config.profile == "pyspy":
-        _require_spy()
+        yield from _spy_hindrances()
 
 
 def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_step_s: float) -> list[str]:
@@ -301,23 +300,25 @@ def _spy_program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def _require_spy() -> None:
-    """Raise BackendError where py-spy is not installed or may not look into this process, which is tried."""
+def _spy_hindrances() -> Iterator[str]:
+    """Yield why py-spy is not there, or may not look into this process, which is tried."""
     program = _spy_program()
     if program is None:
-        raise BackendError(
+        yield (
             "profile pyspy needs py-spy, which is not installed; pip install 'horovod_study[probes]', or use --profile "
             "cprofile"
         )
+        return
     with _looking_permitted():
         line = [program, "dump", "--pid", str(os.getpid())]
         try:
             tried = subprocess.run(line, capture_output=True, text=True, timeout=_SPY_START_S)
         except (OSError, subprocess.SubprocessError) as error:
-            raise BackendError(f"profile pyspy: {program} does not start ({_words(error)}); install it again") from None
+            yield f"profile pyspy: {program} does not start ({_words(error)}); install it again"
+            return
     if tried.returncode:
         why = next((text.strip() for text in reversed(tried.stderr.splitlines()) if text.strip()), "no reason given")
-        raise BackendError(
+        yield (
             f"profile pyspy: py-spy may not look into this process ({why}); run as root, in a container with "
             "--cap-add SYS_PTRACE, or use --profile cprofile"
         )
@@ -339,11 +340,8 @@ def _looking_permitted() -> Iterator[None]:
 @contextmanager
 def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> Iterator[None]:
     """Attach py-spy for the time of the block; with `table`, sum up the stacks that it wrote."""
-    program = _spy_program()
-    if program is None:
-        raise BackendError("py-spy is not there any more; install it again")
     with _looking_permitted():
-        line = [program, "record", "--pid", str(os.getpid()), "--rate", "500"]
+        line = [_spy_program() or "py-spy", "record", "--pid", str(os.getpid()), "--rate", "500"]
         line += ["--format", form, "--output", str(path)]
         spy = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         assert spy.stdout is not None

@@ -96,24 +96,27 @@ class Scratch:
         were before, or not the same on all ranks; nothing is put back after an error.
         """
         before = self.fingerprint()
-        everybody = self.backend.gather(before)
-        if len(set(everybody)) > 1:
-            rank = next(rank for rank, each in enumerate(everybody) if each != everybody[0])
-            raise BackendError(
-                f"rank {rank} has other parameters or another optimiser than rank 0 at the end of training; do not use "
-                "this run, and report its settings"
-            )
+        self._require_all(
+            before,
+            "has other parameters or another optimiser than rank 0 at the end of training; do not use this run, and "
+            "report its settings",
+        )
         self._kept.append(self._remember())
         yield before
         self.put_back()
         self._kept.pop()
-        everybody = self.backend.gather(self.fingerprint())
-        if set(everybody) != {before}:
-            rank = next(rank for rank, each in enumerate(everybody) if each != before)
-            raise BackendError(
-                f"rank {rank} could not put its parameters and optimiser back after measuring; do not use its "
-                "checkpoint, and report the settings of this run"
-            )
+        self._require_all(
+            self.fingerprint(),
+            "could not put its parameters and optimiser back after measuring; do not use its checkpoint, and report "
+            "the settings of this run",
+            wanted=before,
+        )
+
+    def _require_all(self, own: str, otherwise: str, *, wanted: str = "") -> None:
+        everybody = self.backend.gather(own)
+        for rank, found in enumerate(everybody):
+            if found != (wanted or everybody[0]):
+                raise BackendError(f"rank {rank} {otherwise}")
 
     def put_back(self) -> None:
         """Put everything back to what it was at the begin of `kept`, inside of which it is called, as `kept` will."""
