@@ -47,7 +47,7 @@ from horovod_study.workload.loaders import Loader, feed, open_loader, resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer, set_learning_rate
 from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes.sync_points import Finder
+from horovod_study.workload.probes.profiling import Finder
 from horovod_study.workload.trainer import train_step
 
 LIMIT_S = 60

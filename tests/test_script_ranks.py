@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.errors import BackendError
-from horovod_study.recording import ranks
+from horovod_study.recording import recorder as ranks
 from horovod_study.recording.rank import facts
 
 

@@ -9,7 +9,6 @@ builds        several builds of Horovod side by side, one of which is loaded
 distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce, over NCCL or Gloo
 mpi           MPI's all-reduce through mpi4py, of one flat buffer or of buckets
 ps            a parameter server over MPI
-buckets       gradients that leave from hooks during backward
 priority      who gets the core when gradients arrive
 traffic       the path that the gradients really took, from the kernel's counters
 nccl_log      what NCCL says about the way it took

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from horovod_study.comm.buckets import Bucket
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.mpi import Exchange, MpiRanks, message
+from horovod_study.comm.mpi import Bucket, Exchange, MpiRanks, message
 from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 

@@ -66,20 +66,6 @@ def cores_near(bus_id: str, *, pci: Path = PCI) -> list[int]:
         return []
 
 
-def peak_rss_mb() -> float:
-    """Return the largest resident memory of this process so far, in MB (1e6 bytes)."""
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes * (1 if sys.platform == "darwin" else 1024) / 1e6
-
-
-def pss_mb() -> float | None:
-    """Return the proportional memory of this process in MB (shared pages divided by their users), None if unknown."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
-    return None
-
-
 def own_cpu_s() -> float:
     """Return the processor seconds of this process and the children it waited for."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

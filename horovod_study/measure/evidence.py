@@ -3,7 +3,6 @@
 Beside it what makes a measurement worth less: cores that workers share, and other programs on them.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,6 @@ from horovod_study.text.words import plural
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 def describe_rank(
@@ -81,28 +79,6 @@ def _as_option(name: str, value: Any) -> Any:
         return float(value) / 1e6 if isinstance(value, str) else value
     off = ("0", "false", "no", "off", "none", "")
     return value.lower() not in off if OPTIONS[name].kind is bool else OPTIONS[name].kind(value)
-
-
-def parameter_count(model: "nn.Module") -> int:
-    """Return the number of trained parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def parameter_sha256(model: "nn.Module") -> str:
-    """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit.
-
-    Of parameters that are sharded over ranks (DTensor) it is that of this rank's shards: nothing is communicated.
-    """
-    import torch
-
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        own = parameter.detach()
-        if hasattr(own, "to_local"):
-            own = own.to_local()
-        # As bytes, because NumPy does not know every type of number that PyTorch has.
-        digest.update(own.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:

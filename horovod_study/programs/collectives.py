@@ -28,7 +28,6 @@ from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
 from horovod_study.errors import BackendError, ConfigError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.measure.evidence import parameter_count
 from horovod_study.programs.answer import Told, serve_measurement
 from horovod_study.programs.loading import LoneStep
 from horovod_study.programs.microbench import (
@@ -40,6 +39,7 @@ from horovod_study.programs.microbench import (
     step_flops,
     step_roofline,
 )
+from horovod_study.recording.rank import facts
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
@@ -73,9 +73,9 @@ def model_facts(widths: str, batch: int) -> dict[str, Any]:
     return {
         "widths": widths,
         "batch": batch,
-        "parameters": parameter_count(model),
+        "parameters": facts.count([model]),
         "gradients": {name: each.numel() * ELEMENT_BYTES for name, each in model.named_parameters()},
-        "flat_bytes": parameter_count(model) * ELEMENT_BYTES,
+        "flat_bytes": facts.count([model]) * ELEMENT_BYTES,
         "step_flops": batch * step_flops(parse_widths(widths)),
         "activations_per_curve": sum(outputs),
     }

@@ -39,7 +39,7 @@ from horovod_study.measure import energy, environment, evidence, steady, system
 from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
-from horovod_study.recording.rank import turns
+from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.trainings import described
 from horovod_study.studies import lease
 from horovod_study.text.progress import say
@@ -382,7 +382,7 @@ class Session:
                 "steps": made,
                 "summary": self.rows.summary(first.step),
                 "rows_lost": self.rows.rows_lost,
-                "memory": (environment.peak_rss_mb(), environment.pss_mb()),
+                "memory": facts.memory_mb(),
                 "system": None if self.sampler is None else system.told(self.directory, self.sampler, stretches),
             }
         )

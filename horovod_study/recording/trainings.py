@@ -10,7 +10,7 @@ import os
 import resource
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +25,6 @@ from horovod_study.config.run import LAPS
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.recording.output import Output
 from horovod_study.recording.rank import turns
 from horovod_study.recording.said import rate_said, said_workers
 from horovod_study.recording.steps import Events, NotedSteps, losses_of, stacks_of, steps_of
@@ -245,7 +244,7 @@ class CommandRun:
         `loads`: what each rank has seen of other programs, where they tell; `over`: somebody else has begun it.
         """
         self.out, self.meeting, self.options = out, meeting, options
-        self.output: Output | None = None
+        self.printed: Callable[[], str] = lambda: ""  # what the command has printed
         self._batch, self._about, self._host = about["batch"], about, os.uname().nodename
         self._held = ExitStack()
         self._record = records.read_run(out) if over and (out / records.MANIFEST).exists() else None
@@ -580,9 +579,8 @@ class CommandRun:
 
         `ended`: what has ended it from outside, and is no failure.
         """
-        text = "" if self.output is None else self.output.text()
         count = workers or said_workers(command)
-        said = None if code else rate_said(text, rate, count)
+        said = None if code else rate_said(self.printed(), rate, count)
         per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         record = self._document(self.out, None, workers=count, command=list(command))
         record = replace(record, effective={**record.effective, "ended": f"by {ended}"}) if ended else record

@@ -19,8 +19,8 @@ from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.measure import evidence
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import affinity
-from horovod_study.measure.evidence import parameter_count, parameter_sha256
 from horovod_study.measure.recorder import Recorder
+from horovod_study.recording.rank import facts
 from horovod_study.recording.session import Session, settle
 from horovod_study.text.progress import say
 from horovod_study.workload import dataset as data
@@ -66,7 +66,7 @@ class TrainingJob:
             widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
         ).to(device)
         optimizer, self.optimizer_text = make_optimizer(config, self.bare_model.parameters(), workers=backend.workers)
-        self.initial_sha256 = parameter_sha256(self.bare_model)
+        self.initial_sha256 = facts.digest([self.bare_model])
         require_parity(backend, {"initial parameters": self.initial_sha256})
         with fail_together(backend):
             profiling.require_possible(config, backend, device)
@@ -86,7 +86,7 @@ class TrainingJob:
             "global_batch": config.batch * self.backend.workers,
             "optimizer": self.optimizer_text,
             "graphs": captured if config.cuda_graphs else "no",
-            "parameters": parameter_count(self.bare_model),
+            "parameters": facts.count([self.bare_model]),
             "initial_parameter_sha256": self.initial_sha256,
             "dataset": str(dataset.path),
             "dataset_digest": dataset.digest(),

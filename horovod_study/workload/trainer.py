@@ -21,8 +21,8 @@ from horovod_study.config import requirements
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
-from horovod_study.measure.evidence import parameter_sha256
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
+from horovod_study.recording.rank import facts
 from horovod_study.recording.session import RecordOptions, Session, settle
 from horovod_study.text.progress import say
 from horovod_study.workload import checkpoint
@@ -33,7 +33,7 @@ from horovod_study.workload.job import TrainingJob, describe, greeting, name_bro
 from horovod_study.workload.loaders import feed, open_loader, resident
 from horovod_study.workload.optimizer import Arithmetic, learning_rate, set_learning_rate
 from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes import ablation, profiling, synchronisation, timeline
+from horovod_study.workload.probes import ablation, profiling, synchronisation
 from horovod_study.workload.probes.scratch import Scratch
 from horovod_study.workload.resume import Resumption, notes, require_same_run
 from horovod_study.workload.schedule import Budget, lr_factor, next_evaluation, scaled_lr
@@ -433,7 +433,7 @@ class Training:
             why = f"by {signal_name(number)}" if number else "because the runner that gave its turns has ended"
             raise Stopped(f"stopped {why} after step {self.step:,}", totals=self.keeper.cost)
 
-        hashes = backend.gather(parameter_sha256(job.bare_model))
+        hashes = backend.gather(facts.digest([job.bare_model]))
         if len(set(hashes)) > 1:
             other = next(rank for rank, digest in enumerate(hashes) if digest != hashes[0])
             raise BackendError(
@@ -487,7 +487,7 @@ class Training:
                 scratch, kind=config.profile, steps=config.profile_steps, directory=directory, timed_step_s=timed_step_s
             )
         if config.timeline_steps:  # the last of all: Horovod is not what it was afterwards
-            told += timeline.record(
+            told += profiling.horovod_timeline(
                 scratch, steps=config.timeline_steps, directory=directory, timed_step_s=timed_step_s
             )
         if is_root and told:

@@ -35,7 +35,6 @@ from torch.utils.data import dataloader
 
 from horovod_study.recording.rank import facts
 from horovod_study.recording.rank.events import CALLS, DATA_SETS, NUMBER, DeviceLog, Log, StrictLog, now, wall
-from horovod_study.recording.rank.precision import PrecisionObserver
 from horovod_study.recording.rank.stacks import Stacks
 from horovod_study.recording.rank.turns import Turns, connect
 
@@ -168,7 +167,7 @@ class Watcher:
         self._turns: Turns | None = None
         self._opened_s = self._waited_s = 0.0
         self._stacks: Stacks | None = None
-        self._precision: PrecisionObserver | None = None
+        self._precision: facts.PrecisionObserver | None = None
         self._called: set[int] = set()  # ids of models
         self._counting: int | None = None  # id of the one whose samples are counted where no loader gives them
         self._elsewhere = 0  # batches that another thread has fetched
@@ -720,7 +719,7 @@ class Watcher:
         for layer in filter(None, map(facts.time_first, self._models)):
             called = Door(self._before_layer, self.give_up)
             self._watched_layers.append(layer.register_forward_pre_hook(called).remove)
-        self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
+        self._precision = facts.PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes, self._samples = [], [], 0
         self.state, self._fresh, self._updates = "recording", True, 0
         if multiprocessing.parent_process() is not None and not self._told:

@@ -4,7 +4,8 @@
     cprofile      Python's own profiler: a table by function
     nsys          opens the window in which NVIDIA's nsys records, which was started outside
     pyspy         py-spy, attached to this process from outside: a flame graph, the stacks, and a table by function
-    sync-points   calls at which the host waits for the device, with their source lines (sync_points.py)
+    sync-points   calls at which the host waits for the device, with their source lines; on a CPU, where nothing waits,
+                  they are seen by their operation, and "would wait on a GPU"
 
 The steps are scratch steps: model and optimiser are put back afterwards. Every rank profiles itself and writes its own
 files, because the slow rank is the interesting one. A profiler that fails is a warning: the training is done, and must
@@ -14,24 +15,33 @@ not be lost for it.
 import cProfile
 import ctypes
 import json
+import linecache
 import math
 import os
+import shlex
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import sysconfig
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from horovod_study import records
-from horovod_study.comm.base import Backend
-from horovod_study.config.run import RunConfig
+from horovod_study.comm.base import Backend, fail_together
+from horovod_study.comm.horovod import HorovodBackend
+from horovod_study.config.run import LAPS, RunConfig
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.files import writing
 from horovod_study.measure import ranges
@@ -39,7 +49,6 @@ from horovod_study.measure.clock import now, open_clock, sleep
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload.probes.scratch import Scratch
-from horovod_study.workload.probes.sync_points import Finder
 
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
@@ -274,7 +283,7 @@ def _nsys(notes: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _sync_points(finder: Finder, device: torch.device, steps: int, place: Place, notes: list[str]) -> Iterator[None]:
+def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Place, notes: list[str]) -> Iterator[None]:
     with finder.watching(device):
         yield
     points = finder.points()
@@ -404,3 +413,237 @@ def _sums(path: Path) -> tuple[list[dict[str, Any]], int]:
         for name, count in total.items()
     ]
     return sorted(rows, key=lambda row: (-row["self_samples"], -row["total_samples"], row["function"])), samples
+
+
+_WAITING = {
+    "_local_scalar_dense": "item",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    **{name: name for name in ("nonzero", "masked_select", "unique_consecutive", "equal", "allclose", "bincount")},
+    "repeat_interleave": "repeat_interleave",
+}
+"""Operation of ATen -> what it is called in Python. The host needs their result, or the size of it, to go on."""
+
+_CUDA_WARNING = "called a synchronizing CUDA operation"
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_STANDARD = (sysconfig.get_paths()["stdlib"] + os.sep, "<frozen ")
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncPoint:
+    """One source line that makes the host wait, and how often it did."""
+
+    operation: str
+    file: str
+    line: int
+    function: str
+    source: str  # the text of the line
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.operation} in {self.function}: {self.source}"
+
+
+class Finder:
+    """Collects the calls that wait while its `watching` is entered."""
+
+    def __init__(self) -> None:
+        self._found: Counter[tuple[str, str, int, str]] = Counter()
+        self.paused = False
+
+    def note(self, operation: str, frame: FrameType | None) -> None:
+        """Count one call, made below `frame`."""
+        if self.paused:
+            return
+        user = _users_frame(frame)
+        if user is None:
+            self._found[operation, "?", 0, "?"] += 1
+        else:
+            code = user.f_code
+            self._found[operation, code.co_filename, user.f_lineno, code.co_qualname] += 1
+
+    def points(self) -> list[SyncPoint]:
+        """Return what was found, the most frequent first, then by place."""
+        rows = sorted(self._found.items(), key=lambda each: (-each[1], each[0][1:3], each[0][0]))
+        return [
+            SyncPoint(
+                operation=operation,
+                file=_short(file),
+                line=line,
+                function=function,
+                source=linecache.getline(file, line).strip(),
+                count=count,
+            )
+            for (operation, file, line, function), count in rows
+        ]
+
+    @contextmanager
+    def watching(self, device: torch.device) -> Iterator[None]:
+        """Note the waiting calls that are made inside, in the way of the device that computes."""
+        if device.type == "cuda":
+            with self._warned():
+                yield
+        else:
+            with _ToHost(self.note), _Waiting(self.note):
+                yield
+
+    @property
+    def not_in_data(self) -> tuple[Callable[[str], object], Callable[[], object]]:
+        """Ranges in which the lap data is passed over: on a CPU batches are made from tensors of the host anywhere."""
+
+        def push(name: str) -> None:
+            self.paused = name == LAPS[0]
+
+        return push, lambda: None
+
+    @contextmanager
+    def _warned(self) -> Iterator[None]:
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if _CUDA_WARNING in str(message):
+                self.note("CUDA call", sys._getframe(1))
+            else:
+                shown(message, category, *rest, **named)
+
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            shown = warnings.showwarning
+            warnings.filterwarnings("always", message=f".*{_CUDA_WARNING}")
+            # PyTorch says so when it is switched on
+            warnings.filterwarnings("ignore", message=".*Synchronization debug mode is a prototype feature")
+            warnings.showwarning = show  # the place that a warning names is a line of PyTorch where that made the call
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+
+
+class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation that really runs, backward and hooks included."""
+
+    def __init__(self, note: Callable[[str, FrameType | None], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._note = note
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        operation = _WAITING.get(name, "")
+        if name in ("index", "index_put", "index_put_") and _by_mask(args):
+            operation = "indexing by a mask"
+        if name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None:
+            operation = ""
+        # Optimisers keep their step counts on the host on a GPU too, and read them there.
+        frames = _stack(sys._getframe(1)) if operation == "item" else ()
+        if operation and not any(each.f_code.co_filename.startswith(f"{_TORCH}optim{os.sep}") for each in frames):
+            self._note(operation, sys._getframe(1))
+        return func(*args, **(kwargs or {}))
+
+
+class _ToHost(TorchFunctionMode):
+    """Sees the methods that are no operation on a CPU, because the tensor is there already."""
+
+    def __init__(self, note: Callable[[str, FrameType | None], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        # Tensor.numpy is none of them: on a GPU it fails instead of waiting.
+        if name in ("cpu", "tolist") and args and isinstance(args[0], torch.Tensor):
+            self._note(name, sys._getframe(1))
+        return func(*args, **(kwargs or {}))
+
+
+def _by_mask(args: Sequence[Any]) -> bool:
+    indices = args[1] if len(args) > 1 else ()
+    masks = (torch.bool, torch.uint8)
+    return any(isinstance(each, torch.Tensor) and each.dtype in masks for each in indices)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames from the innermost outwards."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of no installed package, else the innermost of another package than PyTorch."""
+    candidate = None
+    for each in _stack(frame):
+        file = each.f_code.co_filename
+        installed = any(part in file for part in _PACKAGES)
+        if file == __file__ or file.startswith(_TORCH) or (file.startswith(_STANDARD) and not installed):
+            continue
+        if not installed:
+            return each
+        candidate = candidate or each
+    return candidate
+
+
+def _short(file: str) -> str:
+    """Return a path relative to the folder we are in where it is below it."""
+    path = Path(file)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return file
+
+
+_LIMIT_BYTES = 64_000_000
+"""Recording ends early when the file has so many bytes."""
+
+
+def horovod_timeline(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float) -> list[str]:
+    """Write Horovod's timeline of `steps` scratch steps into the run directory; return what there is to say.
+
+    Horovod writes it from a thread of rank 0 that never sleeps, from the moment it is told at its start that there may
+    be a timeline. So it is stopped after the timed window and started once more, and nothing is to be measured after.
+    Collective. `timed_step_s` is the median timed step of this rank. Raises RecordError, on all ranks, if Horovod wrote
+    no file.
+    """
+    backend = scratch.backend
+    assert isinstance(backend, HorovodBackend)
+    path = directory.absolute() / records.TIMELINE
+    writes = backend.rank == 0
+    ended_at: list[int] = []
+
+    def watch_size(step: int) -> None:
+        if writes and not ended_at and path.exists() and path.stat().st_size > _LIMIT_BYTES:
+            backend.stop_timeline()
+            ended_at.append(step)
+
+    with fail_together(backend):
+        if writes:  # that of an earlier attempt would be taken for this one's
+            with writing(path, "move it away"):
+                path.unlink(missing_ok=True)
+    with scratch.kept():
+        backend.restart_with_timeline()
+        clock = open_clock("light", scratch.device)
+        scratch.timed(10, clock)  # Horovod remembers what it negotiated
+        backend.barrier()
+        if writes:
+            backend.start_timeline(path)
+        backend.barrier()
+        step_s = statistics.median(scratch.timed(steps, clock, watch_size)["step_s"].tolist())
+        if writes and not ended_at:
+            backend.stop_timeline()
+    with fail_together(backend):
+        if writes and not path.exists():
+            raise RecordError(f"{path}: Horovod wrote no timeline; make the run directory writable for rank 0")
+    everybody = backend.gather((step_s, timed_step_s))
+    slow_s, timed_s = max(everybody)
+    size = path.stat().st_size if writes else 0
+    made = ended_at[0] if ended_at else steps
+    return [
+        f"timeline: {made} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median of the slowest rank), "
+        f"{slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones; these steps are not the timed ones",
+        *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}"] if ended_at else []),
+        f"  wrote {path} ({amount(size)}); read it with horovod-study explain --part timeline "
+        f"{shlex.quote(str(directory))}",
+    ]
