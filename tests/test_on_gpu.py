@@ -502,7 +502,7 @@ def test_a_wait_in_the_loop_is_found_with_its_line(curves: Path) -> None:
             loss.item()  # the one to be found
     points = finder.points()
 
-    assert any("the one to be found" in point.source and point.count == 3 for point in points), (
+    assert any("the one to be found" in point.source and point.number == 3 for point in points), (
         f"found {[str(point) for point in points]}: set_sync_debug_mode of PyTorch {torch.__version__} warns in other "
         "words than before"
     )

@@ -40,7 +40,7 @@ from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import utc_now, utc_stamp
 from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.rank.told import Told
-from horovod_study.recording.session import RecordOptions
+from horovod_study.recording.session import SCRIPT, RecordOptions
 from horovod_study.recording.steps import MOST_TURNS
 from horovod_study.recording.trainings import CommandRun, processes_in, trainings_of
 from horovod_study.text.progress import say
@@ -100,7 +100,7 @@ def recorder(
     measured: dict[str, Any] = {} if batch is None else {"batch": batch}
     measured |= {"warmup_steps": warmup_steps, "steady": steady, "timer_mode": timer_mode, "disk_full": disk_full}
     measured |= {"system_interval_s": system_interval_s, "study": study, "partition": partition, "repeat": repeat}
-    read = RecordOptions.read(measured, source="recorder")
+    read = RecordOptions.of(SCRIPT.configure(measured, source="recorder"))
     inner: Any = optimizer
     while isinstance(inner, torch.optim.Optimizer) and not hasattr(inner, "_optimizer_step_pre_hooks"):
         inner = getattr(inner, "optimizer", None)  # Accelerate's wrapper is one by name only and passes its steps on
@@ -324,7 +324,6 @@ class Recording:
 
 PATIENCE_S = 30.0
 """After so long somebody who waits for other ranks to enter or leave is told what for."""
-_LEAVE = "every rank must leave the recorder; one that still trains makes more steps than this one"
 
 
 class Ranks:
@@ -396,7 +395,7 @@ class Ranks:
         What was trained is worth more than the record: where that cannot be kept, `failure` of a rank's own included,
         the script goes on.
         """
-        with waiting(_LEAVE):
+        with waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
             everybody = self.gather((wrong, failure))
         lost = self.gather("" if self._run is None else self.close())[0]
         for rank, (text, failed) in enumerate(everybody):

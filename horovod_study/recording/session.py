@@ -21,14 +21,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
 from horovod_study import records
 from horovod_study.cluster import alive
 from horovod_study.comm import fail_together
-from horovod_study.comm.base import Peers
+from horovod_study.comm.base import Backend
 from horovod_study.comm.liveness import Liveness
 from horovod_study.comm.stop import LostPeer, Stopped, Terminated
 from horovod_study.config.roles import Role, named
@@ -43,17 +43,6 @@ from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.trainings import described
 from horovod_study.studies import lease
 from horovod_study.text.progress import say
-
-
-class Workers(Peers, Protocol):
-    """The workers of a run."""
-
-    rank: int
-    workers: int
-
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
-
 
 SCRIPT = workload("script", __file__, {name: OPTIONS[name] for name in named(OPTIONS, Role.WINDOW | Role.CLOCK)})
 """Anybody's training: it has options of how it is measured and filed."""
@@ -77,11 +66,6 @@ class RecordOptions:
         """Return the options that an object holds as attributes."""
         return cls(**{each.name: getattr(values, each.name) for each in fields(cls)})
 
-    @classmethod
-    def read(cls, values: Mapping[str, Any], *, source: str) -> Self:
-        """Return the options that a script gave; ConfigError, which names `source`, for one that is not valid."""
-        return cls.of(SCRIPT.configure(values, source=source))
-
 
 class Session:
     """A run while it is recorded; see the head of this file for the order of use."""
@@ -93,7 +77,7 @@ class Session:
     rows: Recorder
     clock: LapClock
 
-    def __init__(self, workers: Workers, options: RecordOptions, *, liveness: Liveness | None = None) -> None:
+    def __init__(self, workers: Backend, options: RecordOptions, *, liveness: Liveness | None = None) -> None:
         """Meet the other ranks and start the sampler; `liveness` sees which of them is lost."""
         self.workers, self.options, self.liveness = workers, options, liveness
         self.is_root = workers.rank == 0

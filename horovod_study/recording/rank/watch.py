@@ -47,21 +47,14 @@ _SAVE, _SAVED, _EVAL = NUMBER["save"], NUMBER["saved"], NUMBER["eval"]
 
 _LOOKED_AT = 3
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
-_PROBES = 256
-_MOST_UNSEEN = 64
-"""So many of them, and a backward is a step although no parameter was seen to change."""
 _FEW_STEPS = 3
 """So many tell what a training computes in, which model is called, and which gradients come last."""
 _KEPT = 2
 """So many of the last gradients of a backward stay watched: the order of the last may change."""
 _MORE_UPDATES = 20
 """So many updates more than ever in a turn of the loop over the loader: the loop is over."""
-_MOST_JOINED = 16
-"""So many optimizers of one training are looked at for their models."""
 _STRANGERS = 3
 """So many updates by optimizers that are not recorded, and none by those that are: another training has begun."""
-_MOST_PATIENCE = 100
-"""As many at most where several step one after the other: twice the longest run of one of them."""
 
 
 class Door:
@@ -244,7 +237,8 @@ class Watcher:
         """See to an update that is not like the one before it."""
         self._longest = max(self._longest, self._run)
         if len(self._optimizers) > 1:
-            self._patience = max(_STRANGERS, min(2 * self._longest, _MOST_PATIENCE))
+            # where several step one after the other: twice the longest run of one of them
+            self._patience = max(_STRANGERS, min(2 * self._longest, 100))
         if id(optimizer) not in self._optimizers and not self._is_of_training(optimizer):
             self._strangers.append(optimizer)
             if len(self._strangers) < self._patience:
@@ -339,7 +333,7 @@ class Watcher:
         if self._unseen == self._look_next or (self._unseen == 2 and not backward):
             self._looked, self._look_next = self._unseen, max(2 * self._unseen, 2 * _LOOKED_AT)
             leaves = (each for each in facts.objects(torch.Tensor) if each.is_leaf and each.requires_grad)
-            self._probes = [(each, _state(each)) for each in itertools.islice(leaves, _PROBES)]
+            self._probes = [(each, _state(each)) for each in itertools.islice(leaves, 256)]
             return
         if not self._probes or self._unseen > self._looked + 2:
             return
@@ -347,7 +341,7 @@ class Watcher:
         if facts.optimizers():  # one will step: other tensors, such as inputs that are attacked, are not trained
             others = [each for each in others if isinstance(each, nn.Parameter)]
         changed = set(map(id, others))
-        if changed or (backward and self._unseen >= _MOST_UNSEEN):
+        if changed or (backward and self._unseen >= 64):  # a step although no parameter was seen to change
             owners = [
                 each
                 for each in facts.optimizers()
@@ -625,6 +619,7 @@ class Watcher:
             if self._here() and waits:
                 self._note(_SYNCED)
 
+        own = name in vars(place)  # a method of an object's class goes back there
         entering, leaving = Door(before, self.give_up), Door(after, self.give_up)
 
         @functools.wraps(original)
@@ -640,27 +635,7 @@ class Watcher:
                 leaving()
 
         setattr(place, name, observed)
-        self._undo.append(lambda: setattr(place, name, original))
-
-    def _hook_synchronize(self, optimizer: Any) -> None:
-        """See the wait in `synchronize` of Horovod's optimizer, which its step calls, or the script."""
-        original = optimizer.synchronize
-        before = Door(lambda: self._note(_SYNC, CALLS.index("synchronize")), self.give_up)
-        after = Door(lambda: self._note(_SYNCED), self.give_up)
-
-        def synchronize(*given: Any, **named: Any) -> Any:
-            if self._in_call:
-                return original(*given, **named)
-            self._in_call = 1
-            before()
-            try:
-                return original(*given, **named)
-            finally:
-                self._in_call = 0
-                after()
-
-        optimizer.synchronize = synchronize
-        self._undo.append(lambda: delattr(optimizer, "synchronize"))
+        self._undo.append(lambda: setattr(place, name, original) if own else delattr(place, name))
 
     # ------------------------------------------------------------------------------------------------ the training
 
@@ -711,7 +686,7 @@ class Watcher:
             for wrapped in filter(None, map(facts.averaging, self._models)):
                 self._hook_gradients(wrapped)
             for each in filter(facts.averages_in_synchronize, stepped):
-                self._hook_synchronize(each)
+                self._wrap(each, "synchronize", each.synchronize, CALLS.index("synchronize"), waits=True)
         for model in self._models if self._timed and self._asked.get("forward", True) else ():
             self._hook(model)
         if self._timed:
@@ -752,7 +727,7 @@ class Watcher:
             several = len(self._optimizers) > 1
             if several and optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first):
                 continue  # made again for each task: looking for its model takes a while, and nobody is to keep it
-            if len(self._optimizers) >= _MOST_JOINED:
+            if len(self._optimizers) >= 16:  # so many are looked at for their models
                 return
             self._optimizers[id(optimizer)] = optimizer
             for model in self._models_of([optimizer], facts.objects(nn.Module), set()):

@@ -29,10 +29,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -53,10 +52,6 @@ from horovod_study.workload.probes.scratch import Scratch
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
 
-LINES = 10
-"""So many findings are told on the terminal; the files hold all."""
-
-_PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _SPY_START_S = 20.0
 
 Place = Callable[[str], Path]
@@ -207,18 +202,10 @@ def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
     profiler.export_chrome_trace(str(place("json.gz")))
     rows = []
     for each in profiler.key_averages():
-        row = {
-            "operator": each.key,
-            "calls": each.count,
-            "calls_per_step": each.count / steps,
-            "self_host_s": each.self_cpu_time_total / 1e6,
-            "total_host_s": each.cpu_time_total / 1e6,
-        }
+        row = {"operator": each.key, "calls": each.count, "calls_per_step": each.count / steps}
+        row |= {"self_host_s": each.self_cpu_time_total / 1e6, "total_host_s": each.cpu_time_total / 1e6}
         if device.type == "cuda":
-            row |= {
-                "self_device_s": each.self_device_time_total / 1e6,
-                "total_device_s": each.device_time_total / 1e6,
-            }
+            row |= {"self_device_s": each.self_device_time_total / 1e6, "total_device_s": each.device_time_total / 1e6}
         rows.append(row)
     by = "self_device_s" if device.type == "cuda" else "self_host_s"
     records.write_profile_table(place("csv"), sorted(rows, key=lambda row: (-row[by], row["operator"])))
@@ -288,17 +275,15 @@ def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Plac
         yield
     points = finder.points()
     columns = ("operation", "file", "line", "function", "count", "per_step", "source")
-    rows = [
-        {name: each.count / steps if name == "per_step" else getattr(each, name) for name in columns} for each in points
-    ]
+    rows = [{**each._asdict(), "count": each.number, "per_step": each.number / steps} for each in points]
     records.write_profile_table(place("csv"), rows, columns)
     waits = "waits for the device" if device.type == "cuda" else "would wait on a GPU"
     if not points:
         notes.append(f"no call in a step {waits}")
-    for each in points[:LINES]:
-        notes.append(f"{each.count / steps:.3g} per step: {each} ({waits})")
-    if len(points) > LINES:
-        notes.append(f"and {len(points) - LINES} more places")
+    for each in points[:10]:  # the file holds all
+        notes.append(f"{each.number / steps:.3g} per step: {each} ({waits})")
+    if len(points) > 10:
+        notes.append(f"and {len(points) - 10} more places")
 
 
 # ------------------------------------------------------------------------------------------------------------- py-spy
@@ -336,14 +321,13 @@ def _spy_hindrances() -> Iterator[str]:
 @contextmanager
 def _looking_permitted() -> Iterator[None]:
     """Let py-spy, a child, look at this process where the system lets only parents look at their children (Yama)."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1)), 0, 0, 0)
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
+    set_ptracer = 0x59616D61  # linux/prctl.h
+    prctl(set_ptracer, ctypes.c_ulong(-1), 0, 0, 0)  # any process
     try:
         yield
     finally:
-        if prctl is not None:
-            prctl(_PR_SET_PTRACER, 0, 0, 0, 0)
+        prctl(set_ptracer, 0, 0, 0, 0)
 
 
 @contextmanager
@@ -403,13 +387,7 @@ def _sums(path: Path) -> tuple[list[dict[str, Any]], int]:
             own[names[-1]] += 1
             total.update(set(names))
     rows = [
-        {
-            "function": name[0],
-            "file": name[1],
-            "line": lines[name],
-            "self_samples": own[name],
-            "total_samples": count,
-        }
+        {"function": name[0], "file": name[1], "line": lines[name], "self_samples": own[name], "total_samples": count}
         for name, count in total.items()
     ]
     return sorted(rows, key=lambda row: (-row["self_samples"], -row["total_samples"], row["function"])), samples
@@ -430,8 +408,7 @@ _STANDARD = (sysconfig.get_paths()["stdlib"] + os.sep, "<frozen ")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SyncPoint:
+class SyncPoint(NamedTuple):
     """One source line that makes the host wait, and how often it did."""
 
     operation: str
@@ -439,7 +416,7 @@ class SyncPoint:
     line: int
     function: str
     source: str  # the text of the line
-    count: int
+    number: int  # how often
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.operation} in {self.function}: {self.source}"
@@ -467,14 +444,7 @@ class Finder:
         """Return what was found, the most frequent first, then by place."""
         rows = sorted(self._found.items(), key=lambda each: (-each[1], each[0][1:3], each[0][0]))
         return [
-            SyncPoint(
-                operation=operation,
-                file=_short(file),
-                line=line,
-                function=function,
-                source=linecache.getline(file, line).strip(),
-                count=count,
-            )
+            SyncPoint(operation, _short(file), line, function, linecache.getline(file, line).strip(), count)
             for (operation, file, line, function), count in rows
         ]
 
