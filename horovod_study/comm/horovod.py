@@ -347,17 +347,9 @@ def horovod_places(hosts: Sequence[str]) -> list[dict[str, Any]]:
     for rank, host in enumerate(hosts):
         local_rank = hosts[:rank].count(host)
         peers = [each for each in order if sizes[each] > local_rank]
-        places.append(
-            {
-                "hostname": host,
-                "rank": rank,
-                "size": len(hosts),
-                "local_rank": local_rank,
-                "local_size": sizes[host],
-                "cross_rank": peers.index(host),
-                "cross_size": len(peers),
-            }
-        )
+        place = {"hostname": host, "rank": rank, "size": len(hosts)}
+        place |= {"local_rank": local_rank, "local_size": sizes[host]}
+        places.append({**place, "cross_rank": peers.index(host), "cross_size": len(peers)})
     return places
 
 

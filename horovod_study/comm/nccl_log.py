@@ -68,12 +68,8 @@ def parse(text: str) -> dict[str, Any]:
     nets = {f"{link} {name}": None for known in ports.values() for link, name in known}
     nets |= {f"Socket {name}": None for name in interfaces.values()}
     nets |= {f"OFI {provider}": None} if provider else {}
-    return {
-        "version": version[1] if version else None,
-        "nets": list(nets),
-        "paths": dict(sorted(paths.items())),
-        "path": sorted(ways),
-    }
+    found = {"version": version[1] if version else None, "nets": list(nets)}
+    return {**found, "paths": dict(sorted(paths.items())), "path": sorted(ways)}
 
 
 def _ways(
@@ -124,11 +120,8 @@ class Capture:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="horovod_study-nccl-"))
         self._file = self._folder / "nccl.log"
-        for name, value in {
-            "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT,NET",
-            "NCCL_DEBUG_FILE": str(self._file),
-        }.items():
+        wanted_set = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(self._file)}
+        for name, value in wanted_set.items():
             if name not in os.environ:
                 os.environ[name] = value
                 self._set.append(name)

@@ -36,17 +36,9 @@ def describe_rank(
     gpu: dict[str, Any] | None = dict(gpu_identity(device)) if device.type == "cuda" else None
     if gpu is not None:
         gpu["processes"] = Gpus([gpu["uuid"]]).processes().get("gpu 0")
-    return {
-        "host": host,
-        "local_rank": local_rank,
-        "pid": os.getpid(),
-        "cores": list(cores),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-        "gpu": gpu,
-        "lr": lr,
-        "communication": communication(settings),
-    }
+    place = {"host": host, "local_rank": local_rank, "pid": os.getpid(), "cores": list(cores)}
+    place |= {"threads": torch.get_num_threads(), "device": str(device), "gpu": gpu, "lr": lr}
+    return {**place, "communication": communication(settings)}
 
 
 def gpu_identity(device: "torch.device") -> dict[str, str]:

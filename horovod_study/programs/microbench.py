@@ -265,19 +265,10 @@ def step_roofline(
     if launches is not None:
         parts["launching"] = launches * launch_each_s
     bound = max(parts, key=lambda name: parts[name])
-    return {
-        "step_s": step_s,
-        "launches": launches,
-        "launch_each_s": launch_each_s,
-        "launching_s": None,
-        "bytes": moved,
-        "bytes_per_s": bytes_per_s,
-        "operations": operations,
-        "flop_per_s": flop_per_s,
-        **{f"{name}_s": seconds for name, seconds in parts.items()},
-        "bound": bound,
-        "share": parts[bound] / step_s,
-    }
+    found = {"step_s": step_s, "launches": launches, "launch_each_s": launch_each_s, "launching_s": None}
+    found |= {"bytes": moved, "bytes_per_s": bytes_per_s, "operations": operations, "flop_per_s": flop_per_s}
+    found |= {f"{name}_s": seconds for name, seconds in parts.items()}
+    return {**found, "bound": bound, "share": parts[bound] / step_s}
 
 
 def launches_of(work: Callable[[], object]) -> int | None:

@@ -213,17 +213,10 @@ def described(
     hosts = Counter(each["host"] for each in ranks)
     shared = evidence.oversubscribed(ranks)
     doubts = (shared, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
-    return {
-        "workers": workers,
-        "nodes": len(hosts),
-        "lr": lr,
-        "device": device,
-        "ranks_per_host": list(hosts.values()),
-        "shared_cores": shared is not None,
-        "other_programs_cores": busy,
-        "other_gpu_processes": holders,
-        "ranks": list(ranks),
-    }, [each for each in doubts if each]
+    told = {"workers": workers, "nodes": len(hosts), "lr": lr, "device": device}
+    told |= {"ranks_per_host": list(hosts.values()), "shared_cores": shared is not None}
+    told |= {"other_programs_cores": busy, "other_gpu_processes": holders, "ranks": list(ranks)}
+    return told, [each for each in doubts if each]
 
 
 class CommandRun:
@@ -284,10 +277,8 @@ class CommandRun:
 
     def ended(self) -> None:
         """The command has ended."""
-        self._wall_s, self._cpu_s = (
-            now() - self._began,
-            sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - self._cpu_s,
-        )
+        self._wall_s = now() - self._began
+        self._cpu_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - self._cpu_s
 
     def close(self) -> None:
         """Give everything back."""
@@ -350,14 +341,9 @@ class CommandRun:
         first = training.ranks[0].opened
         hosts = [each.opened["host"] for each in training.ranks]
         named = ("host", "pid", "cores", "threads", "device", "gpu", "lr")
-        ranks = [
-            {
-                **{name: each.opened[name] for name in named},
-                "local_rank": hosts[:number].count(each.opened["host"]),
-                "communication": {},
-            }
-            for number, each in enumerate(training.ranks)
-        ]
+        ranks = [{**{name: each.opened[name] for name in named}, "communication": {}} for each in training.ranks]
+        for number, each in enumerate(ranks):
+            each["local_rank"] = hosts[:number].count(each["host"])
         others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
         busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
         busy = evidence.other_cores(self._loads, ranks) if self._loads else busy
@@ -692,16 +678,11 @@ def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
     begin, length = steps.columns["begin_s"][first:], steps.columns["step_s"][first:]
     gaps = np.maximum(begin[1:] - begin[:-1] - length[:-1], 0.0)
     gaps = np.append(gaps, steps.after_s)
-    inside, outside = float(length.sum()), float(gaps.sum()) - steps.waited_s
-    outside = max(0.0, outside)
-    return {
-        "seconds": outside,
-        "share": outside / (inside + outside),
-        "samples_per_s": rate * inside / (inside + outside),
-        "longest_s": float(gaps.max(initial=0.0)),
-        "gaps": int((gaps > _GAP_S).sum()),
-        "after_s": steps.after_s,
-    }
+    inside, outside = float(length.sum()), max(0.0, float(gaps.sum()) - steps.waited_s)
+    whole = inside + outside
+    found = {"seconds": outside, "share": outside / whole, "samples_per_s": rate * inside / whole}
+    found |= {"longest_s": float(gaps.max(initial=0.0)), "gaps": int((gaps > _GAP_S).sum())}
+    return {**found, "after_s": steps.after_s}
 
 
 def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 _LIBRARIES = ("torch", "horovod", "mpi4py", "numpy")
 _WRAPPERS = ("torch", "deepspeed", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "apex", "timm")
-_MAX_NAMES = 4
-"""So many models are named, of those that are trained together."""
 
 
 class LooseParameters(nn.Module):
@@ -112,29 +110,24 @@ def workers_of(models: Sequence[nn.Module], optimizer: object, *, on_gpu: bool) 
         hooks = averages_in_synchronize(optimizer)
         if hooks or not connected:
             controller = "mpi" if horovod.mpi_enabled() else "gloo"
-            return {
-                "backend": "horovod",
-                "transport": "nccl" if on_gpu and horovod.nccl_built() else controller,
-                "averaging": "synchronize" if hooks else None,
-                "rank": int(horovod.rank()),
-                "workers": int(horovod.size()),
-            }
+            transport = "nccl" if on_gpu and horovod.nccl_built() else controller
+            return _library("horovod", transport, "synchronize" if hooks else None, horovod.rank(), horovod.size())
     if connected:
         group = None if wrapped is None else wrapped.process_group
-        named = str(dist.get_backend(group))
-        return {
-            "backend": "distributed" if wrapped is None else "ddp",
-            # started without a name it has one library for each kind of device
-            "transport": named if named in ("nccl", "gloo", "mpi") else "nccl" if on_gpu else "gloo",
-            "averaging": "backward" if wrapped is not None or any(map(sharded, models)) else None,
-            "rank": int(dist.get_rank(group)),
-            "workers": int(dist.get_world_size(group)),
-        }
+        named, averaged = str(dist.get_backend(group)), wrapped is not None or any(map(sharded, models))
+        if named not in ("nccl", "gloo", "mpi"):  # started without a name it has one library for each kind of device
+            named = "nccl" if on_gpu else "gloo"
+        by, ranks = "distributed" if wrapped is None else "ddp", (dist.get_rank(group), dist.get_world_size(group))
+        return _library(by, named, "backward" if averaged else None, *ranks)
     mpi = None if mpi4py is None or not mpi4py.Is_initialized() or mpi4py.Is_finalized() else mpi4py.COMM_WORLD
     if mpi is not None and mpi.Get_size() > 1:
-        rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
-        return {"backend": "mpi", "transport": "mpi", "averaging": "unseen", "rank": rank, "workers": size}
-    return {"backend": "serial", "transport": "none", "averaging": None, "rank": 0, "workers": 1}
+        return _library("mpi", "mpi", "unseen", mpi.Get_rank(), mpi.Get_size())
+    return _library("serial", "none", None, 0, 1)
+
+
+def _library(backend: str, transport: str, averaging: str | None, rank: Any, workers: Any) -> dict[str, Any]:
+    place = {"rank": int(rank), "workers": int(workers)}
+    return {"backend": backend, "transport": transport, "averaging": averaging, **place}
 
 
 def model_name(model: nn.Module) -> str:
@@ -161,8 +154,7 @@ def _inside(model: nn.Module) -> nn.Module | None:
 def names_of(models: Sequence[nn.Module], script: str) -> str:
     """Return the names of the models that are trained together; the script's where parameters are in no module."""
     names = [script if isinstance(each, LooseParameters) else model_name(each) for each in models]
-    more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-    return " + ".join([*names[:_MAX_NAMES], *more])
+    return " + ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
 
 
 def time_first(model: nn.Module) -> nn.Module | None:
@@ -200,11 +192,8 @@ def _shape(batch: Any) -> Any:
     parts = batch.values() if hasattr(batch, "keys") and hasattr(batch, "values") else batch
     if hasattr(batch, "shape") or not hasattr(batch, "__len__") or isinstance(batch, (str, bytes)):
         return getattr(batch, "shape", ())
-    return next((found for found in map(_shape, parts) if len(found)), ()) if _is_plain(batch) else ()
-
-
-def _is_plain(batch: Any) -> bool:
-    return isinstance(batch, (list, tuple)) or hasattr(batch, "keys")
+    plain = isinstance(batch, (list, tuple)) or hasattr(batch, "keys")
+    return next((found for found in map(_shape, parts) if len(found)), ()) if plain else ()
 
 
 def digest(models: Sequence[nn.Module]) -> str:

@@ -118,16 +118,9 @@ def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_s
             problem = problem or failed or _tried(manager.__exit__, None, None, None)
             step_s.extend(watched.drain()["step_s"].tolist())
     files = [] if problem else [str(path) for path in records.profile_paths(directory, kind, scratch.backend.rank)]
-    everybody = scratch.backend.gather(
-        {
-            "median_s": statistics.median(step_s),
-            "timed_s": timed_step_s,
-            "files": [(path, os.path.getsize(path)) for path in files],
-            "notes": notes,
-            "problem": problem,
-        }
-    )
-    return _lines(kind, steps, everybody)
+    found = {"median_s": statistics.median(step_s), "timed_s": timed_step_s, "notes": notes, "problem": problem}
+    found["files"] = [(path, os.path.getsize(path)) for path in files]
+    return _lines(kind, steps, scratch.backend.gather(found))
 
 
 def _tried(call: Callable[..., object], *arguments: Any) -> str:
@@ -226,17 +219,10 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
     for each in profiler.getstats():
         code: Any = each.code
         builtin = isinstance(code, str)
-        rows.append(
-            {
-                "function": code.strip("<>") if builtin else code.co_qualname,
-                "file": "" if builtin else code.co_filename,
-                "line": 0 if builtin else code.co_firstlineno,
-                "calls": each.callcount,
-                "calls_per_step": each.callcount / steps,
-                "self_s": each.inlinetime,
-                "total_s": each.totaltime,
-            }
-        )
+        where = (code.strip("<>"), "", 0) if builtin else (code.co_qualname, code.co_filename, code.co_firstlineno)
+        row = dict(zip(("function", "file", "line"), where, strict=True))
+        row |= {"calls": each.callcount, "calls_per_step": each.callcount / steps}
+        rows.append({**row, "self_s": each.inlinetime, "total_s": each.totaltime})
     rows.sort(key=lambda row: (-row["self_s"], row["function"], row["file"], row["line"]))
     records.write_profile_table(place("csv"), rows)
     lines = [f"{steps} steps; seconds are sums over them, self is without what a function calls", ""]
