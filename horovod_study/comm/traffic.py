@@ -125,7 +125,8 @@ def received_by_connections() -> dict[str, int] | None:
             with _copy(descriptor) as connection:
                 if connection.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
-                here, there = (_address(name[0]) for name in (connection.getsockname(), connection.getpeername()))
+                ends = (connection.getsockname()[0], connection.getpeername()[0])
+                here, there = (each.split("%")[0].removeprefix("::ffff:") for each in ends)
                 told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         except OSError:  # closed meanwhile, not connected, or no TCP
             continue
@@ -144,10 +145,6 @@ def _copy(descriptor: int) -> socket.socket:
     except OSError:
         os.close(number)
         raise
-
-
-def _address(text: str) -> str:
-    return text.split("%")[0].removeprefix("::ffff:")
 
 
 def moved(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> dict[str, int] | None:

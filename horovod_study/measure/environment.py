@@ -23,8 +23,13 @@ BUSY_CORES = 0.25
 
 def describe() -> dict[str, Any]:
     """Return machine and versions; what is not installed or cannot be read is None."""
+    cpu: list[str] = []
+    with suppress(OSError):
+        cpu = Path("/proc/cpuinfo").read_text().splitlines()
     return {
-        "cpu_model": _cpu_model(),
+        "cpu_model": next((line.split(":", 1)[1].strip() for line in cpu if line.startswith("model name")), None)
+        or platform.processor()
+        or None,
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "os": f"{platform.system()} {platform.release()}",
@@ -85,14 +90,6 @@ def busy_s(cores: Sequence[int], *, proc: Path = Path("/proc")) -> float | None:
         return None
     idle = sum(int(idle) + int(disk) for _, _, _, _, idle, disk, *_ in there)
     return len(there) * now() - idle / os.sysconf("SC_CLK_TCK")
-
-
-def _cpu_model() -> str | None:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or None
 
 
 def installed(package: str) -> str | None:

@@ -40,7 +40,7 @@ from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock,
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.recording.rank import facts, turns
-from horovod_study.recording.trainings import described
+from horovod_study.recording.trainings import described, window_totals
 from horovod_study.studies import lease
 from horovod_study.text.progress import say
 
@@ -371,19 +371,9 @@ class Session:
             }
         )
         slowest_s, done = max(each["window_s"] for each in everybody), sum(each["samples"] for each in everybody)
-        return {
-            "samples_per_s": done / slowest_s,
-            "window_s": slowest_s,
-            "steps": min(each["steps"] for each in everybody) - first.step,
-            "excluded_steps": first.step,
-            "steady": asdict(first),
-            **records.step_totals([each["summary"] for each in everybody]),
-            "rows_lost": [each["rows_lost"] for each in everybody],
-            **({"turns": {"before": self._waits, "waited_s": self._waited_s}} if self._waits else {}),
-            "rss_mb_max": max(each["memory"][0] for each in everybody),
-            "pss_mb_max": records.max_over_ranks([each["memory"][1] for each in everybody]),
-            **system.totals([each["system"] for each in everybody], samples=done),
-        }
+        waited: dict[str, Any] = {"waits": self._waits, "waited_s": self._waited_s}
+        found = window_totals(everybody, first, rate=done / slowest_s, window_s=slowest_s, **waited)
+        return found | system.totals([each["system"] for each in everybody], samples=done)
 
     def finish(self, totals: Mapping[str, Any]) -> None:
         """Close the files and the record."""

@@ -36,8 +36,6 @@ from horovod_study.text.words import plural
 OWN_RECORDER = "own recorder"
 ASKED = "asked.json"
 """What a command was recorded as, in the folder of its events."""
-_IRREGULAR = 0.05
-"""Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
 _GAP_S = 0.05
 """A pause between two steps that is longer begins another stretch of the window, for energy and sensors."""
 _AT_ONCE = 65536
@@ -219,6 +217,29 @@ def described(
     return told, [each for each in doubts if each]
 
 
+def window_totals(
+    ranks: Sequence[Mapping[str, Any]],
+    found: steady.Steady,
+    *,
+    rate: float,
+    window_s: float,
+    waits: Sequence[int],
+    waited_s: float,
+) -> dict[str, Any]:
+    """Return what `totals` says of the timed window of any run, which begins at the step that was `found`.
+
+    `ranks`: of each its `steps`, `summary`, `rows_lost`, and `memory`, resident and proportional; `waits`: the steps
+    before which it waited for its turn.
+    """
+    made = min(each["steps"] for each in ranks)
+    totals = {"samples_per_s": rate, "window_s": window_s, "steps": made - found.step, "excluded_steps": found.step}
+    totals |= {"steady": asdict(found), **records.step_totals([each["summary"] for each in ranks])}
+    totals |= {"rows_lost": [each["rows_lost"] for each in ranks]}
+    totals |= {"turns": {"before": waits, "waited_s": waited_s}} if waits else {}
+    rss_mb, pss_mb = (records.max_over_ranks(each) for each in zip(*(each["memory"] for each in ranks), strict=True))
+    return {**totals, "rss_mb_max": rss_mb, "pss_mb_max": pss_mb}
+
+
 class CommandRun:
     """The run directories of one command while it goes on: the sampler of its host, and the first record."""
 
@@ -305,7 +326,9 @@ class CommandRun:
             alone = more["workers"] == 1
             effective = {"measured": "command", "workers": more["workers"], "nodes": 1, "transport": "none"}
             effective |= {"backend": "serial" if alone else "command", "reduction": "none" if alone else "own"}
-            effective |= {"model": self._about["model_name"] or _named(more["command"]), "batch": self._batch}
+            scripts = [word for word in more["command"] if word.endswith((".py", ".sh", ".ipynb"))]
+            program = Path([*scripts, more["command"][0]][0]).stem
+            effective |= {"model": self._about["model_name"] or program, "batch": self._batch}
             effective |= {"ranks": [], "warmup_steps": 0}
         else:
             first, effective = training.ranks[0].opened, self._effective(training)
@@ -341,9 +364,11 @@ class CommandRun:
         first = training.ranks[0].opened
         hosts = [each.opened["host"] for each in training.ranks]
         named = ("host", "pid", "cores", "threads", "device", "gpu", "lr")
-        ranks = [{**{name: each.opened[name] for name in named}, "communication": {}} for each in training.ranks]
-        for number, each in enumerate(ranks):
-            each["local_rank"] = hosts[:number].count(each["host"])
+        ranks = [
+            {name: each.opened[name] for name in named}
+            | {"local_rank": hosts[:at].count(hosts[at]), "communication": {}}
+            for at, each in enumerate(training.ranks)
+        ]
         others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
         busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
         busy = evidence.other_cores(self._loads, ranks) if self._loads else busy
@@ -356,13 +381,14 @@ class CommandRun:
             launcher = detect(first["environ"]).launcher
         except BackendError:
             launcher = "none"
+        reduction = "hooks" if first["averaging"] in ("backward", "synchronize") else "own"
         return {
             **told,
             "warmup_steps": self.options["warmup_steps"],
             "timer_mode": mode,
             **{name: first[name] for name in ("backend", "parameters", "transport", "optimizer")},
             "model": self._about["model_name"] or first["model"],
-            "reduction": "none" if training.workers == 1 else "hooks" if first["averaging"] in _HOOKS else "own",
+            "reduction": "none" if training.workers == 1 else reduction,
             "launcher": launcher,
             "batch": self._batch,
             "global_batch": None if self._batch is None else self._batch * training.workers,
@@ -417,7 +443,11 @@ class CommandRun:
         for each in training.ranks:
             each.file("events").unlink()  # which makes room for the rows
         off = self.options.get("timer_mode") == "off"
-        zero = _zeros(training, steps)
+        begun = sorted(
+            (float(own.columns["begin_s"][0]) if len(own) else math.inf, each.opened["host"])
+            for each, own in zip(training.ranks, steps, strict=True)
+        )  # the zero of the run's times on a host's clock: when the first of its ranks began its first step
+        zero = {host: 0.0 if math.isinf(begin) else begin for begin, host in reversed(begun)}
         for rank, (process, own) in enumerate(zip(training.ranks, steps, strict=True)):
             if (losses := process.file("losses")).exists():
                 own.columns["loss"] = losses_of(losses, events[rank], own)
@@ -590,26 +620,8 @@ class CommandRun:
         )
 
 
-_HOOKS = ("backward", "synchronize")
-
-
-def _named(command: Sequence[str]) -> str:
-    """Return the name of the program that a command runs: its script, or its first word."""
-    scripts = [word for word in command if word.endswith((".py", ".sh", ".ipynb"))]
-    return Path(scripts[0] if scripts else command[0]).stem
-
-
 def _common(values: Sequence[str | None]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
-
-
-def _zeros(training: RankGroup, steps: Sequence[NotedSteps]) -> dict[str, float]:
-    """Return host -> the zero of the run's times on its clock: when the first of its ranks began its first step."""
-    begun = sorted(
-        (float(own.columns["begin_s"][0]) if len(own) else math.inf, each.opened["host"])
-        for each, own in zip(training.ranks, steps, strict=True)
-    )
-    return {host: 0.0 if math.isinf(begin) else begin for begin, host in reversed(begun)}
 
 
 def _stretches(steps: NotedSteps, first: int, zero: float) -> list[list[float]]:
@@ -636,7 +648,7 @@ def _update_doubt(steps: NotedSteps) -> str:
     if steps.by == "turns":
         return f"{total:,} of {total:,} steps made no update that was seen: they are turns of the loop"
     usual, count = steps.turns.most_common(1)[0] if steps.turns else (1, 0)
-    if total - count > _IRREGULAR * total:
+    if total - count > 0.05 * total:  # a loss scaler skips some
         return (
             f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
         )
@@ -646,25 +658,21 @@ def _update_doubt(steps: NotedSteps) -> str:
 def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Steady, *, off: bool) -> dict[str, Any]:
     """Return the totals of the window, from step `found.step` on; `off`: nothing but the window was timed."""
     first, ranks = found.step, training.ranks
-    made = min(map(len, steps))
     windows = [float(each.columns["step_s"][first:].sum()) for each in steps]
     samples = [int(each.columns["samples"][first:].sum()) for each in steps]
     alone = not training.connected
     rate = sum(a / b for a, b in zip(samples, windows, strict=True)) if alone else sum(samples) / max(windows)
-    rss = [each.ended.get("rss_mb") for each in ranks]
-    waits = steps[0].waits
     sha256 = _common([each.ended.get("sha256") for each in ranks])
+    everybody = []
+    for each, own in zip(steps, ranks, strict=True):
+        memory, summary = (
+            (own.ended.get("rss_mb"), own.ended.get("pss_mb")),
+            _summary({} if off else each.columns, first),
+        )
+        everybody.append({"steps": len(each), "summary": summary, "rows_lost": 0, "memory": memory})
+    waits, waited_s = steps[0].waits, steps[0].waited_s
     return {
-        "samples_per_s": rate,
-        "window_s": max(windows),
-        "steps": made - first,
-        "excluded_steps": first,
-        "steady": asdict(found),
-        **records.step_totals([_summary({} if off else each.columns, first) for each in steps]),
-        "rows_lost": [0 for _ in steps],
-        **({"turns": {"before": waits, "waited_s": steps[0].waited_s}} if waits else {}),
-        "rss_mb_max": records.max_over_ranks(rss),
-        "pss_mb_max": records.max_over_ranks([each.ended.get("pss_mb") for each in ranks]),
+        **window_totals(everybody, found, rate=rate, window_s=max(windows), waits=waits, waited_s=waited_s),
         "epochs": int(steps[0].columns["epoch"][-1]) + 1,
         **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
         "train_s": max(windows),
