@@ -10,8 +10,7 @@ distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce
 mpi           MPI's all-reduce through mpi4py, of one flat buffer or of buckets
 ps            a parameter server over MPI
 priority      who gets the core when gradients arrive
-traffic       the path that the gradients really took, from the kernel's counters
-nccl_log      what NCCL says about the way it took
+traffic       the path that the gradients really took: from the kernel's counters, and from what NCCL says
 gpus          which GPU is a rank's, and who shares one
 libmpi        the MPI library that is loaded: where from, what it can, whether it is the launcher's
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor

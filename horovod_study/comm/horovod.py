@@ -158,10 +158,7 @@ class HorovodBackend(Averaging):
             groups = self._config.groups
             self.settings["groups"] = {"value": groups, "source": "library default" if groups is None else "asked"}
             optimizer = self._hvd.DistributedOptimizer(
-                optimizer,
-                named_parameters=model.named_parameters(),
-                op=self._hvd.Average,
-                num_groups=groups or 0,
+                optimizer, named_parameters=model.named_parameters(), op=self._hvd.Average, num_groups=groups or 0
             )
             self._bound = optimizer
         elif self.reduction == "flat":

@@ -108,13 +108,7 @@ class NotedSteps:
         return len(self.columns["step_s"])
 
 
-def steps_of(
-    events: Events,
-    *,
-    batch: int | None = None,
-    waits_seen: bool = False,
-    told: bool = False,
-) -> NotedSteps:
+def steps_of(events: Events, *, batch: int | None = None, waits_seen: bool = False, told: bool = False) -> NotedSteps:
     """Return the steps that one rank has made, from when all of them is seen.
 
     `batch`: samples of each; None: counted. `waits_seen`: a step without a wait for

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_study.comm import Backend, fail_together, gpus, nccl_log, require_parity, traffic
+from horovod_study.comm import Backend, fail_together, gpus, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.config.run import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
@@ -97,7 +97,7 @@ class TrainingJob:
         }
 
 
-def describe(job: TrainingJob, session: Session, nccl: nccl_log.Capture) -> dict[str, Any]:
+def describe(job: TrainingJob, session: Session, nccl: traffic.Capture) -> dict[str, Any]:
     """Return what really runs, and where gradients pass, for the record. Collective."""
     config, backend, optimizer = job.config, job.backend, job.optimizer
     taken = traffic.watch(

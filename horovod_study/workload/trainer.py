@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from horovod_study import records
-from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_backend, require_parity
+from horovod_study.comm import Backend, Launch, fail_together, open_backend, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.config import requirements
@@ -64,7 +64,7 @@ def run(
     torch.set_flush_denormal(True)
     liveness = Liveness(config.start_timeout_s, launch)
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
-    nccl = nccl_log.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
+    nccl = traffic.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
     try:
         backend = open_backend(config, launch)
         own = ("threads", "start_timeout_s")  # each rank may have its own

@@ -183,7 +183,7 @@ class Watcher:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)
         atexit.register(self.finish)
-        self._watch_errors()
+        sys.excepthook = self._watched_errors(sys.excepthook)
         torch.jit.script = self._without_hooks(torch.jit.script)
         torch.save = self._watched_save(torch.save)
 
@@ -203,7 +203,9 @@ class Watcher:
         self._in_update = 0
         if self._fetching or self._thread != get_ident():
             if not self._fetching:
-                self._report_more()
+                if not self._more:  # said once: this process trains what is not recorded
+                    self._report("more", True)
+                self._more = True
             return
         if self.state == "watching":
             self._note(_UPDATED)
@@ -651,10 +653,10 @@ class Watcher:
             and any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
         ):
             self._report("seen", "own recorder")
-            self._over()
-            return
+            self.state = "over"
         if torch.utils.data.get_worker_info() is not None:  # a data set that optimizes something
-            self._over()
+            self.state = "over"
+        if self.state == "over":
             return
         if by_update:
             self._optimizers = {id(each): each for each in stepped}
@@ -745,7 +747,12 @@ class Watcher:
         self._steps_of[self._training] = self.made
         drops = len(self._steps_of) == self._asked.get("trainings", 8)
         if drops:
-            self._drop(min(self._steps_of, key=lambda number: self._steps_of[number]))
+            # Of many, such as trials before the training, the long ones are kept.
+            shortest = min(self._steps_of, key=lambda number: self._steps_of[number])
+            del self._steps_of[shortest]
+            for ending in ("facts", "events", "stacks", "losses"):
+                with suppress(OSError):
+                    os.unlink(self._path(ending, shortest))
         self._training += 1
         if drops:
             self._report("more", True)
@@ -754,13 +761,6 @@ class Watcher:
         self.state = "watching"
         for each in strangers:
             (self._watch_update if self.state == "watching" else self._note_update)(each)
-
-    def _drop(self, number: int) -> None:
-        """Forget the shortest training: of many, such as trials before the training, the long ones are kept."""
-        del self._steps_of[number]
-        for ending in ("facts", "events", "stacks", "losses"):
-            with suppress(OSError):
-                os.unlink(self._path(ending, number))
 
     # ------------------------------------------------------------------------------------------------ limit and turns
 
@@ -771,8 +771,13 @@ class Watcher:
 
     def _reach(self) -> None:
         """End the training where it has made the steps that were asked for, or wait for a turn."""
-        if self.made == _FEW_STEPS:
-            self._look_at_few()
+        if self.made == _FEW_STEPS and self._precision is not None:
+            self._precision.stop()
+        # A model that was not called in so many steps is a container; the models in it are.
+        for model in self._models if self.made == _FEW_STEPS and not self._told else ():
+            for module in () if id(model) in self._called else model.children():
+                if any(parameter.requires_grad for parameter in module.parameters()):
+                    self._hook(module)
         if self._turns is not None and self.made >= self._turns.until:
             self._wait_for_turn()
         limit = self._asked.get("steps") or math.inf
@@ -780,17 +785,6 @@ class Watcher:
             self._log.write()
             raise SystemExit
         self._settle_due()
-
-    def _look_at_few(self) -> None:
-        """Do what a few steps suffice for."""
-        if self._precision is not None:
-            self._precision.stop()
-        for model in (
-            () if self._told else self._models
-        ):  # one that was not called in so many steps is a container; the models in it are
-            for module in () if id(model) in self._called else model.children():
-                if any(parameter.requires_grad for parameter in module.parameters()):
-                    self._hook(module)
 
     def _settle_due(self) -> None:
         granted = math.inf if self._turns is None else self._turns.until
@@ -835,12 +829,6 @@ class Watcher:
         """Leave a line of JSON for the parent."""
         with suppress(OSError), open(self._path("facts"), "a", encoding="utf-8") as stream:
             stream.write(json.dumps([what, value]) + "\n")
-
-    def _report_more(self) -> None:
-        """Say once that this process trains what is not recorded: after this training, or in another thread."""
-        if not self._more:
-            self._more = True
-            self._report("more", True)
 
     def _about(self, stepped: list[torch.optim.Optimizer]) -> dict[str, Any]:
         return {
@@ -928,9 +916,6 @@ class Watcher:
             if self._stacks is not None:
                 self._stacks.stop()
 
-    def _over(self) -> None:
-        self.state = "over"
-
     def _leave(self) -> None:
         """Leave the record to the parent of this fork; where it has none, the child may train, as a rank does."""
         if self.state == "watching":
@@ -940,15 +925,13 @@ class Watcher:
             self._log.leave()
             self.state = "over"
 
-    def _watch_errors(self) -> None:
-        original = sys.excepthook
-
+    def _watched_errors(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             if self.state == "recording" and not issubclass(kind, KeyboardInterrupt):
                 self._report("failed", _named(error))
             original(kind, error, trace)
 
-        sys.excepthook = hook
+        return hook
 
 
 def _hooks_of(module: nn.Module) -> tuple[OrderedDict[int, Any], ...]:

@@ -487,7 +487,8 @@ class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.overloadpacket.__name__
         operation = _WAITING.get(name, "")
-        if name in ("index", "index_put", "index_put_") and _by_mask(args):
+        indices = args[1] if name in ("index", "index_put", "index_put_") and len(args) > 1 else ()
+        if any(isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices):
             operation = "indexing by a mask"
         if name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None:
             operation = ""
@@ -513,12 +514,6 @@ class _ToHost(TorchFunctionMode):
         if name in ("cpu", "tolist") and args and isinstance(args[0], torch.Tensor):
             self._note(name, sys._getframe(1))
         return func(*args, **(kwargs or {}))
-
-
-def _by_mask(args: Sequence[Any]) -> bool:
-    indices = args[1] if len(args) > 1 else ()
-    masks = (torch.bool, torch.uint8)
-    return any(isinstance(each, torch.Tensor) and each.dtype in masks for each in indices)
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
