@@ -321,11 +321,8 @@ def watch(
             why = f"gradients of {payload_bytes} bytes are too few to be distinguished from a library's own messages"
         paths[host] = path
         reason = reason or (f"{host}: {why}" if why else "")
-        evidence["hosts"][host] = {
-            "within_bytes": round(need.within),
-            "between_bytes": round(need.between),
-            **asdict(found),
-        }
+        needed = {"within_bytes": round(need.within), "between_bytes": round(need.between)}
+        evidence["hosts"][host] = {**needed, **asdict(found)}
     known = [path for path in paths.values() if path is not None]
     together = sorted({way for path in known for way in path}) if len(known) == len(paths) else None
     return {"path": together, "reason": reason, "ranks": [paths[host] for host in hosts], "evidence": evidence}

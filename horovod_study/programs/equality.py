@@ -238,16 +238,9 @@ def _difference(folder: Path, trial: Trial, run: SimpleNamespace, backend: Backe
         start, end, gradients, theirs = (file[name] for name in ("start", "end", "gradients", "rows"))
     apart = [_apart(run, *pair) for pair in ((run.end, end), *zip(run.gradients, gradients, strict=True))]
     first, known = run.gradients[0], gradients[0]
-    everybody = backend.gather(
-        {
-            "apart": apart,
-            "factor": float(first @ known / (known @ known)),
-            "start": float(np.abs(run.start - start).max()),
-            "end": hashlib.sha256(run.end.tobytes()).hexdigest(),
-            "rows": run.rows.tolist(),
-            "rates": run.rates,
-        }
-    )
+    mine = {"apart": apart, "factor": float(first @ known / (known @ known)), "rows": run.rows.tolist()}
+    mine |= {"start": float(np.abs(run.start - start).max()), "end": hashlib.sha256(run.end.tobytes()).hexdigest()}
+    everybody = backend.gather({**mine, "rates": run.rates})
     worst = np.max([rank["apart"] for rank in everybody], axis=0)  # (1 + gradient steps, tensors, 2)
     rows = np.concatenate([np.asarray(rank["rows"]) for rank in everybody], axis=1)
     factors = [rank["factor"] for rank in everybody]

@@ -206,12 +206,8 @@ class Session:
             self.rows.take_up(self.writer.kept)
             self.writer.kept = None  # they are in the file
         if self.sampler is not None:
-            self.sampler.watch(
-                self.directory,
-                self.effective["ranks"],
-                interval_s=self.options.system_interval_s,
-                resumed=from_step is not None,
-            )
+            how: dict[str, Any] = {"interval_s": self.options.system_interval_s, "resumed": from_step is not None}
+            self.sampler.watch(self.directory, self.effective["ranks"], **how)
 
     def start(self, device: torch.device, *, elapsed_s: float = 0.0) -> None:
         """Settle the zero of all times of the run, of which `elapsed_s` are over."""
@@ -263,14 +259,8 @@ class Session:
         if self.turns is None:
             return "go"
         began = now()
-        said = self.turns.wait(
-            steps=made,
-            samples=samples,
-            trained_s=self.trained_s,
-            warm=made >= self.options.warmup_steps,
-            enough=enough,
-            least=least,
-        )
+        told: dict[str, Any] = {"samples": samples, "trained_s": self.trained_s, "enough": enough, "least": least}
+        said = self.turns.wait(steps=made, warm=made >= self.options.warmup_steps, **told)
         self._waits.append(made)
         self._waited_s += now() - began
         if math.isinf(self.turns.until):  # it trains alone from here on
@@ -283,12 +273,8 @@ class Session:
         The window is that of the slowest rank, which everybody takes up: one that began a stretch earlier than others
         has longer steps, and would sum them to more than its window.
         """
-        return {
-            "window_s": max(self.workers.gather(self.window_s)),
-            "stretches": self.stretches,
-            "waits": list(self._waits),
-            "waited_s": self._waited_s,
-        }
+        waited = {"waits": list(self._waits), "waited_s": self._waited_s}
+        return {"window_s": max(self.workers.gather(self.window_s)), "stretches": self.stretches, **waited}
 
     def take_up(self, progress: Mapping[str, Any]) -> None:
         """Go on from what `progress` returned earlier; checkpoints of older versions know their window alone."""
@@ -359,17 +345,10 @@ class Session:
         if first.step > first.declared:  # the laps tile the window: what it loses is the time of these steps
             cut_s = float(self.rows.timed("step_s")[first.declared : first.step].sum())
             stretches = energy.since(stretches, float(self.rows.timed("begin_s")[first.step]))
-        everybody = self.workers.gather(
-            {
-                "window_s": self.window_s - cut_s,
-                "samples": samples,
-                "steps": made,
-                "summary": self.rows.summary(first.step),
-                "rows_lost": self.rows.rows_lost,
-                "memory": facts.memory_mb(),
-                "system": None if self.sampler is None else system.told(self.directory, self.sampler, stretches),
-            }
-        )
+        mine = {"window_s": self.window_s - cut_s, "samples": samples, "steps": made, "memory": facts.memory_mb()}
+        mine |= {"summary": self.rows.summary(first.step), "rows_lost": self.rows.rows_lost}
+        mine["system"] = None if self.sampler is None else system.told(self.directory, self.sampler, stretches)
+        everybody = self.workers.gather(mine)
         slowest_s, done = max(each["window_s"] for each in everybody), sum(each["samples"] for each in everybody)
         waited: dict[str, Any] = {"waits": self._waits, "waited_s": self._waited_s}
         found = window_totals(everybody, first, rate=done / slowest_s, window_s=slowest_s, **waited)

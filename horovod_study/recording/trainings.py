@@ -129,16 +129,11 @@ def processes_in(meeting: Path) -> tuple[list[str], list[RankNotes]]:
         seen += told.get("seen", [])
         opened = {**told.get("opened", [{}])[-1]}
         if opened or "stopped" in told:
+            opened = {**opened, **told.get("joined", [{}])[-1]} if opened else {}
+            ended, why = told.get("ended", [{}])[-1], {name: told.get(name, [""])[0] for name in ("failed", "stopped")}
+            names, more = told.get("name", []), "more" in told
             found.append(
-                RankNotes(
-                    path=path.with_suffix(""),
-                    opened={**opened, **told.get("joined", [{}])[-1]} if opened else {},
-                    names=told.get("name", []),
-                    ended=told.get("ended", [{}])[-1],
-                    failed=next(iter(told.get("failed", [])), ""),
-                    stopped=next(iter(told.get("stopped", [])), ""),
-                    more="more" in told,
-                )
+                RankNotes(path=path.with_suffix(""), opened=opened, names=names, ended=ended, more=more, **why)
             )
     return seen, found
 

@@ -65,12 +65,8 @@ def models_of(wanted: set[int], modules: Sequence[nn.Module] | None = None) -> l
 
 def models_with_gradients() -> list[nn.Module]:
     """Return the outermost modules whose parameters have gradients; where none has, what else has some, as one."""
-    wanted = {
-        id(each)
-        for module in objects(nn.Module)
-        for each in module._parameters.values()
-        if each is not None and each.grad is not None
-    }
+    held = (each for module in objects(nn.Module) for each in module._parameters.values() if each is not None)
+    wanted = {id(each) for each in held if each.grad is not None}
     leaves = (each for each in objects(torch.Tensor) if each.is_leaf and each.requires_grad and each.grad is not None)
     return models_of(wanted) or [LooseParameters(leaves)]
 
@@ -228,19 +224,11 @@ def of_process(device: torch.device) -> dict[str, Any]:
         about = torch.cuda.get_device_properties(device)
         gpu = {"name": about.name, "uuid": str(getattr(about, "uuid", "")), "processes": None}
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return {
-        "host": os.uname().nodename,
-        "pid": os.getpid(),
-        "cores": sorted(cores),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-        "gpu": gpu,
-        "environment": {
-            "python": platform.python_version(),
-            "command": [sys.executable, *sys.argv],
-            **{name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES},
-        },
-    }
+    environment = {"python": platform.python_version(), "command": [sys.executable, *sys.argv]}
+    environment.update({name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES})
+    place = {"host": os.uname().nodename, "pid": os.getpid(), "cores": sorted(cores)}
+    device_ = {"threads": torch.get_num_threads(), "device": str(device), "gpu": gpu}
+    return {**place, **device_, "environment": environment}
 
 
 def memory_mb() -> tuple[float, float | None]:

@@ -264,7 +264,7 @@ class Watcher:
 
     def _is_of_training(self, optimizer: torch.optim.Optimizer) -> bool:
         """Take up an optimizer that was made again for the same parameters, or was there and has another phase."""
-        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        own = set(map(id, _held_by(optimizer)))
         if not self._optimizers:  # the training was found without an update
             self._first = optimizer
         elif own & self._parameters:
@@ -344,11 +344,7 @@ class Watcher:
             others = [each for each in others if isinstance(each, nn.Parameter)]
         changed = set(map(id, others))
         if changed or (backward and self._unseen >= 64):  # a step although no parameter was seen to change
-            owners = [
-                each
-                for each in facts.optimizers()
-                if any(id(own) in changed for group in each.param_groups for own in group["params"])
-            ]
+            owners = [each for each in facts.optimizers() if changed & {id(own) for own in _held_by(each)}]
             self._open(owners, changed=changed)
 
     def _notice_change(self) -> None:
@@ -535,9 +531,8 @@ class Watcher:
         first = next((each for each in given if isinstance(each, torch.Tensor)), None)
         if first is not None and first.ndim == 1 and first.is_floating_point():
             if len(first) not in self._vectors:
-                self._vectors[len(first)] = any(
-                    getattr(each, "in_features", 0) == len(first) for each in module.modules()
-                )
+                features = {getattr(each, "in_features", 0) for each in module.modules()}
+                self._vectors[len(first)] = len(first) in features
             if self._vectors[len(first)]:
                 return 1
         return facts.samples_of(given, second=self._second)
@@ -647,11 +642,8 @@ class Watcher:
         `changed`: ids of parameters that are others than before, where no update was seen.
         """
         by_update = changed is None
-        if (
-            self._training == 1
-            and not self._told
-            and any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
-        ):
+        own = any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
+        if own and self._training == 1 and not self._told:
             self._report("seen", "own recorder")
             self.state = "over"
         if torch.utils.data.get_worker_info() is not None:  # a data set that optimizes something
@@ -667,7 +659,7 @@ class Watcher:
             self._alive = weakref.WeakSet(each for each in there if issubclass(type(each), torch.optim.Optimizer))
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
-        parameters = [each for group in groups for each in group["params"]]
+        parameters = [each for one in stepped for each in _held_by(one)]
         self._parameters = {id(each) for each in parameters}
         self._models = self._models if self._told else self._models_of(stepped, there, changed or set())
         held = parameters or [each for model in self._models for each in model.parameters()]
@@ -702,9 +694,8 @@ class Watcher:
         if multiprocessing.parent_process() is not None and not self._told:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
         if self._timed:
-            self._stacks = Stacks(
-                get_ident(), self._path("stacks"), functools.partial(self._report, "name"), self._in_lap
-            )
+            named = functools.partial(self._report, "name")
+            self._stacks = Stacks(get_ident(), self._path("stacks"), named, self._in_lap)
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
         self._opened_s = now()
         self._note(_OPENED)
@@ -717,7 +708,7 @@ class Watcher:
         found: list[nn.Module] = []
         modules = [each for each in there if issubclass(type(each), nn.Module)]
         for optimizer in stepped:
-            own = [each for group in optimizer.param_groups for each in group["params"]]
+            own = _held_by(optimizer)
             found += facts.models_of(set(map(id, own)), modules) or [facts.LooseParameters(own)]
         if not stepped:
             found = facts.models_of(changed, modules) or facts.models_with_gradients()
@@ -840,26 +831,14 @@ class Watcher:
     def _tell_opened(
         self, workers: dict[str, Any], device: torch.device, stepped: list[Any], groups: list[dict[str, Any]]
     ) -> None:
-        names = self._asked.get("variables", ())
-        self._report(
-            "opened",
-            {
-                **facts.of_process(device),
-                **workers,
-                **self._about(stepped),
-                "environ": {name: os.environ[name] for name in names if name in os.environ},
-                "training": self._training,
-                "told": self._told,
-                "initial_sha256": facts.digest(self._models),
-                "sharded": any(map(facts.sharded, self._models)),
-                "lr": float(groups[0]["lr"]) if groups and "lr" in groups[0] else None,
-                "data": self._lengths,
-                "script": sys.argv[0],
-                "width": self._log.width,
-                "waits": device.type != "cuda" and workers["backend"] in ("ddp", "distributed", "horovod"),
-                "at": [wall(), now()],
-            },
-        )
+        environ = {name: os.environ[name] for name in self._asked.get("variables", ()) if name in os.environ}
+        opened = {**facts.of_process(device), **workers, **self._about(stepped), "environ": environ}
+        opened["initial_sha256"] = facts.digest(self._models)
+        opened["sharded"] = any(map(facts.sharded, self._models))
+        opened["lr"] = float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+        opened["waits"] = device.type != "cuda" and workers["backend"] in ("ddp", "distributed", "horovod")
+        known = {"training": self._training, "told": self._told, "data": self._lengths, "script": sys.argv[0]}
+        self._report("opened", {**opened, **known, "width": self._log.width, "at": [wall(), now()]})
 
     def _end(self) -> None:
         """Close the log, and tell what only now is known."""
@@ -873,17 +852,9 @@ class Watcher:
             self._turns.leave()
         self._log.close()
         rss_mb, pss_mb = facts.memory_mb()
-        self._report(
-            "ended",
-            {
-                "sha256": facts.digest(self._models),
-                "precision": None if self._precision is None else self._precision.found(),
-                "rss_mb": rss_mb,
-                "pss_mb": pss_mb,
-                "elsewhere": self._elsewhere,
-                "data": self._lengths,
-            },
-        )
+        computed = None if self._precision is None else self._precision.found()
+        ended = {"sha256": facts.digest(self._models), "precision": computed, "rss_mb": rss_mb, "pss_mb": pss_mb}
+        self._report("ended", {**ended, "elsewhere": self._elsewhere, "data": self._lengths})
         self.state = "over"
 
     def finish(self, failed: str = "") -> None:
@@ -942,9 +913,12 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
+def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
 def _kind_of(optimizer: torch.optim.Optimizer | None) -> Any:
-    groups = () if optimizer is None else optimizer.param_groups
-    return type(optimizer), [each.shape for group in groups for each in group["params"]]
+    return type(optimizer), [] if optimizer is None else [each.shape for each in _held_by(optimizer)]
 
 
 def _state(tensor: torch.Tensor, *, on_gpu: bool = True) -> tuple[int, Any]:
