@@ -5,13 +5,13 @@ hooks    buckets of gradients leave during backward, each with an all-reduce tha
 
 Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and through page-locked host memory otherwise
 (always with hooks: Open MPI's all-reduce that does not block is not CUDA-aware).
-`MpiRanks` is what all backends over MPI share; they differ in how a part of the buffer is averaged, see `Exchange`.
+`MpiRanks` is what all backends over MPI share; they differ in how a part of the buffer is averaged, see `_exchange`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,19 +133,6 @@ def message(tensor: torch.Tensor) -> Any:
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
-class Exchange(Protocol):
-    """How parts of the wire become the sum over ranks. Every rank makes the same calls in the same order."""
-
-    def whole(self) -> None:
-        """Return when the whole wire is the sum."""
-
-    def start(self, bucket: Bucket) -> None:
-        """Begin with a bucket whose elements are on the wire; called from within backward."""
-
-    def finish(self) -> None:
-        """Return when all buckets that were begun are the sum."""
-
-
 class MpiRanks(Averaging, ABC):
     """Ranks that MPI started and connects; leaves say how they average."""
 
@@ -171,8 +158,12 @@ class MpiRanks(Averaging, ABC):
         self.settings["cuda_aware"] = cuda_aware()
 
     @abstractmethod
-    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Exchange:
-        """Return how the wire is averaged; `buckets` cover it, in the order in which they will start."""
+    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
+        """Return what makes the wire the sum over ranks; `buckets` cover it, in the order in which they will start.
+
+        `whole()` returns when all of it is the sum, `start(bucket)` begins with a part, from within backward, and
+        `finish()` returns when all parts that were begun are.
+        """
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         for parameter in model.parameters():
@@ -257,7 +248,7 @@ class MpiBackend(MpiRanks):
     name = "mpi"
     buckets_on_device = False
 
-    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Exchange:
+    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
         return _AllReduce(self._MPI, wire)
 
 

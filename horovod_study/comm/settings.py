@@ -71,7 +71,11 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
         if name in unknown:
             value, source = None, "not in this build"
         elif asked is not None:
-            value, source = _text(option, asked), "asked"
+            value, source = str(int(asked)) if isinstance(asked, bool) else f"{asked:g}", "asked"
+            if option == "fusion_mb":
+                value = str(round(asked * 1e6))
+            elif option == "single_copy":
+                value = "cma" if asked else "none"
         elif value is None:
             value, source = _LIBRARY_DEFAULTS[name], "library default"
             if name in shipped:
@@ -80,12 +84,3 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
             os.environ[name] = str(value)
         effective[name] = {"value": value, "source": source}
     return effective
-
-
-def _text(option: str, value: Any) -> str:
-    """Return the value of an option as the library reads it."""
-    if option == "fusion_mb":
-        return str(round(value * 1e6))
-    if option == "single_copy":
-        return "cma" if value else "none"
-    return str(int(value)) if isinstance(value, bool) else f"{value:g}"

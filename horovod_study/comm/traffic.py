@@ -398,8 +398,8 @@ def parse(text: str) -> dict[str, Any]:
     nets = {f"{link} {name}": None for known in ports.values() for link, name in known}
     nets |= {f"Socket {name}": None for name in interfaces.values()}
     nets |= {f"OFI {provider}": None} if provider else {}
-    found = {"version": version[1] if version else None, "nets": list(nets)}
-    return {**found, "paths": dict(sorted(paths.items())), "path": sorted(ways)}
+    told = {"version": version[1] if version else None, "nets": list(nets)}
+    return {**told, "paths": dict(sorted(paths.items())), "path": sorted(ways)}
 
 
 def _ways(

@@ -150,11 +150,18 @@ def host_summary(columns: Mapping[str, Any], stretches: Stretches) -> dict[str, 
     for name in dict.fromkeys(part.tolist()):
         mine = {each: np.asarray(values)[part == name] for each, values in columns.items() if each != "part"}
         at_s = mine["at_s"].astype(np.float64)
+        before, over_s = np.concatenate([at_s[:1], at_s[:-1]]), np.zeros(len(at_s))  # a reading: since the one before
+        for begin, end in stretches:
+            over_s += np.clip(np.minimum(end, at_s) - np.maximum(begin, before), 0.0, None)
         for key, column in _OF_HOST:
-            known = mine[column][np.isfinite(mine[column])]
-            if not len(known) or (key == "ranks_cpu_percent" and not name.startswith("rank ")):
+            known = np.isfinite(mine[column])
+            if not known.any() or (key == "ranks_cpu_percent" and not name.startswith("rank ")):
                 continue
-            value = float(known.max()) if key.endswith("_max") else _weighted(at_s, mine[column], stretches)
+            weights, value = np.where(known, over_s, 0.0), None
+            if key.endswith("_max"):
+                value = float(mine[column][known].max())
+            elif weights.sum() > 0:
+                value = float((weights * np.nan_to_num(mine[column])).sum() / weights.sum())
             found[key][name.removeprefix("rank ")] = value
     return dict(found)
 
@@ -166,14 +173,3 @@ _OF_HOST = (  # what is known of a host, and the column that it is from
     ("gpu_memory_mb_max", "gpu_memory_mb"),
     ("power_w", "power_w"),
 )
-
-
-def _weighted(at_s: Floats, values: Floats, stretches: Stretches) -> float | None:
-    """Return the mean of readings (N,), each of which stands for the time since the one before, in the stretches."""
-    before = np.concatenate([at_s[:1], at_s[:-1]])
-    weights = np.zeros(len(at_s))
-    for begin, end in stretches:
-        weights += np.clip(np.minimum(end, at_s) - np.maximum(begin, before), 0.0, None)
-    weights[~np.isfinite(values)] = 0.0
-    total = weights.sum()
-    return float((weights * np.nan_to_num(values)).sum() / total) if total > 0 else None

@@ -206,7 +206,7 @@ def described(
     hosts = Counter(each["host"] for each in ranks)
     shared = evidence.oversubscribed(ranks)
     doubts = (shared, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
-    told = {"workers": workers, "nodes": len(hosts), "lr": lr, "device": device}
+    told: dict[str, Any] = {"workers": workers, "nodes": len(hosts), "lr": lr, "device": device}
     told |= {"ranks_per_host": list(hosts.values()), "shared_cores": shared is not None}
     told |= {"other_programs_cores": busy, "other_gpu_processes": holders, "ranks": list(ranks)}
     return told, [each for each in doubts if each]

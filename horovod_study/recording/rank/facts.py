@@ -224,11 +224,11 @@ def of_process(device: torch.device) -> dict[str, Any]:
         about = torch.cuda.get_device_properties(device)
         gpu = {"name": about.name, "uuid": str(getattr(about, "uuid", "")), "processes": None}
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    environment = {"python": platform.python_version(), "command": [sys.executable, *sys.argv]}
+    environment: dict[str, Any] = {"python": platform.python_version(), "command": [sys.executable, *sys.argv]}
     environment.update({name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES})
     place = {"host": os.uname().nodename, "pid": os.getpid(), "cores": sorted(cores)}
-    device_ = {"threads": torch.get_num_threads(), "device": str(device), "gpu": gpu}
-    return {**place, **device_, "environment": environment}
+    computes = {"threads": torch.get_num_threads(), "device": str(device), "gpu": gpu}
+    return {**place, **computes, "environment": environment}
 
 
 def memory_mb() -> tuple[float, float | None]:

@@ -679,7 +679,8 @@ class Watcher:
         if (workers["workers"] > 1 or self._told) and self._timed:
             for wrapped in filter(None, map(facts.averaging, self._models)):
                 self._hook_gradients(wrapped)
-            for each in filter(facts.averages_in_synchronize, stepped):
+            averaging: Any = filter(facts.averages_in_synchronize, stepped)
+            for each in averaging:
                 self._wrap(each, "synchronize", each.synchronize, CALLS.index("synchronize"), waits=True)
         for model in self._models if self._timed and self._asked.get("forward", True) else ():
             self._hook(model)
