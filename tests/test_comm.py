@@ -16,8 +16,16 @@ from torch import nn
 from horovod_study.comm import builds, detect, settings
 from horovod_study.comm.base import FlatGradients, choose_reduction, fail_together, require_parity
 from horovod_study.comm.horovod import HorovodBackend, horovod_places
-from horovod_study.comm.launch import Launch, meeting_at, meeting_point, require_interfaces
-from horovod_study.comm.libmpi import loaded_library, own_library, require_connection, require_launchers_mpi
+from horovod_study.comm.launch import (
+    Launch,
+    loaded_library,
+    meeting_at,
+    meeting_point,
+    own_library,
+    require_connection,
+    require_interfaces,
+    require_launchers_mpi,
+)
 from horovod_study.comm.mpi import Bucket, GradientBuckets
 from horovod_study.comm.ps import add_in_order, shares
 from horovod_study.comm.serial import SerialBackend

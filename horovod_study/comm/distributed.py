@@ -22,8 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import gpus, settings
 from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.launch import Launch, meeting_at, meeting_point, require_interfaces
-from horovod_study.comm.libmpi import find_open_mpi, require_connection, require_launchers_mpi
+from horovod_study.comm.launch import (
+    Launch,
+    find_open_mpi,
+    meeting_at,
+    meeting_point,
+    require_connection,
+    require_interfaces,
+    require_launchers_mpi,
+)
 from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
 from horovod_study.config.run import COMMUNICATION, OPTIONS, RunConfig

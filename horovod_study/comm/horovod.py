@@ -30,20 +30,18 @@ from horovod_study.comm import builds, gpus, settings
 from horovod_study.comm.base import Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.launch import (
     Launch,
-    meeting_at,
-    meeting_point,
-    require_controller,
-    require_interfaces,
-    require_rendezvous,
-)
-from horovod_study.comm.libmpi import (
     cuda_aware,
     find_open_mpi,
     load_mpi,
     loaded_library,
+    meeting_at,
+    meeting_point,
     own_takes_gpu_memory,
     require_connection,
+    require_controller,
+    require_interfaces,
     require_launchers_mpi,
+    require_rendezvous,
 )
 from horovod_study.comm.priority import NewThreads, busiest_thread
 from horovod_study.config.run import RunConfig

@@ -20,8 +20,14 @@ from torch import nn
 
 from horovod_study.comm import settings
 from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.launch import Launch
-from horovod_study.comm.libmpi import cuda_aware, load_mpi, loaded_library, require_connection, require_launchers_mpi
+from horovod_study.comm.launch import (
+    Launch,
+    cuda_aware,
+    load_mpi,
+    loaded_library,
+    require_connection,
+    require_launchers_mpi,
+)
 from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 

@@ -25,8 +25,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from horovod_study.comm import gpus
 from horovod_study.comm.base import Backend, fail_together
-from horovod_study.comm.launch import detect
-from horovod_study.comm.libmpi import load_mpi
+from horovod_study.comm.launch import detect, load_mpi
 from horovod_study.errors import BackendError, first_line, nearest
 
 TRANSPORTS = ("mpi", "gloo", "nccl")

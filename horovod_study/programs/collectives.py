@@ -49,8 +49,7 @@ ELEMENT_BYTES = 4
 PERIOD = 1021
 """The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
 
-_SLOW_S = 0.1
-"""An operation that takes longer than this is measured in fewer rounds, and its warm-up is its check."""
+_SLOW_S = 0.1  # an operation that takes longer than this is measured in fewer rounds, and its warm-up is its check
 _BARRIERS = 100
 _COPY_BYTES = 64 * 1024 * 1024  # beyond the caches of a core
 
@@ -231,8 +230,7 @@ def measure_collectives(
     return points, named
 
 
-_Key = tuple[int, int, str, str]
-"""What is measured: a size in bytes, the place of a way, operation, place."""
+_Key = tuple[int, int, str, str]  # what is measured: a size in bytes, the place of a way, operation, place
 
 
 def in_words(size: int) -> str:

@@ -23,8 +23,7 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 _GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
 
-_MAX_CALLS = 100_000
-"""So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
+_MAX_CALLS = 100_000  # so many calls are in a row at most: the queue of a GPU has an end, and so has patience
 
 
 class MatrixRate(NamedTuple):

@@ -54,8 +54,7 @@ from horovod_study.workload.trainer import train_step
 BESIDE = ("nothing", "torch.profiler", "cProfile", "module hooks")
 """What a user would do otherwise; `nothing` keeps not even the losses, to see what mode off costs."""
 
-_LEAD_STEPS = 1
-"""Steps at the begin of each block that are not timed: they follow steps of another way, and a barrier."""
+_LEAD_STEPS = 1  # steps at the begin of each block that are not timed: they follow steps of another way, and a barrier
 
 _MOST_ROUNDS = 20_000
 

@@ -158,8 +158,7 @@ def close_left(folder: Path) -> None:
         shutil.rmtree(meeting, ignore_errors=True)
 
 
-_KEPT = 1_000_000
-"""So many of the last bytes are kept."""
+_KEPT = 1_000_000  # so many of the last bytes are kept
 
 
 class Output:

@@ -39,7 +39,7 @@ from horovod_study.files import unfinished, writing
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import utc_now, utc_stamp
 from horovod_study.recording.rank import facts, turns
-from horovod_study.recording.rank.told import Told
+from horovod_study.recording.rank.watch import Told
 from horovod_study.recording.session import SCRIPT, RecordOptions
 from horovod_study.recording.steps import MOST_TURNS
 from horovod_study.recording.trainings import CommandRun, processes_in, trainings_of

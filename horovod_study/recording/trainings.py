@@ -36,8 +36,7 @@ from horovod_study.text.words import plural
 OWN_RECORDER = "own recorder"
 ASKED = "asked.json"
 """What a command was recorded as, in the folder of its events."""
-_GAP_S = 0.05
-"""A pause between two steps that is longer begins another stretch of the window, for energy and sensors."""
+_GAP_S = 0.05  # a pause between two steps that is longer begins another stretch of the window, for energy and sensors
 _AT_ONCE = 65536
 
 

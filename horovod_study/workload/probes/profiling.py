@@ -546,8 +546,7 @@ def _short(file: str) -> str:
         return file
 
 
-_LIMIT_BYTES = 64_000_000
-"""Recording ends early when the file has so many bytes."""
+_LIMIT_BYTES = 64_000_000  # recording ends early when the file has so many bytes
 
 
 def horovod_timeline(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float) -> list[str]:
