@@ -59,13 +59,9 @@ class DistributedBackend(Averaging):
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         on_gpu = config.device != "cpu" and torch.cuda.is_available()
         self.transport = ("nccl" if on_gpu else "gloo") if config.transport == "auto" else config.transport
-        available = {
-            "gloo": dist.is_gloo_available(),
-            "nccl": dist.is_nccl_available() and on_gpu,
-            "mpi": dist.is_mpi_available(),
-        }
-        if not available.get(self.transport, False):
-            have = [name for name, there in available.items() if there]
+        have = [name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available")()]
+        have = [name for name in have if name != "nccl" or on_gpu]
+        if self.transport not in have:
             raise BackendError(
                 f"torch.distributed cannot use {self.transport} here (it can use {', '.join(have)}); "
                 f"use --transport {have[0]}"
@@ -73,13 +69,9 @@ class DistributedBackend(Averaging):
         met = None if self.transport == "mpi" else meeting_point(os.environ)
         if launch.launcher == "torchrun":
             met = None  # torch reads it itself
-        needed = (
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            *(() if launch.launcher in ("mpirun", "srun") else ("RANK", "WORLD_SIZE")),
-        )
-        missing = [] if met else [name for name in needed if name not in os.environ]
-        if missing and self.transport != "mpi":  # MPI connects its ranks itself
+        own = () if launch.launcher in ("mpirun", "srun") else ("RANK", "WORLD_SIZE")
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", *own) if name not in os.environ]
+        if missing and not met and self.transport != "mpi":  # MPI connects its ranks itself
             raise BackendError(
                 f"backend ddp needs {', '.join(missing)} in the environment; launch with "
                 "`torchrun --nproc-per-node N -m horovod_study.train --backend ddp`, or with mpirun or srun and "

@@ -240,7 +240,13 @@ class _GroupRaw(Raw):
         del self._store
 
 
-class _HorovodRuntime(Raw):
+class _Runtime(Raw):
+    def __init__(self, backend: Backend) -> None:
+        self.name = f"{backend.name}/{backend.transport}"
+        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
+
+
+class _HorovodRuntime(_Runtime):
     """The all-reduce of a run whose backend is Horovod: its thread, its cycle and its negotiation included.
 
     Messages are named after their size, as gradients are after their parameters: from the second one on the negotiation
@@ -250,9 +256,8 @@ class _HorovodRuntime(Raw):
     def __init__(self, backend: Backend) -> None:
         import horovod.torch as hvd
 
+        super().__init__(backend)
         self._hvd = hvd
-        self.name = f"horovod/{backend.transport}"
-        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         self._hvd.allreduce_(tensor, name=f"in place {tensor.numel()}", op=self._hvd.Sum)
@@ -267,12 +272,8 @@ class _HorovodRuntime(Raw):
         self._hvd.barrier()
 
 
-class _DistributedRuntime(Raw):
+class _DistributedRuntime(_Runtime):
     """The all-reduce of a run whose backend is ddp: torch.distributed's, which sums the buckets of gradients."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.name = f"ddp/{backend.transport}"
-        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study.config.run import COMMUNICATION, OPTIONS
-from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
 from horovod_study.measure.sensors import Gpus
@@ -71,15 +70,6 @@ def _as_option(name: str, value: Any) -> Any:
         return float(value) / 1e6 if isinstance(value, str) else value
     off = ("0", "false", "no", "off", "none", "")
     return value.lower() not in off if OPTIONS[name].kind is bool else OPTIONS[name].kind(value)
-
-
-def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Raise BackendError if the optimisers of the ranks have different learning rates; names the first that differs."""
-    for number, rank in enumerate(ranks):
-        if rank["lr"] != ranks[0]["lr"]:
-            own = f"rank {number} on {rank['host']} has a learning rate of {rank['lr']!r} in its optimiser"
-            first = f"rank 0 on {ranks[0]['host']} has {ranks[0]['lr']!r}"
-            raise BackendError(f"{own}, {first}; start all ranks with the same options")
 
 
 def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:

@@ -162,7 +162,7 @@ class Recording:
         self._state, self._pid = "closed", os.getpid()  # until it is open
         with ExitStack() as held:
             try:
-                self._ranks = Ranks(self._model, self._optimizer, self._options, self._about)
+                self._ranks = _Ranks(self._model, self._optimizer, self._options, self._about)
                 held.callback(self._ranks.held.close)
                 meeting = self._ranks.meet(self._out)
                 asked = {"options": asdict(self._options), "variables": LAUNCH_VARIABLES, "meeting": str(meeting)}
@@ -322,11 +322,11 @@ class Recording:
         raise StudyError(f"record.{what}: {wrong}")
 
 
-PATIENCE_S = 30.0
+_PATIENCE_S = 30.0
 """After so long somebody who waits for other ranks to enter or leave is told what for."""
 
 
-class Ranks:
+class _Ranks:
     """All ranks that train a model, from one of them. All methods but `close` are collective."""
 
     directory: Path  # of the run, from `meet` on
@@ -339,13 +339,13 @@ class Ranks:
         on_gpu = any(each.is_cuda for each in model.parameters())
         self._library = facts.workers_of([model], optimizer, on_gpu=on_gpu)
         self.rank, self.workers = self._library["rank"], self._library["workers"]
-        self.gather = gathering(self._library["backend"], model)
+        self.gather = _gathering(self._library["backend"], model)
         self._run: CommandRun | None = None  # on rank 0
         self.held = ExitStack()  # what is given back at the end
 
     def meet(self, out: Path | None) -> Path:
         """Agree on what runs and where it is written; return the folder for what ranks note."""
-        with waiting("every rank must enter `with horovod_study.recorder(...)`"):
+        with _waiting("every rank must enter `with horovod_study.recorder(...)`"):
             self.gather(None)
         options, library, host = asdict(self._options), self._library, os.uname().nodename
         equal = {**options, "batch": self._about["batch"], "model": facts.names_of([self._model], "")}
@@ -395,7 +395,7 @@ class Ranks:
         What was trained is worth more than the record: where that cannot be kept, `failure` of a rank's own included,
         the script goes on.
         """
-        with waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
+        with _waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
             everybody = self.gather((wrong, failure))
         lost = self.gather("" if self._run is None else self.close())[0]
         for rank, (text, failed) in enumerate(everybody):
@@ -431,9 +431,9 @@ class Ranks:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
+def _waiting(what: str) -> Iterator[None]:
     """Say after a while that this rank waits for others, who may never come, and end nothing."""
-    timer = threading.Timer(PATIENCE_S, say, [f"still waiting for the other ranks: {what}"])
+    timer = threading.Timer(_PATIENCE_S, say, [f"still waiting for the other ranks: {what}"])
     timer.daemon = True
     timer.start()
     try:
@@ -442,7 +442,7 @@ def waiting(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def gathering(library: str, model: nn.Module) -> Callable[[Any], list[Any]]:
+def _gathering(library: str, model: nn.Module) -> Callable[[Any], list[Any]]:
     """Return what gathers small, plain values over the library that a script has started: on every rank those of all.
 
     Raises BackendError where a launcher started several processes and the script has not connected them yet.

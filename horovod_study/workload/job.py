@@ -16,7 +16,6 @@ from horovod_study.comm import Backend, fail_together, gpus, require_parity, tra
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.config.run import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
-from horovod_study.measure import evidence
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import affinity
 from horovod_study.measure.recorder import Recorder
@@ -115,7 +114,7 @@ def describe(job: TrainingJob, session: Session, nccl: traffic.Capture) -> dict[
     session.describe_ranks(
         job.device, lr=learning_rate(optimizer), settings=backend.settings, path=taken["ranks"][backend.rank]
     )
-    evidence.require_equal_rates(session.effective["ranks"])
+    require_parity(backend, {"learning rate": learning_rate(optimizer)})
     return {
         **session.effective,
         **job.settings(),
