@@ -120,17 +120,14 @@ def _gathered(backend: Backend) -> list[Seen]:
         problem = first_line(error)
     told: list[tuple[str, list[str], str]] = backend.gather((os.uname().nodename, own, problem))
     named = [f"rank {rank} on {host}" for rank, (host, *_) in enumerate(told)]
-    broken = [
-        f"{name}: PyTorch cannot ask its GPUs ({why}); look with nvidia-smi"
-        for name, (*_, why) in zip(named, told, strict=True)
-        if why
-    ]
+    broken = next((rank for rank, (*_, why) in enumerate(told) if why), None)
     blind = [name for name, (_, uuids, _) in zip(named, told, strict=True) if not uuids]
-    if blind and len(blind) < len(told):
+    if broken is not None:
+        problem = f"{named[broken]}: PyTorch cannot ask its GPUs ({told[broken][2]}); look with nvidia-smi"
+    elif 0 < len(blind) < len(told):
         sees = next(name for name in named if name not in blind)
-        broken.append(
-            f"{blind[0]} sees no GPU, and {sees} does; give every rank one (CUDA_VISIBLE_DEVICES, --gpus-per-task=1)"
-        )
-    if broken:
-        raise BackendError(f"{broken[0]}, or use --device cpu")
+        problem = f"{blind[0]} sees no GPU, and {sees} does; give every rank one (CUDA_VISIBLE_DEVICES, "
+        problem += "--gpus-per-task=1)"
+    if problem:
+        raise BackendError(f"{problem}, or use --device cpu")
     return [(host, uuids) for host, uuids, _ in told]

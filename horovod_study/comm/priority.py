@@ -42,19 +42,17 @@ class NewThreads:
         source = "shipped" if asked == "auto" else "asked"
         started = sorted(threads() - self._before - set(spare))
         wanted = {"auto": ("slice",) if polling else ("realtime", "slice"), "off": ()}.get(asked, (asked,))
-        problem, never = "", asked == "realtime" and polling
-        for way in () if never else wanted:
+        problem, for_ever = "", asked == "realtime" and polling
+        for way in () if for_ever else wanted:
             problem = _set(way, started)
             if not problem:
                 return {"value": way, "source": source, "threads": len(started)}
+        why = f"was asked for, but the system does not permit it ({problem}); use thread_priority auto, or off"
+        if for_ever:
+            why = "with a cycle time of 0 would let Horovod's thread keep its core for ever; use thread_priority "
+            why += "slice, or a cycle time above 0"
         if asked in ("realtime", "slice"):
-            raise BackendError(
-                f"thread_priority {asked} was asked for, but the system does not permit it ({problem}); use "
-                "thread_priority auto, or off"
-                if not never
-                else "thread_priority realtime with a cycle time of 0 would let Horovod's thread keep its core for "
-                "ever; use thread_priority slice, or a cycle time above 0"
-            )
+            raise BackendError(f"thread_priority {asked} {why}")
         return {"value": "off", "source": f"not permitted ({problem})" if problem else source, "threads": len(started)}
 
 

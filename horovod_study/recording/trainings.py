@@ -659,10 +659,8 @@ def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Stea
     sha256 = _common([each.ended.get("sha256") for each in ranks])
     everybody = []
     for each, own in zip(steps, ranks, strict=True):
-        memory, summary = (
-            (own.ended.get("rss_mb"), own.ended.get("pss_mb")),
-            _summary({} if off else each.columns, first),
-        )
+        summary = _summary({} if off else each.columns, first)
+        memory = (own.ended.get("rss_mb"), own.ended.get("pss_mb"))
         everybody.append({"steps": len(each), "summary": summary, "rows_lost": 0, "memory": memory})
     waits, waited_s = steps[0].waits, steps[0].waited_s
     return {
