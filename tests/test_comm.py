@@ -216,6 +216,8 @@ def test_an_option_wins_over_the_environment_and_shipped_settings(monkeypatch: p
         ("horovod/mpi", {"thread_priority": "slice"}, "thread_priority.*horovod/mpi"),
         ("horovod/gloo", {"ps_servers": 2}, "ps_servers.*horovod/gloo"),
         ("mpi/mpi", {"static_graph": True}, "static_graph.*mpi/mpi"),
+        ("mpi/mpi", {"bucket_mb": 1.0, "reduction": "flat"}, "bucket_mb.*reduction flat"),
+        ("horovod/gloo", {"groups": 2, "reduction": "flat"}, "groups.*reduction flat"),
     ],
 )
 def test_an_option_without_effect_is_refused(
