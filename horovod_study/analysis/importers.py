@@ -22,11 +22,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,18 @@ from horovod_study.errors import AnalysisError, DataError, nearest, require_know
 from horovod_study.files import unguarded
 from horovod_study.records import finite
 from horovod_study.text.words import cut, listed, plural
+
+_T = TypeVar("_T")
+Reading = Generator[str, None, _T]  # a step of reading, and what it comes to; the first fault that it yields ends it
+
+
+def _result(step: Reading[Any]) -> tuple[Any, str]:
+    """Return what a step comes to, or what it said is wrong."""
+    try:
+        return None, next(step)
+    except StopIteration as end:
+        return end.value, ""
+
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
@@ -297,13 +309,12 @@ def _sum(found: Amount | None, *, comma: bool = False) -> float:
     return math.inf if found is None else sum(number(text, comma=comma) * factor for text, factor in found.parts)
 
 
-def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> bool:
-    """Return whether a comma marks decimals in the numbers of columns, which stand behind their roles.
+def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> Reading[bool]:
+    """Whether a comma marks decimals in the numbers of columns, which stand behind their roles.
 
-    `1,234` says nothing by itself: of a speedup it is taken for a decimal, of a rate for thousands. DataError where it
-    may as well be the other: all times of a table, all rates of one with semicolons.
+    `1,234` says nothing by itself: of a speedup it is taken for a decimal, of a rate for thousands. All times of a
+    table, and all rates of one with semicolons, may as well be the other: it is asked.
     """
-    both = "thousands or decimals; write its column"
     for role, texts in columns:
         for text in texts:
             comma, point = text.rfind(","), text.rfind(".")
@@ -313,23 +324,21 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
                 return False
             if text.count(".") > 1 or (text.count(",") == 1 and not _COMMAS.fullmatch(text)):
                 return True
+    both = "thousands or decimals; write its column"
     for role, texts in columns:
-        pointed = [text for text in texts if "." in text]
-        if role in (*RATES[:2], *TIMES) and pointed and all(map(_POINTS.fullmatch, pointed)):
-            if any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
-                raise DataError(f"{where}: {pointed[0]!r} may have {both} without points")
-    unclear = [(role, texts, sum("," in text for text in texts)) for role, texts in columns]
-    pointed = [text for _, texts in columns for text in texts if re.search(r"\.(?!\d{3}$)", text)]
-    if pointed or not any(count for _, _, count in unclear):
+        pointed = [text for text in texts if "." in text] if role in (*RATES[:2], *TIMES) else []
+        if pointed and all(map(_POINTS.fullmatch, pointed)) and any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
+            yield f"{where}: {pointed[0]!r} may have {both} without points"
+    if any(re.search(r"\.(?!\d{3}$)", text) for _, texts in columns for text in texts):
         return False
-    if any(count for role, _, count in unclear if role in RATES[4:]):
-        return True
-    if any(count and any(re.match(r"\d{4}|\d+[^\d.,]\d", text) for text in texts) for _, texts, count in unclear):
-        return True  # 1906 and 1,332: commas part no thousands
-    for role, texts, count in unclear:  # not so beside 880
-        if count and (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
+    commas = [(role, texts) for role, texts in columns if any("," in text for text in texts)]
+    long = (re.match(r"\d{4}|\d+[^\d.,]\d", text) for _, texts in commas for text in texts)
+    if any(role in RATES[4:] for role, _ in commas) or any(long):
+        return True  # beside 1906 the comma of 1,332 parts no thousands
+    for role, texts in commas:  # not so beside 880
+        if (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
             first = next(text for text in texts if "," in text)
-            raise DataError(f"{where}: {first!r} may have {both} without commas")
+            yield f"{where}: {first!r} may have {both} without commas"
     return False
 
 
@@ -378,8 +387,8 @@ def _factor(found: Amount, column: Meaning) -> float:
     return (0.01 if unit == "%" else 1.0) if re.fullmatch(_UNITS_OF.get(role, ""), unit) and not node else math.nan
 
 
-def _value(cell: str, column: Meaning, where: str, *, comma: bool) -> float:
-    """Return the value of a cell in the unit of its role."""
+def _value(cell: str, column: Meaning, *, comma: bool) -> float | None:
+    """Return the value of a cell in the unit of its role, NaN where it may be empty and is, None where it is wrong."""
     low, high, allowed, optional = _CELLS[column.role]
     if optional and (not cell.strip() or (not column.own and cell.strip().lower() in NO_VALUE)):
         return math.nan
@@ -387,8 +396,7 @@ def _value(cell: str, column: Meaning, where: str, *, comma: bool) -> float:
     if found is not None:
         value, factor = _sum(found, comma=comma), _factor(found, column)
     if not (low <= value <= high and (allowed or value == math.floor(value))) or math.isnan(factor):
-        told = allowed or f"a whole number from {low} to {high}"
-        raise DataError(f"{where}: {column.name} is {_shown(cell)}; allowed is {told}; correct it or drop the line")
+        return None
     return factor / value if column.inverse else value * factor
 
 
@@ -408,13 +416,16 @@ _SPLIT = re.compile(r"[,;|\t]|\s{2,}")
 _FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 4 rows in set (0.00 sec)
 
 
+Rows = list[tuple[int, list[str]]]  # of a table: their lines and cells
+
+
 @dataclass(slots=True)
 class _Reading:
     """A table while it is read: its cells with the line of each row, the header first, and what comes out of them."""
 
     source: str
     separator: str
-    rows: list[tuple[int, list[str]]]
+    rows: Rows
     told: list[str]  # how it is read
     holds: str = ""  # of a wide one, what its values are
     found: list[Meaning] = field(default_factory=list)  # columns that are used
@@ -444,29 +455,39 @@ class _Reading:
         self.told += [f"series = {told}"] if told else []
 
 
-def _table(data: str | bytes, source: str) -> _Reading:
-    """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
-    text, told = (data.encode("utf-8", "replace").decode(), []) if isinstance(data, str) else _decoded(data, source)
+def _table(data: str | bytes, source: str) -> Reading[_Reading]:
+    """The cells of a file, whatever its form; as many in every row."""
+    text, told = (data.encode("utf-8", "replace").decode(), "") if isinstance(data, str) else (None, "")
+    if isinstance(data, bytes):
+        utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        ways = {"utf-16": "text in UTF-16"} if utf16 else {"utf-8-sig": "", "cp1252": "text in Windows-1252"}
+        for encoding, how in ways.items() if utf16 or b"\0" not in data else ():
+            with suppress(UnicodeDecodeError):
+                text, told = (data.decode(encoding), how) if text is None else (text, told)
+    if text is None:
+        yield f"{source}: is not a text file; save the table as CSV in UTF-8"
+        text = ""
     if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
-        rows = list(enumerate(_of_json(text, source), 1))
-        table = _Reading(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
+        cells = yield from _of_json(text, source)
+        rows, separator, form = list(enumerate(cells, 1)), ",", f"JSON of {plural(len(cells) - 1, 'row', ',')}"
+        source = f"{source}, as CSV,"
     else:
-        separator, rows = _cells(text.removeprefix("\ufeff"), source)
-        table = _Reading(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
+        separator, rows = yield from _cells(text.removeprefix("\ufeff"), source)
+        form = "" if separator == "," else f"{separator!r} separates columns"
     if not rows:
-        raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
+        yield f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point"
     if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
-        raise DataError(f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step")
+        yield f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step"
     for line, cells in rows:
         if len(cells) != len(rows[0][1]):
             several = f"{len(cells)} cells where the first line names {len(rows[0][1])} columns ({_shown(cells)})"
-            raise DataError(f"{source} line {line}: {several}; quote cells with a separator in them")
+            yield f"{source} line {line}: {several}; quote cells with a separator in them"
     rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in rows[0][1]])
-    return table
+    return _Reading(source, separator, rows, [*filter(None, (told, form))])
 
 
-def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
-    """Return what separates the cells of a text, and the cells with their lines."""
+def _cells(text: str, source: str) -> Reading[tuple[str, Rows]]:
+    """What separates the cells of a text, and the cells with their lines."""
     plain = text if text.isascii() else text.translate(_BOX)
     lines = [(at, line) for at, line in enumerate(plain.splitlines(), 1) if not line.isspace() and line]
     lines = [each for each in lines if not _FOOTER.fullmatch(each[1].strip())] if len(lines) < 10**5 else lines
@@ -480,11 +501,11 @@ def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
     if separator in "| " and len(lines) > MAX_POINTS + 100:
         return separator, [(at, []) for at, _ in lines]  # too many
     if separator == "|":
-        return separator, _barred(lines, source)
+        return separator, (yield from _barred(lines, source))
     if separator == " " and len(lines) > 1:
-        return separator, _spaced(lines, source)
+        return separator, (yield from _spaced(lines, source))
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
-    rows: list[tuple[int, list[str]]] = []
+    rows: Rows = []
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells) and not _remark(cells, after=bool(rows)):
@@ -492,7 +513,7 @@ def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
             if len(rows) > MAX_POINTS + 1:
                 break
     except csv.Error as error:
-        raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
+        yield f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV"
     return "," if separator == " " else separator, rows
 
 
@@ -501,9 +522,9 @@ def _remark(cells: list[str], *, after: bool = False) -> bool:
     return cells[0].lstrip().startswith("#") and (after or len(cells) == 1 or meaning(cells[0]) is None)
 
 
-def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
+def _barred(lines: list[tuple[int, str]], source: str) -> Reading[Rows]:
     """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines above the first rule."""
-    groups: list[list[tuple[int, list[str]]]] = [[]]
+    groups: list[Rows] = [[]]
     outer, last, ended = None, 0, False
     for at, line in lines:
         rule, line = bool(_RULE.fullmatch(line)), line.strip()
@@ -512,7 +533,7 @@ def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             continue
         inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
         if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
-            raise DataError(f"{source} line {at}: a second table begins; give one, or name its series in a column")
+            yield f"{source} line {at}: a second table begins; give one, or name its series in a column"
         if rule:
             groups.append([])
         else:
@@ -520,50 +541,37 @@ def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
             groups[-1].append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
         last = at
-    groups = [group for group in groups if group]
-    if len(groups) > 1 and len({len(cells) for _, cells in groups[0]}) == 1:
-        names = zip(*(cells for _, cells in groups[0]), strict=True)
-        groups[0] = [(groups[0][0][0], [" ".join(filter(None, parts)) for parts in names])]
-    return [row for group in groups for row in group]
+    names, *rows = [group for group in groups if group]
+    if rows and len({len(cells) for _, cells in names}) == 1:
+        names = [
+            (names[0][0], [" ".join(filter(None, parts)) for parts in zip(*(cells for _, cells in names), strict=True)])
+        ]
+    return [*names, *(row for group in rows for row in group)]
 
 
-def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
+def _spaced(lines: list[tuple[int, str]], source: str) -> Reading[Rows]:
     """Cells between spaces: below the rules over or under the names, or between two spaces or more, or single ones."""
     rules = [line for _, line in lines if _RULE.fullmatch(line)]
     kept = [(at, line.expandtabs()) for at, line in lines if not _RULE.fullmatch(line)]
-    if not kept:
-        return []
     kept = [each for each in kept if each is kept[0] or not each[1].lstrip().startswith("#")]
     begins = [found.start() for found in re.finditer(r"[=-]+", rules[0])][1:] if rules else []
     if begins and all(not line[begin - 1 : begin].strip() for _, line in kept for begin in begins):
-        ends = pairwise([0, *begins, None])
-        return [(at, [line[begin:end].strip() for begin, end in ends]) for ends in [[*ends]] for at, line in kept]
-    for gap in (r"\s{2,}", r"\s+"):
-        rows = [(at, re.split(gap, line.strip())) for at, line in kept]
-        first, *sizes = [len(cells) for _, cells in rows]
+        ends = [*pairwise([0, *begins, None])]
+        return [(at, [line[begin:end].strip() for begin, end in ends]) for at, line in kept]
+    for gap in (r"\s{2,}", r"\s+") if kept else ():
+        (top, names), *rows = [(at, re.split(gap, line.strip())) for at, line in kept]
+        first, sizes = len(names), [len(cells) for _, cells in rows]
         if len(sizes) > 1 and first + sizes[0] == sizes[1] and not re.search(r"\d", kept[1][1]):  # a named index
-            return [(rows[0][0], rows[1][1] + rows[0][1]), *rows[2:]]
-        if set(sizes) == {first + 1}:  # an index without a name, as pandas prints it
-            return [(rows[0][0], ["", *rows[0][1]]), *rows[1:]]
-        if set(sizes) == {first} and first > 1:
-            return rows
+            return [(top, rows[0][1] + names), *rows[1:]]
+        if set(sizes) in ({first}, {first + 1}) and sizes[0] > 1:  # an index without a name, as pandas prints it
+            return [(top, [""] * (sizes[0] - first) + names), *rows]
     told = f"{_shown(lines[0][1].strip())} begins no table: columns between commas, semicolons, tabs, bars"
-    raise DataError(f"{source} line {lines[0][0]}: {told} (Markdown, grids) or two spaces, or JSON")
+    yield f"{source} line {lines[0][0]}: {told} (Markdown, grids) or two spaces, or JSON"
+    return []
 
 
-def _decoded(data: bytes, source: str) -> tuple[str, list[str]]:
-    """Return a text and in which encoding it was, if not in UTF-8."""
-    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    ways = {"utf-16": "text in UTF-16"} if utf16 else {"utf-8-sig": "", "cp1252": "text in Windows-1252"}
-    for encoding, told in ways.items():
-        with suppress(UnicodeDecodeError):
-            if utf16 or b"\0" not in data:
-                return data.decode(encoding), [told] * bool(told)
-    raise DataError(f"{source}: is not a text file; save the table as CSV in UTF-8")
-
-
-def _of_json(text: str, source: str) -> list[list[str]]:
-    """Return names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
+def _of_json(text: str, source: str) -> Reading[list[list[str]]]:
+    """Names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
     again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
     lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
@@ -571,29 +579,24 @@ def _of_json(text: str, source: str) -> list[list[str]]:
         content: Any = [parse_json(one, source=where, error=DataError, again=again) for where, one in at_line]
     else:
         content = parse_json(text, source=source, error=DataError, again=again)
-
-    def lists(value: Any) -> bool:
-        return isinstance(value, list) and any(isinstance(each, dict) for each in value)
-
     while isinstance(content, dict):
         inner = [*content.values()]
-        tables = [*filter(lists, inner)] or [each for each in inner if isinstance(each, dict)]
+        tables = [each for each in inner if isinstance(each, list) and any(isinstance(row, dict) for row in each)]
+        tables = tables or [each for each in inner if isinstance(each, dict)]
         if len(tables) != 1:
             break
         content = tables[0]
-    if isinstance(content, dict) and content and not any(isinstance(each, dict | list) for each in content.values()):
-        content = [content]
-    rows = isinstance(content, list) and content and all(isinstance(row, dict) for row in content)
     try:
-        frame = pd.DataFrame(content if rows or isinstance(content, dict) else None, dtype=object)
+        plain = isinstance(content, dict) and not any(isinstance(each, dict | list) for each in content.values())
+        frame = pd.DataFrame([content] if plain else content, dtype=object)
     except ValueError:
         frame = pd.DataFrame()
-    if frame.empty:
-        raise DataError(f"{source}: holds no table; {again}")
+    if frame.empty or not all(isinstance(name, str) for name in frame):
+        yield f"{source}: holds no table; {again}"
     for at, row in enumerate(frame.to_dict("records"), 1):
         if nested := next((name for name, value in row.items() if isinstance(value, dict | list)), None):
-            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {again}")
-    return [[str(name) for name in frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
+            yield f"{source} row {at}: {nested!r} is a table itself; {again}"
+    return [[*frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
 
 
 # --- wide tables ------------------------------------------------------------------------------------------------------
@@ -608,8 +611,8 @@ VALUES = "values"
 """The column of a long table made of a wide one, whose names do not say what they hold."""
 
 
-def _turned(table: _Reading) -> _Reading:
-    """Return a table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
+def _turned(table: _Reading) -> Reading[_Reading]:
+    """A table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
     ends = [re.fullmatch(rf"([0-9]+ ?(?:{_WORKER}|{_NODE}))\b ?(.*)", _plain(name[:_LONG])) for name in header]
     holds = {each[2] for each in ends if each}
@@ -617,19 +620,19 @@ def _turned(table: _Reading) -> _Reading:
     known = bool(_rate(more)) or more in UNITS
     shown = [each[1] if each and known else name for name, each in zip(header, ends, strict=True)]
     counts = {at: found[1] for at, name in enumerate(shown) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
-    nodes = bool(counts) and all(re.search(rf"{_NODE}$", shown[at], re.IGNORECASE) for at in counts)
+    if len(set(counts.values())) < len(counts) or len(counts) < 2 or not body:
+        return table
+    nodes = all(re.search(rf"{_NODE}$", shown[at], re.IGNORECASE) for at in counts)
     labels = [at for at in range(len(header)) if at not in counts]
     plain = all(header[at] == count for at, count in counts.items())
     corner = header[labels[0]] if labels else ""
     of = getattr(meaning(corner), "role", "")
-    below = [cells[labels[0]].strip() for _, cells in body] if labels else []
-    numbers = bool(below) and plain and all(re.fullmatch("[1-9][0-9]*", cell) for cell in below)
-    bare = plain and not (labels and (not corner or of in ("workers", "series", *RATES)))  # numbers without names
-    bare = bare or (numbers and of == "workers")  # which are the counts
-    if bare or len(set(counts.values())) < max(2 + plain, len(counts)) or not body:
+    numbers = plain and labels and all(re.fullmatch("[1-9][0-9]*", cells[labels[0]].strip()) for _, cells in body)
+    named = labels and (not corner or of in ("workers", "series", *RATES)) and not (numbers and of == "workers")
+    if plain and (not named or len(counts) < 3):  # numbers without names, or rows are the counts
         return table
     if numbers and not corner:
-        raise DataError(f"{table.where}: names and first column are numbers; name the column of workers 'workers'")
+        yield f"{table.where}: names and first column are numbers; name the column of workers 'workers'"
     names = []
     for _, cells in body:
         words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at].strip() for at in labels]
@@ -641,13 +644,12 @@ def _turned(table: _Reading) -> _Reading:
     return _Reading(table.source, table.separator, [first, *rows], told, held)
 
 
-def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
-    """Return a table with a column for each series with a row for each of their values.
+def _long(table: _Reading, columns: Mapping[str, str]) -> Reading[_Reading]:
+    """A table with a column for each series with a row for each of their values.
 
     These are several rates or speedups whose names say of what, or numbers that no name explains: throughputs where all
     rise with the workers, else `VALUES`, of which --columns has to say what they are.
     """
-    table = _turned(table)
     header, given = table.header, set(columns.values())
     open_ = [at for at, name in enumerate(header) if name not in given]
     known = {at: each for at in open_ if (each := _meaning(header[at], table.column(at)))}
@@ -658,7 +660,7 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
     if wide and best not in columns and not table.holds:
         left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
         if len(left) == len({known[at].label for at in wide} - {""}) == len(wide) > 1:
-            raise DataError(f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit")
+            yield f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit"
         names = {at: header[at] if known[at].label == _plain(header[at]) else known[at].label for at in wide}
         if len(left) == 1 < len(wide) == len({*names.values()} - {""}):
             name = left.pop() or _NAMES.get(best, "")
@@ -668,34 +670,32 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
         rest = [at for at in (range(1, len(header)) if table.holds else rest) if at not in counted]
         names = {at: header[at] for at in rest if any(map(quantity, table.column(at)))}
         if len(names) > 1 or (names and (table.holds or VALUES in header)):
-            name = VALUES if VALUES in given else table.holds or _values(table, counted[0], [*names])
+            name = VALUES if VALUES in given else table.holds or (yield from _values(table, counted[0], [*names]))
     if not name:
         return table
     kept = [at for at in range(len(header)) if at not in names]
+    runs = "repeat" not in header and all(_RUN.fullmatch(_plain(label)) for label in names.values())
+    labels = {at: re.sub(r"\D", "", label) if runs else label for at, label in names.items()}
     rows = [
         (line, [*(cells[at] for at in kept), label, cells[one]])
-        for one, label in names.items()
+        for one, label in labels.items()
         for line, cells in table.rows[1:]
     ]
-    told = [f"columns {listed([header[at] for at in names])} are series"]
+    told = [*table.told, f"columns {listed([header[at] for at in names])} are {'repeats' if runs else 'series'}"]
     if not best and not table.holds and name != VALUES:
         told.append(f"their values, which rise with the workers, are {name}s")
-    runs = [_RUN.fullmatch(_plain(label)) for label in names.values()]
-    if all(runs) and "repeat" not in header:
-        rows = [(line, [*cells[:-2], re.sub(r"\D", "", cells[-2]), cells[-1]]) for line, cells in rows]
-        told[0] = told[0].replace("are series", "are repeats")
-    first = (table.rows[0][0], [*(header[at] for at in kept), "repeat" if all(runs) else "series", name])
-    return _Reading(table.source, table.separator, [first, *rows], [*table.told, *told])
+    first = (table.rows[0][0], [*(header[at] for at in kept), "repeat" if runs else "series", name])
+    return _Reading(table.source, table.separator, [first, *rows], told)
 
 
-def _values(table: _Reading, workers: int, wide: list[int]) -> str:
-    """Return what the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
+def _values(table: _Reading, workers: int, wide: list[int]) -> Reading[str]:
+    """What the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
 
     In logarithms rates rise steeply, and not ever more so, as times of steps do.
     """
     cells = [[*zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)] for at in wide]
     texts = [text for each in cells for _, one in each if one for text, _ in one.parts]
-    comma = decimal_comma([(VALUES, texts)], table.separator, table.where)
+    comma = yield from _decimal_comma([(VALUES, texts)], table.separator, table.where)
     ones = True
     for each in cells:
         both = sorted((_sum(n, comma=False), _sum(x, comma=comma)) for n, x in each if n and x)
@@ -733,14 +733,15 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     return means
 
 
-def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
+def _columns(t: _Reading, columns: Mapping[str, str]) -> Reading[list[Meaning]]:
     """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
     names, plain = t.header, [name.lower() for name in t.header]
     used: dict[int, Meaning] = {}
     for role, name in columns.items():
-        require_known(f"{t.where}: --columns", role, ROLES, error=DataError)
+        if role not in ROLES:
+            yield f"{t.where}: --columns {role!r} is not known{nearest(role, ROLES)}; allowed: {', '.join(ROLES)}"
         if name not in names and name.strip().lower() not in plain:
-            raise DataError(f"{t.where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
+            yield f"{t.where}: --columns names {name!r}, which is none of the columns {_shown(names)}"
         at = names.index(name) if name in names else plain.index(name.strip().lower())
         guess, factor = _meaning(names[at], t.column(at)), _seconds(name) if role in TIMES else 1.0
         # Of whom a rate is, is told; in which unit, its name says.
@@ -750,11 +751,11 @@ def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
     for at, name in enumerate(plain):
         if at not in used and name in COLUMNS and name not in columns:
             used[at] = Meaning(role=name, at=at, name=names[at], given=True, own=True)
-    role, count = Counter(each.role for each in used.values()).most_common(1)[0] if used else ("", 0)
-    if count > 1:
-        raise DataError(f"{t.where}: column {role!r} appears {count} times; keep one of them")
-    used |= _guessed(t, used)
-    _require(t, {each.role for each in used.values()})
+    for role, count in Counter(each.role for each in used.values()).items():
+        if count > 1:
+            yield f"{t.where}: column {role!r} appears {count} times; keep one of them"
+    used |= yield from _guessed(t, used)
+    yield from _lacking(t, {each.role for each in used.values()})
     found = []
     for each in used.values():
         cells = t.column(each.at) if each.role in _CELLS else []
@@ -765,7 +766,7 @@ def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
     return found
 
 
-def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
+def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> Reading[dict[int, Meaning]]:
     """Columns whose name says what they are, where nothing else is that."""
     names, taken = t.header, {each.role for each in used.values()}
     means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, t.column(at)))}
@@ -785,40 +786,41 @@ def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
             continue
         if len(same) > 1 and each.role not in ("series", "status"):
             both, say = " and ".join(map(repr, same)), f"--columns {each.role}={same[0]!r}"
-            raise DataError(f"{t.where}: {both} may both be {each.role}; say which: {say}")
+            yield f"{t.where}: {both} may both be {each.role}; say which: {say}"
         found[at] = replace(each, at=at, name=names[at])
     return found
 
 
-def _require(t: _Reading, roles: set[str]) -> None:
-    """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
-    names, where, rated = t.header, t.where, bool(roles & set(RATES))
-    for name in names if not rated else ():
-        if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
-            raise _ask(t, name, "a speedup or an efficiency", "speedup", "efficiency")
+def _lacking(t: _Reading, roles: set[str]) -> Iterator[str]:
+    """Yield what to say where the columns do not say how many workers there were, or how fast they were."""
+    names, rated = t.header, bool(roles & set(RATES))
+    plain = {name: _plain(name[:_LONG]) for name in names}
+    work = "the time of a step, or of the same work (an epoch, a training)"
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
     lacking += [] if rated else ["samples_per_s"]
-    if lacking[:1] == ["samples_per_s"]:
-        for name in filter(is_duration, names):
-            raise _ask(t, name, "the time of a step, or of the same work (an epoch, a training)", "step_s", "epoch_s")
+    if not rated:
+        scaling = [name for name in names if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", plain[name])]
+        yield from (_ask(t, name, "a speedup or an efficiency", "speedup", "efficiency") for name in scaling)
+    if lacking == ["samples_per_s"]:
+        yield from (_ask(t, name, work, "step_s", "epoch_s") for name in filter(is_duration, names))
         if VALUES in names:
-            raise _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
+            yield _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
     for name in lacking:
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
-        raise DataError(
-            f"{where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
+        yield (
+            f"{t.where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
             f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say "
             f"what a column is: --columns {name}=NAME"
         )
-    unclear = [name for name in names if _BATCH.fullmatch(name.lower())] if "step_s" in roles else []
-    if unclear and not roles & {"batch_size", "global_batch"}:
-        raise _ask(t, unclear[0], "samples of one worker or of all", "batch_size", "global_batch")
+    if "step_s" in roles and not roles & {"batch_size", "global_batch"}:
+        unclear = [name for name in names if _BATCH.fullmatch(name.lower())]
+        yield from (_ask(t, name, "samples of one worker or of all", "batch_size", "global_batch") for name in unclear)
 
 
-def _ask(t: _Reading, name: str, what: str, *roles: str) -> DataError:
-    """The error for what may be read in several ways, with what to type for each."""
+def _ask(t: _Reading, name: str, what: str, *roles: str) -> str:
+    """What to say of what may be read in several ways, with what to type for each."""
     say = " or ".join(f"--columns '{role}={name}'" for role in roles)
-    return DataError(f"{t.where}: {name!r} may be {what}; say which: {say}")
+    return f"{t.where}: {name!r} may be {what}; say which: {say}"
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
@@ -826,10 +828,9 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in (part for word in words for part in re.split(rf",(?=(?:{'|'.join(ROLES)})=)", word)):
         role, equals, name = part.partition("=")
-        if not (equals and name):
-            raise DataError(f"--columns {part!r}: give WHAT=NAME, such as workers=GPUs; WHAT is {', '.join(ROLES)}")
-        if role in found:
-            raise DataError(f"--columns: {role} is given twice; keep one of them")
+        if role in found or not (equals and name):
+            what = f"{part!r}: give WHAT=NAME, once each, such as workers=GPUs; WHAT is {', '.join(ROLES)}"
+            raise DataError(f"--columns {what}")
         found[role] = name
     return found
 
@@ -844,28 +845,37 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
-    t = _long(_table(data, source), columns or {})
-    t.found = _columns(t, columns or {})
+    frame, why = _result(_points(data, source, columns or {}))
+    if why:
+        raise DataError(why)
+    return frame
+
+
+def _points(data: str | bytes, source: str, columns: Mapping[str, str]) -> Reading[pd.DataFrame]:
+    table = yield from _table(data, source)
+    t = yield from _long((yield from _turned(table)), columns)
+    t.found = yield from _columns(t, columns)
     if len(t.rows) < 2:
-        raise DataError(f"{t.where}: no points follow the names of the columns; add one line per point")
+        yield f"{t.where}: no points follow the names of the columns; add one line per point"
     t.unused = dict.fromkeys(sorted({*range(len(t.header))} - {each.at for each in t.found}), "")
-    _leave_out(t)
-    _numbers(t)
-    unit = _work_out(t)
-    _series(t)
+    yield from _leave_out(t)
+    yield from _numbers(t)
+    unit = yield from _work_out(t)
+    yield from _series(t)
     names = [t.header[at] for at in t.unused if not t.unused[at] and t.header[at]]
     missing = {*COLUMNS} - {each.role for each in t.found}
     some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
     some += [f"{len(names) - 5} more"] if len(names) > 5 else []
     told = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
     told += [f"column {_shown(t.header[at])} not used{why}" for at, why in t.unused.items() if why]
-    told += [*t.doubts, *_impossible(t, unit), *_odd(t)]
+    yield from _wrong(t, unit)
+    told += [*t.doubts, *_doubtful(t, unit)]
     frame = t.frame[[name for name in COLUMNS if name in t.frame]]
     frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(t.told), "unit": unit}
     return frame
 
 
-def _leave_out(t: _Reading) -> None:
+def _leave_out(t: _Reading) -> Iterator[str]:
     """Drop rows without a rate, or of what failed, and say which. A dash in the row of a base is 1."""
     rate, near = t.rate, [each for each in t.found if each.role in ("workers", "nodes")]
     states = [each.at for each in t.found if each.role == "status"]
@@ -884,13 +894,13 @@ def _leave_out(t: _Reading) -> None:
             count = f"{cells[near[0].at].strip()} {near[0].name}, " if near else ""
             out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
     if len(kept) < 2:
-        raise DataError(f"{t.where}: no row has a value of {rate.name!r}; give at least one")
+        yield f"{t.where}: no row has a value of {rate.name!r}; give at least one"
     more = f" and {len(out) - 5} more" if len(out) > 5 else ""
     t.rows = kept
     t.doubts += [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
 
 
-def _numbers(t: _Reading) -> None:
+def _numbers(t: _Reading) -> Iterator[str]:
     """Make the frame of the numbers of the columns that are used, by role, with their lines."""
     numeric, roles = [each for each in t.found if each.role in _CELLS], {each.role for each in t.found}
     columns = {each.at: t.column(each.at) for each in numeric}
@@ -904,7 +914,7 @@ def _numbers(t: _Reading) -> None:
         cells = [cell.strip() for cell in t.column(at)]
         if all(re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?", cell) for cell in cells):
             texts.append(("", [cell for cell in cells if "," in cell]))
-    comma = decimal_comma(texts, t.separator, t.where)
+    comma = yield from _decimal_comma(texts, t.separator, t.where)
     frame = t.frame = pd.DataFrame({"line": [line for line, _ in t.rows[1:]]})
     for each in numeric:
         low, high, allowed, _ = _CELLS[each.role]
@@ -913,13 +923,15 @@ def _numbers(t: _Reading) -> None:
             if (values.between(low, high) & ((values % 1 == 0) | bool(allowed))).all():
                 frame[each.role] = each.factor / values if each.inverse else values * each.factor
                 continue
-        lines = zip(frame["line"], columns[each.at], strict=True)
-        try:
-            frame[each.role] = [_value(cell, each, f"{t.source} line {at}", comma=comma) for at, cell in lines]
-        except DataError as error:
+        frame[each.role] = found = [_value(cell, each, comma=comma) for cell in columns[each.at]]
+        if None in found:
+            at, told = found.index(None), allowed or f"a whole number from {low} to {high}"
+            cell = f"{each.name} is {_shown(columns[each.at][at])}; allowed is {told}; correct it or drop the line"
+            why = f"{t.source} line {frame['line'][at]}: {cell}"
             if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
-                raise
-            t.unused[each.at] = f" ({error})"
+                yield why
+            t.unused[each.at] = f" ({why})"
+            del frame[each.role]
     if any("," in text for _, column in texts for text in column):
         t.told.append("a comma marks decimals" if comma else "a comma separates thousands")
     if any(one.remark for column in said.values() for one in column):
@@ -930,14 +942,16 @@ def _numbers(t: _Reading) -> None:
         frame["workers"] = frame["workers"].astype("int64")
 
 
-def _work_out(t: _Reading) -> str:
+def _work_out(t: _Reading) -> Reading[str]:
     """Add to the frame what it can be worked out from; return in what unit throughputs are."""
     frame, by = t.frame, {each.role: each for each in t.found}
+    for line in frame["line"][frame["nodes"].isna()] if "workers" not in frame else ():
+        yield f"{t.source} line {line}: nodes are empty; every row needs them, or its workers"
     if "workers" in frame:
-        _of_a_node(t, by["workers"])
+        yield from _of_a_node(t, by["workers"])
     else:
         known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
-        frame["workers"] = _product(t, frame["workers_per_node"] if known else 1)
+        frame["workers"] = (frame["nodes"] * (frame["workers_per_node"] if known else 1)).astype("int64")
         how = f" x {by['workers_per_node'].name}" if known else ": nodes are what is counted"
         t.told.append(f"workers = {by['nodes'].name}{how}")
     workers = frame["workers"]
@@ -947,69 +961,55 @@ def _work_out(t: _Reading) -> str:
     elif "batch_size" in frame and "accumulation" in frame:
         frame["batch_size"] *= frame["accumulation"]
         t.told.append(f"batch_size = {by['batch_size'].name} x {by['accumulation'].name}")
-    role = next(role for role in RATES if role in frame)
-    value, name = frame[role], by[role].name
+    role = t.rate.role
+    value, name, unit = frame[role], t.rate.name, t.rate.unit
     if role == "samples_per_s":
-        return by[role].unit
-    if role in RATES[4:]:
-        frame["samples_per_s"], how = _relative(t, by[role], value)
-        unit = SPEEDUP
+        return unit
+    yield from _unsaid(t, value)
+    per_cent = any("%" in text for text in (*t.column(t.rate.at), name))
+    if role == "speedup":
+        rate, unit = value / (100 if "%" in name and per_cent and value.max() > 2 else 1), SPEEDUP
+        how = f"{name}: throughput relative to what has 1"
+    elif role == "efficiency":
+        rate, unit = value / (100 if value.max() > 2 else 1) * workers, SPEEDUP
+        how = f"{name} x workers: throughput relative to what has efficiency 1"
     elif role == "samples_per_s_per_worker":
-        frame["samples_per_s"], unit, how = value * workers, by[role].unit, f"{name} x workers"
+        rate, how = value * workers, f"{name} x workers"
     elif role == "epoch_s":
-        _same_epochs(t, by[role])
-        frame["samples_per_s"], unit = 1 / value, "epochs/s"
-        how = f"1 / {name}: epochs/s, of the same data at every count"
+        rate, unit, how = 1 / value, "epochs/s", f"1 / {name}: epochs/s, of the same data at every count"
     elif "batch_size" in frame and frame["batch_size"].notna().all():
         rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {name}"
-        frame["samples_per_s"] = rate
     else:
-        frame["samples_per_s"], unit = workers / value, "batches/s"
+        rate, unit = workers / value, "batches/s"
         how = f"workers / {name}: one batch per worker at every count is assumed"
+    frame["samples_per_s"] = rate
     t.told.append(f"samples_per_s = {how}")
-    if role == "step_s" and "global_batch" not in frame:
-        per_worker = (frame["samples_per_s"] / workers).groupby(workers).median()
-        if per_worker.max() > 1.1 * per_worker.iloc[0]:
-            what = "of steps that are divided, which need global_batch=NAME; or of the same work"
-            raise _ask(t, name, what, "epoch_s")
+    per_worker = (rate / workers).groupby(workers).median()
+    if role == "step_s" and "global_batch" not in frame and per_worker.max() > 1.1 * per_worker.iloc[0]:
+        what = "of steps that are divided, which need global_batch=NAME; or of the same work"
+        yield _ask(t, name, what, "epoch_s")
     return unit
 
 
-def _relative(t: _Reading, column: Meaning, value: "pd.Series[float]") -> tuple[Any, str]:
-    """Return the speedups of a column of speedups or efficiencies, and how; DataError where it may be in per cent."""
-    name, in_cells = column.name, any("%" in cell for cell in t.column(column.at))
+def _unsaid(t: _Reading, value: "pd.Series[float]") -> Iterator[str]:
+    """Yield what to say where speedups or efficiencies may be in per cent, or epochs are of other numbers of samples."""
+    role, name, in_cells = t.rate.role, t.rate.name, any("%" in cell for cell in t.column(t.rate.at))
     unsaid = "%" in name and not in_cells
-    if column.role == "efficiency":
-        if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
-            raise DataError(f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent")
-        rate = value / (100 if value.max() > 2 else 1) * t.frame["workers"]
-        return rate, f"{name} x workers: throughput relative to what has efficiency 1"
-    rate = value / (100 if unsaid else 1)
-    if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
-        raise DataError(f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9")
-    return rate, f"{name}: throughput relative to what has 1"
+    if role == "efficiency" and ((value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2)):
+        yield f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent"
+    one = ((value / (100 if unsaid else 1) - 1).abs() < 1e-6).any()
+    if role == "speedup" and (unsaid or in_cells) and not one:
+        yield f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9"
+    work = rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size"
+    for at, other in (
+        enumerate(t.header) if role == "epoch_s" and all(each.role != "series" for each in t.found) else ()
+    ):
+        if re.fullmatch(work, _plain(other[:_LONG])) and len({*map(quantity, t.column(at))} - {None}) > 1:
+            yield f"{t.where}: epochs differ; give samples_per_s: {other!r} over {name!r}"
 
 
-def _same_epochs(t: _Reading, column: Meaning) -> None:
-    """Raise DataError where epochs are of different numbers of samples."""
-    for at, other in enumerate(t.header):
-        work = re.fullmatch(rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size", _plain(other[:_LONG]))
-        series = any(each.role == "series" for each in t.found)
-        if work and not series and len({*map(quantity, t.column(at))} - {None}) > 1:
-            raise DataError(f"{t.where}: epochs differ; give samples_per_s: {other!r} over {column.name!r}")
-
-
-def _product(t: _Reading, each: Any) -> "pd.Series[int]":
-    """Return nodes times workers of a node; DataError where a row has no nodes."""
-    nodes = t.frame["nodes"]
-    for line in t.frame["line"][nodes.isna()]:
-        raise DataError(f"{t.source} line {line}: nodes are empty; every row needs them, or its workers")
-    found: pd.Series[int] = (nodes * each).astype("int64")
-    return found
-
-
-def _of_a_node(t: _Reading, column: Meaning) -> None:
-    """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
+def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
+    """Multiply workers beside nodes where they are those of a node, as their rates say; ask where nothing says.
 
     They are where more nodes with as many workers are faster, or where there are more nodes than workers.
     """
@@ -1025,12 +1025,14 @@ def _of_a_node(t: _Reading, column: Meaning) -> None:
     few, at = bool((nodes > workers).any()), medians.index.get_level_values(0)
     above = 0.0 if growth or speed is None else float((medians / medians.iloc[0] / (at / at[0])).max())
     if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
+        for line in frame["line"][nodes.isna()]:
+            yield f"{t.source} line {line}: nodes are empty; every row needs them, or its workers"
         frame["workers_per_node"] = workers.astype(float)
-        frame["workers"] = _product(t, workers)
+        frame["workers"] = (nodes * workers).astype("int64")
         t.told = [each for each in t.told if each != f"workers = {column.name}"]
         t.told.append(f"workers = nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
-        raise _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
+        yield _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
     else:
         t.told.append(f"{column.name} are those of all nodes")
 
@@ -1038,7 +1040,7 @@ def _of_a_node(t: _Reading, column: Meaning) -> None:
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-def _series(t: _Reading) -> None:
+def _series(t: _Reading) -> Iterator[str]:
     """Name the curve of each row, joined where several columns do; tell which were guessed.
 
     Guessed are columns that are called so, unless every value has one worker count; columns of words whose values have
@@ -1061,11 +1063,11 @@ def _series(t: _Reading) -> None:
             t.name(cells, told)
     _batches(t)
     for at in [each for each in others if each in t.unused]:
-        _configurations(t, at)
+        yield from _configurations(t, at)
     t.frame = t.frame.reset_index(drop=True)
 
 
-def _configurations(t: _Reading, at: int) -> None:
+def _configurations(t: _Reading, at: int) -> Iterator[str]:
     """Name the curve of each row by a column whose numbers tell configurations apart at all counts, and ask at some."""
     name, every = t.header[at], [cell.strip() for cell in t.column(at)]
     rows = pd.DataFrame({"series": t.frame.get("series", ""), "workers": t.frame["workers"], "name": ""})
@@ -1085,7 +1087,7 @@ def _configurations(t: _Reading, at: int) -> None:
         t.name([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
     elif apart > 0.1:
         differ = f"configurations or runs: equal workers differ by {100 * apart:.0f} % in their rates"
-        raise _ask(t, name, differ, "series", "repeat")
+        yield _ask(t, name, differ, "series", "repeat")
     else:
         t.doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
 
@@ -1130,62 +1132,58 @@ def _batches(t: _Reading) -> None:
 # --- doubts -----------------------------------------------------------------------------------------------------------
 
 
-def _impossible(t: _Reading, unit: str) -> list[str]:
-    """Doubt speedups and parts of steps that cannot be, which are left out; DataError for rates that cannot be.
-
-    Nor can a speedup be 1 at several workers that are not the smallest count of every series.
-    """
-    frame, rate = t.frame, t.rate
+def _wrong(t: _Reading, unit: str) -> Iterator[str]:
+    """Yield which row cannot be: its nodes, its rate, what its speedup is of, its number of a repeat."""
+    frame, at_line = t.frame, f"{t.source} line "
     lines, workers, rates = frame["line"], frame["workers"], frame["samples_per_s"]
-    for at in frame.index[frame["nodes"] > workers][:1] if "nodes" in frame else ():
+    for at in frame.index[frame["nodes"] > workers] if "nodes" in frame else ():
         few = f"{frame['nodes'][at]:g} nodes for {workers[at]} workers"
-        raise DataError(f"{t.source} line {lines[at]}: {few}; every node has one at least: correct either")
+        yield f"{at_line}{lines[at]}: {few}; every node has one at least: correct either"
     fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
     based = ((workers != fewest) | ((rates - 1).abs() < 0.02)).all() and fewest.nunique() == 1
-    for at in frame.index[(rates == 1) & (workers > 1)][:1] if rate.role == "speedup" else ():
-        if {*fewest} != {1} and not based:
-            say = f"to the fewest of each series: --columns 'samples_per_s={rate.name}'; else give rates"
-            where = f"{t.source} line {lines[at]}: {rate.name!r} is 1 at {workers[at]} workers"
-            raise DataError(f"{where}: relative to which? {say}")
-    for at, n, x in zip(lines, workers, rates, strict=True) if unit != SPEEDUP and not rate.own else ():
+    if t.rate.role == "speedup" and {*fewest} != {1} and not based:
+        for at in frame.index[(rates == 1) & (workers > 1)]:
+            say = f"to the fewest of each series: --columns 'samples_per_s={t.rate.name}'; else give rates"
+            one = f"{t.rate.name!r} is 1 at {workers[at]} workers: relative to which? {say}"
+            yield f"{at_line}{lines[at]}: {one}"
+    for at, n, x in zip(lines, workers, rates, strict=True) if unit != SPEEDUP and not t.rate.own else ():
         if why := impossible("rate", rate=x, workers=n, unit=unit):
-            raise DataError(f"{t.source} line {at}: {why}; correct it, or say what it is with --columns")
+            yield f"{at_line}{at}: {why}; correct it, or say what it is with --columns"
+    if "repeat" in frame:
+        key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
+        numbered = frame.loc[frame["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
+        for at in numbered.index[numbered.duplicated()]:
+            first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
+            told = f"repeat {frame['repeat'][at]:g} of {workers[at]} workers is on line {lines[first]}, too"
+            yield f"{at_line}{lines[at]}: {told}; number the repeats of a point 0, 1, 2, ..."
+
+
+def _doubtful(t: _Reading, unit: str) -> Iterator[str]:
+    """Yield what is odd: speedups, parts of steps (which are left out), rates that hardly grow, nodes, equal rows."""
+    frame, rate, lines = t.frame, t.rate, t.frame["line"]
+    workers, rates = frame["workers"], frame["samples_per_s"]
     frame.attrs["unit"] = unit
-    found = impossibilities(frame, 1.0 if unit == SPEEDUP else math.inf)  # fits and pages judge speedups of rates
+    yield from impossibilities(frame, 1.0 if unit == SPEEDUP else math.inf)  # fits and pages judge speedups of rates
     for at in frame.index[(workers == 1) & ((rates - 1).abs() > 0.02) & (unit == SPEEDUP)][:1]:
-        found.append(f"line {lines[at]}: one worker has a speedup of {rates[at]:g}: of what is 1?")
+        yield f"line {lines[at]}: one worker has a speedup of {rates[at]:g}: of what is 1?"
     if "sync_s" in frame and "batch_size" in frame:
         frame.loc[frame["sync_s"] > 1.05 * frame["batch_size"] * workers / rates, "sync_s"] = math.nan
-    return found
-
-
-def _odd(t: _Reading) -> Iterator[str]:
-    """Doubt rates that hardly grow, workers that do not fit on their nodes, equal rows; refuse equal repeat numbers."""
-    frame, rate, lines = t.frame, t.rate, t.frame["line"]
-    medians = frame.groupby("workers")["samples_per_s"].median()
+    medians = rates.groupby(workers).median()
     count, ratio = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
     if rate.role == "samples_per_s" and not rate.given and count >= 2 and ratio <= 1.2:
         say = f"if it is of one worker, say so with --columns samples_per_s_per_worker={rate.name}"
         yield f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: {say}"
     if "nodes" in frame and "workers_per_node" in frame:
-        over = frame[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
+        over = frame[workers > frame["nodes"] * frame["workers_per_node"]]
         for row in over[:1].to_dict("records"):
             more = f" (and {len(over) - 1} more lines)" if len(over) > 1 else ""
             room = f"{plural(row['nodes'], 'node', 'g')} with {row['workers_per_node']:g} workers per node{more}"
             yield f"line {row['line']} of {t.source}: {row['workers']:g} workers do not fit on {room}"
-    rows = frame.drop(columns="line")
-    if "repeat" not in frame:
-        copies = [str(line) for line in lines[rows[[name for name in COLUMNS if name in rows]].duplicated()]]
+    known = frame[[name for name in COLUMNS if name in frame]]
+    if "repeat" not in frame and (copies := lines[known.duplicated()].astype(str).tolist()):
         which = ", ".join(copies[:5]) + (", ..." if len(copies) > 5 else "")
         told = f"lines {which} of {t.source} repeat" if len(copies) > 1 else f"line {which} of {t.source} repeats"
-        yield from [f"{told} earlier lines exactly: copied, or truly repeats?"] if copies else []
-        return
-    key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
-    numbered = rows.loc[rows["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
-    for at in numbered.index[numbered.duplicated()][:1]:
-        first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
-        told = f"repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is on line {lines[first]}, too"
-        raise DataError(f"{t.source} line {lines[at]}: {told}; number the repeats of a point 0, 1, 2, ...")
+        yield f"{told} earlier lines exactly: copied, or truly repeats?"
 
 
 # --- logs of trainings ------------------------------------------------------------------------------------------------
@@ -1768,35 +1766,42 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     name, placed = placed_name(source)
     if text.lstrip().startswith("{"):
         content = parse_json(text, source=source, error=AnalysisError, again=f"give {BENCH_FILE}")
-        for key in ("fits", "model"):
-            if not isinstance(content, dict) or key not in content:
-                raise AnalysisError(f"{source}: has no {key!r}; give {BENCH_FILE}")
-        return [content]
-    if comma := next(filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())), None):
-        raise AnalysisError(f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)")
+        lacking = [key for key in ("fits", "model") if key not in content]
+        made, why = [content], f"{source}: has no {lacking[0]!r}; give {BENCH_FILE}" if lacking else ""
+    else:
+        made, why = _result(_of_output(text, name, placed, gradient_bytes))
+    if why:
+        raise AnalysisError(why)
+    return made
+
+
+def _of_output(
+    text: str, name: str, placed: tuple[int, int] | None, gradient_bytes: float | None
+) -> Reading[list[dict[str, Any]]]:
+    for comma in filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())):
+        yield f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)"
     if not (tables := list(_tables(text))):
         what = "holds no row of an all-reduce that is known" if text.strip() else "is empty"
-        raise AnalysisError(f"{name}: {what}; give {BENCH_FILE}")
+        yield f"{name}: {what}; give {BENCH_FILE}"
     if gradient_bytes is None:
-        raise AnalysisError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
-    found: dict[tuple[str, tuple[str, ...], str], list[tuple[_Table, pd.DataFrame]]] = {}
+        yield f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb"
+        return []
+    found: dict[Any, list[tuple[_Table, pd.DataFrame]]] = {}
     made, left = [], list[str]()
     for table in tables:
-        try:
-            rows = _checked(table, name)
-            found.setdefault((table.way, *_hosts(table, rows, name, placed)), []).append((table, rows))
-            left += [f"{name} {each}" for each in table.left]
-        except AnalysisError as error:
-            left.append(str(error))
+        known, why = _result(_hosts(table, name, placed))
+        left += [why] if why else [f"{name} {each}" for each in table.left]
+        if known:
+            found.setdefault((table.way, *known[1:]), []).append((table, known[0]))
     for (_, hosts, how), own in sorted(found.items(), key=lambda each: (len(each[0][1]), len(set(each[0][1])))):
         if (sizes := pd.concat([rows for _, rows in own])["size"].nunique()) >= _FITS:
-            made.append(_document(own, hosts, how, name, gradient_bytes))
+            made.append((yield from _document(own, hosts, how, name, gradient_bytes)))
         else:
             told = f"{len(hosts)} workers were measured with {sizes} size{'s' * (sizes > 1)}; a line needs {_FITS}"
             left.append(f"{name}: {own[0][0].program}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
     told = "; ".join([*left[:3], *([f"and {len(left) - 3} more"] if len(left) > 3 else [])])
     if not made:
-        raise AnalysisError(told)
+        yield told
     made[0]["read"] += f"; left out: {told}" if told else ""
     return made
 
@@ -1873,12 +1878,11 @@ def _printed(word: str) -> tuple[float, float]:
     return float(word), 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-def _checked(table: _Table, source: str) -> pd.DataFrame:
-    """Return the rows of a table with their `seconds`; AnalysisError, with the line, where one is of no all-reduce."""
+def _checked(table: _Table, source: str) -> Reading[pd.DataFrame]:
+    """Return the rows of a table with their `seconds`, all of an all-reduce."""
     again = "give the output of all_reduce_perf or osu_allreduce as it was printed"
     if not table.rows:
-        told = f"{table.test} is no all-reduce" if table.test else table.left[0]
-        raise AnalysisError(f"{source}: {told}; {again}")
+        yield f"{source}: {f'{table.test} is no all-reduce' if table.test else table.left[0]}; {again}"
     rows = pd.DataFrame(table.rows).astype({"size": "int64", "count": "int64"})
     kinds = rows.groupby(["type", "redop"], sort=False)["size"].nunique()
     kind = max(kinds.index, key=lambda each: (kinds[each], each[1] == "sum", each[0] == "float"))
@@ -1906,16 +1910,17 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     }.items():
         if wrong.any():
             told = says.format_map(rows[wrong].iloc[0])
-            raise AnalysisError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
+            yield f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}"
     by_rate = rows["size"] / rows["algbw"] / _RATES[per_s]  # where that has more digits
     rows["seconds"] = by_rate.where(rate_rough < rough, rows["time"] * UNITS[unit])
     return rows
 
 
 def _hosts(
-    table: _Table, rows: pd.DataFrame, source: str, placed: tuple[int, int] | None
-) -> tuple[tuple[str, ...], str]:
-    """Return the host of each rank, and how that is known."""
+    table: _Table, source: str, placed: tuple[int, int] | None
+) -> Reading[tuple[pd.DataFrame, tuple[str, ...], str]]:
+    """Return the rows of a table, the host of each rank, and how that is known."""
+    rows = yield from _checked(table, source)
     rate, bus, rate_half, bus_half = (rows[name].to_numpy() for name in ("algbw", "busbw", "algbw_half", "busbw_half"))
 
     def off(workers: Any, slack: float) -> Any:
@@ -1925,16 +1930,15 @@ def _hosts(
 
     if len({each[:2] for each in table.ranks}) < len(table.ranks):
         told = f"rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times"
-        raise AnalysisError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
+        yield f"{source}: {told}: each process measured alone; build the tests with MPI=1"
     first, how = min((each[0] for each in table.ranks), key=int, default="0"), "of the devices listed"
     own = pd.DataFrame([each[2:] for each in table.ranks if each[0] == first], columns=["host", "device"], dtype=object)
     again = own.groupby(["host", "device"]).cumcount().where(own.groupby("host")["device"].transform("nunique") > 1, 0)
     hosts = tuple(own["host"] + again.map(lambda node: f" ({node + 1})" if node else ""))
     how += "; a device that a host has twice is of another node" if again.any() else ""
     if placed is not None:
-        if hosts and len(hosts) != math.prod(placed):
-            told = f"{math.prod(placed)} workers were said; leave the number out"
-            raise AnalysisError(f"{source}: lists {len(hosts)} devices, and {told}")
+        if hosts and len(hosts) != (said := math.prod(placed)):
+            yield f"{source}: lists {len(hosts)} devices, and {said} workers were said; leave the number out"
         hosts, how = tuple(f"node{node}" for node in range(placed[0]) for _ in range(placed[1])), "as said"
     elif not hosts:
         counts = np.arange(2, 4097)
@@ -1943,23 +1947,23 @@ def _hosts(
             several = 1 < len(fitting) < len(counts)
             what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
             say = f"{source}@8 for 8 on one node, {source}@4x8 for 4 nodes with 8 each"
-            raise AnalysisError(f"{source}: how many workers there were is unknown ({what}); type {say}")
+            yield f"{source}: how many workers there were is unknown ({what}); type {say}"
         how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
         hosts = ("node0",) * int(fitting[0])
     if (n := len(hosts)) < 2:
-        raise AnalysisError(f"{source}: is of one worker, who sends nothing; measure two or more")
+        yield f"{source}: is of one worker, who sends nothing; measure two or more"
     if why := impossible("bandwidth", bandwidth=float((rows["size"] / rows["seconds"]).max())):
-        raise AnalysisError(f"{source}: has {why}; give sizes and times as they were printed")
+        yield f"{source}: has {why}; give sizes and times as they were printed"
     if (wrong := off(n, 0.002)[0]).any():
         line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
         told = f"busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has {moved_share(n):.4g}"
-        raise AnalysisError(f"{source} line {line}: {told}: another collective, or another number of workers")
-    return hosts, how
+        yield f"{source} line {line}: {told}: another collective, or another number of workers"
+    return rows, hosts, how
 
 
 def _document(
     tables: Sequence[tuple[_Table, pd.DataFrame]], hosts: Sequence[str], how: str, source: str, gradient_bytes: float
-) -> dict[str, Any]:
+) -> Reading[dict[str, Any]]:
     (first, _), rows, n = tables[0], pd.concat([rows for _, rows in tables]), len(hosts)
     times: dict[int, list[tuple[float, int]]] = {}
     for size, second, line in sorted(zip(rows["size"], rows["seconds"], rows["line"], strict=True)):
@@ -1969,7 +1973,7 @@ def _document(
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
         (least, first_line), *_, (most, other) = times[worst]
         told = f"{1e6 * least:,.1f} us for {worst:,} bytes in line {first_line}, {1e6 * most:,.1f} us in line {other}"
-        raise AnalysisError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
+        yield f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file"
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
     place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
     points = [
