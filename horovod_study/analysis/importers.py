@@ -36,7 +36,7 @@ from horovod_study.analysis.impossible import MOST_EPOCHS, impossible
 from horovod_study.analysis.machine.network import analyze
 from horovod_study.analysis.series.baselines import SPEEDUP, impossibilities
 from horovod_study.config.documents import parse_json
-from horovod_study.errors import AnalysisError, DataError, nearest, require_known
+from horovod_study.errors import AnalysisError, DataError, nearest
 from horovod_study.files import unguarded
 from horovod_study.records import finite
 from horovod_study.text.words import cut, listed, plural
@@ -51,6 +51,8 @@ def _result(step: Reading[Any]) -> tuple[Any, str]:
         return None, next(step)
     except StopIteration as end:
         return end.value, ""
+    except DataError as error:  # of a document
+        return None, str(error)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -829,7 +831,7 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
     for part in (part for word in words for part in re.split(rf",(?=(?:{'|'.join(ROLES)})=)", word)):
         role, equals, name = part.partition("=")
         if role in found or not (equals and name):
-            what = f"{part!r}: give WHAT=NAME, once each, such as workers=GPUs; WHAT is {', '.join(ROLES)}"
+            what = f"{part!r}: give WHAT=NAME, and each but once, such as workers=GPUs; WHAT is {', '.join(ROLES)}"
             raise DataError(f"--columns {what}")
         found[role] = name
     return found
@@ -992,7 +994,7 @@ def _work_out(t: _Reading) -> Reading[str]:
 
 
 def _unsaid(t: _Reading, value: "pd.Series[float]") -> Iterator[str]:
-    """Yield what to say where speedups or efficiencies may be in per cent, or epochs are of other numbers of samples."""
+    """Yield what to say where speedups or efficiencies may be in per cent, or where epochs differ."""
     role, name, in_cells = t.rate.role, t.rate.name, any("%" in cell for cell in t.column(t.rate.at))
     unsaid = "%" in name and not in_cells
     if role == "efficiency" and ((value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2)):
@@ -1215,30 +1217,41 @@ def points_from(
     `placed`: nodes and workers of each, where somebody said them. What is `alone` may be a table, of which `columns`
     says what its columns are. Raises DataError where nothing can be read.
     """
-    logs: list[dict[str, Any]] = []
-    wrong: list[str] = []
+    logs, wrong = [], list[str]()
     for source, data, system, names in given:
         text = text_of(data)
         if alone and not (placed or recognised(text)):
-            try:
-                return parse_points(data, source=source, columns=columns)
-            except DataError as error:
-                known = ", ".join(dict.fromkeys([f"{_MLPERF} Training", *(each[0] for each in FORMATS)]))
-                more = f"; nor is it a log of {known}" if source.endswith((".log", ".txt", ".out")) else ""
-                raise DataError(f"{error}{more}") from None
-        if columns:
-            raise DataError(f"{source}: is a log, which has no columns to name; leave columns out")
-        try:
-            read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
-            log = {**_LOG, "source": source, **read}
-            if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
-                raise DataError(f"{source}: {why}")
-            logs.append(log)
-        except DataError as error:
-            wrong.append(str(error))
-    if not logs:
-        more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
-        raise DataError(wrong[0] + (more if len(wrong) > 1 else ""))
+            points, why = _result(_points(data, source, columns or {}))
+            if not why:
+                return points
+            programs = dict.fromkeys([f"{_MLPERF} Training", *(each[0] for each in FORMATS)])
+            named = source.endswith((".log", ".txt", ".out"))
+            why += f"; nor is it a log of {', '.join(programs)}" if named else ""
+        elif columns:
+            why = f"{source}: is a log, which has no columns to name; leave columns out"
+        else:
+            log, why = _result(_log(source, text, system, names, placed))
+            logs += [] if why else [log]
+        wrong += filter(None, [why])
+    more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
+    points, why = _result(_joined(logs, wrong)) if logs else (None, wrong[0] + (more if len(wrong) > 1 else ""))
+    if why:
+        raise DataError(why)
+    return points
+
+
+def _log(
+    source: str, text: str, system: Mapping[str, Any], names: Sequence[str], placed: tuple[int, int] | None
+) -> Reading[dict[str, Any]]:
+    read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
+    log = {**_LOG, "source": source, **(yield from read)}
+    if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
+        yield f"{source}: {why}"
+    return log
+
+
+def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> Reading[pd.DataFrame]:
+    """The points of logs; `wrong` says of others why they are left out."""
     frame = pd.DataFrame(logs)
     frame["one"] = frame["source"].map(lambda name: _RANK_OF_RUN.sub("#", name))
     again = frame.duplicated(["one", "series", "workers"]) & frame["one"].str.contains("#", regex=False)
@@ -1246,7 +1259,7 @@ def points_from(
     units = frame.drop_duplicates("unit")
     if len(units) > 1:
         told = " and ".join(units["unit"] + " (" + units["source"] + ")")
-        raise DataError(f"the logs have rates in {told}; keep those of one unit in a folder of their own")
+        yield f"the logs have rates in {told}; keep those of one unit in a folder of their own"
     frame["series"] = _by_batch(frame)
     frame["repeat"] = frame.groupby(["series", "workers", "nodes"], dropna=False).cumcount().astype(float)
     rows: list[Any] = [*frame.itertuples()]
@@ -1255,8 +1268,15 @@ def points_from(
     doubts += [further] * bool(again.any())
     doubts += [f"left out: {each}" for each in wrong[:_SHOWN]]
     doubts += [f"left out: {len(wrong) - _SHOWN} more logs"] if len(wrong) > _SHOWN else []
-    doubts += _between(frame)
-    row, points = frame.iloc[0], frame[[name for name in COLUMNS if name in frame]].dropna(axis=1, how="all")
+    for series, own in frame.groupby("series"):
+        for row in own.itertuples():
+            speedup, more = row.samples_per_s / own["samples_per_s"].iloc[0], row.workers / own["workers"].iloc[0]
+            if why := impossible("speedup", speedup=speedup, workers=more):
+                doubts.append(f"{row.source} over {own['source'].iloc[0]}: {why}")
+        for workers, same in own.groupby("workers")["system"]:
+            if same.nunique() > 1:
+                doubts.append(f"{series}, workers {workers}: are of several systems, {', '.join(same.unique())}")
+    row, points = rows[0], frame[[name for name in COLUMNS if name in frame]].dropna(axis=1, how="all")
     one = f" of {plural(row.workers, 'worker')}: {row.samples_per_s:,.6g} {row.unit}" if len(frame) == 1 else ""
     programs, how = (" and ".join(dict.fromkeys(frame[name])) for name in ("program", "how"))
     said = f"{plural(len(frame), f'{programs} log')}{one}, {frame['series'].nunique()} series; {how}"
@@ -1265,10 +1285,7 @@ def points_from(
 
 
 def _by_batch(frame: pd.DataFrame) -> pd.Series:
-    """Return the series, with the batch in its name where one count of it was run with several.
-
-    Of the batch of a worker and the batch of all, the one with fewer values makes the series.
-    """
+    """Return the series, with the batch in its name where one count of it was run with several."""
     names = frame["series"].copy()
     for series, own in frame[frame["program"] != _MLPERF].groupby("series"):
         ways = {"batch": own["batch_size"], "global batch": own["batch_size"] * own["workers"]}
@@ -1276,19 +1293,6 @@ def _by_batch(frame: pd.DataFrame) -> pd.Series:
             word, batch = min(ways.items(), key=lambda way: way[1].round(6).nunique())
             names[own.index] = [f"{series}, {word} {each:g}" for each in batch]
     return names
-
-
-def _between(frame: pd.DataFrame) -> Iterator[str]:
-    """Yield what is odd between the logs of a series: impossible speedups, several systems of one size."""
-    for series, own in frame.groupby("series"):
-        base = own.iloc[0]
-        for row in own.itertuples():
-            speedup, more = row.samples_per_s / base.samples_per_s, row.workers / base.workers
-            if why := impossible("speedup", speedup=speedup, workers=more):
-                yield f"{row.source} over {base.source}: {why}"
-        for workers, same in own.groupby("workers")["system"]:
-            if same.nunique() > 1:
-                yield f"{series}, workers {workers}: are of several systems, {', '.join(same.unique())}"
 
 
 # --- logs of MLPerf Training ------------------------------------------------------------------------------------------
@@ -1317,8 +1321,8 @@ class _Mlperf(NamedTuple):
         return _number(self.values.get(name)) or 0.0
 
 
-def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
-    """Return what a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
+def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> Reading[dict[str, Any]]:
+    """What a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
     events = [*_parsed(text.splitlines())]
     values = {key: value for key, _, _, value in reversed(events)}
     folders = source.split("/")[:-1]
@@ -1326,17 +1330,18 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     system, benchmark, *_ = [*(folders[at + 1 :] if at is not None else []), "", ""]
     log = _Mlperf(source, str(values.get("submission_benchmark") or benchmark or "unknown"), values, [])
     places = [[_number(of.get(name)) for name in ("number_of_nodes", "accelerators_per_node")] for of in (told, values)]
-    counts = next((each for each in (placed, *places) if each and all(each)), None)
-    if counts is None:
+    nodes, each_has = next((each for each in (placed, *places) if each and all(each)), (0, 0))
+    if not each_has:
         why = "is a log of MLPerf Training, and how many accelerators there were is in systems/SYSTEM.json: not there"
-        raise DataError(f"{source}: {why}; give a folder as MLCommons publishes it, or type {source}@NODESxN")
+        yield f"{source}: {why}; give a folder as MLCommons publishes it, or type {source}@NODESxN"
     keys = [key for key, *_ in events]
     end = keys.index("run_stop") + 1 if "run_stop" in keys else 0
-    runs = (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,)
-    rates = [float(np.median(_rates(each, log))) for each in runs]
+    rates = []
+    for run in (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,):
+        rates.append(float(np.median((yield from _rates(run, log)))))
     if max(rates) > _SAME_RUN * min(rates):
         both = " and with ".join(f"{each:,.6g}" for each in rates)
-        raise DataError(f"{source}: is of several runs, with {both} a second; give each run a log of its own")
+        yield f"{source}: is of several runs, with {both} a second; give each run a log of its own"
     if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
         log.doubts.append("a run was aborted: what it did until then counts")
     if (steps := log.number("gradient_accumulation_steps")) > 1:
@@ -1345,17 +1350,17 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), log.benchmark]
     names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
     names += frameworks if len(frameworks) == 1 else []
-    nodes, each_has = (int(each or 0) for each in counts)
+    workers = int(nodes) * int(each_has)
     return {
         "program": _MLPERF,
         "series": " ".join(name for name in names if name not in ("", ".", "..", "/")),
         "system": system,
         "how": "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators",
         "samples_per_s": float(np.median(rates)),
-        "workers": nodes * each_has,
+        "workers": workers,
         "nodes": float(nodes),
         "workers_per_node": float(each_has),
-        "batch_size": (log.number("global_batch_size") or math.nan) / (nodes * each_has),
+        "batch_size": (log.number("global_batch_size") or math.nan) / workers,
         "doubts": log.doubts,
     }
 
@@ -1410,17 +1415,17 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
     return [each for each in found if each["s"] > 0]
 
 
-def _rates(events: Sequence[Any], log: _Mlperf) -> list[float]:
-    """Return samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
+def _rates(events: Sequence[Any], log: _Mlperf) -> Reading[list[float]]:
+    """Samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
     why = "has no block or epoch with begin and end; nothing says how long it trained"
     for unit in ("block", "epoch"):
-        found, rates = _spans(unit, events), []
-        for counted, epochs, seconds in _trained(unit, found, log.doubts):
+        rates = []
+        for counted, epochs, seconds in _trained(unit, _spans(unit, events), log.doubts):
             samples = None
             if not (counted or epochs):
                 why = f"no {unit} says how many samples or epochs it has; nothing says how much it trained"
             elif epochs and not counted and not impossible("epochs", epochs=epochs):
-                samples = epochs * _epoch_samples(log)
+                samples = epochs * (yield from _epoch_samples(log))
             else:
                 samples, why = _samples_or_tokens(counted, epochs, seconds, log)
             rates.append(samples and samples / seconds)
@@ -1429,7 +1434,8 @@ def _rates(events: Sequence[Any], log: _Mlperf) -> list[float]:
         if rates and rates[0]:
             log.doubts.append(f"one {unit} is all that is timed: the start-up is in it")
             return [rates[0]]
-    raise DataError(f"{log.source}: {why}")
+    yield f"{log.source}: {why}"
+    return []
 
 
 def _trained(
@@ -1490,11 +1496,11 @@ def _samples_or_tokens(
     return counted, "" if counted else impossible("epochs", epochs=count)
 
 
-def _epoch_samples(log: _Mlperf) -> float:
-    """Return the samples of an epoch, and doubt them where they are none of a known data set."""
+def _epoch_samples(log: _Mlperf) -> Reading[float]:
+    """The samples of an epoch, which are doubted where they are none of a known data set."""
     samples, batch, known = log.number("train_samples"), log.number("global_batch_size"), _EPOCHS.get(log.benchmark, ())
     if not samples:
-        raise DataError(f"{log.source}: has no train_samples; nothing says how much it trained")
+        yield f"{log.source}: has no train_samples; nothing says how much it trained"
     if not known or any(abs(samples / each - 1) < 0.02 for each in known):  # padded to whole batches
         return samples
     why, counted = f"is none of the known data sets, {', '.join(map(str, known))}", samples
@@ -1584,12 +1590,11 @@ def text_of(data: bytes) -> str:
     return text if ":::MLL" in text else re.sub(r"[^\n]{4000,}", "", text)
 
 
-def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> dict[str, Any]:
-    """Return what the log of a training program says."""
-    known = recognised(text)
-    if known is None:
-        raise DataError(f"{source}: is no log that is read")
-    program, reports, found = known
+def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> Reading[dict[str, Any]]:
+    """What the log of a training program says."""
+    if (known := recognised(text)) is None:
+        yield f"{source}: is no log that is read"
+    program, reports, found = known or ("", "", [])
     facts: dict[str, list[Any]] = {"workers": []}
     told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
     groups = [*(each.groupdict() for matches in told for each in matches), *found]
@@ -1601,15 +1606,16 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
         elif fact := value if name == "model" else _number(value):
             facts.setdefault(name, []).append(fact)
     doubts: list[str] = []
-    workers = _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
+    workers = yield from _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
     found = [got for got in found if "workers" not in got or _number(got["workers"]) == workers]
-    rate, whose, how = _rate_of_log(source, reports, found, facts, doubts)
+    rate, whose, how = yield from _rate_of_log(source, reports, found, facts, doubts)
     how += "" if placed or facts["workers"] else "; workers as in its name"
-    unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
+    unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, SAMPLES)
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
         said = f"is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say of how many workers"
-        raise DataError(f"{source}: {said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s")
+        yield f"{source}: {said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s"
+        return {}
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
     if batch < 1:
@@ -1629,11 +1635,10 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
 
 def _rate_of_log(
     source: str, reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
-) -> tuple[float, str, str]:
-    """Return the rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
+) -> Reading[tuple[float, str, str]]:
+    """The rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
-    Where the batch grows, the steps with the last one count; steps of a run that was resumed count once. DataError
-    where those, or totals, have other rates: they are of several runs.
+    Where the batch grows, the steps with the last one count; steps of a run that was resumed count once.
     """
     runs: list[dict[Any, tuple[float, str, float]]] = [{}]
     last: tuple[float, ...] = ()
@@ -1651,15 +1656,16 @@ def _rate_of_log(
             runs[-1][got.get("step") or place], last = report, at
     steps = {step: report for run in runs for step, report in run.items()}
     if not steps:
-        raise DataError(f"{source}: has no rate above 0")
-    kept = _steady(reports, steps)
+        yield f"{source}: has no rate above 0"
+    first = 1 if reports == "each" else -1 if reports in ("mean", "whole") else 0  # the start-up; the last of means
+    kept = [*steps.values()][first:] or [*steps.values()]
     _, whose, batch = kept[-1]
-    long = [_steady(reports, run) for run in runs if reports != "each" or len(run) > 2]
+    long = [[*run.values()][first:] for run in runs if reports != "each" or len(run) > 2]
     rates = [float(np.median(own)) for run in long if (own := [value for value, _, of in run if of == batch])]
     if rates and max(rates) > _SAME_RUN * min(rates):
         what = "steps begin again" if "step" in found[0] else "there are totals"
         told = f"{what} with {min(rates):,.6g} and with {max(rates):,.6g} a second"
-        raise DataError(f"{source}: is of several runs, for {told}; give each run a log of its own")
+        yield f"{source}: is of several runs, for {told}; give each run a log of its own"
     if reports == "whole" or (reports == "each" and len(steps) == 1):
         doubts.append("the start-up is in its rate")
     if whose == "batches":
@@ -1669,25 +1675,20 @@ def _rate_of_log(
     return float(np.median([value for value, _, own in kept if own == batch])), whose, how
 
 
-def _steady(reports: str, run: Mapping[Any, tuple[float, str, float]]) -> list[tuple[float, str, float]]:
-    """Return the reports of a run that count: without that of the start-up, and the last one of means."""
-    kept = [*run.values()]
-    return (kept[1:] or kept) if reports == "each" else kept[-1:] if reports in ("mean", "whole") else kept
-
-
 def _workers(
     source: str, names: Sequence[str], said: set[int], placed: tuple[int, int] | None, doubts: list[str]
-) -> int | None:
-    """Return how many workers a log is of: as the caller says, as the log says, or its name, or a folder 8 of it."""
-    given = placed[0] * placed[1] if placed else None
+) -> Reading[int | None]:
+    """How many workers a log is of: as the caller says, as the log says, or its name, or a folder 8 of it."""
     told = " and ".join(map(str, sorted(said)))
-    if given and said and given not in said:
-        there = f"{told} worker{'s' * (said != {1})}"
-        raise DataError(f"{source}: says that there were {there}, and {given} were given; leave the number out")
-    if len(said) > 1 and not given:
-        raise DataError(f"{source}: says that there were {told} workers; keep one run in a log, or type {source}@N")
+    if placed:
+        if said and math.prod(placed) not in said:
+            there = f"{told} worker{'s' * (said != {1})}, and {math.prod(placed)} were given"
+            yield f"{source}: says that there were {there}; leave the number out"
+        return math.prod(placed)
+    if len(said) > 1:
+        yield f"{source}: says that there were {told} workers; keep one run in a log, or type {source}@N"
     named = None
-    for name in () if given else map(str.lower, reversed(names)):
+    for name in map(str.lower, reversed(names)):
         counts = {int(one or other) for one, other in _BY_NAME.findall(name)}
         counts |= {int(name)} if _BARE.fullmatch(name) else set()
         if counts or _OF_A_NODE.search(name):
@@ -1695,7 +1696,7 @@ def _workers(
             break
     if named and said and named not in said:
         doubts.append(f"its name {names[-1]} says {named} workers, and the log {told}, which count")
-    return given or next(iter(said), None) or named or None
+    return next(iter(said), named) or None
 
 
 # --- benchmarks of networks -------------------------------------------------------------------------------------------
