@@ -26,7 +26,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -944,18 +944,37 @@ def _numbers(t: _Reading) -> Iterator[str]:
         frame["workers"] = frame["workers"].astype("int64")
 
 
+_WORKED_OUT = {  # samples/s of a value, workers and batch of each; their unit, if not that of the value; how
+    "speedup": (lambda value, n, batch: value, SPEEDUP, "{}: throughput relative to what has 1"),
+    "efficiency": (
+        lambda value, n, batch: value * n,
+        SPEEDUP,
+        "{} x workers: throughput relative to what has efficiency 1",
+    ),
+    "samples_per_s_per_worker": (lambda value, n, batch: value * n, "", "{} x workers"),
+    "epoch_s": (lambda value, n, batch: 1 / value, "epochs/s", "1 / {}: epochs/s, of the same data at every count"),
+    "step_s": (lambda value, n, batch: n * batch / value, SAMPLES, "workers x batch_size / {}"),
+    "batches": (
+        lambda value, n, batch: n / value,
+        "batches/s",
+        "workers / {}: one batch per worker at every count is assumed",
+    ),
+}
+
+
 def _work_out(t: _Reading) -> Reading[str]:
     """Add to the frame what it can be worked out from; return in what unit throughputs are."""
     frame, by = t.frame, {each.role: each for each in t.found}
-    for line in frame["line"][frame["nodes"].isna()] if "workers" not in frame else ():
-        yield f"{t.source} line {line}: nodes are empty; every row needs them, or its workers"
+    known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
     if "workers" in frame:
         yield from _of_a_node(t, by["workers"])
     else:
-        known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
-        frame["workers"] = (frame["nodes"] * (frame["workers_per_node"] if known else 1)).astype("int64")
-        how = f" x {by['workers_per_node'].name}" if known else ": nodes are what is counted"
-        t.told.append(f"workers = {by['nodes'].name}{how}")
+        how = (
+            f"{by['nodes'].name} x {by['workers_per_node'].name}"
+            if known
+            else f"{by['nodes'].name}: nodes are what is counted"
+        )
+        yield from _times_nodes(t, frame["workers_per_node"] if known else 1, how)
     workers = frame["workers"]
     if "global_batch" in frame:
         frame["batch_size"] = frame["global_batch"] / workers
@@ -963,51 +982,46 @@ def _work_out(t: _Reading) -> Reading[str]:
     elif "batch_size" in frame and "accumulation" in frame:
         frame["batch_size"] *= frame["accumulation"]
         t.told.append(f"batch_size = {by['batch_size'].name} x {by['accumulation'].name}")
-    role = t.rate.role
-    value, name, unit = frame[role], t.rate.name, t.rate.unit
+    role, name, value = t.rate.role, t.rate.name, frame[t.rate.role]
     if role == "samples_per_s":
-        return unit
-    yield from _unsaid(t, value)
-    per_cent = any("%" in text for text in (*t.column(t.rate.at), name))
-    if role == "speedup":
-        rate, unit = value / (100 if "%" in name and per_cent and value.max() > 2 else 1), SPEEDUP
-        how = f"{name}: throughput relative to what has 1"
-    elif role == "efficiency":
-        rate, unit = value / (100 if value.max() > 2 else 1) * workers, SPEEDUP
-        how = f"{name} x workers: throughput relative to what has efficiency 1"
-    elif role == "samples_per_s_per_worker":
-        rate, how = value * workers, f"{name} x workers"
-    elif role == "epoch_s":
-        rate, unit, how = 1 / value, "epochs/s", f"1 / {name}: epochs/s, of the same data at every count"
-    elif "batch_size" in frame and frame["batch_size"].notna().all():
-        rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {name}"
-    else:
-        rate, unit = workers / value, "batches/s"
-        how = f"workers / {name}: one batch per worker at every count is assumed"
-    frame["samples_per_s"] = rate
-    t.told.append(f"samples_per_s = {how}")
-    per_worker = (rate / workers).groupby(workers).median()
+        return t.rate.unit
+    if role in RATES[4:]:
+        value = yield from _share(t, value)
+    work = rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size"
+    for at, other in enumerate(t.header) if role == "epoch_s" and "series" not in by else ():
+        if re.fullmatch(work, _plain(other[:_LONG])) and len({*map(quantity, t.column(at))} - {None}) > 1:
+            yield f"{t.where}: epochs differ; give samples_per_s: {other!r} over {name!r}"
+    batches = "batch_size" in frame and frame["batch_size"].notna().all()
+    rate, unit, how = _WORKED_OUT["batches" if role == "step_s" and not batches else role]
+    frame["samples_per_s"] = rate(value, workers, frame.get("batch_size"))
+    t.told.append(f"samples_per_s = {how.format(name)}")
+    per_worker = (frame["samples_per_s"] / workers).groupby(workers).median()
     if role == "step_s" and "global_batch" not in frame and per_worker.max() > 1.1 * per_worker.iloc[0]:
         what = "of steps that are divided, which need global_batch=NAME; or of the same work"
         yield _ask(t, name, what, "epoch_s")
-    return unit
+    return unit or t.rate.unit
 
 
-def _unsaid(t: _Reading, value: "pd.Series[float]") -> Iterator[str]:
-    """Yield what to say where speedups or efficiencies may be in per cent, or where epochs differ."""
-    role, name, in_cells = t.rate.role, t.rate.name, any("%" in cell for cell in t.column(t.rate.at))
+def _share(t: _Reading, value: "pd.Series[float]") -> Reading["pd.Series[float]"]:
+    """Speedups or efficiencies as such where they are in per cent; it is asked where they may be."""
+    name, in_cells = t.rate.name, any("%" in cell for cell in t.column(t.rate.at))
     unsaid = "%" in name and not in_cells
-    if role == "efficiency" and ((value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2)):
-        yield f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent"
-    one = ((value / (100 if unsaid else 1) - 1).abs() < 1e-6).any()
-    if role == "speedup" and (unsaid or in_cells) and not one:
+    if t.rate.role == "efficiency":
+        if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
+            yield f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent"
+        return value / (100 if value.max() > 2 else 1)
+    rate = value / (100 if unsaid else 1)
+    if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
         yield f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9"
-    work = rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size"
-    for at, other in (
-        enumerate(t.header) if role == "epoch_s" and all(each.role != "series" for each in t.found) else ()
-    ):
-        if re.fullmatch(work, _plain(other[:_LONG])) and len({*map(quantity, t.column(at))} - {None}) > 1:
-            yield f"{t.where}: epochs differ; give samples_per_s: {other!r} over {name!r}"
+    return rate
+
+
+def _times_nodes(t: _Reading, each: Any, how: str) -> Iterator[str]:
+    """Make the workers of nodes times workers of a node; a row without nodes has none."""
+    for line in t.frame["line"][t.frame["nodes"].isna()]:
+        yield f"{t.source} line {line}: nodes are empty; every row needs them, or its workers"
+    t.frame["workers"] = (t.frame["nodes"] * each).astype("int64")
+    t.told.append(f"workers = {how}")
 
 
 def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
@@ -1027,12 +1041,9 @@ def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
     few, at = bool((nodes > workers).any()), medians.index.get_level_values(0)
     above = 0.0 if growth or speed is None else float((medians / medians.iloc[0] / (at / at[0])).max())
     if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
-        for line in frame["line"][nodes.isna()]:
-            yield f"{t.source} line {line}: nodes are empty; every row needs them, or its workers"
         frame["workers_per_node"] = workers.astype(float)
-        frame["workers"] = (nodes * workers).astype("int64")
         t.told = [each for each in t.told if each != f"workers = {column.name}"]
-        t.told.append(f"workers = nodes x {column.name}, which are those of a node")
+        yield from _times_nodes(t, workers, f"nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
         yield _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
     else:
@@ -1230,24 +1241,18 @@ def points_from(
         elif columns:
             why = f"{source}: is a log, which has no columns to name; leave columns out"
         else:
-            log, why = _result(_log(source, text, system, names, placed))
+            read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
+            log, why = _result(read)
+            log = {**_LOG, "source": source, **(log or {})}
+            why = why or impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"])
             logs += [] if why else [log]
+            why = why and f"{source}: {why}"
         wrong += filter(None, [why])
     more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
     points, why = _result(_joined(logs, wrong)) if logs else (None, wrong[0] + (more if len(wrong) > 1 else ""))
     if why:
         raise DataError(why)
     return points
-
-
-def _log(
-    source: str, text: str, system: Mapping[str, Any], names: Sequence[str], placed: tuple[int, int] | None
-) -> Reading[dict[str, Any]]:
-    read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
-    log = {**_LOG, "source": source, **(yield from read)}
-    if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
-        yield f"{source}: {why}"
-    return log
 
 
 def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> Reading[pd.DataFrame]:
@@ -1260,7 +1265,11 @@ def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> Reading[
     if len(units) > 1:
         told = " and ".join(units["unit"] + " (" + units["source"] + ")")
         yield f"the logs have rates in {told}; keep those of one unit in a folder of their own"
-    frame["series"] = _by_batch(frame)
+    for series, own in frame[frame["program"] != _MLPERF].groupby("series"):
+        ways = {"batch": own["batch_size"], "global batch": own["batch_size"] * own["workers"]}
+        if own.groupby("workers")["batch_size"].nunique().max() > 1:  # of the two, what has fewer values makes series
+            word, batch = min(ways.items(), key=lambda way: way[1].round(6).nunique())
+            frame.loc[own.index, "series"] = [f"{series}, {word} {each:g}" for each in batch]
     frame["repeat"] = frame.groupby(["series", "workers", "nodes"], dropna=False).cumcount().astype(float)
     rows: list[Any] = [*frame.itertuples()]
     doubts = [f"{row.series}, {plural(row.workers, 'worker')}: {each}" for row in rows for each in row.doubts]
@@ -1284,17 +1293,6 @@ def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> Reading[
     return points
 
 
-def _by_batch(frame: pd.DataFrame) -> pd.Series:
-    """Return the series, with the batch in its name where one count of it was run with several."""
-    names = frame["series"].copy()
-    for series, own in frame[frame["program"] != _MLPERF].groupby("series"):
-        ways = {"batch": own["batch_size"], "global batch": own["batch_size"] * own["workers"]}
-        if own.groupby("workers")["batch_size"].nunique().max() > 1:
-            word, batch = min(ways.items(), key=lambda way: way[1].round(6).nunique())
-            names[own.index] = [f"{series}, {word} {each:g}" for each in batch]
-    return names
-
-
 # --- logs of MLPerf Training ------------------------------------------------------------------------------------------
 
 _MLPERF = "MLPerf"
@@ -1305,49 +1303,37 @@ _EPOCHS: Mapping[str, tuple[int, ...]] = {
     "retinanet": (1_170_301,),
 }  # samples of an epoch, of benchmarks whose logs were seen to say something else
 _FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
+_Event = tuple[str, float, dict[str, float], Any]
 _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")  # tells one block or epoch from the next
 _FAST_STEP_S = 0.01  # of a step on sequences: what is faster counts tokens
 
 
-class _Mlperf(NamedTuple):
-    """A log of MLPerf: what its events say once, and what is odd in it."""
-
-    source: str
-    benchmark: str
-    values: Mapping[str, Any]
-    doubts: list[str]
-
-    def number(self, name: str) -> float:
-        return _number(self.values.get(name)) or 0.0
-
-
 def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> Reading[dict[str, Any]]:
     """What a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
-    events = [*_parsed(text.splitlines())]
+    events = [*_events(text)]
     values = {key: value for key, _, _, value in reversed(events)}
     folders = source.split("/")[:-1]
     at = max((place for place, name in enumerate(folders) if name == "results"), default=None)
     system, benchmark, *_ = [*(folders[at + 1 :] if at is not None else []), "", ""]
-    log = _Mlperf(source, str(values.get("submission_benchmark") or benchmark or "unknown"), values, [])
+    benchmark, doubts = str(values.get("submission_benchmark") or benchmark or "unknown"), list[str]()
     places = [[_number(of.get(name)) for name in ("number_of_nodes", "accelerators_per_node")] for of in (told, values)]
     nodes, each_has = next((each for each in (placed, *places) if each and all(each)), (0, 0))
     if not each_has:
         why = "is a log of MLPerf Training, and how many accelerators there were is in systems/SYSTEM.json: not there"
-        yield f"{source}: {why}; give a folder as MLCommons publishes it, or type {source}@NODESxN"
+        yield f"{why}; give a folder as MLCommons publishes it, or type {source}@NODESxN"
     keys = [key for key, *_ in events]
-    end = keys.index("run_stop") + 1 if "run_stop" in keys else 0
-    rates = []
+    end, rates = keys.index("run_stop") + 1 if "run_stop" in keys else 0, []
     for run in (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,):
-        rates.append(float(np.median((yield from _rates(run, log)))))
+        rates.append(float(np.median((yield from _rates(run, benchmark, values, doubts)))))
     if max(rates) > _SAME_RUN * min(rates):
         both = " and with ".join(f"{each:,.6g}" for each in rates)
-        yield f"{source}: is of several runs, with {both} a second; give each run a log of its own"
-    if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
-        log.doubts.append("a run was aborted: what it did until then counts")
-    if (steps := log.number("gradient_accumulation_steps")) > 1:
-        log.doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
+        yield f"is of several runs, with {both} a second; give each run a log of its own"
+    if any(key == "run_stop" and status == "aborted" for key, _, _, status in events):
+        doubts.append("a run was aborted: what it did until then counts")
+    if (steps := _number(values.get("gradient_accumulation_steps")) or 0) > 1:
+        doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
     frameworks = [name for name in _FRAMEWORKS if name in str(told.get("framework") or "").lower()]
-    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), log.benchmark]
+    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), benchmark]
     names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
     names += frameworks if len(frameworks) == 1 else []
     workers = int(nodes) * int(each_has)
@@ -1360,155 +1346,144 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
         "workers": workers,
         "nodes": float(nodes),
         "workers_per_node": float(each_has),
-        "batch_size": (log.number("global_batch_size") or math.nan) / workers,
-        "doubts": log.doubts,
+        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / workers,
+        "doubts": doubts,
     }
 
 
-def _parsed(lines: Iterable[str]) -> Iterator[tuple[str, float, dict[str, Any], Any]]:
-    """Yield key, time in seconds, metadata and value of each event."""
-    for line in lines:
-        at = line.find(":::MLL")
-        if at < 0 or (begin := line.find("{", at)) < 0:
-            continue
-        try:
-            event, _ = json.JSONDecoder().raw_decode(line, begin)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            at_ms, told = event.get("time_ms"), event.get("metadata")
-            at_s = at_ms / 1e3 if isinstance(at_ms, int | float) else math.nan
-            yield str(event.get("key")), at_s, told if isinstance(told, dict) else {}, event.get("value")
+def _events(text: str) -> Iterator[_Event]:
+    """Yield key, time in seconds, numbers of the metadata, and value (of the end of a run its status) of each event."""
+    for line in text.splitlines():
+        with suppress(ValueError, RecursionError):
+            event, _ = json.JSONDecoder().raw_decode(line, line.index("{", line.index(":::MLL")))
+            told = event["metadata"] if isinstance(event.get("metadata"), dict) else {}
+            numbers = {name: known for name, value in told.items() if 0 <= (known := number(str(value))) < math.inf}
+            value = told.get("status") if event.get("key") == "run_stop" else event.get("value")
+            yield str(event.get("key")), number(str(event.get("time_ms"))) / 1e3, numbers, value
 
 
-def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) -> list[dict[str, Any]]:
+def _spans(unit: str, events: Sequence[_Event]) -> list[dict[str, Any]]:
     """Return the blocks or epochs: seconds, what `first` and `last` event say, samples counted `before` and `after`."""
     found: list[dict[str, Any]] = []
     begun: dict[str, Any] | None = None
     done = 0.0
     for key, at_s, told, _ in events:
-        count = told.get("samples_count") if isinstance(told.get("samples_count"), int | float) else None
+        count = told.get("samples_count")
         if count is not None and key.startswith(("block", "epoch", "eval", "run")):
             done = count
             if found and key != f"{unit}_stop":
                 found[-1].setdefault("after", count)
-        first = number(str(told.get("first_epoch_num")))
+        first = begun["first"] if begun else {}
         if key == f"{unit}_start":
             # Every rank may print it: the first counts, unless its end was never printed.
-            if begun is None or any(begun["first"].get(name) != told.get(name) for name in _PLACE):
+            if begun is None or any(first.get(name) != told.get(name) for name in _PLACE):
                 known = not found or "after" in found[-1]
-                begun = {"begin": at_s, "first": told, "before": done if known else None, "counts": count}
+                begun = {"begin": at_s, "first": told, "before": done if known else math.nan}
         elif key in ("eval_start", "eval_stop") and "epoch_num" in told and (begun or found):
-            span, reached = begun or found[-1], number(str(told["epoch_num"]))
-            if reached != span.get("eval", (math.nan,))[0]:
-                inside = begun is not None or span.get("eval", (0, 0, False))[2]
-                span["eval"] = reached, at_s - span["begin"] if begun else span["s"], inside
-        elif begun and key == "block_stop" and first < number(str(begun["first"].get("first_epoch_num"))):
+            span, reached = begun or found[-1], told["epoch_num"]
+            before, _, inside = span.get("eval", (math.nan, 0.0, False))
+            if reached != before:
+                span["eval"] = reached, at_s - span["begin"] if begun else span["s"], bool(begun) or inside
+        elif begun and key == "block_stop" and told.get("first_epoch_num", 0) < first.get("first_epoch_num", 0):
             continue  # of a rank that is late
         elif begun and (key == f"{unit}_stop" or (key == "run_stop" and unit == "epoch" and "epoch_num" in told)):
-            same = count is not None and begun["counts"] == count
             after = {} if count is None else {"after": count}
-            found.append({**begun, **after, "same": count if same else 0, "last": told, "s": at_s - begun["begin"]})
+            same = count if first.get("samples_count") == count else None
+            found.append({**begun, **after, "same": same, "last": told, "s": at_s - begun["begin"]})
             begun = None
-        elif key == "run_stop" and found and (_number(told.get("epoch_num")) or 0) % 1:  # how far the last one came
+        elif key == "run_stop" and found and told.get("epoch_num", 0) % 1:  # how far the last one came
             found[-1]["last"] = {**found[-1]["last"], "epoch_num": told["epoch_num"]}
     return [each for each in found if each["s"] > 0]
 
 
-def _rates(events: Sequence[Any], log: _Mlperf) -> Reading[list[float]]:
+def _rates(
+    events: Sequence[_Event], benchmark: str, values: Mapping[str, Any], doubts: list[str]
+) -> Reading[list[float]]:
     """Samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
     why = "has no block or epoch with begin and end; nothing says how long it trained"
+    names = ("train_samples", "global_batch_size", "max_sequence_length")
+    epoch, batch, length = (_number(values.get(name)) or 0.0 for name in names)
     for unit in ("block", "epoch"):
         rates = []
-        for counted, epochs, seconds in _trained(unit, _spans(unit, events), log.doubts):
-            samples = None
-            if not (counted or epochs):
+        for counted, epochs, seconds in _trained(unit, _spans(unit, events), doubts):
+            samples, count = counted, counted or epochs
+            steps = count / (length * batch or math.inf)
+            if not count:
                 why = f"no {unit} says how many samples or epochs it has; nothing says how much it trained"
-            elif epochs and not counted and not impossible("epochs", epochs=epochs):
-                samples = epochs * (yield from _epoch_samples(log))
-            else:
-                samples, why = _samples_or_tokens(counted, epochs, seconds, log)
-            rates.append(samples and samples / seconds)
+            elif not counted and not impossible("epochs", epochs=epochs):
+                if not epoch:
+                    yield "has no train_samples; nothing says how much it trained"
+                samples = epochs * _epoch_samples(epoch, batch, benchmark, doubts)
+            elif benchmark == "bert":
+                doubts += [] if counted else ["its epochs are samples"]
+                samples = count
+            elif steps > 1 and steps % 1 == 0 and not impossible("step", step=seconds / steps):
+                # Whole batches of tokens, which hardly any number of samples is.
+                samples = count / length
+                if counted and seconds * batch / count > _FAST_STEP_S:
+                    samples = 0.0
+                    why = f"{count:,.0f} may be samples or tokens: both are whole steps, none of them too fast"
+                else:
+                    what = "samples" if counted else "epochs"
+                    doubts.append(f"its {what} are tokens: samples of max_sequence_length {length:,.0f} count")
+            elif not counted:
+                why = impossible("epochs", epochs=count)
+            rates.append(samples / seconds)
         if kept := [rate for rate in rates[1:] if rate]:
             return kept
         if rates and rates[0]:
-            log.doubts.append(f"one {unit} is all that is timed: the start-up is in it")
+            doubts.append(f"one {unit} is all that is timed: the start-up is in it")
             return [rates[0]]
-    yield f"{log.source}: {why}"
+    yield why
     return []
 
 
-def _trained(
-    unit: str, found: Sequence[Mapping[str, Any]], doubts: list[str]
-) -> Iterator[tuple[float | None, float | None, float]]:
-    """Yield the samples that a span counts, else None, its epochs, and seconds.
+def _trained(unit: str, found: Sequence[Mapping[str, Any]], doubts: list[str]) -> Iterator[tuple[float, float, float]]:
+    """Yield the samples that a span counts, its epochs (0 where it does not say them), and seconds.
 
     Samples run on, or are of one block beside a step that runs on. Epochs are declared by a block, else the number at
     its stop less what was done before; an epoch that has one number at begin and end is whole, whether they are called
     0, 1, 2 or 1, 2, 3. Where evaluations show that a run ended early, it is what it had done when the last one began.
     """
-    ends = [each["same"] for each in found]
+    ends = [each["same"] or 0.0 for each in found]
     runs_on = len(ends) > 1 and all(a < b for a, b in pairwise(ends))
     done = 0.0
     for place, each in enumerate(found):
-        first, last = each["first"], each["last"]
-        before, after = (math.nan if each.get(name) is None else float(each[name]) for name in ("before", "after"))
-        samples = after - before if after > before else None
+        first, last, seconds = each["first"], each["last"], each["s"]
+        samples = max(each.get("after", math.nan) - each["before"], 0.0) or 0.0
         if each["same"] and runs_on:  # at both ends what was done before
-            samples = float(ends[place + 1] - ends[place]) if place + 1 < len(ends) else None
-        elif samples is None and "step" in {**first, **last}:
-            samples = _number(last.get("samples_count"))
-        begin, end = (_number(told.get("epoch_num")) or 0.0 for told in (first, last))
+            samples = ends[place + 1] - ends[place] if place + 1 < len(ends) else 0.0
+        elif not samples > 0 and "step" in {**first, **last}:
+            samples = last.get("samples_count", 0.0)
+        begin, end = (told.get("epoch_num", 0.0) for told in (first, last))
         if unit == "block":
-            epochs = _number(first.get("epoch_count")) or _number(last.get("epoch_count")) or 0.0
+            epochs = first.get("epoch_count") or last.get("epoch_count") or 0.0
             epochs = end - done if end % 1 and 0 < end - done < epochs else epochs
         else:
             if place == 0 and begin > 1:  # of a run that was resumed
                 done = begin - (begin >= end)
             epochs = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
-        seconds = each["s"]
         reached, until, inside = each.get("eval", (math.nan, seconds, False))
-        if samples is None and epochs % 1 == 0 and 0 < epochs <= MOST_EPOCHS and until > 0:
+        if not samples > 0 and epochs % 1 == 0 and 0 < epochs <= MOST_EPOCHS and until > 0:
             early = 0 < reached - done < epochs - (reached % 1 == 0) and (inside or reached % 1)
             if early or reached - done > MOST_EPOCHS:
                 doubts.append(f"the last evaluation is at epoch {reached:,.7g}: it counts, not what the {unit} says")
                 epochs, seconds = reached - done, until
-        yield samples, epochs if epochs > 0 else None, seconds
+        yield (samples if samples > 0 else 0.0), max(epochs, 0.0), seconds
         done += max(epochs, 0.0)
 
 
-def _samples_or_tokens(
-    counted: float | None, epochs: float | None, seconds: float, log: _Mlperf
-) -> tuple[float | None, str]:
-    """Return the samples of a count of samples or tokens, which logs also call epochs; None and why, where unclear."""
-    length, batch = log.number("max_sequence_length"), log.number("global_batch_size")
-    count, name = counted or epochs or math.nan, "samples" if counted else "epochs"
-    if log.benchmark == "bert":
-        log.doubts.extend([] if counted else ["its epochs are samples"])
-        return count, ""
-    steps = count / (length * batch or math.inf)
-    if steps > 1 and steps % 1 == 0 and not impossible("step", step=seconds / steps):
-        # Whole batches of tokens, which hardly any number of samples is.
-        if counted and seconds * batch / count > _FAST_STEP_S:
-            return None, f"{count:,.0f} may be samples or tokens: both are whole steps, none of them too fast"
-        log.doubts.append(f"its {name} are tokens: samples of max_sequence_length {length:,.0f} count")
-        return count / length, ""
-    return counted, "" if counted else impossible("epochs", epochs=count)
-
-
-def _epoch_samples(log: _Mlperf) -> Reading[float]:
-    """The samples of an epoch, which are doubted where they are none of a known data set."""
-    samples, batch, known = log.number("train_samples"), log.number("global_batch_size"), _EPOCHS.get(log.benchmark, ())
-    if not samples:
-        yield f"{log.source}: has no train_samples; nothing says how much it trained"
+def _epoch_samples(samples: float, batch: float, benchmark: str, doubts: list[str]) -> float:
+    """Return the samples of an epoch, and doubt them where they are none of a known data set."""
+    known = _EPOCHS.get(benchmark, ())
     if not known or any(abs(samples / each - 1) < 0.02 for each in known):  # padded to whole batches
         return samples
     why, counted = f"is none of the known data sets, {', '.join(map(str, known))}", samples
     if batch and any(samples == math.ceil(each / batch) for each in known):
         why, counted = f"counts batches, of {batch:,.0f} samples", samples * batch
-    elif log.benchmark == "maskrcnn":
+    elif benchmark == "maskrcnn":
         why, counted = f"is no epoch of COCO: {known[0]:,} images are taken", float(known[0])
-    log.doubts.append(f"train_samples {samples:,.0f} {why}")
+    doubts.append(f"train_samples {samples:,.0f} {why}")
     return counted
 
 
@@ -1593,7 +1568,7 @@ def text_of(data: bytes) -> str:
 def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> Reading[dict[str, Any]]:
     """What the log of a training program says."""
     if (known := recognised(text)) is None:
-        yield f"{source}: is no log that is read"
+        yield "is no log that is read"
     program, reports, found = known or ("", "", [])
     facts: dict[str, list[Any]] = {"workers": []}
     told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
@@ -1608,13 +1583,13 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
     doubts: list[str] = []
     workers = yield from _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
     found = [got for got in found if "workers" not in got or _number(got["workers"]) == workers]
-    rate, whose, how = yield from _rate_of_log(source, reports, found, facts, doubts)
+    rate, whose, how = yield from _rate_of_log(reports, found, facts, doubts)
     how += "" if placed or facts["workers"] else "; workers as in its name"
     unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, SAMPLES)
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
         said = f"is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say of how many workers"
-        yield f"{source}: {said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s"
+        yield f"{said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s"
         return {}
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
@@ -1634,7 +1609,7 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
 
 
 def _rate_of_log(
-    source: str, reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
+    reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
 ) -> Reading[tuple[float, str, str]]:
     """The rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
@@ -1656,7 +1631,7 @@ def _rate_of_log(
             runs[-1][got.get("step") or place], last = report, at
     steps = {step: report for run in runs for step, report in run.items()}
     if not steps:
-        yield f"{source}: has no rate above 0"
+        yield "has no rate above 0"
     first = 1 if reports == "each" else -1 if reports in ("mean", "whole") else 0  # the start-up; the last of means
     kept = [*steps.values()][first:] or [*steps.values()]
     _, whose, batch = kept[-1]
@@ -1665,7 +1640,7 @@ def _rate_of_log(
     if rates and max(rates) > _SAME_RUN * min(rates):
         what = "steps begin again" if "step" in found[0] else "there are totals"
         told = f"{what} with {min(rates):,.6g} and with {max(rates):,.6g} a second"
-        yield f"{source}: is of several runs, for {told}; give each run a log of its own"
+        yield f"is of several runs, for {told}; give each run a log of its own"
     if reports == "whole" or (reports == "each" and len(steps) == 1):
         doubts.append("the start-up is in its rate")
     if whose == "batches":
@@ -1683,10 +1658,10 @@ def _workers(
     if placed:
         if said and math.prod(placed) not in said:
             there = f"{told} worker{'s' * (said != {1})}, and {math.prod(placed)} were given"
-            yield f"{source}: says that there were {there}; leave the number out"
+            yield f"says that there were {there}; leave the number out"
         return math.prod(placed)
     if len(said) > 1:
-        yield f"{source}: says that there were {told} workers; keep one run in a log, or type {source}@N"
+        yield f"says that there were {told} workers; keep one run in a log, or type {source}@N"
     named = None
     for name in map(str.lower, reversed(names)):
         counts = {int(one or other) for one, other in _BY_NAME.findall(name)}
