@@ -283,7 +283,8 @@ def report(directory: Path, **options: Any) -> Told:
     `horovod-study report`, None or False where they are not given. Raises ConfigError where they contradict each other.
     """
     asked = {name: value for name, value in options.items() if value not in (None, False)}
-    _refuse_idle(directory, asked)
+    for why in _idle(directory, asked):
+        raise ConfigError(f"--{why}")
     if "check" in asked:
         return _check(_tables_place(directory, asked), asked.get("runs"), asked.get("allow", ()))
     if "tables" in asked:
@@ -315,20 +316,22 @@ def report(directory: Path, **options: Any) -> Told:
     return {"document": {"answer": answer}, "lines": [*answer, where], "files": made, "doubts": told}
 
 
-def _refuse_idle(directory: Path, asked: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option that would do nothing."""
+def _idle(directory: Path, asked: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which options would do nothing, and why."""
     chosen = sorted({*asked} & {"check", "against", "paper", "tables", *(("files",) if "check" in asked else ())})
     if len(chosen) > 1:
-        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} ask for different things; give one of them")
-    for name, (needed, words) in _NEEDS.items():
-        if name in asked and needed not in asked:
-            raise ConfigError(f"--{name.replace('_', '-')}: {words}")
-    if is_table(directory):
-        for name in ("target", "threads", "bench", "paper"):
-            if name in asked:
-                raise ConfigError(f"--{name}: is about runs, and {directory} is a table of points")
-    elif asked.get("columns"):
-        raise ConfigError(f"--columns: says what the columns of a table of points are; {directory} is none")
+        yield f"{chosen[0]} and --{chosen[1]} ask for different things; give one of them"
+    yield from (
+        f"{name.replace('_', '-')}: {words}"
+        for name, (needed, words) in _NEEDS.items()
+        if name in asked and needed not in asked
+    )
+    table = is_table(directory)
+    if asked.get("columns") and not table:
+        yield f"columns: says what the columns of a table of points are; {directory} is none"
+    for name in ("target", "threads", "bench", "paper") if table else ():
+        if name in asked:
+            yield f"{name}: is about runs, and {directory} is a table of points"
 
 
 def _of_runs(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,10 @@
     points_from    logs of trainings, one point each: MLPerf Training, Horovod's benchmark, Megatron-LM ... (FORMATS)
     benches_of     bench.json, and what nccl-tests, rccl-tests and OSU's osu_allreduce print of a network
 
-Points have the columns COLUMNS (docs/fit.md): `workers`, and `samples_per_s` of all workers together, are needed. The
-first line of a table names the columns, in any order. Other names are read where HEADERS has them, other units by UNITS
-and PREFIXES, in the name of a column or in its cells; rows of the same workers are repeats, unless a column tells
-configurations apart. Forms: commas, semicolons, tabs, bars (Markdown, grids, box drawing), spaces, JSON; long, or wide
-with a column for each series or worker count.
-
-Where two readings are possible, the reader asks (a DataError of one line that names the choice) or tells:
-`frame.attrs["read"]` says in one line what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what is
-odd, which `fitting.fit_series` passes on. `frame.attrs["unit"]` is "samples/s", or what stands in its place.
+Points have the columns COLUMNS (docs/fit.md). Other names are read where HEADERS has them, other units by UNITS and
+PREFIXES, in names or cells. Where two readings are possible, the reader asks (an error of one line that names the
+choice) or tells: `frame.attrs["read"]` says what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what
+is odd. Steps of reading are generators: what they yield is wrong, and one place refuses it or leaves it out.
 """
 
 import codecs
@@ -22,7 +17,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -254,7 +249,7 @@ class Amount:
 def quantity(cell: str) -> Amount | None:
     """Return what a cell says: `450`, `1.7k tok/s`, `4 min 40 s`, `1:04:00`, `95 %`, `2x A100`; None without a number.
 
-    The unit of times is "s", whatever theirs was: the factors are in seconds.
+    Times are in "s", whatever their unit was.
     """
     text = cell.strip()
     if _QUICK.fullmatch(text):
@@ -314,8 +309,7 @@ def _sum(found: Amount | None, *, comma: bool = False) -> float:
 def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> Reading[bool]:
     """Whether a comma marks decimals in the numbers of columns, which stand behind their roles.
 
-    `1,234` says nothing by itself: of a speedup it is taken for a decimal, of a rate for thousands. All times of a
-    table, and all rates of one with semicolons, may as well be the other: it is asked.
+    `1,234` is a decimal of a speedup, thousands of a rate; of times, or of rates beside semicolons, it is asked.
     """
     for role, texts in columns:
         for text in texts:
@@ -344,31 +338,24 @@ def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str,
     return False
 
 
-_WHOLE = ("workers", "nodes", "workers_per_node", "repeat", "accumulation")
-_CELLS: Mapping[str, tuple[float, float, str, bool]] = {  # least, largest, what is allowed ("": whole), may be empty
-    "workers": (1, MAX_WORKERS, "", False),
-    "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", False),
-    "nodes": (1, MAX_WORKERS, "", True),
-    "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
-    "batch_size": (1e-9, 1e12, "samples, above 0", True),
-    "repeat": (0, 10**9, "", True),
-    "workers_per_node": (1, MAX_WORKERS, "", True),
-    "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", False),
-    "step_s": (1e-12, 1e12, "a time above 0", False),
-    "epoch_s": (1e-12, 1e12, "a time above 0", False),
-    "speedup": (1e-9, 1e9, "a number above 0", False),
-    "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
-    "accumulation": (1, 10**6, "", False),
-    "global_batch": (1e-9, 1e15, "samples, above 0", True),
+_OF_WORKERS = rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"
+_CELLS = {  # least, largest, what is allowed ("": whole), units beside rates for rates
+    "workers": (1, MAX_WORKERS, "", _OF_WORKERS),
+    "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", ""),
+    "nodes": (1, MAX_WORKERS, "", rf"|{_NODE}|x ?[a-z].*"),
+    "sync_s": (0.0, 1e6, "seconds per step, 0 or more", "|s"),
+    "batch_size": (1e-9, 1e12, "samples, above 0", rf"|{_ITEM}"),
+    "repeat": (0, 10**9, "", ""),
+    "workers_per_node": (1, MAX_WORKERS, "", _OF_WORKERS),
+    "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", ""),
+    "step_s": (1e-12, 1e12, "a time above 0", "|s"),
+    "epoch_s": (1e-12, 1e12, "a time above 0", "|s"),
+    "speedup": (1e-9, 1e9, "a number above 0", "|x|%"),
+    "efficiency": (1e-6, 1e3, "a share or a percentage above 0", "|%"),
+    "accumulation": (1, 10**6, "", ""),
+    "global_batch": (1e-9, 1e15, "samples, above 0", rf"|{_ITEM}"),
 }
-_UNITS_OF = {  # units that cells of a role may have, beside rates for rates; a worker is no machine of several
-    **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
-    "nodes": rf"|{_NODE}|x ?[a-z].*",
-    **dict.fromkeys(TIMES, "|s"),
-    "speedup": "|x|%",
-    "efficiency": "|%",
-    **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
-}
+_WHOLE = tuple(role for role, (_, _, allowed, _) in _CELLS.items() if not allowed)
 
 
 def _factor(found: Amount, column: Meaning) -> float:
@@ -386,12 +373,13 @@ def _factor(found: Amount, column: Meaning) -> float:
     if unit == ":" and role in TIMES:
         return column.clock
     node = role != "nodes" and re.search(rf"\b(?:{_NODE}|dgx|hgx)\b", unit)  # 2x DGX are no two workers
-    return (0.01 if unit == "%" else 1.0) if re.fullmatch(_UNITS_OF.get(role, ""), unit) and not node else math.nan
+    return (0.01 if unit == "%" else 1.0) if re.fullmatch(_CELLS[role][3], unit) and not node else math.nan
 
 
 def _value(cell: str, column: Meaning, *, comma: bool) -> float | None:
     """Return the value of a cell in the unit of its role, NaN where it may be empty and is, None where it is wrong."""
-    low, high, allowed, optional = _CELLS[column.role]
+    low, high, allowed, _ = _CELLS[column.role]
+    optional = column.role not in (*REQUIRED, *RATES, "accumulation")
     if optional and (not cell.strip() or (not column.own and cell.strip().lower() in NO_VALUE)):
         return math.nan
     found, value, factor = quantity(cell), math.nan, 1.0
@@ -405,6 +393,11 @@ def _value(cell: str, column: Meaning, *, comma: bool) -> float | None:
 def _shown(value: str | list[str]) -> str:
     """What the file says, short enough for one line."""
     return repr(cut(value if isinstance(value, str) else ",".join(value), 60))
+
+
+def _few(texts: Sequence[str], most: int = 5) -> list[str]:
+    """The first of many texts, and how many more there are."""
+    return [*texts[:most], *([f"{len(texts) - most} more"] if len(texts) > most else [])]
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
@@ -470,8 +463,8 @@ def _table(data: str | bytes, source: str) -> Reading[_Reading]:
         yield f"{source}: is not a text file; save the table as CSV in UTF-8"
         text = ""
     if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
-        cells = yield from _of_json(text, source)
-        rows, separator, form = list(enumerate(cells, 1)), ",", f"JSON of {plural(len(cells) - 1, 'row', ',')}"
+        rows = list(enumerate((yield from _of_json(text, source)), 1))
+        separator, form = ",", f"JSON of {plural(len(rows) - 1, 'row', ',')}"
         source = f"{source}, as CSV,"
     else:
         separator, rows = yield from _cells(text.removeprefix("\ufeff"), source)
@@ -590,8 +583,9 @@ def _of_json(text: str, source: str) -> Reading[list[list[str]]]:
         content = tables[0]
     try:
         plain = isinstance(content, dict) and not any(isinstance(each, dict | list) for each in content.values())
-        frame = pd.DataFrame([content] if plain else content, dtype=object)
-    except ValueError:
+        rows: Any = [content] if plain else content
+        frame = pd.DataFrame(rows, dtype=object)
+    except (TypeError, ValueError):
         frame = pd.DataFrame()
     if frame.empty or not all(isinstance(name, str) for name in frame):
         yield f"{source}: holds no table; {again}"
@@ -649,8 +643,8 @@ def _turned(table: _Reading) -> Reading[_Reading]:
 def _long(table: _Reading, columns: Mapping[str, str]) -> Reading[_Reading]:
     """A table with a column for each series with a row for each of their values.
 
-    These are several rates or speedups whose names say of what, or numbers that no name explains: throughputs where all
-    rise with the workers, else `VALUES`, of which --columns has to say what they are.
+    These are rates or speedups whose names say of what, or numbers that no name explains: throughputs where all rise
+    with the workers, else `VALUES`, of which --columns has to say what they are.
     """
     header, given = table.header, set(columns.values())
     open_ = [at for at, name in enumerate(header) if name not in given]
@@ -691,10 +685,7 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> Reading[_Reading]:
 
 
 def _values(table: _Reading, workers: int, wide: list[int]) -> Reading[str]:
-    """What the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
-
-    In logarithms rates rise steeply, and not ever more so, as times of steps do.
-    """
+    """What values are that rise with the workers as rates do: steeply, and not ever more so; `VALUES` where none do."""
     cells = [[*zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)] for at in wide]
     texts = [text for each in cells for _, one in each if one for text, _ in one.parts]
     comma = yield from _decimal_comma([(VALUES, texts)], table.separator, table.where)
@@ -847,10 +838,10 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
-    frame, why = _result(_points(data, source, columns or {}))
-    if why:
-        raise DataError(why)
-    return frame
+    read: tuple[pd.DataFrame, str] = _result(_points(data, source, columns or {}))
+    if read[1]:
+        raise DataError(read[1])
+    return read[0]
 
 
 def _points(data: str | bytes, source: str, columns: Mapping[str, str]) -> Reading[pd.DataFrame]:
@@ -866,8 +857,8 @@ def _points(data: str | bytes, source: str, columns: Mapping[str, str]) -> Readi
     yield from _series(t)
     names = [t.header[at] for at in t.unused if not t.unused[at] and t.header[at]]
     missing = {*COLUMNS} - {each.role for each in t.found}
-    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
-    some += [f"{len(names) - 5} more"] if len(names) > 5 else []
+    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:6]]
+    some = _few([*some, *names[6:]])
     told = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
     told += [f"column {_shown(t.header[at])} not used{why}" for at, why in t.unused.items() if why]
     yield from _wrong(t, unit)
@@ -897,9 +888,8 @@ def _leave_out(t: _Reading) -> Iterator[str]:
             out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
     if len(kept) < 2:
         yield f"{t.where}: no row has a value of {rate.name!r}; give at least one"
-    more = f" and {len(out) - 5} more" if len(out) > 5 else ""
     t.rows = kept
-    t.doubts += [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
+    t.doubts += [f"rows without a value are left out: {', '.join(_few(out))}"] if out else []
 
 
 def _numbers(t: _Reading) -> Iterator[str]:
@@ -944,7 +934,9 @@ def _numbers(t: _Reading) -> Iterator[str]:
         frame["workers"] = frame["workers"].astype("int64")
 
 
-_WORKED_OUT = {  # samples/s of a value, workers and batch of each; their unit, if not that of the value; how
+_WORKED_OUT: Mapping[
+    str, tuple[Callable[..., Any], str, str]
+] = {  # samples/s of a value, workers and batch of each; their unit, if not that of the value; how
     "speedup": (lambda value, n, batch: value, SPEEDUP, "{}: throughput relative to what has 1"),
     "efficiency": (
         lambda value, n, batch: value * n,
@@ -1025,10 +1017,8 @@ def _times_nodes(t: _Reading, each: Any, how: str) -> Iterator[str]:
 
 
 def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
-    """Multiply workers beside nodes where they are those of a node, as their rates say; ask where nothing says.
-
-    They are where more nodes with as many workers are faster, or where there are more nodes than workers.
-    """
+    """Multiply workers beside nodes where they are those of a node: where there are more nodes than workers, or more
+    nodes with as many workers are faster; ask where nothing says."""
     frame = t.frame
     per_node = column.given or "nodes" not in frame or "workers_per_node" in frame
     if per_node or _OF_ALL.search(column.name.lower()) or not frame["nodes"].max() > 1:
@@ -1056,11 +1046,18 @@ def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
 def _series(t: _Reading) -> Iterator[str]:
     """Name the curve of each row, joined where several columns do; tell which were guessed.
 
-    Guessed are columns that are called so, unless every value has one worker count; columns of words whose values have
-    several counts each; then batches, and columns of numbers that tell configurations apart (see _configurations).
+    Guessed are columns called so, unless every value has one worker count; columns of words whose values have several
+    counts each; then batches, and columns of numbers that tell configurations apart.
     """
     columns = {each.at: each.given for each in t.found if each.role == "series"}
-    others = [] if any(columns.values()) else [at for at in t.unused if not _is_other(t.header[at], t.column(at))]
+    run = r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*"
+    roles = {at: getattr(meaning(t.header[at]), "role", "") for at in t.unused if not any(columns.values())}
+    others = [at for at, role in roles.items() if role not in ("other", "status", "repeat")]
+    others += [
+        at
+        for at, role in roles.items()
+        if role == "repeat" and not all(re.fullmatch(run, cell.lower()) for cell in t.column(at))
+    ]
     several = t.frame["workers"].nunique() > 1
     for at in [*columns, *others]:
         cells, told = [unguarded(cell.strip()) for cell in t.column(at)], t.header[at]
@@ -1105,16 +1102,10 @@ def _configurations(t: _Reading, at: int) -> Iterator[str]:
         t.doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
 
 
-def _is_other(name: str, cells: Sequence[str]) -> bool:
-    role = getattr(meaning(name), "role", "")
-    run = r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*"
-    return role in ("other", "status") or (role == "repeat" and all(re.fullmatch(run, cell.lower()) for cell in cells))
-
-
 def _batches(t: _Reading) -> None:
     """Make a series of each batch of a worker, or of all where these are fewer, where equal workers had several.
 
-    Strong and weak scaling that share the rows of fewest workers are two series, which both have these rows.
+    Strong and weak scaling that share the rows of fewest workers are two series with these rows.
     """
     frame, parts = t.frame, []
     name = next((each.name for each in t.found if each.role == "batch_size"), "batch_size")
@@ -1194,9 +1185,8 @@ def _doubtful(t: _Reading, unit: str) -> Iterator[str]:
             yield f"line {row['line']} of {t.source}: {row['workers']:g} workers do not fit on {room}"
     known = frame[[name for name in COLUMNS if name in frame]]
     if "repeat" not in frame and (copies := lines[known.duplicated()].astype(str).tolist()):
-        which = ", ".join(copies[:5]) + (", ..." if len(copies) > 5 else "")
-        told = f"lines {which} of {t.source} repeat" if len(copies) > 1 else f"line {which} of {t.source} repeats"
-        yield f"{told} earlier lines exactly: copied, or truly repeats?"
+        what = f"line{'s' * (len(copies) > 1)} {', '.join(_few(copies))} of {t.source}"
+        yield f"{what}: exactly as earlier ones; copied, or truly repeats?"
 
 
 # --- logs of trainings ------------------------------------------------------------------------------------------------
@@ -1208,7 +1198,6 @@ def _doubtful(t: _Reading, unit: str) -> Iterator[str]:
 
 # Of a log: its name, content, description of its system, names that may say how many workers there were.
 Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
-_SHOWN = 5  # of the logs that are left out
 _LOG_PLACE = ("nodes", "workers_per_node")
 _LOG = {"system": "", "unit": SAMPLES, **dict.fromkeys(_LOG_PLACE, math.nan)}  # what a log that does not say it has
 # What differs in the names of the logs of one run, of each rank or stream:
@@ -1228,7 +1217,7 @@ def points_from(
     `placed`: nodes and workers of each, where somebody said them. What is `alone` may be a table, of which `columns`
     says what its columns are. Raises DataError where nothing can be read.
     """
-    logs, wrong = [], list[str]()
+    points, logs, wrong = pd.DataFrame(), [], list[str]()
     for source, data, system, names in given:
         text = text_of(data)
         if alone and not (placed or recognised(text)):
@@ -1249,7 +1238,7 @@ def points_from(
             why = why and f"{source}: {why}"
         wrong += filter(None, [why])
     more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
-    points, why = _result(_joined(logs, wrong)) if logs else (None, wrong[0] + (more if len(wrong) > 1 else ""))
+    points, why = _result(_joined(logs, wrong)) if logs else (points, wrong[0] + (more if len(wrong) > 1 else ""))
     if why:
         raise DataError(why)
     return points
@@ -1275,8 +1264,7 @@ def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> Reading[
     doubts = [f"{row.series}, {plural(row.workers, 'worker')}: {each}" for row in rows for each in row.doubts]
     further = f"{plural(again.sum(), 'log')} not used: of further ranks or streams of a run, of which one log counts"
     doubts += [further] * bool(again.any())
-    doubts += [f"left out: {each}" for each in wrong[:_SHOWN]]
-    doubts += [f"left out: {len(wrong) - _SHOWN} more logs"] if len(wrong) > _SHOWN else []
+    doubts += [f"left out: {each}" for each in _few(wrong)]
     for series, own in frame.groupby("series"):
         for row in own.itertuples():
             speedup, more = row.samples_per_s / own["samples_per_s"].iloc[0], row.workers / own["workers"].iloc[0]
@@ -1317,11 +1305,11 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     system, benchmark, *_ = [*(folders[at + 1 :] if at is not None else []), "", ""]
     benchmark, doubts = str(values.get("submission_benchmark") or benchmark or "unknown"), list[str]()
     places = [[_number(of.get(name)) for name in ("number_of_nodes", "accelerators_per_node")] for of in (told, values)]
-    nodes, each_has = next((each for each in (placed, *places) if each and all(each)), (0, 0))
-    if not each_has:
+    counts: Any = next((each for each in (placed, *places) if each and all(each)), None)
+    if counts is None:
         why = "is a log of MLPerf Training, and how many accelerators there were is in systems/SYSTEM.json: not there"
         yield f"{why}; give a folder as MLCommons publishes it, or type {source}@NODESxN"
-    keys = [key for key, *_ in events]
+    (nodes, each_has), keys = counts, [key for key, *_ in events]
     end, rates = keys.index("run_stop") + 1 if "run_stop" in keys else 0, []
     for run in (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,):
         rates.append(float(np.median((yield from _rates(run, benchmark, values, doubts)))))
@@ -1775,7 +1763,7 @@ def _of_output(
         else:
             told = f"{len(hosts)} workers were measured with {sizes} size{'s' * (sizes > 1)}; a line needs {_FITS}"
             left.append(f"{name}: {own[0][0].program}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
-    told = "; ".join([*left[:3], *([f"and {len(left) - 3} more"] if len(left) > 3 else [])])
+    told = "; ".join(_few(left, 3))
     if not made:
         yield told
     made[0]["read"] += f"; left out: {told}" if told else ""
