@@ -40,14 +40,15 @@ _T = TypeVar("_T")
 Reading = Generator[str, None, _T]  # a step of reading, and what it comes to; the first fault that it yields ends it
 
 
-def _result(step: Reading[Any]) -> tuple[Any, str]:
-    """Return what a step comes to, or what it said is wrong."""
+def _result(step: Reading[_T]) -> tuple[_T, str]:
+    """Return what a step comes to, or (in place of that None) what it said is wrong."""
     try:
-        return None, next(step)
+        why = next(step)
     except StopIteration as end:
         return end.value, ""
     except DataError as error:  # of a document
-        return None, str(error)
+        why = str(error)
+    return None, why  # type: ignore[return-value]
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -576,11 +577,12 @@ def _of_json(text: str, source: str) -> Reading[list[list[str]]]:
         content = parse_json(text, source=source, error=DataError, again=again)
     while isinstance(content, dict):
         inner = [*content.values()]
-        tables = [each for each in inner if isinstance(each, list) and any(isinstance(row, dict) for row in each)]
-        tables = tables or [each for each in inner if isinstance(each, dict)]
-        if len(tables) != 1:
+        tables: list[Any] = [
+            each for each in inner if isinstance(each, list) and any(isinstance(row, dict) for row in each)
+        ]
+        if len(found := tables or [each for each in inner if isinstance(each, dict)]) != 1:
             break
-        content = tables[0]
+        content = found[0]
     try:
         plain = isinstance(content, dict) and not any(isinstance(each, dict | list) for each in content.values())
         rows: Any = [content] if plain else content
@@ -838,10 +840,10 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
-    read: tuple[pd.DataFrame, str] = _result(_points(data, source, columns or {}))
-    if read[1]:
-        raise DataError(read[1])
-    return read[0]
+    frame, why = _result(_points(data, source, columns or {}))
+    if why:
+        raise DataError(why)
+    return frame
 
 
 def _points(data: str | bytes, source: str, columns: Mapping[str, str]) -> Reading[pd.DataFrame]:
