@@ -37,10 +37,10 @@ from horovod_study.records import finite
 from horovod_study.text.words import cut, listed, plural
 
 _T = TypeVar("_T")
-Reading = Generator[str, None, _T]  # a step of reading, and what it comes to; the first fault that it yields ends it
+_Step = Generator[str, None, _T]  # a step of reading, and what it comes to; the first fault that it yields ends it
 
 
-def _result(step: Reading[_T]) -> tuple[_T, str]:
+def _result(step: _Step[_T]) -> tuple[_T, str]:
     """Return what a step comes to, or (in place of that None) what it said is wrong."""
     try:
         why = next(step)
@@ -307,7 +307,7 @@ def _sum(found: Amount | None, *, comma: bool = False) -> float:
     return math.inf if found is None else sum(number(text, comma=comma) * factor for text, factor in found.parts)
 
 
-def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> Reading[bool]:
+def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> _Step[bool]:
     """Whether a comma marks decimals in the numbers of columns, which stand behind their roles.
 
     `1,234` is a decimal of a speedup, thousands of a rate; of times, or of rates beside semicolons, it is asked.
@@ -412,7 +412,7 @@ _SPLIT = re.compile(r"[,;|\t]|\s{2,}")
 _FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 4 rows in set (0.00 sec)
 
 
-Rows = list[tuple[int, list[str]]]  # of a table: their lines and cells
+_Rows = list[tuple[int, list[str]]]  # of a table: their lines and cells
 
 
 @dataclass(slots=True)
@@ -421,7 +421,7 @@ class _Reading:
 
     source: str
     separator: str
-    rows: Rows
+    rows: _Rows
     told: list[str]  # how it is read
     holds: str = ""  # of a wide one, what its values are
     found: list[Meaning] = field(default_factory=list)  # columns that are used
@@ -451,7 +451,7 @@ class _Reading:
         self.told += [f"series = {told}"] if told else []
 
 
-def _table(data: str | bytes, source: str) -> Reading[_Reading]:
+def _table(data: str | bytes, source: str) -> _Step[_Reading]:
     """The cells of a file, whatever its form; as many in every row."""
     text, told = (data.encode("utf-8", "replace").decode(), "") if isinstance(data, str) else (None, "")
     if isinstance(data, bytes):
@@ -482,7 +482,7 @@ def _table(data: str | bytes, source: str) -> Reading[_Reading]:
     return _Reading(source, separator, rows, [*filter(None, (told, form))])
 
 
-def _cells(text: str, source: str) -> Reading[tuple[str, Rows]]:
+def _cells(text: str, source: str) -> _Step[tuple[str, _Rows]]:
     """What separates the cells of a text, and the cells with their lines."""
     plain = text if text.isascii() else text.translate(_BOX)
     lines = [(at, line) for at, line in enumerate(plain.splitlines(), 1) if not line.isspace() and line]
@@ -501,7 +501,7 @@ def _cells(text: str, source: str) -> Reading[tuple[str, Rows]]:
     if separator == " " and len(lines) > 1:
         return separator, (yield from _spaced(lines, source))
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
-    rows: Rows = []
+    rows: _Rows = []
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells) and not _remark(cells, after=bool(rows)):
@@ -518,9 +518,9 @@ def _remark(cells: list[str], *, after: bool = False) -> bool:
     return cells[0].lstrip().startswith("#") and (after or len(cells) == 1 or meaning(cells[0]) is None)
 
 
-def _barred(lines: list[tuple[int, str]], source: str) -> Reading[Rows]:
+def _barred(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
     """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines above the first rule."""
-    groups: list[Rows] = [[]]
+    groups: list[_Rows] = [[]]
     outer, last, ended = None, 0, False
     for at, line in lines:
         rule, line = bool(_RULE.fullmatch(line)), line.strip()
@@ -545,7 +545,7 @@ def _barred(lines: list[tuple[int, str]], source: str) -> Reading[Rows]:
     return [*names, *(row for group in rows for row in group)]
 
 
-def _spaced(lines: list[tuple[int, str]], source: str) -> Reading[Rows]:
+def _spaced(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
     """Cells between spaces: below the rules over or under the names, or between two spaces or more, or single ones."""
     rules = [line for _, line in lines if _RULE.fullmatch(line)]
     kept = [(at, line.expandtabs()) for at, line in lines if not _RULE.fullmatch(line)]
@@ -566,7 +566,7 @@ def _spaced(lines: list[tuple[int, str]], source: str) -> Reading[Rows]:
     return []
 
 
-def _of_json(text: str, source: str) -> Reading[list[list[str]]]:
+def _of_json(text: str, source: str) -> _Step[list[list[str]]]:
     """Names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
     again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
     lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -609,7 +609,7 @@ VALUES = "values"
 """The column of a long table made of a wide one, whose names do not say what they hold."""
 
 
-def _turned(table: _Reading) -> Reading[_Reading]:
+def _turned(table: _Reading) -> _Step[_Reading]:
     """A table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
     ends = [re.fullmatch(rf"([0-9]+ ?(?:{_WORKER}|{_NODE}))\b ?(.*)", _plain(name[:_LONG])) for name in header]
@@ -642,7 +642,7 @@ def _turned(table: _Reading) -> Reading[_Reading]:
     return _Reading(table.source, table.separator, [first, *rows], told, held)
 
 
-def _long(table: _Reading, columns: Mapping[str, str]) -> Reading[_Reading]:
+def _long(table: _Reading, columns: Mapping[str, str]) -> _Step[_Reading]:
     """A table with a column for each series with a row for each of their values.
 
     These are rates or speedups whose names say of what, or numbers that no name explains: throughputs where all rise
@@ -686,7 +686,7 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> Reading[_Reading]:
     return _Reading(table.source, table.separator, [first, *rows], told)
 
 
-def _values(table: _Reading, workers: int, wide: list[int]) -> Reading[str]:
+def _values(table: _Reading, workers: int, wide: list[int]) -> _Step[str]:
     """What values are that rise with the workers as rates do: steeply, and not ever more so; `VALUES` where none do."""
     cells = [[*zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)] for at in wide]
     texts = [text for each in cells for _, one in each if one for text, _ in one.parts]
@@ -728,7 +728,7 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     return means
 
 
-def _columns(t: _Reading, columns: Mapping[str, str]) -> Reading[list[Meaning]]:
+def _columns(t: _Reading, columns: Mapping[str, str]) -> _Step[list[Meaning]]:
     """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
     names, plain = t.header, [name.lower() for name in t.header]
     used: dict[int, Meaning] = {}
@@ -761,7 +761,7 @@ def _columns(t: _Reading, columns: Mapping[str, str]) -> Reading[list[Meaning]]:
     return found
 
 
-def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> Reading[dict[int, Meaning]]:
+def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> _Step[dict[int, Meaning]]:
     """Columns whose name says what they are, where nothing else is that."""
     names, taken = t.header, {each.role for each in used.values()}
     means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, t.column(at)))}
@@ -846,7 +846,7 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     return frame
 
 
-def _points(data: str | bytes, source: str, columns: Mapping[str, str]) -> Reading[pd.DataFrame]:
+def _points(data: str | bytes, source: str, columns: Mapping[str, str]) -> _Step[pd.DataFrame]:
     table = yield from _table(data, source)
     t = yield from _long((yield from _turned(table)), columns)
     t.found = yield from _columns(t, columns)
@@ -956,7 +956,7 @@ _WORKED_OUT: Mapping[
 }
 
 
-def _work_out(t: _Reading) -> Reading[str]:
+def _work_out(t: _Reading) -> _Step[str]:
     """Add to the frame what it can be worked out from; return in what unit throughputs are."""
     frame, by = t.frame, {each.role: each for each in t.found}
     known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
@@ -996,7 +996,7 @@ def _work_out(t: _Reading) -> Reading[str]:
     return unit or t.rate.unit
 
 
-def _share(t: _Reading, value: "pd.Series[float]") -> Reading["pd.Series[float]"]:
+def _share(t: _Reading, value: "pd.Series[float]") -> _Step["pd.Series[float]"]:
     """Speedups or efficiencies as such where they are in per cent; it is asked where they may be."""
     name, in_cells = t.rate.name, any("%" in cell for cell in t.column(t.rate.at))
     unsaid = "%" in name and not in_cells
@@ -1246,7 +1246,7 @@ def points_from(
     return points
 
 
-def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> Reading[pd.DataFrame]:
+def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> _Step[pd.DataFrame]:
     """The points of logs; `wrong` says of others why they are left out."""
     frame = pd.DataFrame(logs)
     frame["one"] = frame["source"].map(lambda name: _RANK_OF_RUN.sub("#", name))
@@ -1298,7 +1298,7 @@ _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")  # tells one 
 _FAST_STEP_S = 0.01  # of a step on sequences: what is faster counts tokens
 
 
-def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> Reading[dict[str, Any]]:
+def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> _Step[dict[str, Any]]:
     """What a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
     events = [*_events(text)]
     values = {key: value for key, _, _, value in reversed(events)}
@@ -1388,7 +1388,7 @@ def _spans(unit: str, events: Sequence[_Event]) -> list[dict[str, Any]]:
 
 def _rates(
     events: Sequence[_Event], benchmark: str, values: Mapping[str, Any], doubts: list[str]
-) -> Reading[list[float]]:
+) -> _Step[list[float]]:
     """Samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
     why = "has no block or epoch with begin and end; nothing says how long it trained"
     names = ("train_samples", "global_batch_size", "max_sequence_length")
@@ -1555,7 +1555,7 @@ def text_of(data: bytes) -> str:
     return text if ":::MLL" in text else re.sub(r"[^\n]{4000,}", "", text)
 
 
-def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> Reading[dict[str, Any]]:
+def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> _Step[dict[str, Any]]:
     """What the log of a training program says."""
     if (known := recognised(text)) is None:
         yield "is no log that is read"
@@ -1600,7 +1600,7 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
 
 def _rate_of_log(
     reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
-) -> Reading[tuple[float, str, str]]:
+) -> _Step[tuple[float, str, str]]:
     """The rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
     Where the batch grows, the steps with the last one count; steps of a run that was resumed count once.
@@ -1642,7 +1642,7 @@ def _rate_of_log(
 
 def _workers(
     source: str, names: Sequence[str], said: set[int], placed: tuple[int, int] | None, doubts: list[str]
-) -> Reading[int | None]:
+) -> _Step[int | None]:
     """How many workers a log is of: as the caller says, as the log says, or its name, or a folder 8 of it."""
     told = " and ".join(map(str, sorted(said)))
     if placed:
@@ -1743,7 +1743,7 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
 
 def _of_output(
     text: str, name: str, placed: tuple[int, int] | None, gradient_bytes: float | None
-) -> Reading[list[dict[str, Any]]]:
+) -> _Step[list[dict[str, Any]]]:
     for comma in filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())):
         yield f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)"
     if not (tables := list(_tables(text))):
@@ -1844,7 +1844,7 @@ def _printed(word: str) -> tuple[float, float]:
     return float(word), 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-def _checked(table: _Table, source: str) -> Reading[pd.DataFrame]:
+def _checked(table: _Table, source: str) -> _Step[pd.DataFrame]:
     """Return the rows of a table with their `seconds`, all of an all-reduce."""
     again = "give the output of all_reduce_perf or osu_allreduce as it was printed"
     if not table.rows:
@@ -1884,7 +1884,7 @@ def _checked(table: _Table, source: str) -> Reading[pd.DataFrame]:
 
 def _hosts(
     table: _Table, source: str, placed: tuple[int, int] | None
-) -> Reading[tuple[pd.DataFrame, tuple[str, ...], str]]:
+) -> _Step[tuple[pd.DataFrame, tuple[str, ...], str]]:
     """Return the rows of a table, the host of each rank, and how that is known."""
     rows = yield from _checked(table, source)
     rate, bus, rate_half, bus_half = (rows[name].to_numpy() for name in ("algbw", "busbw", "algbw_half", "busbw_half"))
@@ -1929,7 +1929,7 @@ def _hosts(
 
 def _document(
     tables: Sequence[tuple[_Table, pd.DataFrame]], hosts: Sequence[str], how: str, source: str, gradient_bytes: float
-) -> Reading[dict[str, Any]]:
+) -> _Step[dict[str, Any]]:
     (first, _), rows, n = tables[0], pd.concat([rows for _, rows in tables]), len(hosts)
     times: dict[int, list[tuple[float, int]]] = {}
     for size, second, line in sorted(zip(rows["size"], rows["seconds"], rows["line"], strict=True)):
