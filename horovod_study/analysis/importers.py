@@ -936,24 +936,15 @@ def _numbers(t: _Reading) -> Iterator[str]:
         frame["workers"] = frame["workers"].astype("int64")
 
 
-_WORKED_OUT: Mapping[
-    str, tuple[Callable[..., Any], str, str]
-] = {  # samples/s of a value, workers and batch of each; their unit, if not that of the value; how
-    "speedup": (lambda value, n, batch: value, SPEEDUP, "{}: throughput relative to what has 1"),
-    "efficiency": (
-        lambda value, n, batch: value * n,
-        SPEEDUP,
-        "{} x workers: throughput relative to what has efficiency 1",
-    ),
-    "samples_per_s_per_worker": (lambda value, n, batch: value * n, "", "{} x workers"),
-    "epoch_s": (lambda value, n, batch: 1 / value, "epochs/s", "1 / {}: epochs/s, of the same data at every count"),
-    "step_s": (lambda value, n, batch: n * batch / value, SAMPLES, "workers x batch_size / {}"),
-    "batches": (
-        lambda value, n, batch: n / value,
-        "batches/s",
-        "workers / {}: one batch per worker at every count is assumed",
-    ),
+_WORKED_OUT: Mapping[str, tuple[Callable[..., Any], str, str]] = {
+    "speedup": (lambda x, n, b: x, SPEEDUP, "{}: throughput relative to what has 1"),
+    "efficiency": (lambda x, n, b: x * n, SPEEDUP, "{} x workers: throughput relative to what has efficiency 1"),
+    "samples_per_s_per_worker": (lambda x, n, b: x * n, "", "{} x workers"),
+    "epoch_s": (lambda x, n, b: 1 / x, "epochs/s", "1 / {}: epochs/s, of the same data at every count"),
+    "step_s": (lambda x, n, b: n * b / x, SAMPLES, "workers x batch_size / {}"),
+    "batches": (lambda x, n, b: n / x, "batches/s", "workers / {}: one batch per worker at every count is assumed"),
 }
+"""Samples/s of a value, workers and the batch of each; their unit, if not that of the value; and how it is said."""
 
 
 def _work_out(t: _Reading) -> _Step[str]:
@@ -963,12 +954,8 @@ def _work_out(t: _Reading) -> _Step[str]:
     if "workers" in frame:
         yield from _of_a_node(t, by["workers"])
     else:
-        how = (
-            f"{by['nodes'].name} x {by['workers_per_node'].name}"
-            if known
-            else f"{by['nodes'].name}: nodes are what is counted"
-        )
-        yield from _times_nodes(t, frame["workers_per_node"] if known else 1, how)
+        how = f" x {by['workers_per_node'].name}" if known else ": nodes are what is counted"
+        yield from _times_nodes(t, frame["workers_per_node"] if known else 1, by["nodes"].name + how)
     workers = frame["workers"]
     if "global_batch" in frame:
         frame["batch_size"] = frame["global_batch"] / workers
@@ -1042,6 +1029,8 @@ def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
         t.told.append(f"{column.name} are those of all nodes")
 
 
+_RUN_NAME = re.compile(r"(?i)(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*")
+
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
@@ -1052,14 +1041,9 @@ def _series(t: _Reading) -> Iterator[str]:
     counts each; then batches, and columns of numbers that tell configurations apart.
     """
     columns = {each.at: each.given for each in t.found if each.role == "series"}
-    run = r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*"
     roles = {at: getattr(meaning(t.header[at]), "role", "") for at in t.unused if not any(columns.values())}
-    others = [at for at, role in roles.items() if role not in ("other", "status", "repeat")]
-    others += [
-        at
-        for at, role in roles.items()
-        if role == "repeat" and not all(re.fullmatch(run, cell.lower()) for cell in t.column(at))
-    ]
+    others = [at for at, role in roles.items() if role not in ("other", "status")]
+    others = [at for at in others if roles[at] != "repeat" or not all(map(_RUN_NAME.fullmatch, t.column(at)))]
     several = t.frame["workers"].nunique() > 1
     for at in [*columns, *others]:
         cells, told = [unguarded(cell.strip()) for cell in t.column(at)], t.header[at]
