@@ -4,15 +4,10 @@
     points_from    logs of trainings, one point each: MLPerf Training, Horovod's benchmark, Megatron-LM ... (FORMATS)
     benches_of     bench.json, and what nccl-tests, rccl-tests and OSU's osu_allreduce print of a network
 
-Points have the columns COLUMNS (docs/fit.md): `workers`, and `samples_per_s` of all workers together, are needed. The
-first line of a table names the columns, in any order. Other names are read where HEADERS has them, other units by UNITS
-and PREFIXES, in the name of a column or in its cells; rows of the same workers are repeats, unless a column tells
-configurations apart. Forms: commas, semicolons, tabs, bars (Markdown, grids, box drawing), spaces, JSON; long, or wide
-with a column for each series or worker count.
-
-Where two readings are possible, the reader asks (a DataError of one line that names the choice) or tells:
-`frame.attrs["read"]` says in one line what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what is
-odd, which `fitting.fit_series` passes on. `frame.attrs["unit"]` is "samples/s", or what stands in its place.
+Points have the columns COLUMNS (docs/fit.md). Other names are read where HEADERS has them, other units by UNITS and
+PREFIXES, in names or cells. Where two readings are possible, the reader asks (an error of one line that names the
+choice) or tells: `frame.attrs["read"]` says what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what
+is odd. Steps of reading are generators: what they yield is wrong, and one place refuses it or leaves it out.
 """
 
 import codecs
@@ -22,11 +17,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -36,10 +31,25 @@ from horovod_study.analysis.impossible import MOST_EPOCHS, impossible
 from horovod_study.analysis.machine.network import analyze
 from horovod_study.analysis.series.baselines import SPEEDUP, impossibilities
 from horovod_study.config.documents import parse_json
-from horovod_study.errors import AnalysisError, DataError, nearest, require_known
+from horovod_study.errors import AnalysisError, DataError, nearest
 from horovod_study.files import unguarded
 from horovod_study.records import finite
 from horovod_study.text.words import cut, listed, plural
+
+_T = TypeVar("_T")
+_Step = Generator[str, None, _T]  # a step of reading, and what it comes to; the first fault that it yields ends it
+
+
+def _result(step: _Step[_T]) -> tuple[_T, str]:
+    """Return what a step comes to, or (in place of that None) what it said is wrong."""
+    try:
+        why = next(step)
+    except StopIteration as end:
+        return end.value, ""
+    except DataError as error:  # of a document
+        why = str(error)
+    return None, why  # type: ignore[return-value]
+
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
@@ -240,7 +250,7 @@ class Amount:
 def quantity(cell: str) -> Amount | None:
     """Return what a cell says: `450`, `1.7k tok/s`, `4 min 40 s`, `1:04:00`, `95 %`, `2x A100`; None without a number.
 
-    The unit of times is "s", whatever theirs was: the factors are in seconds.
+    Times are in "s", whatever their unit was.
     """
     text = cell.strip()
     if _QUICK.fullmatch(text):
@@ -297,13 +307,11 @@ def _sum(found: Amount | None, *, comma: bool = False) -> float:
     return math.inf if found is None else sum(number(text, comma=comma) * factor for text, factor in found.parts)
 
 
-def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> bool:
-    """Return whether a comma marks decimals in the numbers of columns, which stand behind their roles.
+def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> _Step[bool]:
+    """Whether a comma marks decimals in the numbers of columns, which stand behind their roles.
 
-    `1,234` says nothing by itself: of a speedup it is taken for a decimal, of a rate for thousands. DataError where it
-    may as well be the other: all times of a table, all rates of one with semicolons.
+    `1,234` is a decimal of a speedup, thousands of a rate; of times, or of rates beside semicolons, it is asked.
     """
-    both = "thousands or decimals; write its column"
     for role, texts in columns:
         for text in texts:
             comma, point = text.rfind(","), text.rfind(".")
@@ -313,51 +321,42 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
                 return False
             if text.count(".") > 1 or (text.count(",") == 1 and not _COMMAS.fullmatch(text)):
                 return True
+    both = "thousands or decimals; write its column"
     for role, texts in columns:
-        pointed = [text for text in texts if "." in text]
-        if role in (*RATES[:2], *TIMES) and pointed and all(map(_POINTS.fullmatch, pointed)):
-            if any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
-                raise DataError(f"{where}: {pointed[0]!r} may have {both} without points")
-    unclear = [(role, texts, sum("," in text for text in texts)) for role, texts in columns]
-    pointed = [text for _, texts in columns for text in texts if re.search(r"\.(?!\d{3}$)", text)]
-    if pointed or not any(count for _, _, count in unclear):
+        pointed = [text for text in texts if "." in text] if role in (*RATES[:2], *TIMES) else []
+        if pointed and all(map(_POINTS.fullmatch, pointed)) and any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
+            yield f"{where}: {pointed[0]!r} may have {both} without points"
+    if any(re.search(r"\.(?!\d{3}$)", text) for _, texts in columns for text in texts):
         return False
-    if any(count for role, _, count in unclear if role in RATES[4:]):
-        return True
-    if any(count and any(re.match(r"\d{4}|\d+[^\d.,]\d", text) for text in texts) for _, texts, count in unclear):
-        return True  # 1906 and 1,332: commas part no thousands
-    for role, texts, count in unclear:  # not so beside 880
-        if count and (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
+    commas = [(role, texts) for role, texts in columns if any("," in text for text in texts)]
+    long = (re.match(r"\d{4}|\d+[^\d.,]\d", text) for _, texts in commas for text in texts)
+    if any(role in RATES[4:] for role, _ in commas) or any(long):
+        return True  # beside 1906 the comma of 1,332 parts no thousands
+    for role, texts in commas:  # not so beside 880
+        if (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
             first = next(text for text in texts if "," in text)
-            raise DataError(f"{where}: {first!r} may have {both} without commas")
+            yield f"{where}: {first!r} may have {both} without commas"
     return False
 
 
-_WHOLE = ("workers", "nodes", "workers_per_node", "repeat", "accumulation")
-_CELLS: Mapping[str, tuple[float, float, str, bool]] = {  # least, largest, what is allowed ("": whole), may be empty
-    "workers": (1, MAX_WORKERS, "", False),
-    "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", False),
-    "nodes": (1, MAX_WORKERS, "", True),
-    "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
-    "batch_size": (1e-9, 1e12, "samples, above 0", True),
-    "repeat": (0, 10**9, "", True),
-    "workers_per_node": (1, MAX_WORKERS, "", True),
-    "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", False),
-    "step_s": (1e-12, 1e12, "a time above 0", False),
-    "epoch_s": (1e-12, 1e12, "a time above 0", False),
-    "speedup": (1e-9, 1e9, "a number above 0", False),
-    "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
-    "accumulation": (1, 10**6, "", False),
-    "global_batch": (1e-9, 1e15, "samples, above 0", True),
+_OF_WORKERS = rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"
+_CELLS = {  # least, largest, what is allowed ("": whole), units beside rates for rates
+    "workers": (1, MAX_WORKERS, "", _OF_WORKERS),
+    "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", ""),
+    "nodes": (1, MAX_WORKERS, "", rf"|{_NODE}|x ?[a-z].*"),
+    "sync_s": (0.0, 1e6, "seconds per step, 0 or more", "|s"),
+    "batch_size": (1e-9, 1e12, "samples, above 0", rf"|{_ITEM}"),
+    "repeat": (0, 10**9, "", ""),
+    "workers_per_node": (1, MAX_WORKERS, "", _OF_WORKERS),
+    "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", ""),
+    "step_s": (1e-12, 1e12, "a time above 0", "|s"),
+    "epoch_s": (1e-12, 1e12, "a time above 0", "|s"),
+    "speedup": (1e-9, 1e9, "a number above 0", "|x|%"),
+    "efficiency": (1e-6, 1e3, "a share or a percentage above 0", "|%"),
+    "accumulation": (1, 10**6, "", ""),
+    "global_batch": (1e-9, 1e15, "samples, above 0", rf"|{_ITEM}"),
 }
-_UNITS_OF = {  # units that cells of a role may have, beside rates for rates; a worker is no machine of several
-    **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
-    "nodes": rf"|{_NODE}|x ?[a-z].*",
-    **dict.fromkeys(TIMES, "|s"),
-    "speedup": "|x|%",
-    "efficiency": "|%",
-    **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
-}
+_WHOLE = tuple(role for role, (_, _, allowed, _) in _CELLS.items() if not allowed)
 
 
 def _factor(found: Amount, column: Meaning) -> float:
@@ -375,26 +374,31 @@ def _factor(found: Amount, column: Meaning) -> float:
     if unit == ":" and role in TIMES:
         return column.clock
     node = role != "nodes" and re.search(rf"\b(?:{_NODE}|dgx|hgx)\b", unit)  # 2x DGX are no two workers
-    return (0.01 if unit == "%" else 1.0) if re.fullmatch(_UNITS_OF.get(role, ""), unit) and not node else math.nan
+    return (0.01 if unit == "%" else 1.0) if re.fullmatch(_CELLS[role][3], unit) and not node else math.nan
 
 
-def _value(cell: str, column: Meaning, where: str, *, comma: bool) -> float:
-    """Return the value of a cell in the unit of its role."""
-    low, high, allowed, optional = _CELLS[column.role]
+def _value(cell: str, column: Meaning, *, comma: bool) -> float | None:
+    """Return the value of a cell in the unit of its role, NaN where it may be empty and is, None where it is wrong."""
+    low, high, allowed, _ = _CELLS[column.role]
+    optional = column.role not in (*REQUIRED, *RATES, "accumulation")
     if optional and (not cell.strip() or (not column.own and cell.strip().lower() in NO_VALUE)):
         return math.nan
     found, value, factor = quantity(cell), math.nan, 1.0
     if found is not None:
         value, factor = _sum(found, comma=comma), _factor(found, column)
     if not (low <= value <= high and (allowed or value == math.floor(value))) or math.isnan(factor):
-        told = allowed or f"a whole number from {low} to {high}"
-        raise DataError(f"{where}: {column.name} is {_shown(cell)}; allowed is {told}; correct it or drop the line")
+        return None
     return factor / value if column.inverse else value * factor
 
 
 def _shown(value: str | list[str]) -> str:
     """What the file says, short enough for one line."""
     return repr(cut(value if isinstance(value, str) else ",".join(value), 60))
+
+
+def _few(texts: Sequence[str], most: int = 5) -> list[str]:
+    """The first of many texts, and how many more there are."""
+    return [*texts[:most], *([f"{len(texts) - most} more"] if len(texts) > most else [])]
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
@@ -408,13 +412,16 @@ _SPLIT = re.compile(r"[,;|\t]|\s{2,}")
 _FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 4 rows in set (0.00 sec)
 
 
+_Rows = list[tuple[int, list[str]]]  # of a table: their lines and cells
+
+
 @dataclass(slots=True)
 class _Reading:
     """A table while it is read: its cells with the line of each row, the header first, and what comes out of them."""
 
     source: str
     separator: str
-    rows: list[tuple[int, list[str]]]
+    rows: _Rows
     told: list[str]  # how it is read
     holds: str = ""  # of a wide one, what its values are
     found: list[Meaning] = field(default_factory=list)  # columns that are used
@@ -444,29 +451,39 @@ class _Reading:
         self.told += [f"series = {told}"] if told else []
 
 
-def _table(data: str | bytes, source: str) -> _Reading:
-    """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
-    text, told = (data.encode("utf-8", "replace").decode(), []) if isinstance(data, str) else _decoded(data, source)
+def _table(data: str | bytes, source: str) -> _Step[_Reading]:
+    """The cells of a file, whatever its form; as many in every row."""
+    text, told = (data.encode("utf-8", "replace").decode(), "") if isinstance(data, str) else (None, "")
+    if isinstance(data, bytes):
+        utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        ways = {"utf-16": "text in UTF-16"} if utf16 else {"utf-8-sig": "", "cp1252": "text in Windows-1252"}
+        for encoding, how in ways.items() if utf16 or b"\0" not in data else ():
+            with suppress(UnicodeDecodeError):
+                text, told = (data.decode(encoding), how) if text is None else (text, told)
+    if text is None:
+        yield f"{source}: is not a text file; save the table as CSV in UTF-8"
+        text = ""
     if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
-        rows = list(enumerate(_of_json(text, source), 1))
-        table = _Reading(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
+        rows = list(enumerate((yield from _of_json(text, source)), 1))
+        separator, form = ",", f"JSON of {plural(len(rows) - 1, 'row', ',')}"
+        source = f"{source}, as CSV,"
     else:
-        separator, rows = _cells(text.removeprefix("\ufeff"), source)
-        table = _Reading(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
+        separator, rows = yield from _cells(text.removeprefix("\ufeff"), source)
+        form = "" if separator == "," else f"{separator!r} separates columns"
     if not rows:
-        raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
+        yield f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point"
     if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
-        raise DataError(f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step")
+        yield f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step"
     for line, cells in rows:
         if len(cells) != len(rows[0][1]):
             several = f"{len(cells)} cells where the first line names {len(rows[0][1])} columns ({_shown(cells)})"
-            raise DataError(f"{source} line {line}: {several}; quote cells with a separator in them")
+            yield f"{source} line {line}: {several}; quote cells with a separator in them"
     rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in rows[0][1]])
-    return table
+    return _Reading(source, separator, rows, [*filter(None, (told, form))])
 
 
-def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
-    """Return what separates the cells of a text, and the cells with their lines."""
+def _cells(text: str, source: str) -> _Step[tuple[str, _Rows]]:
+    """What separates the cells of a text, and the cells with their lines."""
     plain = text if text.isascii() else text.translate(_BOX)
     lines = [(at, line) for at, line in enumerate(plain.splitlines(), 1) if not line.isspace() and line]
     lines = [each for each in lines if not _FOOTER.fullmatch(each[1].strip())] if len(lines) < 10**5 else lines
@@ -480,11 +497,11 @@ def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
     if separator in "| " and len(lines) > MAX_POINTS + 100:
         return separator, [(at, []) for at, _ in lines]  # too many
     if separator == "|":
-        return separator, _barred(lines, source)
+        return separator, (yield from _barred(lines, source))
     if separator == " " and len(lines) > 1:
-        return separator, _spaced(lines, source)
+        return separator, (yield from _spaced(lines, source))
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
-    rows: list[tuple[int, list[str]]] = []
+    rows: _Rows = []
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells) and not _remark(cells, after=bool(rows)):
@@ -492,7 +509,7 @@ def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
             if len(rows) > MAX_POINTS + 1:
                 break
     except csv.Error as error:
-        raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
+        yield f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV"
     return "," if separator == " " else separator, rows
 
 
@@ -501,9 +518,9 @@ def _remark(cells: list[str], *, after: bool = False) -> bool:
     return cells[0].lstrip().startswith("#") and (after or len(cells) == 1 or meaning(cells[0]) is None)
 
 
-def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
+def _barred(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
     """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines above the first rule."""
-    groups: list[list[tuple[int, list[str]]]] = [[]]
+    groups: list[_Rows] = [[]]
     outer, last, ended = None, 0, False
     for at, line in lines:
         rule, line = bool(_RULE.fullmatch(line)), line.strip()
@@ -512,7 +529,7 @@ def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             continue
         inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
         if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
-            raise DataError(f"{source} line {at}: a second table begins; give one, or name its series in a column")
+            yield f"{source} line {at}: a second table begins; give one, or name its series in a column"
         if rule:
             groups.append([])
         else:
@@ -520,50 +537,37 @@ def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
             groups[-1].append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
         last = at
-    groups = [group for group in groups if group]
-    if len(groups) > 1 and len({len(cells) for _, cells in groups[0]}) == 1:
-        names = zip(*(cells for _, cells in groups[0]), strict=True)
-        groups[0] = [(groups[0][0][0], [" ".join(filter(None, parts)) for parts in names])]
-    return [row for group in groups for row in group]
+    names, *rows = [group for group in groups if group]
+    if rows and len({len(cells) for _, cells in names}) == 1:
+        names = [
+            (names[0][0], [" ".join(filter(None, parts)) for parts in zip(*(cells for _, cells in names), strict=True)])
+        ]
+    return [*names, *(row for group in rows for row in group)]
 
 
-def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
+def _spaced(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
     """Cells between spaces: below the rules over or under the names, or between two spaces or more, or single ones."""
     rules = [line for _, line in lines if _RULE.fullmatch(line)]
     kept = [(at, line.expandtabs()) for at, line in lines if not _RULE.fullmatch(line)]
-    if not kept:
-        return []
     kept = [each for each in kept if each is kept[0] or not each[1].lstrip().startswith("#")]
     begins = [found.start() for found in re.finditer(r"[=-]+", rules[0])][1:] if rules else []
     if begins and all(not line[begin - 1 : begin].strip() for _, line in kept for begin in begins):
-        ends = pairwise([0, *begins, None])
-        return [(at, [line[begin:end].strip() for begin, end in ends]) for ends in [[*ends]] for at, line in kept]
-    for gap in (r"\s{2,}", r"\s+"):
-        rows = [(at, re.split(gap, line.strip())) for at, line in kept]
-        first, *sizes = [len(cells) for _, cells in rows]
+        ends = [*pairwise([0, *begins, None])]
+        return [(at, [line[begin:end].strip() for begin, end in ends]) for at, line in kept]
+    for gap in (r"\s{2,}", r"\s+") if kept else ():
+        (top, names), *rows = [(at, re.split(gap, line.strip())) for at, line in kept]
+        first, sizes = len(names), [len(cells) for _, cells in rows]
         if len(sizes) > 1 and first + sizes[0] == sizes[1] and not re.search(r"\d", kept[1][1]):  # a named index
-            return [(rows[0][0], rows[1][1] + rows[0][1]), *rows[2:]]
-        if set(sizes) == {first + 1}:  # an index without a name, as pandas prints it
-            return [(rows[0][0], ["", *rows[0][1]]), *rows[1:]]
-        if set(sizes) == {first} and first > 1:
-            return rows
+            return [(top, rows[0][1] + names), *rows[1:]]
+        if set(sizes) in ({first}, {first + 1}) and sizes[0] > 1:  # an index without a name, as pandas prints it
+            return [(top, [""] * (sizes[0] - first) + names), *rows]
     told = f"{_shown(lines[0][1].strip())} begins no table: columns between commas, semicolons, tabs, bars"
-    raise DataError(f"{source} line {lines[0][0]}: {told} (Markdown, grids) or two spaces, or JSON")
+    yield f"{source} line {lines[0][0]}: {told} (Markdown, grids) or two spaces, or JSON"
+    return []
 
 
-def _decoded(data: bytes, source: str) -> tuple[str, list[str]]:
-    """Return a text and in which encoding it was, if not in UTF-8."""
-    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    ways = {"utf-16": "text in UTF-16"} if utf16 else {"utf-8-sig": "", "cp1252": "text in Windows-1252"}
-    for encoding, told in ways.items():
-        with suppress(UnicodeDecodeError):
-            if utf16 or b"\0" not in data:
-                return data.decode(encoding), [told] * bool(told)
-    raise DataError(f"{source}: is not a text file; save the table as CSV in UTF-8")
-
-
-def _of_json(text: str, source: str) -> list[list[str]]:
-    """Return names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
+def _of_json(text: str, source: str) -> _Step[list[list[str]]]:
+    """Names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
     again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
     lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
@@ -571,29 +575,26 @@ def _of_json(text: str, source: str) -> list[list[str]]:
         content: Any = [parse_json(one, source=where, error=DataError, again=again) for where, one in at_line]
     else:
         content = parse_json(text, source=source, error=DataError, again=again)
-
-    def lists(value: Any) -> bool:
-        return isinstance(value, list) and any(isinstance(each, dict) for each in value)
-
     while isinstance(content, dict):
         inner = [*content.values()]
-        tables = [*filter(lists, inner)] or [each for each in inner if isinstance(each, dict)]
-        if len(tables) != 1:
+        tables: list[Any] = [
+            each for each in inner if isinstance(each, list) and any(isinstance(row, dict) for row in each)
+        ]
+        if len(found := tables or [each for each in inner if isinstance(each, dict)]) != 1:
             break
-        content = tables[0]
-    if isinstance(content, dict) and content and not any(isinstance(each, dict | list) for each in content.values()):
-        content = [content]
-    rows = isinstance(content, list) and content and all(isinstance(row, dict) for row in content)
+        content = found[0]
     try:
-        frame = pd.DataFrame(content if rows or isinstance(content, dict) else None, dtype=object)
-    except ValueError:
+        plain = isinstance(content, dict) and not any(isinstance(each, dict | list) for each in content.values())
+        rows: Any = [content] if plain else content
+        frame = pd.DataFrame(rows, dtype=object)
+    except (TypeError, ValueError):
         frame = pd.DataFrame()
-    if frame.empty:
-        raise DataError(f"{source}: holds no table; {again}")
+    if frame.empty or not all(isinstance(name, str) for name in frame):
+        yield f"{source}: holds no table; {again}"
     for at, row in enumerate(frame.to_dict("records"), 1):
         if nested := next((name for name, value in row.items() if isinstance(value, dict | list)), None):
-            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {again}")
-    return [[str(name) for name in frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
+            yield f"{source} row {at}: {nested!r} is a table itself; {again}"
+    return [[*frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
 
 
 # --- wide tables ------------------------------------------------------------------------------------------------------
@@ -608,8 +609,8 @@ VALUES = "values"
 """The column of a long table made of a wide one, whose names do not say what they hold."""
 
 
-def _turned(table: _Reading) -> _Reading:
-    """Return a table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
+def _turned(table: _Reading) -> _Step[_Reading]:
+    """A table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
     ends = [re.fullmatch(rf"([0-9]+ ?(?:{_WORKER}|{_NODE}))\b ?(.*)", _plain(name[:_LONG])) for name in header]
     holds = {each[2] for each in ends if each}
@@ -617,19 +618,19 @@ def _turned(table: _Reading) -> _Reading:
     known = bool(_rate(more)) or more in UNITS
     shown = [each[1] if each and known else name for name, each in zip(header, ends, strict=True)]
     counts = {at: found[1] for at, name in enumerate(shown) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
-    nodes = bool(counts) and all(re.search(rf"{_NODE}$", shown[at], re.IGNORECASE) for at in counts)
+    if len(set(counts.values())) < len(counts) or len(counts) < 2 or not body:
+        return table
+    nodes = all(re.search(rf"{_NODE}$", shown[at], re.IGNORECASE) for at in counts)
     labels = [at for at in range(len(header)) if at not in counts]
     plain = all(header[at] == count for at, count in counts.items())
     corner = header[labels[0]] if labels else ""
     of = getattr(meaning(corner), "role", "")
-    below = [cells[labels[0]].strip() for _, cells in body] if labels else []
-    numbers = bool(below) and plain and all(re.fullmatch("[1-9][0-9]*", cell) for cell in below)
-    bare = plain and not (labels and (not corner or of in ("workers", "series", *RATES)))  # numbers without names
-    bare = bare or (numbers and of == "workers")  # which are the counts
-    if bare or len(set(counts.values())) < max(2 + plain, len(counts)) or not body:
+    numbers = plain and labels and all(re.fullmatch("[1-9][0-9]*", cells[labels[0]].strip()) for _, cells in body)
+    named = labels and (not corner or of in ("workers", "series", *RATES)) and not (numbers and of == "workers")
+    if plain and (not named or len(counts) < 3):  # numbers without names, or rows are the counts
         return table
     if numbers and not corner:
-        raise DataError(f"{table.where}: names and first column are numbers; name the column of workers 'workers'")
+        yield f"{table.where}: names and first column are numbers; name the column of workers 'workers'"
     names = []
     for _, cells in body:
         words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at].strip() for at in labels]
@@ -641,13 +642,12 @@ def _turned(table: _Reading) -> _Reading:
     return _Reading(table.source, table.separator, [first, *rows], told, held)
 
 
-def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
-    """Return a table with a column for each series with a row for each of their values.
+def _long(table: _Reading, columns: Mapping[str, str]) -> _Step[_Reading]:
+    """A table with a column for each series with a row for each of their values.
 
-    These are several rates or speedups whose names say of what, or numbers that no name explains: throughputs where all
-    rise with the workers, else `VALUES`, of which --columns has to say what they are.
+    These are rates or speedups whose names say of what, or numbers that no name explains: throughputs where all rise
+    with the workers, else `VALUES`, of which --columns has to say what they are.
     """
-    table = _turned(table)
     header, given = table.header, set(columns.values())
     open_ = [at for at, name in enumerate(header) if name not in given]
     known = {at: each for at in open_ if (each := _meaning(header[at], table.column(at)))}
@@ -658,7 +658,7 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
     if wide and best not in columns and not table.holds:
         left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
         if len(left) == len({known[at].label for at in wide} - {""}) == len(wide) > 1:
-            raise DataError(f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit")
+            yield f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit"
         names = {at: header[at] if known[at].label == _plain(header[at]) else known[at].label for at in wide}
         if len(left) == 1 < len(wide) == len({*names.values()} - {""}):
             name = left.pop() or _NAMES.get(best, "")
@@ -668,34 +668,29 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
         rest = [at for at in (range(1, len(header)) if table.holds else rest) if at not in counted]
         names = {at: header[at] for at in rest if any(map(quantity, table.column(at)))}
         if len(names) > 1 or (names and (table.holds or VALUES in header)):
-            name = VALUES if VALUES in given else table.holds or _values(table, counted[0], [*names])
+            name = VALUES if VALUES in given else table.holds or (yield from _values(table, counted[0], [*names]))
     if not name:
         return table
     kept = [at for at in range(len(header)) if at not in names]
+    runs = "repeat" not in header and all(_RUN.fullmatch(_plain(label)) for label in names.values())
+    labels = {at: re.sub(r"\D", "", label) if runs else label for at, label in names.items()}
     rows = [
         (line, [*(cells[at] for at in kept), label, cells[one]])
-        for one, label in names.items()
+        for one, label in labels.items()
         for line, cells in table.rows[1:]
     ]
-    told = [f"columns {listed([header[at] for at in names])} are series"]
+    told = [*table.told, f"columns {listed([header[at] for at in names])} are {'repeats' if runs else 'series'}"]
     if not best and not table.holds and name != VALUES:
         told.append(f"their values, which rise with the workers, are {name}s")
-    runs = [_RUN.fullmatch(_plain(label)) for label in names.values()]
-    if all(runs) and "repeat" not in header:
-        rows = [(line, [*cells[:-2], re.sub(r"\D", "", cells[-2]), cells[-1]]) for line, cells in rows]
-        told[0] = told[0].replace("are series", "are repeats")
-    first = (table.rows[0][0], [*(header[at] for at in kept), "repeat" if all(runs) else "series", name])
-    return _Reading(table.source, table.separator, [first, *rows], [*table.told, *told])
+    first = (table.rows[0][0], [*(header[at] for at in kept), "repeat" if runs else "series", name])
+    return _Reading(table.source, table.separator, [first, *rows], told)
 
 
-def _values(table: _Reading, workers: int, wide: list[int]) -> str:
-    """Return what the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
-
-    In logarithms rates rise steeply, and not ever more so, as times of steps do.
-    """
+def _values(table: _Reading, workers: int, wide: list[int]) -> _Step[str]:
+    """What values are that rise with the workers as rates do: steeply, and not ever more so; `VALUES` where none do."""
     cells = [[*zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)] for at in wide]
     texts = [text for each in cells for _, one in each if one for text, _ in one.parts]
-    comma = decimal_comma([(VALUES, texts)], table.separator, table.where)
+    comma = yield from _decimal_comma([(VALUES, texts)], table.separator, table.where)
     ones = True
     for each in cells:
         both = sorted((_sum(n, comma=False), _sum(x, comma=comma)) for n, x in each if n and x)
@@ -733,14 +728,15 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     return means
 
 
-def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
+def _columns(t: _Reading, columns: Mapping[str, str]) -> _Step[list[Meaning]]:
     """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
     names, plain = t.header, [name.lower() for name in t.header]
     used: dict[int, Meaning] = {}
     for role, name in columns.items():
-        require_known(f"{t.where}: --columns", role, ROLES, error=DataError)
+        if role not in ROLES:
+            yield f"{t.where}: --columns {role!r} is not known{nearest(role, ROLES)}; allowed: {', '.join(ROLES)}"
         if name not in names and name.strip().lower() not in plain:
-            raise DataError(f"{t.where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
+            yield f"{t.where}: --columns names {name!r}, which is none of the columns {_shown(names)}"
         at = names.index(name) if name in names else plain.index(name.strip().lower())
         guess, factor = _meaning(names[at], t.column(at)), _seconds(name) if role in TIMES else 1.0
         # Of whom a rate is, is told; in which unit, its name says.
@@ -750,11 +746,11 @@ def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
     for at, name in enumerate(plain):
         if at not in used and name in COLUMNS and name not in columns:
             used[at] = Meaning(role=name, at=at, name=names[at], given=True, own=True)
-    role, count = Counter(each.role for each in used.values()).most_common(1)[0] if used else ("", 0)
-    if count > 1:
-        raise DataError(f"{t.where}: column {role!r} appears {count} times; keep one of them")
-    used |= _guessed(t, used)
-    _require(t, {each.role for each in used.values()})
+    for role, count in Counter(each.role for each in used.values()).items():
+        if count > 1:
+            yield f"{t.where}: column {role!r} appears {count} times; keep one of them"
+    used |= yield from _guessed(t, used)
+    yield from _lacking(t, {each.role for each in used.values()})
     found = []
     for each in used.values():
         cells = t.column(each.at) if each.role in _CELLS else []
@@ -765,7 +761,7 @@ def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
     return found
 
 
-def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
+def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> _Step[dict[int, Meaning]]:
     """Columns whose name says what they are, where nothing else is that."""
     names, taken = t.header, {each.role for each in used.values()}
     means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, t.column(at)))}
@@ -785,40 +781,41 @@ def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
             continue
         if len(same) > 1 and each.role not in ("series", "status"):
             both, say = " and ".join(map(repr, same)), f"--columns {each.role}={same[0]!r}"
-            raise DataError(f"{t.where}: {both} may both be {each.role}; say which: {say}")
+            yield f"{t.where}: {both} may both be {each.role}; say which: {say}"
         found[at] = replace(each, at=at, name=names[at])
     return found
 
 
-def _require(t: _Reading, roles: set[str]) -> None:
-    """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
-    names, where, rated = t.header, t.where, bool(roles & set(RATES))
-    for name in names if not rated else ():
-        if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
-            raise _ask(t, name, "a speedup or an efficiency", "speedup", "efficiency")
+def _lacking(t: _Reading, roles: set[str]) -> Iterator[str]:
+    """Yield what to say where the columns do not say how many workers there were, or how fast they were."""
+    names, rated = t.header, bool(roles & set(RATES))
+    plain = {name: _plain(name[:_LONG]) for name in names}
+    work = "the time of a step, or of the same work (an epoch, a training)"
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
     lacking += [] if rated else ["samples_per_s"]
-    if lacking[:1] == ["samples_per_s"]:
-        for name in filter(is_duration, names):
-            raise _ask(t, name, "the time of a step, or of the same work (an epoch, a training)", "step_s", "epoch_s")
+    if not rated:
+        scaling = [name for name in names if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", plain[name])]
+        yield from (_ask(t, name, "a speedup or an efficiency", "speedup", "efficiency") for name in scaling)
+    if lacking == ["samples_per_s"]:
+        yield from (_ask(t, name, work, "step_s", "epoch_s") for name in filter(is_duration, names))
         if VALUES in names:
-            raise _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
+            yield _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
     for name in lacking:
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
-        raise DataError(
-            f"{where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
+        yield (
+            f"{t.where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
             f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say "
             f"what a column is: --columns {name}=NAME"
         )
-    unclear = [name for name in names if _BATCH.fullmatch(name.lower())] if "step_s" in roles else []
-    if unclear and not roles & {"batch_size", "global_batch"}:
-        raise _ask(t, unclear[0], "samples of one worker or of all", "batch_size", "global_batch")
+    if "step_s" in roles and not roles & {"batch_size", "global_batch"}:
+        unclear = [name for name in names if _BATCH.fullmatch(name.lower())]
+        yield from (_ask(t, name, "samples of one worker or of all", "batch_size", "global_batch") for name in unclear)
 
 
-def _ask(t: _Reading, name: str, what: str, *roles: str) -> DataError:
-    """The error for what may be read in several ways, with what to type for each."""
+def _ask(t: _Reading, name: str, what: str, *roles: str) -> str:
+    """What to say of what may be read in several ways, with what to type for each."""
     say = " or ".join(f"--columns '{role}={name}'" for role in roles)
-    return DataError(f"{t.where}: {name!r} may be {what}; say which: {say}")
+    return f"{t.where}: {name!r} may be {what}; say which: {say}"
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
@@ -826,10 +823,9 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in (part for word in words for part in re.split(rf",(?=(?:{'|'.join(ROLES)})=)", word)):
         role, equals, name = part.partition("=")
-        if not (equals and name):
-            raise DataError(f"--columns {part!r}: give WHAT=NAME, such as workers=GPUs; WHAT is {', '.join(ROLES)}")
-        if role in found:
-            raise DataError(f"--columns: {role} is given twice; keep one of them")
+        if role in found or not (equals and name):
+            what = f"{part!r}: give WHAT=NAME, and each but once, such as workers=GPUs; WHAT is {', '.join(ROLES)}"
+            raise DataError(f"--columns {what}")
         found[role] = name
     return found
 
@@ -844,28 +840,37 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
-    t = _long(_table(data, source), columns or {})
-    t.found = _columns(t, columns or {})
+    frame, why = _result(_points(data, source, columns or {}))
+    if why:
+        raise DataError(why)
+    return frame
+
+
+def _points(data: str | bytes, source: str, columns: Mapping[str, str]) -> _Step[pd.DataFrame]:
+    table = yield from _table(data, source)
+    t = yield from _long((yield from _turned(table)), columns)
+    t.found = yield from _columns(t, columns)
     if len(t.rows) < 2:
-        raise DataError(f"{t.where}: no points follow the names of the columns; add one line per point")
+        yield f"{t.where}: no points follow the names of the columns; add one line per point"
     t.unused = dict.fromkeys(sorted({*range(len(t.header))} - {each.at for each in t.found}), "")
-    _leave_out(t)
-    _numbers(t)
-    unit = _work_out(t)
-    _series(t)
+    yield from _leave_out(t)
+    yield from _numbers(t)
+    unit = yield from _work_out(t)
+    yield from _series(t)
     names = [t.header[at] for at in t.unused if not t.unused[at] and t.header[at]]
     missing = {*COLUMNS} - {each.role for each in t.found}
-    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
-    some += [f"{len(names) - 5} more"] if len(names) > 5 else []
+    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:6]]
+    some = _few([*some, *names[6:]])
     told = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
     told += [f"column {_shown(t.header[at])} not used{why}" for at, why in t.unused.items() if why]
-    told += [*t.doubts, *_impossible(t, unit), *_odd(t)]
+    yield from _wrong(t, unit)
+    told += [*t.doubts, *_doubtful(t, unit)]
     frame = t.frame[[name for name in COLUMNS if name in t.frame]]
     frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(t.told), "unit": unit}
     return frame
 
 
-def _leave_out(t: _Reading) -> None:
+def _leave_out(t: _Reading) -> Iterator[str]:
     """Drop rows without a rate, or of what failed, and say which. A dash in the row of a base is 1."""
     rate, near = t.rate, [each for each in t.found if each.role in ("workers", "nodes")]
     states = [each.at for each in t.found if each.role == "status"]
@@ -884,13 +889,12 @@ def _leave_out(t: _Reading) -> None:
             count = f"{cells[near[0].at].strip()} {near[0].name}, " if near else ""
             out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
     if len(kept) < 2:
-        raise DataError(f"{t.where}: no row has a value of {rate.name!r}; give at least one")
-    more = f" and {len(out) - 5} more" if len(out) > 5 else ""
+        yield f"{t.where}: no row has a value of {rate.name!r}; give at least one"
     t.rows = kept
-    t.doubts += [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
+    t.doubts += [f"rows without a value are left out: {', '.join(_few(out))}"] if out else []
 
 
-def _numbers(t: _Reading) -> None:
+def _numbers(t: _Reading) -> Iterator[str]:
     """Make the frame of the numbers of the columns that are used, by role, with their lines."""
     numeric, roles = [each for each in t.found if each.role in _CELLS], {each.role for each in t.found}
     columns = {each.at: t.column(each.at) for each in numeric}
@@ -904,7 +908,7 @@ def _numbers(t: _Reading) -> None:
         cells = [cell.strip() for cell in t.column(at)]
         if all(re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?", cell) for cell in cells):
             texts.append(("", [cell for cell in cells if "," in cell]))
-    comma = decimal_comma(texts, t.separator, t.where)
+    comma = yield from _decimal_comma(texts, t.separator, t.where)
     frame = t.frame = pd.DataFrame({"line": [line for line, _ in t.rows[1:]]})
     for each in numeric:
         low, high, allowed, _ = _CELLS[each.role]
@@ -913,13 +917,15 @@ def _numbers(t: _Reading) -> None:
             if (values.between(low, high) & ((values % 1 == 0) | bool(allowed))).all():
                 frame[each.role] = each.factor / values if each.inverse else values * each.factor
                 continue
-        lines = zip(frame["line"], columns[each.at], strict=True)
-        try:
-            frame[each.role] = [_value(cell, each, f"{t.source} line {at}", comma=comma) for at, cell in lines]
-        except DataError as error:
+        frame[each.role] = found = [_value(cell, each, comma=comma) for cell in columns[each.at]]
+        if None in found:
+            at, told = found.index(None), allowed or f"a whole number from {low} to {high}"
+            cell = f"{each.name} is {_shown(columns[each.at][at])}; allowed is {told}; correct it or drop the line"
+            why = f"{t.source} line {frame['line'][at]}: {cell}"
             if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
-                raise
-            t.unused[each.at] = f" ({error})"
+                yield why
+            t.unused[each.at] = f" ({why})"
+            del frame[each.role]
     if any("," in text for _, column in texts for text in column):
         t.told.append("a comma marks decimals" if comma else "a comma separates thousands")
     if any(one.remark for column in said.values() for one in column):
@@ -930,16 +936,26 @@ def _numbers(t: _Reading) -> None:
         frame["workers"] = frame["workers"].astype("int64")
 
 
-def _work_out(t: _Reading) -> str:
+_WORKED_OUT: Mapping[str, tuple[Callable[..., Any], str, str]] = {
+    "speedup": (lambda x, n, b: x, SPEEDUP, "{}: throughput relative to what has 1"),
+    "efficiency": (lambda x, n, b: x * n, SPEEDUP, "{} x workers: throughput relative to what has efficiency 1"),
+    "samples_per_s_per_worker": (lambda x, n, b: x * n, "", "{} x workers"),
+    "epoch_s": (lambda x, n, b: 1 / x, "epochs/s", "1 / {}: epochs/s, of the same data at every count"),
+    "step_s": (lambda x, n, b: n * b / x, SAMPLES, "workers x batch_size / {}"),
+    "batches": (lambda x, n, b: n / x, "batches/s", "workers / {}: one batch per worker at every count is assumed"),
+}
+"""Samples/s of a value, workers and the batch of each; their unit, if not that of the value; and how it is said."""
+
+
+def _work_out(t: _Reading) -> _Step[str]:
     """Add to the frame what it can be worked out from; return in what unit throughputs are."""
     frame, by = t.frame, {each.role: each for each in t.found}
+    known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
     if "workers" in frame:
-        _of_a_node(t, by["workers"])
+        yield from _of_a_node(t, by["workers"])
     else:
-        known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
-        frame["workers"] = _product(t, frame["workers_per_node"] if known else 1)
         how = f" x {by['workers_per_node'].name}" if known else ": nodes are what is counted"
-        t.told.append(f"workers = {by['nodes'].name}{how}")
+        yield from _times_nodes(t, frame["workers_per_node"] if known else 1, by["nodes"].name + how)
     workers = frame["workers"]
     if "global_batch" in frame:
         frame["batch_size"] = frame["global_batch"] / workers
@@ -947,72 +963,51 @@ def _work_out(t: _Reading) -> str:
     elif "batch_size" in frame and "accumulation" in frame:
         frame["batch_size"] *= frame["accumulation"]
         t.told.append(f"batch_size = {by['batch_size'].name} x {by['accumulation'].name}")
-    role = next(role for role in RATES if role in frame)
-    value, name = frame[role], by[role].name
+    role, name, value = t.rate.role, t.rate.name, frame[t.rate.role]
     if role == "samples_per_s":
-        return by[role].unit
+        return t.rate.unit
     if role in RATES[4:]:
-        frame["samples_per_s"], how = _relative(t, by[role], value)
-        unit = SPEEDUP
-    elif role == "samples_per_s_per_worker":
-        frame["samples_per_s"], unit, how = value * workers, by[role].unit, f"{name} x workers"
-    elif role == "epoch_s":
-        _same_epochs(t, by[role])
-        frame["samples_per_s"], unit = 1 / value, "epochs/s"
-        how = f"1 / {name}: epochs/s, of the same data at every count"
-    elif "batch_size" in frame and frame["batch_size"].notna().all():
-        rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {name}"
-        frame["samples_per_s"] = rate
-    else:
-        frame["samples_per_s"], unit = workers / value, "batches/s"
-        how = f"workers / {name}: one batch per worker at every count is assumed"
-    t.told.append(f"samples_per_s = {how}")
-    if role == "step_s" and "global_batch" not in frame:
-        per_worker = (frame["samples_per_s"] / workers).groupby(workers).median()
-        if per_worker.max() > 1.1 * per_worker.iloc[0]:
-            what = "of steps that are divided, which need global_batch=NAME; or of the same work"
-            raise _ask(t, name, what, "epoch_s")
-    return unit
+        value = yield from _share(t, value)
+    work = rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size"
+    for at, other in enumerate(t.header) if role == "epoch_s" and "series" not in by else ():
+        if re.fullmatch(work, _plain(other[:_LONG])) and len({*map(quantity, t.column(at))} - {None}) > 1:
+            yield f"{t.where}: epochs differ; give samples_per_s: {other!r} over {name!r}"
+    batches = "batch_size" in frame and frame["batch_size"].notna().all()
+    rate, unit, how = _WORKED_OUT["batches" if role == "step_s" and not batches else role]
+    frame["samples_per_s"] = rate(value, workers, frame.get("batch_size"))
+    t.told.append(f"samples_per_s = {how.format(name)}")
+    per_worker = (frame["samples_per_s"] / workers).groupby(workers).median()
+    if role == "step_s" and "global_batch" not in frame and per_worker.max() > 1.1 * per_worker.iloc[0]:
+        what = "of steps that are divided, which need global_batch=NAME; or of the same work"
+        yield _ask(t, name, what, "epoch_s")
+    return unit or t.rate.unit
 
 
-def _relative(t: _Reading, column: Meaning, value: "pd.Series[float]") -> tuple[Any, str]:
-    """Return the speedups of a column of speedups or efficiencies, and how; DataError where it may be in per cent."""
-    name, in_cells = column.name, any("%" in cell for cell in t.column(column.at))
+def _share(t: _Reading, value: "pd.Series[float]") -> _Step["pd.Series[float]"]:
+    """Speedups or efficiencies as such where they are in per cent; it is asked where they may be."""
+    name, in_cells = t.rate.name, any("%" in cell for cell in t.column(t.rate.at))
     unsaid = "%" in name and not in_cells
-    if column.role == "efficiency":
+    if t.rate.role == "efficiency":
         if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
-            raise DataError(f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent")
-        rate = value / (100 if value.max() > 2 else 1) * t.frame["workers"]
-        return rate, f"{name} x workers: throughput relative to what has efficiency 1"
+            yield f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent"
+        return value / (100 if value.max() > 2 else 1)
     rate = value / (100 if unsaid else 1)
     if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
-        raise DataError(f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9")
-    return rate, f"{name}: throughput relative to what has 1"
+        yield f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9"
+    return rate
 
 
-def _same_epochs(t: _Reading, column: Meaning) -> None:
-    """Raise DataError where epochs are of different numbers of samples."""
-    for at, other in enumerate(t.header):
-        work = re.fullmatch(rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size", _plain(other[:_LONG]))
-        series = any(each.role == "series" for each in t.found)
-        if work and not series and len({*map(quantity, t.column(at))} - {None}) > 1:
-            raise DataError(f"{t.where}: epochs differ; give samples_per_s: {other!r} over {column.name!r}")
+def _times_nodes(t: _Reading, each: Any, how: str) -> Iterator[str]:
+    """Make the workers of nodes times workers of a node; a row without nodes has none."""
+    for line in t.frame["line"][t.frame["nodes"].isna()]:
+        yield f"{t.source} line {line}: nodes are empty; every row needs them, or its workers"
+    t.frame["workers"] = (t.frame["nodes"] * each).astype("int64")
+    t.told.append(f"workers = {how}")
 
 
-def _product(t: _Reading, each: Any) -> "pd.Series[int]":
-    """Return nodes times workers of a node; DataError where a row has no nodes."""
-    nodes = t.frame["nodes"]
-    for line in t.frame["line"][nodes.isna()]:
-        raise DataError(f"{t.source} line {line}: nodes are empty; every row needs them, or its workers")
-    found: pd.Series[int] = (nodes * each).astype("int64")
-    return found
-
-
-def _of_a_node(t: _Reading, column: Meaning) -> None:
-    """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
-
-    They are where more nodes with as many workers are faster, or where there are more nodes than workers.
-    """
+def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
+    """Multiply workers beside nodes where they are those of a node: where there are more nodes than workers, or more
+    nodes with as many workers are faster; ask where nothing says."""
     frame = t.frame
     per_node = column.given or "nodes" not in frame or "workers_per_node" in frame
     if per_node or _OF_ALL.search(column.name.lower()) or not frame["nodes"].max() > 1:
@@ -1026,26 +1021,29 @@ def _of_a_node(t: _Reading, column: Meaning) -> None:
     above = 0.0 if growth or speed is None else float((medians / medians.iloc[0] / (at / at[0])).max())
     if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
         frame["workers_per_node"] = workers.astype(float)
-        frame["workers"] = _product(t, workers)
         t.told = [each for each in t.told if each != f"workers = {column.name}"]
-        t.told.append(f"workers = nodes x {column.name}, which are those of a node")
+        yield from _times_nodes(t, workers, f"nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
-        raise _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
+        yield _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
     else:
         t.told.append(f"{column.name} are those of all nodes")
 
 
+_RUN_NAME = re.compile(r"(?i)(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*")
+
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-def _series(t: _Reading) -> None:
+def _series(t: _Reading) -> Iterator[str]:
     """Name the curve of each row, joined where several columns do; tell which were guessed.
 
-    Guessed are columns that are called so, unless every value has one worker count; columns of words whose values have
-    several counts each; then batches, and columns of numbers that tell configurations apart (see _configurations).
+    Guessed are columns called so, unless every value has one worker count; columns of words whose values have several
+    counts each; then batches, and columns of numbers that tell configurations apart.
     """
     columns = {each.at: each.given for each in t.found if each.role == "series"}
-    others = [] if any(columns.values()) else [at for at in t.unused if not _is_other(t.header[at], t.column(at))]
+    roles = {at: getattr(meaning(t.header[at]), "role", "") for at in t.unused if not any(columns.values())}
+    others = [at for at, role in roles.items() if role not in ("other", "status")]
+    others = [at for at in others if roles[at] != "repeat" or not all(map(_RUN_NAME.fullmatch, t.column(at)))]
     several = t.frame["workers"].nunique() > 1
     for at in [*columns, *others]:
         cells, told = [unguarded(cell.strip()) for cell in t.column(at)], t.header[at]
@@ -1061,11 +1059,11 @@ def _series(t: _Reading) -> None:
             t.name(cells, told)
     _batches(t)
     for at in [each for each in others if each in t.unused]:
-        _configurations(t, at)
+        yield from _configurations(t, at)
     t.frame = t.frame.reset_index(drop=True)
 
 
-def _configurations(t: _Reading, at: int) -> None:
+def _configurations(t: _Reading, at: int) -> Iterator[str]:
     """Name the curve of each row by a column whose numbers tell configurations apart at all counts, and ask at some."""
     name, every = t.header[at], [cell.strip() for cell in t.column(at)]
     rows = pd.DataFrame({"series": t.frame.get("series", ""), "workers": t.frame["workers"], "name": ""})
@@ -1085,21 +1083,15 @@ def _configurations(t: _Reading, at: int) -> None:
         t.name([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
     elif apart > 0.1:
         differ = f"configurations or runs: equal workers differ by {100 * apart:.0f} % in their rates"
-        raise _ask(t, name, differ, "series", "repeat")
+        yield _ask(t, name, differ, "series", "repeat")
     else:
         t.doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
-
-
-def _is_other(name: str, cells: Sequence[str]) -> bool:
-    role = getattr(meaning(name), "role", "")
-    run = r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*"
-    return role in ("other", "status") or (role == "repeat" and all(re.fullmatch(run, cell.lower()) for cell in cells))
 
 
 def _batches(t: _Reading) -> None:
     """Make a series of each batch of a worker, or of all where these are fewer, where equal workers had several.
 
-    Strong and weak scaling that share the rows of fewest workers are two series, which both have these rows.
+    Strong and weak scaling that share the rows of fewest workers are two series with these rows.
     """
     frame, parts = t.frame, []
     name = next((each.name for each in t.found if each.role == "batch_size"), "batch_size")
@@ -1130,62 +1122,57 @@ def _batches(t: _Reading) -> None:
 # --- doubts -----------------------------------------------------------------------------------------------------------
 
 
-def _impossible(t: _Reading, unit: str) -> list[str]:
-    """Doubt speedups and parts of steps that cannot be, which are left out; DataError for rates that cannot be.
-
-    Nor can a speedup be 1 at several workers that are not the smallest count of every series.
-    """
-    frame, rate = t.frame, t.rate
+def _wrong(t: _Reading, unit: str) -> Iterator[str]:
+    """Yield which row cannot be: its nodes, its rate, what its speedup is of, its number of a repeat."""
+    frame, at_line = t.frame, f"{t.source} line "
     lines, workers, rates = frame["line"], frame["workers"], frame["samples_per_s"]
-    for at in frame.index[frame["nodes"] > workers][:1] if "nodes" in frame else ():
+    for at in frame.index[frame["nodes"] > workers] if "nodes" in frame else ():
         few = f"{frame['nodes'][at]:g} nodes for {workers[at]} workers"
-        raise DataError(f"{t.source} line {lines[at]}: {few}; every node has one at least: correct either")
+        yield f"{at_line}{lines[at]}: {few}; every node has one at least: correct either"
     fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
     based = ((workers != fewest) | ((rates - 1).abs() < 0.02)).all() and fewest.nunique() == 1
-    for at in frame.index[(rates == 1) & (workers > 1)][:1] if rate.role == "speedup" else ():
-        if {*fewest} != {1} and not based:
-            say = f"to the fewest of each series: --columns 'samples_per_s={rate.name}'; else give rates"
-            where = f"{t.source} line {lines[at]}: {rate.name!r} is 1 at {workers[at]} workers"
-            raise DataError(f"{where}: relative to which? {say}")
-    for at, n, x in zip(lines, workers, rates, strict=True) if unit != SPEEDUP and not rate.own else ():
+    if t.rate.role == "speedup" and {*fewest} != {1} and not based:
+        for at in frame.index[(rates == 1) & (workers > 1)]:
+            say = f"to the fewest of each series: --columns 'samples_per_s={t.rate.name}'; else give rates"
+            one = f"{t.rate.name!r} is 1 at {workers[at]} workers: relative to which? {say}"
+            yield f"{at_line}{lines[at]}: {one}"
+    for at, n, x in zip(lines, workers, rates, strict=True) if unit != SPEEDUP and not t.rate.own else ():
         if why := impossible("rate", rate=x, workers=n, unit=unit):
-            raise DataError(f"{t.source} line {at}: {why}; correct it, or say what it is with --columns")
+            yield f"{at_line}{at}: {why}; correct it, or say what it is with --columns"
+    if "repeat" in frame:
+        key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
+        numbered = frame.loc[frame["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
+        for at in numbered.index[numbered.duplicated()]:
+            first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
+            told = f"repeat {frame['repeat'][at]:g} of {workers[at]} workers is on line {lines[first]}, too"
+            yield f"{at_line}{lines[at]}: {told}; number the repeats of a point 0, 1, 2, ..."
+
+
+def _doubtful(t: _Reading, unit: str) -> Iterator[str]:
+    """Yield what is odd: speedups, parts of steps (which are left out), rates that hardly grow, nodes, equal rows."""
+    frame, rate, lines = t.frame, t.rate, t.frame["line"]
+    workers, rates = frame["workers"], frame["samples_per_s"]
     frame.attrs["unit"] = unit
-    found = impossibilities(frame, 1.0 if unit == SPEEDUP else math.inf)  # fits and pages judge speedups of rates
+    yield from impossibilities(frame, 1.0 if unit == SPEEDUP else math.inf)  # fits and pages judge speedups of rates
     for at in frame.index[(workers == 1) & ((rates - 1).abs() > 0.02) & (unit == SPEEDUP)][:1]:
-        found.append(f"line {lines[at]}: one worker has a speedup of {rates[at]:g}: of what is 1?")
+        yield f"line {lines[at]}: one worker has a speedup of {rates[at]:g}: of what is 1?"
     if "sync_s" in frame and "batch_size" in frame:
         frame.loc[frame["sync_s"] > 1.05 * frame["batch_size"] * workers / rates, "sync_s"] = math.nan
-    return found
-
-
-def _odd(t: _Reading) -> Iterator[str]:
-    """Doubt rates that hardly grow, workers that do not fit on their nodes, equal rows; refuse equal repeat numbers."""
-    frame, rate, lines = t.frame, t.rate, t.frame["line"]
-    medians = frame.groupby("workers")["samples_per_s"].median()
+    medians = rates.groupby(workers).median()
     count, ratio = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
     if rate.role == "samples_per_s" and not rate.given and count >= 2 and ratio <= 1.2:
         say = f"if it is of one worker, say so with --columns samples_per_s_per_worker={rate.name}"
         yield f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: {say}"
     if "nodes" in frame and "workers_per_node" in frame:
-        over = frame[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
+        over = frame[workers > frame["nodes"] * frame["workers_per_node"]]
         for row in over[:1].to_dict("records"):
             more = f" (and {len(over) - 1} more lines)" if len(over) > 1 else ""
             room = f"{plural(row['nodes'], 'node', 'g')} with {row['workers_per_node']:g} workers per node{more}"
             yield f"line {row['line']} of {t.source}: {row['workers']:g} workers do not fit on {room}"
-    rows = frame.drop(columns="line")
-    if "repeat" not in frame:
-        copies = [str(line) for line in lines[rows[[name for name in COLUMNS if name in rows]].duplicated()]]
-        which = ", ".join(copies[:5]) + (", ..." if len(copies) > 5 else "")
-        told = f"lines {which} of {t.source} repeat" if len(copies) > 1 else f"line {which} of {t.source} repeats"
-        yield from [f"{told} earlier lines exactly: copied, or truly repeats?"] if copies else []
-        return
-    key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
-    numbered = rows.loc[rows["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
-    for at in numbered.index[numbered.duplicated()][:1]:
-        first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
-        told = f"repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is on line {lines[first]}, too"
-        raise DataError(f"{t.source} line {lines[at]}: {told}; number the repeats of a point 0, 1, 2, ...")
+    known = frame[[name for name in COLUMNS if name in frame]]
+    if "repeat" not in frame and (copies := lines[known.duplicated()].astype(str).tolist()):
+        what = f"line{'s' * (len(copies) > 1)} {', '.join(_few(copies))} of {t.source}"
+        yield f"{what}: exactly as earlier ones; copied, or truly repeats?"
 
 
 # --- logs of trainings ------------------------------------------------------------------------------------------------
@@ -1197,7 +1184,6 @@ def _odd(t: _Reading) -> Iterator[str]:
 
 # Of a log: its name, content, description of its system, names that may say how many workers there were.
 Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
-_SHOWN = 5  # of the logs that are left out
 _LOG_PLACE = ("nodes", "workers_per_node")
 _LOG = {"system": "", "unit": SAMPLES, **dict.fromkeys(_LOG_PLACE, math.nan)}  # what a log that does not say it has
 # What differs in the names of the logs of one run, of each rank or stream:
@@ -1217,30 +1203,35 @@ def points_from(
     `placed`: nodes and workers of each, where somebody said them. What is `alone` may be a table, of which `columns`
     says what its columns are. Raises DataError where nothing can be read.
     """
-    logs: list[dict[str, Any]] = []
-    wrong: list[str] = []
+    points, logs, wrong = pd.DataFrame(), [], list[str]()
     for source, data, system, names in given:
         text = text_of(data)
         if alone and not (placed or recognised(text)):
-            try:
-                return parse_points(data, source=source, columns=columns)
-            except DataError as error:
-                known = ", ".join(dict.fromkeys([f"{_MLPERF} Training", *(each[0] for each in FORMATS)]))
-                more = f"; nor is it a log of {known}" if source.endswith((".log", ".txt", ".out")) else ""
-                raise DataError(f"{error}{more}") from None
-        if columns:
-            raise DataError(f"{source}: is a log, which has no columns to name; leave columns out")
-        try:
+            points, why = _result(_points(data, source, columns or {}))
+            if not why:
+                return points
+            programs = dict.fromkeys([f"{_MLPERF} Training", *(each[0] for each in FORMATS)])
+            named = source.endswith((".log", ".txt", ".out"))
+            why += f"; nor is it a log of {', '.join(programs)}" if named else ""
+        elif columns:
+            why = f"{source}: is a log, which has no columns to name; leave columns out"
+        else:
             read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
-            log = {**_LOG, "source": source, **read}
-            if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
-                raise DataError(f"{source}: {why}")
-            logs.append(log)
-        except DataError as error:
-            wrong.append(str(error))
-    if not logs:
-        more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
-        raise DataError(wrong[0] + (more if len(wrong) > 1 else ""))
+            log, why = _result(read)
+            log = {**_LOG, "source": source, **(log or {})}
+            why = why or impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"])
+            logs += [] if why else [log]
+            why = why and f"{source}: {why}"
+        wrong += filter(None, [why])
+    more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
+    points, why = _result(_joined(logs, wrong)) if logs else (points, wrong[0] + (more if len(wrong) > 1 else ""))
+    if why:
+        raise DataError(why)
+    return points
+
+
+def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> _Step[pd.DataFrame]:
+    """The points of logs; `wrong` says of others why they are left out."""
     frame = pd.DataFrame(logs)
     frame["one"] = frame["source"].map(lambda name: _RANK_OF_RUN.sub("#", name))
     again = frame.duplicated(["one", "series", "workers"]) & frame["one"].str.contains("#", regex=False)
@@ -1248,49 +1239,32 @@ def points_from(
     units = frame.drop_duplicates("unit")
     if len(units) > 1:
         told = " and ".join(units["unit"] + " (" + units["source"] + ")")
-        raise DataError(f"the logs have rates in {told}; keep those of one unit in a folder of their own")
-    frame["series"] = _by_batch(frame)
+        yield f"the logs have rates in {told}; keep those of one unit in a folder of their own"
+    for series, own in frame[frame["program"] != _MLPERF].groupby("series"):
+        ways = {"batch": own["batch_size"], "global batch": own["batch_size"] * own["workers"]}
+        if own.groupby("workers")["batch_size"].nunique().max() > 1:  # of the two, what has fewer values makes series
+            word, batch = min(ways.items(), key=lambda way: way[1].round(6).nunique())
+            frame.loc[own.index, "series"] = [f"{series}, {word} {each:g}" for each in batch]
     frame["repeat"] = frame.groupby(["series", "workers", "nodes"], dropna=False).cumcount().astype(float)
     rows: list[Any] = [*frame.itertuples()]
     doubts = [f"{row.series}, {plural(row.workers, 'worker')}: {each}" for row in rows for each in row.doubts]
     further = f"{plural(again.sum(), 'log')} not used: of further ranks or streams of a run, of which one log counts"
     doubts += [further] * bool(again.any())
-    doubts += [f"left out: {each}" for each in wrong[:_SHOWN]]
-    doubts += [f"left out: {len(wrong) - _SHOWN} more logs"] if len(wrong) > _SHOWN else []
-    doubts += _between(frame)
-    row, points = frame.iloc[0], frame[[name for name in COLUMNS if name in frame]].dropna(axis=1, how="all")
+    doubts += [f"left out: {each}" for each in _few(wrong)]
+    for series, own in frame.groupby("series"):
+        for row in own.itertuples():
+            speedup, more = row.samples_per_s / own["samples_per_s"].iloc[0], row.workers / own["workers"].iloc[0]
+            if why := impossible("speedup", speedup=speedup, workers=more):
+                doubts.append(f"{row.source} over {own['source'].iloc[0]}: {why}")
+        for workers, same in own.groupby("workers")["system"]:
+            if same.nunique() > 1:
+                doubts.append(f"{series}, workers {workers}: are of several systems, {', '.join(same.unique())}")
+    row, points = rows[0], frame[[name for name in COLUMNS if name in frame]].dropna(axis=1, how="all")
     one = f" of {plural(row.workers, 'worker')}: {row.samples_per_s:,.6g} {row.unit}" if len(frame) == 1 else ""
     programs, how = (" and ".join(dict.fromkeys(frame[name])) for name in ("program", "how"))
     said = f"{plural(len(frame), f'{programs} log')}{one}, {frame['series'].nunique()} series; {how}"
     points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit, "read": said}
     return points
-
-
-def _by_batch(frame: pd.DataFrame) -> pd.Series:
-    """Return the series, with the batch in its name where one count of it was run with several.
-
-    Of the batch of a worker and the batch of all, the one with fewer values makes the series.
-    """
-    names = frame["series"].copy()
-    for series, own in frame[frame["program"] != _MLPERF].groupby("series"):
-        ways = {"batch": own["batch_size"], "global batch": own["batch_size"] * own["workers"]}
-        if own.groupby("workers")["batch_size"].nunique().max() > 1:
-            word, batch = min(ways.items(), key=lambda way: way[1].round(6).nunique())
-            names[own.index] = [f"{series}, {word} {each:g}" for each in batch]
-    return names
-
-
-def _between(frame: pd.DataFrame) -> Iterator[str]:
-    """Yield what is odd between the logs of a series: impossible speedups, several systems of one size."""
-    for series, own in frame.groupby("series"):
-        base = own.iloc[0]
-        for row in own.itertuples():
-            speedup, more = row.samples_per_s / base.samples_per_s, row.workers / base.workers
-            if why := impossible("speedup", speedup=speedup, workers=more):
-                yield f"{row.source} over {base.source}: {why}"
-        for workers, same in own.groupby("workers")["system"]:
-            if same.nunique() > 1:
-                yield f"{series}, workers {workers}: are of several systems, {', '.join(same.unique())}"
 
 
 # --- logs of MLPerf Training ------------------------------------------------------------------------------------------
@@ -1303,208 +1277,187 @@ _EPOCHS: Mapping[str, tuple[int, ...]] = {
     "retinanet": (1_170_301,),
 }  # samples of an epoch, of benchmarks whose logs were seen to say something else
 _FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
+_Event = tuple[str, float, dict[str, float], Any]
 _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")  # tells one block or epoch from the next
 _FAST_STEP_S = 0.01  # of a step on sequences: what is faster counts tokens
 
 
-class _Mlperf(NamedTuple):
-    """A log of MLPerf: what its events say once, and what is odd in it."""
-
-    source: str
-    benchmark: str
-    values: Mapping[str, Any]
-    doubts: list[str]
-
-    def number(self, name: str) -> float:
-        return _number(self.values.get(name)) or 0.0
-
-
-def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
-    """Return what a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
-    events = [*_parsed(text.splitlines())]
+def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> _Step[dict[str, Any]]:
+    """What a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
+    events = [*_events(text)]
     values = {key: value for key, _, _, value in reversed(events)}
     folders = source.split("/")[:-1]
     at = max((place for place, name in enumerate(folders) if name == "results"), default=None)
     system, benchmark, *_ = [*(folders[at + 1 :] if at is not None else []), "", ""]
-    log = _Mlperf(source, str(values.get("submission_benchmark") or benchmark or "unknown"), values, [])
+    benchmark, doubts = str(values.get("submission_benchmark") or benchmark or "unknown"), list[str]()
     places = [[_number(of.get(name)) for name in ("number_of_nodes", "accelerators_per_node")] for of in (told, values)]
-    counts = next((each for each in (placed, *places) if each and all(each)), None)
+    counts: Any = next((each for each in (placed, *places) if each and all(each)), None)
     if counts is None:
         why = "is a log of MLPerf Training, and how many accelerators there were is in systems/SYSTEM.json: not there"
-        raise DataError(f"{source}: {why}; give a folder as MLCommons publishes it, or type {source}@NODESxN")
-    keys = [key for key, *_ in events]
-    end = keys.index("run_stop") + 1 if "run_stop" in keys else 0
-    runs = (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,)
-    rates = [float(np.median(_rates(each, log))) for each in runs]
+        yield f"{why}; give a folder as MLCommons publishes it, or type {source}@NODESxN"
+    (nodes, each_has), keys = counts, [key for key, *_ in events]
+    end, rates = keys.index("run_stop") + 1 if "run_stop" in keys else 0, []
+    for run in (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,):
+        rates.append(float(np.median((yield from _rates(run, benchmark, values, doubts)))))
     if max(rates) > _SAME_RUN * min(rates):
         both = " and with ".join(f"{each:,.6g}" for each in rates)
-        raise DataError(f"{source}: is of several runs, with {both} a second; give each run a log of its own")
-    if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
-        log.doubts.append("a run was aborted: what it did until then counts")
-    if (steps := log.number("gradient_accumulation_steps")) > 1:
-        log.doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
+        yield f"is of several runs, with {both} a second; give each run a log of its own"
+    if any(key == "run_stop" and status == "aborted" for key, _, _, status in events):
+        doubts.append("a run was aborted: what it did until then counts")
+    if (steps := _number(values.get("gradient_accumulation_steps")) or 0) > 1:
+        doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
     frameworks = [name for name in _FRAMEWORKS if name in str(told.get("framework") or "").lower()]
-    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), log.benchmark]
+    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), benchmark]
     names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
     names += frameworks if len(frameworks) == 1 else []
-    nodes, each_has = (int(each or 0) for each in counts)
+    workers = int(nodes) * int(each_has)
     return {
         "program": _MLPERF,
         "series": " ".join(name for name in names if name not in ("", ".", "..", "/")),
         "system": system,
         "how": "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators",
         "samples_per_s": float(np.median(rates)),
-        "workers": nodes * each_has,
+        "workers": workers,
         "nodes": float(nodes),
         "workers_per_node": float(each_has),
-        "batch_size": (log.number("global_batch_size") or math.nan) / (nodes * each_has),
-        "doubts": log.doubts,
+        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / workers,
+        "doubts": doubts,
     }
 
 
-def _parsed(lines: Iterable[str]) -> Iterator[tuple[str, float, dict[str, Any], Any]]:
-    """Yield key, time in seconds, metadata and value of each event."""
-    for line in lines:
-        at = line.find(":::MLL")
-        if at < 0 or (begin := line.find("{", at)) < 0:
-            continue
-        try:
-            event, _ = json.JSONDecoder().raw_decode(line, begin)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            at_ms, told = event.get("time_ms"), event.get("metadata")
-            at_s = at_ms / 1e3 if isinstance(at_ms, int | float) else math.nan
-            yield str(event.get("key")), at_s, told if isinstance(told, dict) else {}, event.get("value")
+def _events(text: str) -> Iterator[_Event]:
+    """Yield key, time in seconds, numbers of the metadata, and value (of the end of a run its status) of each event."""
+    for line in text.splitlines():
+        with suppress(ValueError, RecursionError):
+            event, _ = json.JSONDecoder().raw_decode(line, line.index("{", line.index(":::MLL")))
+            told = event["metadata"] if isinstance(event.get("metadata"), dict) else {}
+            numbers = {name: known for name, value in told.items() if 0 <= (known := number(str(value))) < math.inf}
+            value = told.get("status") if event.get("key") == "run_stop" else event.get("value")
+            yield str(event.get("key")), number(str(event.get("time_ms"))) / 1e3, numbers, value
 
 
-def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) -> list[dict[str, Any]]:
+def _spans(unit: str, events: Sequence[_Event]) -> list[dict[str, Any]]:
     """Return the blocks or epochs: seconds, what `first` and `last` event say, samples counted `before` and `after`."""
     found: list[dict[str, Any]] = []
     begun: dict[str, Any] | None = None
     done = 0.0
     for key, at_s, told, _ in events:
-        count = told.get("samples_count") if isinstance(told.get("samples_count"), int | float) else None
+        count = told.get("samples_count")
         if count is not None and key.startswith(("block", "epoch", "eval", "run")):
             done = count
             if found and key != f"{unit}_stop":
                 found[-1].setdefault("after", count)
-        first = number(str(told.get("first_epoch_num")))
+        first = begun["first"] if begun else {}
         if key == f"{unit}_start":
             # Every rank may print it: the first counts, unless its end was never printed.
-            if begun is None or any(begun["first"].get(name) != told.get(name) for name in _PLACE):
+            if begun is None or any(first.get(name) != told.get(name) for name in _PLACE):
                 known = not found or "after" in found[-1]
-                begun = {"begin": at_s, "first": told, "before": done if known else None, "counts": count}
+                begun = {"begin": at_s, "first": told, "before": done if known else math.nan}
         elif key in ("eval_start", "eval_stop") and "epoch_num" in told and (begun or found):
-            span, reached = begun or found[-1], number(str(told["epoch_num"]))
-            if reached != span.get("eval", (math.nan,))[0]:
-                inside = begun is not None or span.get("eval", (0, 0, False))[2]
-                span["eval"] = reached, at_s - span["begin"] if begun else span["s"], inside
-        elif begun and key == "block_stop" and first < number(str(begun["first"].get("first_epoch_num"))):
+            span, reached = begun or found[-1], told["epoch_num"]
+            before, _, inside = span.get("eval", (math.nan, 0.0, False))
+            if reached != before:
+                span["eval"] = reached, at_s - span["begin"] if begun else span["s"], bool(begun) or inside
+        elif begun and key == "block_stop" and told.get("first_epoch_num", 0) < first.get("first_epoch_num", 0):
             continue  # of a rank that is late
         elif begun and (key == f"{unit}_stop" or (key == "run_stop" and unit == "epoch" and "epoch_num" in told)):
-            same = count is not None and begun["counts"] == count
             after = {} if count is None else {"after": count}
-            found.append({**begun, **after, "same": count if same else 0, "last": told, "s": at_s - begun["begin"]})
+            same = count if first.get("samples_count") == count else None
+            found.append({**begun, **after, "same": same, "last": told, "s": at_s - begun["begin"]})
             begun = None
-        elif key == "run_stop" and found and (_number(told.get("epoch_num")) or 0) % 1:  # how far the last one came
+        elif key == "run_stop" and found and told.get("epoch_num", 0) % 1:  # how far the last one came
             found[-1]["last"] = {**found[-1]["last"], "epoch_num": told["epoch_num"]}
     return [each for each in found if each["s"] > 0]
 
 
-def _rates(events: Sequence[Any], log: _Mlperf) -> list[float]:
-    """Return samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
+def _rates(
+    events: Sequence[_Event], benchmark: str, values: Mapping[str, Any], doubts: list[str]
+) -> _Step[list[float]]:
+    """Samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
     why = "has no block or epoch with begin and end; nothing says how long it trained"
+    names = ("train_samples", "global_batch_size", "max_sequence_length")
+    epoch, batch, length = (_number(values.get(name)) or 0.0 for name in names)
     for unit in ("block", "epoch"):
-        found, rates = _spans(unit, events), []
-        for counted, epochs, seconds in _trained(unit, found, log.doubts):
-            samples = None
-            if not (counted or epochs):
+        rates = []
+        for counted, epochs, seconds in _trained(unit, _spans(unit, events), doubts):
+            samples, count = counted, counted or epochs
+            steps = count / (length * batch or math.inf)
+            if not count:
                 why = f"no {unit} says how many samples or epochs it has; nothing says how much it trained"
-            elif epochs and not counted and not impossible("epochs", epochs=epochs):
-                samples = epochs * _epoch_samples(log)
-            else:
-                samples, why = _samples_or_tokens(counted, epochs, seconds, log)
-            rates.append(samples and samples / seconds)
+            elif not counted and not impossible("epochs", epochs=epochs):
+                if not epoch:
+                    yield "has no train_samples; nothing says how much it trained"
+                samples = epochs * _epoch_samples(epoch, batch, benchmark, doubts)
+            elif benchmark == "bert":
+                doubts += [] if counted else ["its epochs are samples"]
+                samples = count
+            elif steps > 1 and steps % 1 == 0 and not impossible("step", step=seconds / steps):
+                # Whole batches of tokens, which hardly any number of samples is.
+                samples = count / length
+                if counted and seconds * batch / count > _FAST_STEP_S:
+                    samples = 0.0
+                    why = f"{count:,.0f} may be samples or tokens: both are whole steps, none of them too fast"
+                else:
+                    what = "samples" if counted else "epochs"
+                    doubts.append(f"its {what} are tokens: samples of max_sequence_length {length:,.0f} count")
+            elif not counted:
+                why = impossible("epochs", epochs=count)
+            rates.append(samples / seconds)
         if kept := [rate for rate in rates[1:] if rate]:
             return kept
         if rates and rates[0]:
-            log.doubts.append(f"one {unit} is all that is timed: the start-up is in it")
+            doubts.append(f"one {unit} is all that is timed: the start-up is in it")
             return [rates[0]]
-    raise DataError(f"{log.source}: {why}")
+    yield why
+    return []
 
 
-def _trained(
-    unit: str, found: Sequence[Mapping[str, Any]], doubts: list[str]
-) -> Iterator[tuple[float | None, float | None, float]]:
-    """Yield the samples that a span counts, else None, its epochs, and seconds.
+def _trained(unit: str, found: Sequence[Mapping[str, Any]], doubts: list[str]) -> Iterator[tuple[float, float, float]]:
+    """Yield the samples that a span counts, its epochs (0 where it does not say them), and seconds.
 
     Samples run on, or are of one block beside a step that runs on. Epochs are declared by a block, else the number at
     its stop less what was done before; an epoch that has one number at begin and end is whole, whether they are called
     0, 1, 2 or 1, 2, 3. Where evaluations show that a run ended early, it is what it had done when the last one began.
     """
-    ends = [each["same"] for each in found]
+    ends = [each["same"] or 0.0 for each in found]
     runs_on = len(ends) > 1 and all(a < b for a, b in pairwise(ends))
     done = 0.0
     for place, each in enumerate(found):
-        first, last = each["first"], each["last"]
-        before, after = (math.nan if each.get(name) is None else float(each[name]) for name in ("before", "after"))
-        samples = after - before if after > before else None
+        first, last, seconds = each["first"], each["last"], each["s"]
+        samples = max(each.get("after", math.nan) - each["before"], 0.0) or 0.0
         if each["same"] and runs_on:  # at both ends what was done before
-            samples = float(ends[place + 1] - ends[place]) if place + 1 < len(ends) else None
-        elif samples is None and "step" in {**first, **last}:
-            samples = _number(last.get("samples_count"))
-        begin, end = (_number(told.get("epoch_num")) or 0.0 for told in (first, last))
+            samples = ends[place + 1] - ends[place] if place + 1 < len(ends) else 0.0
+        elif not samples > 0 and "step" in {**first, **last}:
+            samples = last.get("samples_count", 0.0)
+        begin, end = (told.get("epoch_num", 0.0) for told in (first, last))
         if unit == "block":
-            epochs = _number(first.get("epoch_count")) or _number(last.get("epoch_count")) or 0.0
+            epochs = first.get("epoch_count") or last.get("epoch_count") or 0.0
             epochs = end - done if end % 1 and 0 < end - done < epochs else epochs
         else:
             if place == 0 and begin > 1:  # of a run that was resumed
                 done = begin - (begin >= end)
             epochs = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
-        seconds = each["s"]
         reached, until, inside = each.get("eval", (math.nan, seconds, False))
-        if samples is None and epochs % 1 == 0 and 0 < epochs <= MOST_EPOCHS and until > 0:
+        if not samples > 0 and epochs % 1 == 0 and 0 < epochs <= MOST_EPOCHS and until > 0:
             early = 0 < reached - done < epochs - (reached % 1 == 0) and (inside or reached % 1)
             if early or reached - done > MOST_EPOCHS:
                 doubts.append(f"the last evaluation is at epoch {reached:,.7g}: it counts, not what the {unit} says")
                 epochs, seconds = reached - done, until
-        yield samples, epochs if epochs > 0 else None, seconds
+        yield (samples if samples > 0 else 0.0), max(epochs, 0.0), seconds
         done += max(epochs, 0.0)
 
 
-def _samples_or_tokens(
-    counted: float | None, epochs: float | None, seconds: float, log: _Mlperf
-) -> tuple[float | None, str]:
-    """Return the samples of a count of samples or tokens, which logs also call epochs; None and why, where unclear."""
-    length, batch = log.number("max_sequence_length"), log.number("global_batch_size")
-    count, name = counted or epochs or math.nan, "samples" if counted else "epochs"
-    if log.benchmark == "bert":
-        log.doubts.extend([] if counted else ["its epochs are samples"])
-        return count, ""
-    steps = count / (length * batch or math.inf)
-    if steps > 1 and steps % 1 == 0 and not impossible("step", step=seconds / steps):
-        # Whole batches of tokens, which hardly any number of samples is.
-        if counted and seconds * batch / count > _FAST_STEP_S:
-            return None, f"{count:,.0f} may be samples or tokens: both are whole steps, none of them too fast"
-        log.doubts.append(f"its {name} are tokens: samples of max_sequence_length {length:,.0f} count")
-        return count / length, ""
-    return counted, "" if counted else impossible("epochs", epochs=count)
-
-
-def _epoch_samples(log: _Mlperf) -> float:
+def _epoch_samples(samples: float, batch: float, benchmark: str, doubts: list[str]) -> float:
     """Return the samples of an epoch, and doubt them where they are none of a known data set."""
-    samples, batch, known = log.number("train_samples"), log.number("global_batch_size"), _EPOCHS.get(log.benchmark, ())
-    if not samples:
-        raise DataError(f"{log.source}: has no train_samples; nothing says how much it trained")
+    known = _EPOCHS.get(benchmark, ())
     if not known or any(abs(samples / each - 1) < 0.02 for each in known):  # padded to whole batches
         return samples
     why, counted = f"is none of the known data sets, {', '.join(map(str, known))}", samples
     if batch and any(samples == math.ceil(each / batch) for each in known):
         why, counted = f"counts batches, of {batch:,.0f} samples", samples * batch
-    elif log.benchmark == "maskrcnn":
+    elif benchmark == "maskrcnn":
         why, counted = f"is no epoch of COCO: {known[0]:,} images are taken", float(known[0])
-    log.doubts.append(f"train_samples {samples:,.0f} {why}")
+    doubts.append(f"train_samples {samples:,.0f} {why}")
     return counted
 
 
@@ -1586,12 +1539,11 @@ def text_of(data: bytes) -> str:
     return text if ":::MLL" in text else re.sub(r"[^\n]{4000,}", "", text)
 
 
-def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> dict[str, Any]:
-    """Return what the log of a training program says."""
-    known = recognised(text)
-    if known is None:
-        raise DataError(f"{source}: is no log that is read")
-    program, reports, found = known
+def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> _Step[dict[str, Any]]:
+    """What the log of a training program says."""
+    if (known := recognised(text)) is None:
+        yield "is no log that is read"
+    program, reports, found = known or ("", "", [])
     facts: dict[str, list[Any]] = {"workers": []}
     told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
     groups = [*(each.groupdict() for matches in told for each in matches), *found]
@@ -1603,15 +1555,16 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
         elif fact := value if name == "model" else _number(value):
             facts.setdefault(name, []).append(fact)
     doubts: list[str] = []
-    workers = _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
+    workers = yield from _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
     found = [got for got in found if "workers" not in got or _number(got["workers"]) == workers]
-    rate, whose, how = _rate_of_log(source, reports, found, facts, doubts)
+    rate, whose, how = yield from _rate_of_log(reports, found, facts, doubts)
     how += "" if placed or facts["workers"] else "; workers as in its name"
-    unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
+    unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, SAMPLES)
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
         said = f"is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say of how many workers"
-        raise DataError(f"{source}: {said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s")
+        yield f"{said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s"
+        return {}
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
     if batch < 1:
@@ -1630,12 +1583,11 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
 
 
 def _rate_of_log(
-    source: str, reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
-) -> tuple[float, str, str]:
-    """Return the rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
+    reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
+) -> _Step[tuple[float, str, str]]:
+    """The rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
-    Where the batch grows, the steps with the last one count; steps of a run that was resumed count once. DataError
-    where those, or totals, have other rates: they are of several runs.
+    Where the batch grows, the steps with the last one count; steps of a run that was resumed count once.
     """
     runs: list[dict[Any, tuple[float, str, float]]] = [{}]
     last: tuple[float, ...] = ()
@@ -1653,15 +1605,16 @@ def _rate_of_log(
             runs[-1][got.get("step") or place], last = report, at
     steps = {step: report for run in runs for step, report in run.items()}
     if not steps:
-        raise DataError(f"{source}: has no rate above 0")
-    kept = _steady(reports, steps)
+        yield "has no rate above 0"
+    first = 1 if reports == "each" else -1 if reports in ("mean", "whole") else 0  # the start-up; the last of means
+    kept = [*steps.values()][first:] or [*steps.values()]
     _, whose, batch = kept[-1]
-    long = [_steady(reports, run) for run in runs if reports != "each" or len(run) > 2]
+    long = [[*run.values()][first:] for run in runs if reports != "each" or len(run) > 2]
     rates = [float(np.median(own)) for run in long if (own := [value for value, _, of in run if of == batch])]
     if rates and max(rates) > _SAME_RUN * min(rates):
         what = "steps begin again" if "step" in found[0] else "there are totals"
         told = f"{what} with {min(rates):,.6g} and with {max(rates):,.6g} a second"
-        raise DataError(f"{source}: is of several runs, for {told}; give each run a log of its own")
+        yield f"is of several runs, for {told}; give each run a log of its own"
     if reports == "whole" or (reports == "each" and len(steps) == 1):
         doubts.append("the start-up is in its rate")
     if whose == "batches":
@@ -1671,25 +1624,20 @@ def _rate_of_log(
     return float(np.median([value for value, _, own in kept if own == batch])), whose, how
 
 
-def _steady(reports: str, run: Mapping[Any, tuple[float, str, float]]) -> list[tuple[float, str, float]]:
-    """Return the reports of a run that count: without that of the start-up, and the last one of means."""
-    kept = [*run.values()]
-    return (kept[1:] or kept) if reports == "each" else kept[-1:] if reports in ("mean", "whole") else kept
-
-
 def _workers(
     source: str, names: Sequence[str], said: set[int], placed: tuple[int, int] | None, doubts: list[str]
-) -> int | None:
-    """Return how many workers a log is of: as the caller says, as the log says, or its name, or a folder 8 of it."""
-    given = placed[0] * placed[1] if placed else None
+) -> _Step[int | None]:
+    """How many workers a log is of: as the caller says, as the log says, or its name, or a folder 8 of it."""
     told = " and ".join(map(str, sorted(said)))
-    if given and said and given not in said:
-        there = f"{told} worker{'s' * (said != {1})}"
-        raise DataError(f"{source}: says that there were {there}, and {given} were given; leave the number out")
-    if len(said) > 1 and not given:
-        raise DataError(f"{source}: says that there were {told} workers; keep one run in a log, or type {source}@N")
+    if placed:
+        if said and math.prod(placed) not in said:
+            there = f"{told} worker{'s' * (said != {1})}, and {math.prod(placed)} were given"
+            yield f"says that there were {there}; leave the number out"
+        return math.prod(placed)
+    if len(said) > 1:
+        yield f"says that there were {told} workers; keep one run in a log, or type {source}@N"
     named = None
-    for name in () if given else map(str.lower, reversed(names)):
+    for name in map(str.lower, reversed(names)):
         counts = {int(one or other) for one, other in _BY_NAME.findall(name)}
         counts |= {int(name)} if _BARE.fullmatch(name) else set()
         if counts or _OF_A_NODE.search(name):
@@ -1697,7 +1645,7 @@ def _workers(
             break
     if named and said and named not in said:
         doubts.append(f"its name {names[-1]} says {named} workers, and the log {told}, which count")
-    return given or next(iter(said), None) or named or None
+    return next(iter(said), named) or None
 
 
 # --- benchmarks of networks -------------------------------------------------------------------------------------------
@@ -1768,35 +1716,42 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     name, placed = placed_name(source)
     if text.lstrip().startswith("{"):
         content = parse_json(text, source=source, error=AnalysisError, again=f"give {BENCH_FILE}")
-        for key in ("fits", "model"):
-            if not isinstance(content, dict) or key not in content:
-                raise AnalysisError(f"{source}: has no {key!r}; give {BENCH_FILE}")
-        return [content]
-    if comma := next(filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())), None):
-        raise AnalysisError(f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)")
+        lacking = [key for key in ("fits", "model") if key not in content]
+        made, why = [content], f"{source}: has no {lacking[0]!r}; give {BENCH_FILE}" if lacking else ""
+    else:
+        made, why = _result(_of_output(text, name, placed, gradient_bytes))
+    if why:
+        raise AnalysisError(why)
+    return made
+
+
+def _of_output(
+    text: str, name: str, placed: tuple[int, int] | None, gradient_bytes: float | None
+) -> _Step[list[dict[str, Any]]]:
+    for comma in filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())):
+        yield f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)"
     if not (tables := list(_tables(text))):
         what = "holds no row of an all-reduce that is known" if text.strip() else "is empty"
-        raise AnalysisError(f"{name}: {what}; give {BENCH_FILE}")
+        yield f"{name}: {what}; give {BENCH_FILE}"
     if gradient_bytes is None:
-        raise AnalysisError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
-    found: dict[tuple[str, tuple[str, ...], str], list[tuple[_Table, pd.DataFrame]]] = {}
+        yield f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb"
+        return []
+    found: dict[Any, list[tuple[_Table, pd.DataFrame]]] = {}
     made, left = [], list[str]()
     for table in tables:
-        try:
-            rows = _checked(table, name)
-            found.setdefault((table.way, *_hosts(table, rows, name, placed)), []).append((table, rows))
-            left += [f"{name} {each}" for each in table.left]
-        except AnalysisError as error:
-            left.append(str(error))
+        known, why = _result(_hosts(table, name, placed))
+        left += [why] if why else [f"{name} {each}" for each in table.left]
+        if known:
+            found.setdefault((table.way, *known[1:]), []).append((table, known[0]))
     for (_, hosts, how), own in sorted(found.items(), key=lambda each: (len(each[0][1]), len(set(each[0][1])))):
         if (sizes := pd.concat([rows for _, rows in own])["size"].nunique()) >= _FITS:
-            made.append(_document(own, hosts, how, name, gradient_bytes))
+            made.append((yield from _document(own, hosts, how, name, gradient_bytes)))
         else:
             told = f"{len(hosts)} workers were measured with {sizes} size{'s' * (sizes > 1)}; a line needs {_FITS}"
             left.append(f"{name}: {own[0][0].program}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
-    told = "; ".join([*left[:3], *([f"and {len(left) - 3} more"] if len(left) > 3 else [])])
+    told = "; ".join(_few(left, 3))
     if not made:
-        raise AnalysisError(told)
+        yield told
     made[0]["read"] += f"; left out: {told}" if told else ""
     return made
 
@@ -1873,12 +1828,11 @@ def _printed(word: str) -> tuple[float, float]:
     return float(word), 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-def _checked(table: _Table, source: str) -> pd.DataFrame:
-    """Return the rows of a table with their `seconds`; AnalysisError, with the line, where one is of no all-reduce."""
+def _checked(table: _Table, source: str) -> _Step[pd.DataFrame]:
+    """Return the rows of a table with their `seconds`, all of an all-reduce."""
     again = "give the output of all_reduce_perf or osu_allreduce as it was printed"
     if not table.rows:
-        told = f"{table.test} is no all-reduce" if table.test else table.left[0]
-        raise AnalysisError(f"{source}: {told}; {again}")
+        yield f"{source}: {f'{table.test} is no all-reduce' if table.test else table.left[0]}; {again}"
     rows = pd.DataFrame(table.rows).astype({"size": "int64", "count": "int64"})
     kinds = rows.groupby(["type", "redop"], sort=False)["size"].nunique()
     kind = max(kinds.index, key=lambda each: (kinds[each], each[1] == "sum", each[0] == "float"))
@@ -1906,16 +1860,17 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     }.items():
         if wrong.any():
             told = says.format_map(rows[wrong].iloc[0])
-            raise AnalysisError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
+            yield f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}"
     by_rate = rows["size"] / rows["algbw"] / _RATES[per_s]  # where that has more digits
     rows["seconds"] = by_rate.where(rate_rough < rough, rows["time"] * UNITS[unit])
     return rows
 
 
 def _hosts(
-    table: _Table, rows: pd.DataFrame, source: str, placed: tuple[int, int] | None
-) -> tuple[tuple[str, ...], str]:
-    """Return the host of each rank, and how that is known."""
+    table: _Table, source: str, placed: tuple[int, int] | None
+) -> _Step[tuple[pd.DataFrame, tuple[str, ...], str]]:
+    """Return the rows of a table, the host of each rank, and how that is known."""
+    rows = yield from _checked(table, source)
     rate, bus, rate_half, bus_half = (rows[name].to_numpy() for name in ("algbw", "busbw", "algbw_half", "busbw_half"))
 
     def off(workers: Any, slack: float) -> Any:
@@ -1925,16 +1880,15 @@ def _hosts(
 
     if len({each[:2] for each in table.ranks}) < len(table.ranks):
         told = f"rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times"
-        raise AnalysisError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
+        yield f"{source}: {told}: each process measured alone; build the tests with MPI=1"
     first, how = min((each[0] for each in table.ranks), key=int, default="0"), "of the devices listed"
     own = pd.DataFrame([each[2:] for each in table.ranks if each[0] == first], columns=["host", "device"], dtype=object)
     again = own.groupby(["host", "device"]).cumcount().where(own.groupby("host")["device"].transform("nunique") > 1, 0)
     hosts = tuple(own["host"] + again.map(lambda node: f" ({node + 1})" if node else ""))
     how += "; a device that a host has twice is of another node" if again.any() else ""
     if placed is not None:
-        if hosts and len(hosts) != math.prod(placed):
-            told = f"{math.prod(placed)} workers were said; leave the number out"
-            raise AnalysisError(f"{source}: lists {len(hosts)} devices, and {told}")
+        if hosts and len(hosts) != (said := math.prod(placed)):
+            yield f"{source}: lists {len(hosts)} devices, and {said} workers were said; leave the number out"
         hosts, how = tuple(f"node{node}" for node in range(placed[0]) for _ in range(placed[1])), "as said"
     elif not hosts:
         counts = np.arange(2, 4097)
@@ -1943,23 +1897,23 @@ def _hosts(
             several = 1 < len(fitting) < len(counts)
             what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
             say = f"{source}@8 for 8 on one node, {source}@4x8 for 4 nodes with 8 each"
-            raise AnalysisError(f"{source}: how many workers there were is unknown ({what}); type {say}")
+            yield f"{source}: how many workers there were is unknown ({what}); type {say}"
         how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
         hosts = ("node0",) * int(fitting[0])
     if (n := len(hosts)) < 2:
-        raise AnalysisError(f"{source}: is of one worker, who sends nothing; measure two or more")
+        yield f"{source}: is of one worker, who sends nothing; measure two or more"
     if why := impossible("bandwidth", bandwidth=float((rows["size"] / rows["seconds"]).max())):
-        raise AnalysisError(f"{source}: has {why}; give sizes and times as they were printed")
+        yield f"{source}: has {why}; give sizes and times as they were printed"
     if (wrong := off(n, 0.002)[0]).any():
         line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
         told = f"busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has {moved_share(n):.4g}"
-        raise AnalysisError(f"{source} line {line}: {told}: another collective, or another number of workers")
-    return hosts, how
+        yield f"{source} line {line}: {told}: another collective, or another number of workers"
+    return rows, hosts, how
 
 
 def _document(
     tables: Sequence[tuple[_Table, pd.DataFrame]], hosts: Sequence[str], how: str, source: str, gradient_bytes: float
-) -> dict[str, Any]:
+) -> _Step[dict[str, Any]]:
     (first, _), rows, n = tables[0], pd.concat([rows for _, rows in tables]), len(hosts)
     times: dict[int, list[tuple[float, int]]] = {}
     for size, second, line in sorted(zip(rows["size"], rows["seconds"], rows["line"], strict=True)):
@@ -1969,7 +1923,7 @@ def _document(
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
         (least, first_line), *_, (most, other) = times[worst]
         told = f"{1e6 * least:,.1f} us for {worst:,} bytes in line {first_line}, {1e6 * most:,.1f} us in line {other}"
-        raise AnalysisError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
+        yield f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file"
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
     place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
     points = [
