@@ -298,6 +298,7 @@ def test_placements_that_cannot_be(tmp_path: Path, sweep: str, message: str) -> 
             GOOD.replace("seconds: 1", "placement: spread"),
             r"sweep\.plac",
         ),
+        (ALPHA.replace("alpha", "a" * 5000), "partition.*250"),
     ],
 )
 def test_wrong_partitions(

@@ -129,7 +129,8 @@ class Partition(Form):
             "cores_per_node is missing; say how many cores a node has": not told,
             f"cores_per_worker is {each}, but a node has {cores} cores; lower it": each > cores,
             f"{needed} cores_per_worker": gpus * each > cores,
-            f"gres is {self.gres!r}, but gpus_per_node is 0; leave gres out or say how many": self.gres and not gpus,
+            f"gres is {short(self.gres)}, but gpus_per_node is 0; leave gres out or say how many": self.gres
+            and not gpus,
             f"{ssh} and no other has any": (self.scheduler == "ssh") != bool(hosts),
             f"hosts names {twice} twice; give it once with all its slots: {twice}:N": twice,
             local: self.scheduler == "local" and self.nodes != 1,

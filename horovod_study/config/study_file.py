@@ -45,6 +45,8 @@ def _share(value: Any) -> float:
 
 Share = Annotated[float, BeforeValidator(_share, json_schema_input_type=float | str)]
 """A precision: "2 %" or 0.02."""
+_PATH = r"([^/\x00-\x1f]{0,250}/)*[^/\x00-\x1f]{1,250}"
+_Place = Annotated[Text, matching(_PATH, "it must be the name of a file, of at most 250 characters, or a path")]
 _Positive = Annotated[Number, above(0)]
 _Count = Annotated[Whole, at_least(1)]
 _Question = Annotated[
@@ -61,7 +63,7 @@ class StudyFile(Form):
     """A study: what is fixed, what is varied, on which partitions, how often."""
 
     study: Text
-    partition: one_or_more(Text) = ("local",)  # type: ignore[valid-type]
+    partition: one_or_more(_Place) = ("local",)  # type: ignore[valid-type]
     hosts: one_or_more(HostName) = ()  # type: ignore[valid-type]
     run: dict[str, Any] | None = None
     sweep: dict[str, Any] | None
@@ -78,7 +80,7 @@ class StudyFile(Form):
     seed: Annotated[Whole, at_least(0)] = 1
     timeout_s: Annotated[Number, at_least(1)] = 900.0
     turns: Flag | None = None
-    workload: Text | None = None
+    workload: _Place | None = None
     scaling: Literal["strong", "weak"] | None = None
 
 
