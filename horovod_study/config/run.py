@@ -261,8 +261,10 @@ class RunConfig(Configuration):
     def unfit(self) -> Iterator[str]:
         """Yield in words what does not fit together, and what to do about it."""
         yield from super().unfit()
-        if self.require is not None:
-            requirements.parse(self.require, self.workload.options)
+        try:
+            requirements.parse("asked" if self.require is None else self.require, self.workload.options)
+        except ConfigError as error:
+            yield f"{error}".removeprefix("run: ")
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
             yield f"backend {self.backend} works over mpi only, but transport is {self.transport!r}"
 

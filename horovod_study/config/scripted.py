@@ -10,6 +10,7 @@ shell. The training is recorded as by `horovod-study record`; with `steps` under
 """
 
 import hashlib
+import os
 import re
 import shlex
 import sys
@@ -23,6 +24,7 @@ from horovod_study.config.documents import load_yaml, read_bytes
 from horovod_study.config.roles import Option, Role
 from horovod_study.config.workload import SHARED, Configuration, Workload, configuration, load_workload
 from horovod_study.errors import ConfigError, StudyError
+from horovod_study.text.words import cut
 
 PROGRAM = "horovod_study.programs.script"
 PLACED = ("workers", "nodes", "workers_per_node", "hosts", "host", "global_batch", "repeat")
@@ -122,9 +124,9 @@ def _words(path: Path, kind: str, folder: Path, line: str) -> list[str]:
         raise ConfigError(f"{path}: {kind} is empty; write e.g. train.py --batch-size {{batch}}")
     if kind == "script":
         words[0] = str(folder / words[0])
-        if Path(words[0]).suffix not in (".py", "") or not Path(words[0]).is_file():
+        if Path(words[0]).suffix not in (".py", "") or not os.path.isfile(words[0]):
             raise ConfigError(
-                f"{path}: script {words[0]} is no Python file; it is looked for beside the study file, and anything "
+                f"{path}: script {cut(words[0], 200)} is no Python file; it is looked for beside the study file, and anything "
                 f"else is a command: `command: bash train.sh`, `command: python -m project.train`"
             )
     return words

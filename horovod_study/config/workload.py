@@ -134,10 +134,10 @@ class Configuration:
         """The option with which no hooks see the gradients, and why; None where hooks do."""
         return None
 
-    def check_together(self) -> None:
+    def check_together(self, source: str = "run") -> None:
         """Raise ConfigError for values that are right each and do not fit together."""
         for text in self.unfit():
-            raise ConfigError(f"run: {text}")
+            raise ConfigError(f"{source}: {text}")
 
     def unfit(self) -> Iterator[str]:
         """Yield in words what does not fit together, and what to do about it."""
@@ -269,11 +269,12 @@ class Workload:
         """Make a configuration of option or YAML values; an unknown name is refused with the nearest known one."""
         from horovod_study.config.doors import accept
 
-        accept(self.form, values, source)
-        try:
-            return self.configuration(**values)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("run:", f"{source}:", 1)) from None
+        made = object.__new__(self.configuration)
+        vars(made).update(
+            {name: each.default for name, each in self.options.items()} | accept(self.form, values, source)
+        )
+        made.check_together(source)
+        return made
 
 
 def configuration(name: str, options: Mapping[str, Option]) -> type[Configuration]:

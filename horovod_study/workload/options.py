@@ -273,10 +273,10 @@ class StrainConfig(RunConfig, _Training):
     def loss_scaled(self) -> bool:
         return self.precision == "fp16"
 
-    def check_together(self) -> None:
+    def check_together(self, source: str = "run") -> None:
         if all(getattr(self, name) is None for name in self.workload.budgets):
             object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
-        super().check_together()
+        super().check_together(source)
 
     def unfit(self) -> Iterator[str]:
         """Yield in words what does not fit together, and what to do about it."""
