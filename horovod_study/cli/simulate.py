@@ -59,16 +59,16 @@ def _simulate_arguments(parser: Parser) -> None:
 
 def simulate(options: argparse.Namespace) -> Result:
     """Simulate a data-parallel step on up to 10 million workers, and what-ifs."""
-    from dataclasses import fields
-
     from horovod_study.analysis.simulate import scaling
     from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
     from horovod_study.analysis.simulate.network import network_from
     from horovod_study.analysis.simulate.what_if import what_if
     from horovod_study.config.documents import load_yaml
+    from horovod_study.config.doors import asked
     from horovod_study.records import recorded_run
     from horovod_study.report.figures.simulation import content, text, write_simulation
 
+    given = asked(Given, {name: getattr(options, name) for name in Given.model_fields}, "simulate")
     runs = [run_times(recorded_run(each)) for each in options.run]
     size = (
         runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6 or None
@@ -77,7 +77,7 @@ def simulate(options: argparse.Namespace) -> Result:
     benches, set_aside = largest_of_each_kind(read)
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))
     calibration = calibrate(
-        Given(**{each.name: getattr(options, each.name) for each in fields(Given)}),
+        given,
         network=network,
         runs=runs,
         beside=[run_times(recorded_run(each)) for each in options.beside],

@@ -18,20 +18,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Floats, Link, moved_share, rounds
 from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
 from horovod_study.analysis.simulate.allreduce import Curves, Sweep
-from horovod_study.analysis.simulate.network import Network, costs, small_allreduce_s, split
+from horovod_study.analysis.simulate.network import CHOICES, MAX_WORKERS, Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
-from horovod_study.errors import AnalysisError, ConfigError, require_within
+from horovod_study.config.doors import Asked, Number, Text, Whole, one_of
+from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun
 
 _FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
@@ -260,34 +262,29 @@ class _Notes:
     doubts: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
+_Positive = Annotated[Number, Field(ge=1e-12, le=1e12)]  # beyond it a product of several is not a number any more
+_Amount = Annotated[Number, Field(ge=0, le=1e12)]
+_Count = Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]
+
+
+class Given(Asked):
     """What options say; they hold before what was measured. Names and units are those of the verb."""
 
-    way: str | None = None
-    alpha_us: float | None = None
-    gb_per_s: float | None = None
-    workers_per_node: int | None = None
-    compute_ms: float | None = None
-    compute_cv: float | None = None
-    compute_fixed_ms: float | None = None
-    batch: int | None = None
-    gradient_mb: float | None = None
-    overhead_us: float | None = None
-    cycle_ms: float | None = None
-    fusion_mb: float | None = None
-    buckets: int | None = None
-    algorithm: str | None = None
-    scaling: str = "weak"
-
-    def __post_init__(self) -> None:
-        if (self.alpha_us is None) != (self.gb_per_s is None):
-            raise ConfigError("simulate: a network has --alpha-us and --gb-per-s; give both")
-        require_within("simulate: --workers-per-node", 1 if self.workers_per_node is None else self.workers_per_node, 1)
-        for name in _IN_RANGE:
-            if getattr(self, name):  # beyond it a product of several is not a number any more
-                option = f"simulate: --{name.replace('_', '-')}"
-                require_within(f"{option}, where not 0,", getattr(self, name), 1e-12, 1e12)
+    way: Text | None = None
+    alpha_us: _Amount | None = None
+    gb_per_s: _Positive | None = None
+    workers_per_node: _Count | None = None
+    compute_ms: _Positive | None = None
+    compute_cv: _Amount | None = None
+    compute_fixed_ms: _Amount | None = None
+    batch: Annotated[Whole, Field(ge=1, le=10**12)] | None = None
+    gradient_mb: _Positive | None = None
+    overhead_us: _Amount | None = None
+    cycle_ms: Annotated[Number, Field(ge=0, le=3.6e6)] | None = None
+    fusion_mb: _Amount | None = None
+    buckets: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
+    algorithm: Annotated[Text, one_of(CHOICES)] = "auto"
+    scaling: Literal["weak", "strong"] = "weak"
 
     @property
     def link(self) -> Link | None:
@@ -295,12 +292,6 @@ class Given:
         if self.alpha_us is None or self.gb_per_s is None:
             return None
         return Link(alpha_s=self.alpha_us / 1e6, bytes_per_s=self.gb_per_s * 1e9)
-
-
-_IN_RANGE = (
-    *("alpha_us", "gb_per_s", "compute_ms", "compute_cv", "compute_fixed_ms"),
-    *("gradient_mb", "overhead_us", "cycle_ms", "fusion_mb"),
-)
 
 
 def calibrate(
@@ -334,10 +325,8 @@ def calibrate(
     found = [measured_network(content, source=source, way=way, size=size) for content, source in benches]
     if size is not None:
         notes.sources["gradients"] = "--gradient-mb" if first is None or given.gradient_mb is not None else first.source
-    elif found:
-        size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
     else:
-        raise ConfigError("simulate: nothing says how many bytes the gradients have; give --gradient-mb")
+        size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
 
     sweeps = tuple(each.sweep for each in found)
     for content, source in further:
@@ -367,7 +356,7 @@ def calibrate(
         **computing,
         gradient_bytes=size,
         network=made,
-        algorithm=given.algorithm or "auto",
+        algorithm=given.algorithm,
         runtime=runtime,
         scaling=given.scaling,
         buckets=1 if given.buckets is None else given.buckets,
@@ -383,28 +372,33 @@ def calibrate(
 
 def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
     """Raise ConfigError where two things say the same, or nothing says what is needed."""
-    if given.link is not None and (network or benches):
-        raise ConfigError("simulate: --alpha-us says what --bench or --network say too; give one of them")
-    if given.link is None and not network and not benches:
-        raise ConfigError(
-            "simulate: nothing says what the network does; give --bench bench.json, --network FILE.yaml, or --alpha-us "
-            "and --gb-per-s"
-        )
-    if given.compute_ms is not None and runs:
-        raise ConfigError(
-            "simulate: --compute-ms and recorded runs both say how long a worker computes; give one of them"
-        )
-    if given.compute_ms is None and not runs:
-        raise ConfigError("simulate: nothing says how long a worker computes; give --run RUN_DIR or --compute-ms")
-    if given.compute_cv is not None and given.compute_ms is None:
-        raise ConfigError("simulate: --compute-cv belongs to --compute-ms; a recorded run has its own scatter")
-    if given.compute_fixed_ms is not None and not given.compute_fixed_ms <= (given.compute_ms or 0.0):
-        raise ConfigError(
-            f"simulate: --compute-fixed-ms is {given.compute_fixed_ms:g}; it is a part of --compute-ms, which must "
-            "be given and not be less"
-        )
-    if given.way is not None and not benches:
-        raise ConfigError("simulate: --way names one of those in --bench; give --bench bench.json, or leave it out")
+    told, timed = given.link is not None, given.compute_ms is not None
+    nothing = (
+        "nothing says what the network does; give --bench bench.json, --network FILE.yaml, or --alpha-us and --gb-per-s"
+    )
+    apart = given.compute_fixed_ms is not None and not given.compute_fixed_ms <= (given.compute_ms or 0.0)
+    for wrong, text in (
+        ((given.alpha_us is None) != (given.gb_per_s is None), "a network has --alpha-us and --gb-per-s; give both"),
+        (told and (network or benches), "--alpha-us says what --bench or --network say too; give one of them"),
+        (not (told or network or benches), nothing),
+        (timed and runs, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
+        (not (timed or runs), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
+        (
+            given.compute_cv is not None and not timed,
+            "--compute-cv belongs to --compute-ms; a recorded run has its own scatter",
+        ),
+        (apart, "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"),
+        (
+            given.way is not None and not benches,
+            "--way names one of those in --bench; give --bench bench.json, or leave it out",
+        ),
+        (
+            given.gradient_mb is None and not (runs or benches),
+            "nothing says how many bytes the gradients have; give --gradient-mb",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(f"simulate: {text}")
 
 
 def _network(
@@ -455,15 +449,12 @@ def _computing(
     runs: Sequence[RunTimes], beside: Sequence[RunTimes], batch: int, notes: _Notes
 ) -> tuple[dict[str, Any], float]:
     """Return computing at `batch` as measured with the most workers on a node, as fields of a scenario; its spread."""
-    for each in beside:
-        if each.workers != 1:
-            raise AnalysisError(
-                f"{each.source}: has {each.workers} workers; --beside takes runs of one worker each, recorded at the "
-                "same time"
-            )
-    if len(beside) == 1:
+    larger = next((each for each in beside if each.workers != 1), None)
+    if larger or len(beside) == 1:
+        what = f"has {larger.workers} workers; " if larger else ""
         raise AnalysisError(
-            f"{beside[0].source}: --beside takes all runs that were made at the same time, two at least"
+            f"{(larger or beside[0]).source}: {what}--beside takes runs of one worker each, recorded at the same time, "
+            "two at least"
         )
     known = [(each, each.per_node) for each in runs] + [(each, len(beside)) for each in beside]
     models = {each.gradient_bytes for each, _ in known}
@@ -563,7 +554,7 @@ def _runtime_of(
         runtime = replace(runtime, overhead_s=given.overhead_us / 1e6)
         notes.sources["overhead"] = "--overhead-us"
     elif run is not None:
-        left = _left_over(run, network, given.algorithm or "auto", runtime, size, notes)
+        left = _left_over(run, network, given.algorithm, runtime, size, notes)
         runtime = replace(runtime, overhead_s=left)
         notes.sources["overhead"] = f"what is left of the synchronisation of {run.source}"
     if given.cycle_ms is not None:
