@@ -27,6 +27,7 @@ from horovod_study.analysis.machine.advice import (
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.measure.evidence import parameter_count
+from horovod_study.records import finite
 from horovod_study.workload.model import StressCNN
 
 NETWORK = Link(alpha_s=1e-5, bytes_per_s=1e9, source="manually")
@@ -192,7 +193,7 @@ def test_a_small_model_is_for_data_parallel(golden: Golden) -> None:
     golden(advice.reasons[-1], f"{least:,}")
     text = "\n".join(advice.lines())
     assert "P = 153,441 parameters; gradients S = 4 P = 613,764 B = 614 kB" in text
-    assert json.loads(json.dumps(advice.to_dict(), allow_nan=False))["model"]["gradient_bytes"] == 613_764
+    assert json.loads(json.dumps(finite(advice), allow_nan=False))["model"]["gradient_bytes"] == 613_764
 
 
 def test_a_model_that_does_not_fit_is_sharded(golden: Golden) -> None:
@@ -268,6 +269,7 @@ LAYER = {"name": "x", "parameters": 1, "activations": 1, "flop": 1}
         ({"layers": [LAYER, {"name": "y"}]}, ""),
         ({"layers": [{**LAYER, "flop": -1}]}, ""),
         ({"layers": [{**LAYER, "times": "many"}]}, "many"),
+        ({"layers": [{**LAYER, "times": 10**9}]}, "times"),
         ({"layers": [{**LAYER, "parameters": 0}]}, ""),
     ],
 )

@@ -12,6 +12,7 @@ from horovod_study.analysis.forecast import holdout
 from horovod_study.analysis.forecast.holdout import COMBINED, score, summarise
 from horovod_study.analysis.laws import LAWS
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 
@@ -93,7 +94,7 @@ class TestFailing:
         law = holdout._law_score([target], "")
         assert target.covered is None and law["coverage"] is None and law["median_width"] is None
         assert law["median_ape"] == pytest.approx(0.3)
-        assert json.loads(json.dumps(target.to_dict(), allow_nan=False))["covered"] is None
+        assert json.loads(json.dumps(finite(target), allow_nan=False))["covered"] is None
 
 
 class TestWhatIsHidden:
@@ -161,9 +162,9 @@ class TestOrder:
     def test_rows_in_any_order_give_the_same_scores_and_stay_as_they_are(self):
         table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=3)
         before = table.copy()
-        a = holdout.to_dict(score(table))
+        a = holdout.document(score(table))
         pd.testing.assert_frame_equal(table, before)
-        b = holdout.to_dict(score(table.sample(frac=1, random_state=3)))
+        b = holdout.document(score(table.sample(frac=1, random_state=3)))
         assert json.dumps(a, allow_nan=False) == json.dumps(b, allow_nan=False)
 
     def test_the_summary_takes_all_targets_of_all_series(self):

@@ -17,6 +17,7 @@ from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 
 # Published total throughputs: (source, {workers: samples/s}, workers that are forecast from the others).
 PUBLISHED = [
@@ -80,7 +81,7 @@ class TestLimits:
         for forecast in predict(points(counts, values), workers=workers)[""]:
             assert 0 < forecast.samples_per_s <= forecast.workers * best * (1 + 1e-9)
             assert 0 < forecast.low <= forecast.samples_per_s <= forecast.high
-            json.dumps(forecast.to_dict(), allow_nan=False)
+            json.dumps(finite(forecast), allow_nan=False)
 
     def test_perfect_scaling_goes_on(self):
         forecast = one(points([1, 2, 4, 8], [100, 200, 400, 800], nodes=[1, 1, 2, 4]), 64)
@@ -407,7 +408,7 @@ class TestMicroBenchmark:
 
 class TestForm:
     def test_json(self):
-        found = one(points([1, 2, 4], [100, 190, 370], nodes=1), 4, workers_per_node=4).to_dict()
+        found = finite(one(points([1, 2, 4], [100, 190, 370], nodes=1), 4, workers_per_node=4))
         assert ["workers", "nodes", "samples_per_s", "low", "high", "law", "weights", "ideal", "doubts"] == list(found)
         assert (4, 1) == (found["workers"], found["nodes"])
         assert 400 == pytest.approx(found["ideal"])

@@ -13,6 +13,7 @@ from horovod_study.analysis.forecast import recommendation
 from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.recommendation import Questions, duration, recommend, samples_of, seconds_of
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -253,9 +254,9 @@ class TestOrderAndForm:
         table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=5)
         before = table.copy()
         asked = Questions(samples=1e6, deadline_s=900, gpu_hours=5, samples_to_target={1: 1e6, 8: 2e6, 64: 3e6})
-        one = recommend(table, asked)[""].to_dict()
+        one = finite(recommend(table, asked)[""])
         pd.testing.assert_frame_equal(table, before)
-        again = recommend(table.sample(frac=1, random_state=2), asked)[""].to_dict()
+        again = finite(recommend(table.sample(frac=1, random_state=2), asked)[""])
         assert json.dumps(one, allow_nan=False) == json.dumps(again, allow_nan=False)
 
     @pytest.mark.parametrize("counts", [(1, 2), (1, 10_000_000), (7, 9), (3, 4, 5, 6, 7)])
@@ -263,7 +264,7 @@ class TestOrderAndForm:
         found = recommend(points(counts, usl(counts, 0.01, 0.0)), Questions(samples=1e6, deadline_s=1, gpu_hours=1e-9))
         for one in found[""].answers.values():
             assert one.workers is None or one.low <= one.workers <= (one.high or math.inf)
-        json.dumps(found[""].to_dict(), allow_nan=False)
+        json.dumps(finite(found[""]), allow_nan=False)
 
     def test_knots_hold_the_measured_counts_and_both_sides_of_full_nodes(self):
         found = recommendation.knots(1, 64, (3, 5), 8)

@@ -69,6 +69,7 @@ def rounds(n: Any) -> Any:
 class Link:
     """What a message between two workers takes: alpha_s + bytes / bytes_per_s. ConfigError where that is impossible."""
 
+    DOCUMENT = "alpha_s bytes_per_s source"
     alpha_s: Value
     bytes_per_s: Value
     source: str = "as given"

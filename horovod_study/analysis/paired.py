@@ -192,6 +192,11 @@ def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
 class RatioEstimate:
     """A ratio of two rates from L launches, with both components of its variance."""
 
+    DOCUMENT = (
+        "ratio=ratio.value ratio_low=ratio.low ratio_high=ratio.high launches rounds half_width round_sd "
+        "memory round_error launch_sd cancelled set_aside stalls shared"
+    )
+
     ratio: Interval  # n: rounds
     launches: int
     rounds: int
@@ -208,13 +213,6 @@ class RatioEstimate:
     def half_width(self) -> float:
         """Half of the interval as a share of the ratio, from the logarithms; infinite where it is not known."""
         return math.log(self.ratio.high / self.ratio.low) / 2 if self.ratio.known else math.inf
-
-    def to_dict(self) -> dict[str, float | int | bool | None]:
-        names = ("launches", "rounds", "half_width", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
-        return {
-            **{f"ratio_{name}".removesuffix("_value"): value for name, value in self.ratio.to_dict().items()},
-            **{name: stats.finite_or_none(getattr(self, name)) for name in (*names, "set_aside", "stalls", "shared")},
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from horovod_study.analysis.steps import attribution, losses, run_profiles
 from horovod_study.analysis.steps import breakdown as laps
 from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 
 SCHEMA = 1
 """Of provenance.json; raised when a key changes its meaning."""
@@ -216,7 +217,7 @@ def analyze(
         resources=resources.resources(table),
         quantity_curves=resources.quantity_curves(quantities),
         crossings=learning.crossings,
-        quantities={"fits": [each.to_dict() for each in quantities]},
+        quantities={"fits": [finite(each) for each in quantities]},
         synchronisation=waits,
         sync_curves=synchronisation.curves(wait_laws, waits),
         sync_fits=synchronisation.document(wait_laws),
@@ -331,7 +332,7 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, un
         else ""
     )
     return {
-        **fit.to_dict(),
+        **finite(fit),
         "baseline": f"{baseline}: {base}, {row['setting']}{rate}",
         "mode": row["mode"],
         "work": row["work"],

@@ -65,6 +65,7 @@ def predict(options: argparse.Namespace) -> Result:
     """Fit laws to anybody's points; forecast, score, recommend worker counts."""
     from horovod_study.analysis.forecast import holdout, recommendation
     from horovod_study.analysis.forecast.prediction import predict as predict_points
+    from horovod_study.records import finite
 
     points = _points(options)
     size = None if options.gradient_mb is None else options.gradient_mb * 1e6
@@ -99,9 +100,9 @@ def predict(options: argparse.Namespace) -> Result:
     if recommended:
         _refuse(options, "no worker count can be recommended", {name: one.why_not for name, one in answers.items()})
     parts = {
-        "forecast": {"series": {name: [one.to_dict() for one in each] for name, each in forecasts.items()}},
-        "holdout": holdout.to_dict(scores) if scores else {},
-        "recommendation": {"series": {name: one.to_dict() for name, one in answers.items()}},
+        "forecast": {"series": finite(forecasts)},
+        "holdout": holdout.document(scores) if scores else {},
+        "recommendation": {"series": finite(answers)},
     }
     # One thing asked for is the document; of several, the first is, and the others are keys of it.
     first, *others = [name for name, known in zip(parts, (forecasts, scores, answers), strict=True) if known]
@@ -151,9 +152,10 @@ def _questions(options: argparse.Namespace) -> Any:
 def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:
     """The scaling laws of each series."""
     from horovod_study.analysis.fit.fitting import fit_series
+    from horovod_study.records import finite
     from horovod_study.report.laws import laws_text
 
-    series = {name: one.to_dict() for name, one in fit_series(points, baseline_samples_per_s=baseline).items()}
+    series = finite(fit_series(points, baseline_samples_per_s=baseline))
     notes = (
         "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; loo: median",
         " error of a worker count that is left out of the fit; step times are relative to one worker; details: --json)",

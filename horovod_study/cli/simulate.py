@@ -128,7 +128,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.machine.advice import advise as advise_on
     from horovod_study.analysis.machine.advice import case_of, layered_model
     from horovod_study.config.documents import load_yaml
-    from horovod_study.records import read_run
+    from horovod_study.records import finite, read_run
     from horovod_study.workload.room import worker_memory
 
     source = str(options.model or "")
@@ -137,7 +137,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
     recorded = options.run and (asdict(read_run(options.run)), str(options.run))
     case = case_of(vars(options), model=model, bench=bench, run=recorded, memory_of=worker_memory)
     advice = advise_on(case)
-    return Result(document=advice.to_dict(), lines=advice.lines())
+    return Result(document=finite(advice), lines=advice.lines())
 
 
 VERBS = (

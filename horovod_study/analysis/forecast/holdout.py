@@ -24,7 +24,7 @@ from horovod_study.analysis.laws.law import Law
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts, finite
+from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
 
 COMBINED = "combined"
@@ -39,6 +39,8 @@ _ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast i
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One forecast of one hidden worker count, samples/s of all workers."""
+
+    DOCUMENT = "law known_to workers nodes measured forecast low high error covered"
 
     law: str
     known_to: int  # largest worker count that was known
@@ -62,15 +64,12 @@ class Target:
         slack = _ROUNDING * self.measured
         return self.low - slack <= self.measured <= self.high + slack
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; null where there is no interval."""
-        names = ("law", "known_to", "workers", "nodes", "measured", "forecast", "low", "high", "error", "covered")
-        return facts(self, *names)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldoutScore:
     """The scores of one series; `why_not` says why there are none."""
+
+    DOCUMENT = "hidden known laws forecasts doubts why_not?"
 
     series: str
     known: tuple[int, ...]  # worker counts that stayed known when all of `hidden` were hidden
@@ -79,10 +78,6 @@ class HoldoutScore:
     forecasts: tuple[Target, ...] = ()
     doubts: tuple[str, ...] = ()
     why_not: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("hidden", "known", "laws", "forecasts", "doubts")
-        return {**facts(self, *names), "why_not": self.why_not or None}
 
 
 def score(
@@ -137,7 +132,7 @@ def _over_all(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
     return {law: _law_score([each for each in targets if each.law == law], "") for law in laws}
 
 
-def to_dict(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
+def document(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
     """The JSON of `horovod-study predict --holdout`."""
     return {"series": finite(scores), "summary": summarise(scores)}
 

@@ -19,7 +19,6 @@ from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.holdout import planned_per_node
 from horovod_study.analysis.forecast.prediction import Prediction, predict
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 from horovod_study.text.words import plural
 
 _NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a normal variable, with their weights
@@ -29,17 +28,12 @@ _NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a n
 class _NextStep:
     """The forecast of one series at the target as it is, and further runs, the best per GPU hour first."""
 
+    DOCUMENT = "target samples_per_s=now.samples_per_s low=now.low high=now.high doubts=now.doubts choices"
+
     series: str
     target: int
     now: Prediction
     choices: tuple[dict[str, Any], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            **facts(self.now, "samples_per_s", "low", "high", "doubts"),
-            **facts(self, "choices"),
-        }
 
 
 def next_runs(

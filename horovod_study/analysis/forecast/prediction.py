@@ -30,7 +30,6 @@ from horovod_study.analysis.machine.advice import network_of
 from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities
 from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 
 _MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
 DRIFT = 0.06  # log error of a good forecast one doubling beyond the data, before the data has its say
@@ -50,6 +49,8 @@ _CERTAIN = 0.9  # weight from which on a law is named alone
 class Prediction:
     """Forecast throughput of one worker count, samples/s of all workers, with its 95 % interval."""
 
+    DOCUMENT = "workers *asked nodes samples_per_s low high law weights ideal doubts"
+
     workers: int
     nodes: int | None
     samples_per_s: float
@@ -61,11 +62,10 @@ class Prediction:
     doubts: tuple[str, ...] = ()
     batch_size: float | None = None  # samples per worker and step, where that was asked for
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; `batch_size` only where a batch was asked for."""
-        asked = () if self.batch_size is None else ("batch_size",)
-        names = ("nodes", "samples_per_s", "low", "high", "law", "weights", "ideal", "doubts")
-        return facts(self, "workers", *asked, *names)
+    @property
+    def asked(self) -> dict[str, float]:
+        """The batch where one was asked for."""
+        return {} if self.batch_size is None else {"batch_size": self.batch_size}
 
 
 def predict(

@@ -29,7 +29,6 @@ from horovod_study.analysis.laws.law import MAX_WORKERS
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 
 REACH = 8
 """Times the largest measured worker count: as far as answers are looked for."""
@@ -81,6 +80,8 @@ class Questions:
 class _RecommendedCount:
     """One recommended worker count with its 95 % interval; None where there is none, or no end was seen."""
 
+    DOCUMENT = "question workers low high searched_to *numbers doubts why_not?"
+
     question: str  # in words
     workers: int | None = None
     low: int | None = None
@@ -95,26 +96,25 @@ class _RecommendedCount:
         """Whether the answer is beyond the largest count that was looked at."""
         return self.workers is None and not self.why_not
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def numbers(self) -> dict[str, float | None]:
         values: dict[str, float | None] = {}
         for name in ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost"):
             value, low, high = self.values.get(name, (None, None, None))
             values |= {name: value, f"{name}_low": low, f"{name}_high": high}
-        count = facts(self, "question", "workers", "low", "high", "searched_to")
-        return {**count, **values, "doubts": list(self.doubts), "why_not": self.why_not or None}
+        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recommendation:
     """The answers for one series, in the order of the module's table."""
 
+    DOCUMENT = "measured answers why_not?"
+
     series: str
     measured: tuple[int, int]  # smallest and largest worker count
     answers: Mapping[str, _RecommendedCount]
     why_not: str = ""  # why there are no answers
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**facts(self, "measured", "answers"), "why_not": self.why_not or None}
 
 
 def recommend(

@@ -14,7 +14,6 @@ import numpy as np
 
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 
 MIN_STEPS = 50
 UNSTEADY = 2.0
@@ -27,6 +26,11 @@ MARGIN = 10.0
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RangeTest:
     """What a range test says; rates are values of the option `lr`."""
+
+    DOCUMENT = (
+        "suggested reason steepest_rate slope diverged_rate tenth_of_diverged_rate=careful_rate lowest_rate "
+        "lowest_loss *course window doubts"
+    )
 
     rates: Floats  # (S,)
     losses: Floats  # (S,)
@@ -46,17 +50,10 @@ class RangeTest:
         """A tenth of the rate at which the loss diverged."""
         return None if self.diverged_rate is None else self.diverged_rate / MARGIN
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values without the curve."""
-        return {
-            **facts(self, "suggested", "reason", "steepest_rate", "slope", "diverged_rate"),
-            "tenth_of_diverged_rate": self.careful_rate,
-            **facts(self, "lowest_rate", "lowest_loss"),
-            "low": float(self.rates[0]),
-            "high": float(self.rates[-1]),
-            "steps": len(self.rates),
-            **facts(self, "window", "doubts"),
-        }
+    @property
+    def course(self) -> dict[str, Any]:
+        """Where the rates begin and end, and after how many steps."""
+        return {"low": self.rates[0], "high": self.rates[-1], "steps": len(self.rates)}
 
     def lines(self) -> list[str]:
         """Return the result in words."""

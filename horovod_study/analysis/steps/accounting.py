@@ -44,7 +44,7 @@ from horovod_study.analysis.steps.rank_steps import common_steps, where
 from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import RecordedRun, facts, finite, rows_lost, run_turns
+from horovod_study.records import RecordedRun, finite, rows_lost, run_turns
 from horovod_study.text.words import listed
 
 CLOSES_S = 1e-6
@@ -104,6 +104,11 @@ class RankAccount:
 class RunAccount:
     """The account of one run, times in s per step; means over its ranks."""
 
+    DOCUMENT = (
+        "run state reason repeat workers why_not parts_s residual steps first_step excluded excluded_by "
+        "notes ranks ablation=left_out pop skew_s outside stalls epoch_steps epoch_samples"
+    )
+
     run: str
     state: str
     reason: str
@@ -144,14 +149,6 @@ class RunAccount:
     def open_rank(self) -> RankAccount | None:
         """Return the rank with the step that misses its parts by most, or None where all steps close."""
         return max((rank for rank in self.ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **facts(self, "run", "state", "reason", "repeat", "workers", "why_not", "parts_s", "residual"),
-            **facts(self, "steps", "first_step", "excluded", "excluded_by", "notes", "ranks"),
-            "ablation": finite(self.left_out),
-            **facts(self, "pop", "skew_s", "outside", "stalls", "epoch_steps", "epoch_samples"),
-        }
 
 
 def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False) -> RunAccount:
@@ -463,14 +460,19 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
 class Accounting:
     """The account of a set of runs."""
 
+    DOCUMENT = "closes_within_s runs=of_series cells doubts"
+
     runs: tuple[RunAccount, ...]  # in the order of the series
     series: Mapping[str, str]  # run -> its series
     cells: pd.DataFrame  # breakdown.split of the runs' own means, one row per (series, workers, nodes, part)
     doubts: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        runs = [{"series": self.series[run.run], **run.to_dict()} for run in self.runs]
-        return {"closes_within_s": CLOSES_S, "runs": runs, **facts(self, "cells", "doubts")}
+    closes_within_s = CLOSES_S
+
+    @property
+    def of_series(self) -> list[dict[str, Any]]:
+        """The documents of the runs, each with its series."""
+        return [{"series": self.series[run.run], **finite(run)} for run in self.runs]
 
     def run_rows(self) -> pd.DataFrame:
         """Return one row per run and rank, and one for the mean over its ranks (rank is empty).

@@ -12,7 +12,7 @@ from horovod_study.analysis.steps.pauses import Pauses, find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedRun, RunSideFiles, facts, finite, hosts_of
+from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,11 @@ class _SystemUse:
 class Inspection:
     """What one run says of itself."""
 
+    DOCUMENT = (
+        "name directory state reason facts window rows_lost ablation why_no_ablation system "
+        "recorded_beside=files doubts ranks stragglers pop pauses"
+    )
+
     name: str
     state: str  # see records.RunRecord.state
     reason: str
@@ -61,14 +66,10 @@ class Inspection:
     directory: str
     doubts: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **facts(self, "name", "directory", "state", "reason", "facts"),
-            "window": {"first_step": self.first_step, "by": self.first_step_by, **facts(self, "excluded", "steps")},
-            **facts(self, "rows_lost", "ablation", "why_no_ablation", "system"),
-            "recorded_beside": finite(self.files),
-            **facts(self, "doubts", "ranks", "stragglers", "pop", "pauses"),
-        }
+    @property
+    def window(self) -> dict[str, Any]:
+        """The timed window."""
+        return {"first_step": self.first_step, "by": self.first_step_by, **facts(self, "excluded", "steps")}
 
 
 def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:

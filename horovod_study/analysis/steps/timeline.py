@@ -25,7 +25,6 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 from horovod_study.text.words import plural
 
 PHASES = ("negotiation", "queue", "copy", "operation", "other", "rest")
@@ -51,6 +50,8 @@ _OPERATION = re.compile(
 class Timeline:
     """One timeline file, decomposed. Times in s."""
 
+    DOCUMENT = "steps collectives busy_s together=shares operations cycles last_rank=last tensors table doubts"
+
     table: pd.DataFrame  # one row per (tensor, collective, phase, activity); share is of the tensor's collective
     tensors: pd.DataFrame  # tensor, collectives, and the mean of a collective's phases in s; the longest first
     together: dict[str, float]  # phase -> s per step, each moment counted once; they add up to `busy_s`
@@ -66,16 +67,12 @@ class Timeline:
         """Seconds per step in which at least one tensor is under way."""
         return math.fsum(self.together.values())
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def shares(self) -> dict[str, Any]:
+        """Each phase per step, and its share of the time in which a tensor is under way."""
         return {
-            **facts(self, "steps", "collectives", "busy_s"),
-            "together": {
-                name: {"per_step_s": value, "share": value / self.busy_s if self.busy_s else None}
-                for name, value in self.together.items()
-            },
-            **facts(self, "operations", "cycles"),
-            "last_rank": None if self.last is None else {str(rank): count for rank, count in self.last.items()},
-            **facts(self, "tensors", "table", "doubts"),
+            name: {"per_step_s": value, "share": value / self.busy_s if self.busy_s else None}
+            for name, value in self.together.items()
         }
 
 

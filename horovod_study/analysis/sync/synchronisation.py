@@ -25,6 +25,7 @@ from horovod_study.analysis.series.points import measured, texts, with_series, w
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import breakdown
 from horovod_study.analysis.sync import boundary
+from horovod_study.records import finite
 
 SYNC_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "batch", "train_samples", "workers", "nodes"),
@@ -218,4 +219,4 @@ def _constant(values: Sequence[float] | Floats, workers: Floats) -> Floats:
 
 def document(fitted: Mapping[str, QuantityFit]) -> dict[str, Any]:
     """Return the laws of every series in plain values."""
-    return {"quantity": "sync_s", "unit": "s per step", "series": {name: fit.to_dict() for name, fit in fitted.items()}}
+    return {"quantity": "sync_s", "unit": "s per step", "series": {name: finite(fit) for name, fit in fitted.items()}}
