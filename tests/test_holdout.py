@@ -11,7 +11,7 @@ from horovod_study import cli
 from horovod_study.analysis.forecast import holdout
 from horovod_study.analysis.forecast.holdout import COMBINED, score, summarise
 from horovod_study.analysis.laws import LAWS
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import ConfigError
 from horovod_study.records import finite
 
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -146,11 +146,11 @@ class TestBadInput:
         assert one.laws == {} and one.forecasts == ()
 
     def test_hiding_nothing_is_refused(self, golden):
-        with golden.raises(AnalysisError, match="0 worker"):
+        with golden.raises(ConfigError, match="--holdout is 0"):
             score(points(COUNTS, usl(COUNTS, 0.1, 0)), hide=0)
 
     def test_an_unknown_law_is_refused(self, golden):
-        with golden.raises(AnalysisError, match="amdal"):
+        with golden.raises(ConfigError, match="amdal"):
             score(points(COUNTS, usl(COUNTS, 0.1, 0)), laws=("amdal",))
 
     def test_mixed_units_are_a_doubt(self):
@@ -228,8 +228,8 @@ class TestCommandLine:
         ("words", "message"),
         [
             (("--holdout", "5"), "6 distinct"),
-            (("--holdout", "0"), "0 worker"),
-            (("--holdout", "-1"), "-1 worker"),
+            (("--holdout", "0"), "--holdout is 0"),
+            (("--holdout", "-1"), "--holdout is -1"),
             (("--batch", "50"), "--recommend"),
         ],
     )

@@ -137,16 +137,10 @@ def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) 
 
 def _questions(options: argparse.Namespace) -> Any:
     """The questions about worker counts that were asked on the command line."""
-    from horovod_study.analysis.forecast.recommendation import Questions, samples_of, seconds_of
+    from horovod_study.analysis.forecast.recommendation import Questions
+    from horovod_study.config.doors import asked
 
-    return Questions(
-        marginal=options.marginal,
-        samples=options.samples,
-        deadline_s=None if options.deadline is None else seconds_of(options.deadline),
-        gpu_hours=options.gpu_hours,
-        price_per_gpu_hour=options.price_per_gpu_hour,
-        samples_to_target=None if options.target_samples is None else samples_of(options.target_samples),
-    )
+    return asked(Questions, {name: getattr(options, name) for name in Questions.model_fields}, "predict")
 
 
 def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:

@@ -11,7 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
+from horovod_study.config.doors import Asked, Text, Whole, asked, at_least, one_of
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
@@ -80,6 +81,11 @@ class HoldoutScore:
     why_not: str = ""
 
 
+class _Question(Asked):
+    holdout: Annotated[Whole, at_least(1)] | None = None
+    laws: list[Annotated[Text, one_of(LAWS)]] | None = None
+
+
 def score(
     points: pd.DataFrame,
     *,
@@ -100,10 +106,7 @@ def score(
     Raises AnalysisError for rows that are not positive numbers and for a `hide` below 1.
     """
     check_points(points)
-    if hide is not None and (hide < 1 or hide != int(hide)):
-        raise AnalysisError(f"cannot hide {hide} worker counts: hide a whole number of them, at least 1")
-    if unknown := sorted(set(laws or ()) - set(LAWS)):
-        raise AnalysisError(f"there is no law {unknown[0]!r}; the laws are {', '.join(LAWS)}")
+    asked(_Question, {"holdout": hide, "laws": laws and list(laws)}, "predict")
     known: dict[str, Any] = {
         "per_node": workers_per_node,
         "bench": bench,

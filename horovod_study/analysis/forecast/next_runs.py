@@ -51,15 +51,13 @@ def next_runs(
     """
     check_points(points)
     wanted = sorted(set(candidates))
-    if not wanted or wanted[0] < 1 or seconds <= 0:
-        raise AnalysisError("no worker count can be run, or a run takes no time: nothing can be measured next")
     found = {
         name: _next_step(name, rows, target, wanted, seconds)
         for name, rows in by_series(points)
-        if rows["workers"].nunique() > 1
+        if wanted and rows["workers"].nunique() > 1
     }
     if not found:
-        raise AnalysisError("every series has one worker count: run a second one, there is nothing to forecast yet")
+        raise AnalysisError("no worker count can be run, or every series has one: run a second one, then forecast")
     return found
 
 
