@@ -354,10 +354,11 @@ class Precision:
     look_level: float = stats.LEVEL  # of the interval that is compared with the aim, and printed
 
     def __post_init__(self) -> None:
-        if not 0 < self.half_width < 1:
-            raise AnalysisError(f"a precision of {self.half_width:g}: allowed is a share between 0 and 1, such as 0.02")
-        if not 1 <= self.launches <= self.most_launches:
-            raise AnalysisError(f"{self.launches} launches: allowed are 1 to {self.most_launches}")
+        if not (0 < self.half_width < 1 and 1 <= self.launches <= self.most_launches):
+            raise AnalysisError(
+                f"a precision of {self.half_width:g} in {self.launches} launches: allowed are a share between 0 and 1, "
+                f"such as 0.02, and 1 to {self.most_launches} launches"
+            )
 
     def judge(self, slices: Sequence[Slice], wanted: Iterable[tuple[str, str]]) -> list[RatioVerdict]:
         """Return a verdict for each wanted (cell, base); the last launch of a pair is the present one."""

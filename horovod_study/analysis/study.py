@@ -100,26 +100,25 @@ class Analysis:
     network: Mapping[str, Any] = field(default_factory=lambda: {"machines": []})
 
     def __post_init__(self) -> None:
+        lacking = []
         for each in fields(self):
             if "columns" not in each.metadata:
                 continue
             name, frame = each.name, getattr(self, each.name)
             missing = [column for column in each.metadata["columns"]() if column not in frame.columns]
             if missing:
-                raise AnalysisError(
-                    f"{name}.csv: column {missing[0]} is missing; make the directory again with horovod-study report"
-                )
+                lacking.append(f"{name}.csv: column {missing[0]} is missing")
+                continue
             # An empty text is an empty cell in CSV and comes back as NaN.
             unknown = [column for column in _OPTIONS if column in frame.columns and frame[column].isna().any()]
             columns = [*(column for column in _TEXTS if column in frame.columns), *unknown]
             texts = {column: frame[column].astype(object).fillna("") for column in columns}
             # A copy is one block of memory: pandas warns of a table to which a hundred columns were added one by one.
             object.__setattr__(self, name, frame.assign(**texts).copy())
-        if self.provenance.get("schema") != SCHEMA:
-            raise AnalysisError(
-                f"provenance.json: schema is {self.provenance.get('schema')!r}, this program reads {SCHEMA}; "
-                "make the directory again with horovod-study report"
-            )
+        if (schema := self.provenance.get("schema")) != SCHEMA:
+            lacking.append(f"provenance.json: schema is {schema!r}, this program reads {SCHEMA}")
+        if lacking:
+            raise AnalysisError(f"{lacking[0]}; make the directory again with horovod-study report")
 
     @property
     def rate_unit(self) -> str:

@@ -230,6 +230,8 @@ def fault(problem: ValidationError, content: Any) -> str:
     elif kind in ("literal_error", "union_tag_invalid"):
         allowed = re.findall(r"'([^']*)'", ctx.get("expected") or ctx.get("expected_tags", ""))
         text = f"{name} is {_choices(ctx.get('tag', first['input']), allowed)}"
+    elif kind == "too_short":
+        text = f"{name} is {given}; it must have {ctx['min_length']} or more"
     elif kind in _RANGES:
         key, words = _RANGES[kind]
         text = f"{name} is {given}; it must be {words} {ctx[key]:g}"

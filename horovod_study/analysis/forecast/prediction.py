@@ -28,6 +28,7 @@ from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, 
 from horovod_study.analysis.laws.law import MAX_WORKERS, Trend
 from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.machine.advice import network_of
+from horovod_study.analysis.machine.network import FittedModel, fitted
 from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities
 from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.config.doors import Asked, Number, Whole, above, asked, at_least, wrong
@@ -168,14 +169,9 @@ class _Known:
 
 def _network(bench: Mapping[str, Any]) -> _Network:
     source = "the micro-benchmark"
-    try:
-        size = float(bench["model"]["flat_bytes"])
-        jobs = [job["conditions"] for job in bench.get("measured", [])]
-        hosts = max((len({rank["host"] for rank in job["ranks"]}) for job in jobs), default=1)
-    except (KeyError, TypeError, ValueError) as error:
-        raise AnalysisError(
-            f"{source} is damaged ({error!r} is missing or wrong); give the bench.json of `horovod-study bench`"
-        ) from None
+    told = fitted(bench, source=source, form=FittedModel)
+    size = told.model.flat_bytes
+    hosts = max((len({rank.host for rank in job.conditions.ranks}) for job in told.measured), default=1)
     found = network_of(bench, source=source, way=None, size=size)
     spread = math.hypot(_MEASURED_NETWORK, found.error)
     return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts, error=spread, doubt=found.doubt)

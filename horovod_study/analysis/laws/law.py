@@ -123,10 +123,6 @@ class Law:
     quantity: "Law | None" = field(default=None, repr=False)  # the form for any positive quantity y(N), if any
     trends: tuple[Trend, ...] = ()  # as forecasts combine it
 
-    def __post_init__(self) -> None:
-        if len(self.parameters) != len(self.bounds):
-            raise ValueError(f"law {self.name!r}: {len(self.parameters)} parameters but {len(self.bounds)} bounds")
-
     def for_mode(self, mode: str) -> "Law":
         """This law for "strong" scaling (a fixed total of work), or as it is for any other mode."""
         return self.strong if mode == "strong" and self.strong is not None else self

@@ -103,20 +103,16 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
     do not rise.
     """
     rates, losses = np.asarray(rates, dtype=np.float64), np.asarray(losses, dtype=np.float64)
+    window, why = max(5, len(rates) // 50 | 1), ""
     if rates.shape != losses.shape or rates.ndim != 1 or len(rates) < MIN_STEPS:
-        raise AnalysisError(
-            f"range test: {len(losses)} losses at {len(rates)} rates; at least {MIN_STEPS} steps are needed, "
-            "give more --steps"
-        )
-    if not (rates[0] > 0 and np.all(np.diff(rates) > 0)):
-        raise AnalysisError("range test: the rates do not rise from step to step; record it with schedule range")
-    window = max(5, len(rates) // 50 | 1)
-    smooth = smoothed(losses, window)
-    if not np.isfinite(smooth[0]):
-        raise AnalysisError(
-            f"range test: the loss is not a number from the start, at rate {rates[0]:.2g}; lower --low, or check the "
-            "data"
-        )
+        steps = f"at least {MIN_STEPS} steps are needed, give more --steps"
+        why = f"{len(losses)} losses at {len(rates)} rates; {steps}"
+    elif not (rates[0] > 0 and np.all(np.diff(rates) > 0)):
+        why = "the rates do not rise from step to step; record it with schedule range"
+    elif not np.isfinite((smooth := smoothed(losses, window))[0]):
+        why = f"the loss is not a number from the start, at rate {rates[0]:.2g}; lower --low, or check the data"
+    if why:
+        raise AnalysisError(f"range test: {why}")
     lowest, diverged = int(np.argmin(smooth)), None
     if smooth[lowest:].max() > 4.0 * smooth[lowest]:  # the limit of fastai's range test
         after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1

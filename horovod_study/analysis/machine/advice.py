@@ -349,10 +349,7 @@ def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size
     AnalysisError when the file has no fit, or not of this way.
     """
     fits, workers = fits_of(content, source=source, way=way)
-    try:
-        lines = {name: (float(fit["alpha_s"]), float(fit["beta_bytes_per_s"])) for name, fit in fits.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise AnalysisError(f"{source}: a fit is damaged ({error}); measure again with `horovod-study bench`") from None
+    lines = {name: (float(fit["alpha_s"]), float(fit["beta_bytes_per_s"])) for name, fit in fits.items()}
     chosen = way or min(lines, key=lambda name: lines[name][0] + size / lines[name][1])
     (alpha_s, beta), told = lines[chosen], f"{chosen}, {workers} workers, {source}"
     link = link_of_line(alpha_s, beta, workers, source=told)
@@ -472,15 +469,16 @@ def _rate(
 def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return batch, workers, model and seconds per step of a run.json; AnalysisError when the run has not finished."""
     effective, totals = content["effective"], content["totals"]
-    if content["status"] != "done" or not totals.get("step_s"):
-        raise AnalysisError(f"{source}: the run has not finished, so its step is not known; name a finished run")
     sync_s = 0.0 if effective.get("workers") == 1 else totals.get("sync_s")
-    if sync_s is None:
+    finished = content["status"] == "done" and totals.get("step_s")
+    if not finished or sync_s is None:
         where = "backward pass" if totals.get("compute_s") is None else "CUDA graph"
-        raise AnalysisError(
-            f"{source}: {effective.get('backend')} hides the wait for gradients in its {where}, so the run does "
-            "not say how fast it computes; name a run of one worker, or give --step-ms"
+        hidden = (
+            f"{effective.get('backend')} hides the wait for gradients in its {where}, so the run does not say how fast "
+            "it computes; name a run of one worker, or give --step-ms"
         )
+        unknown = "the run has not finished, so its step is not known; name a finished run"
+        raise AnalysisError(f"{source}: {hidden if finished else unknown}")
     return {
         **{name: effective.get(name) for name in ("batch", "workers", "widths", "precision", "parameters")},
         "optimizer": content["requested"].get("optimizer"),

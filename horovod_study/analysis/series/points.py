@@ -150,12 +150,11 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     """
     if "ref_batch" in runs.columns:
         return runs
-    if missing := [column for column in REQUIRED if column not in runs.columns]:
-        raise AnalysisError(
-            f"run table: column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
-        )
-    if runs.empty:
-        raise AnalysisError("run table: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
+    missing = [column for column in REQUIRED if column not in runs.columns]
+    if missing or runs.empty:
+        why = f"column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
+        none = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
+        raise AnalysisError(f"run table: {why if missing else none}")
     table = _completed(runs)
     table = table.assign(
         series="",

@@ -64,30 +64,29 @@ def run_times(run: RecordedRun) -> RunTimes:
     are missing, where the wait for other workers is inside backward, or for fewer than 20 steps.
     """
     name, effective = str(run.directory), run.record.effective
-    if not run.rows or len(run.rows) < run.workers:
-        raise AnalysisError(
-            f"{name}: {run.workers - len(run.rows)} of its {run.workers} workers recorded no steps; name another run"
-        )
+    silent = run.workers - len(run.rows)
     tables = [
         {each: np.asarray(columns[each]) for each in ("step", "epoch", "sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))}
         for _, columns in sorted(run.rows.items())
     ]
-    last = min(int(table["step"].max()) for table in tables)
+    last = min((int(table["step"].max()) for table in tables), default=0)
     kept = [(table["step"] >= run.first_step) & (table["step"] <= last) for table in tables]
-    if len({int(each.sum()) for each in kept}) > 1:
-        raise AnalysisError(f"{name}: its workers recorded different steps; name another run")
+    if silent or len({int(each.sum()) for each in kept}) != 1:
+        none = f"{silent} of its {run.workers} workers recorded no steps"
+        raise AnalysisError(f"{name}: {none if silent else 'its workers recorded different steps'}; name another run")
     rows = [
         {each: column[chosen] for each, column in table.items()} for table, chosen in zip(tables, kept, strict=True)
     ]
     steps = ready_steps(rows, source=name)
-    if run.workers > 1 and np.isnan(steps.sync_s).any():
+    hidden = run.workers > 1 and np.isnan(steps.sync_s).any()
+    if hidden or not np.isfinite(steps.own_s).all():
         inside = ("CUDA graph", "without capture_sync") if steps.captured else ("backward pass", "with flat reduction")
-        raise AnalysisError(
-            f"{name}: the wait for other workers is inside its {inside[0]} and cannot be distinguished from "
-            f"computing; name a run of one worker, or one {inside[1]}"
+        waits = (
+            f"the wait for other workers is inside its {inside[0]} and cannot be distinguished from computing; name a "
+            f"run of one worker, or one {inside[1]}"
         )
-    if not np.isfinite(steps.own_s).all():
-        raise AnalysisError(f"{name}: its steps were recorded without laps; name a run recorded with them")
+        bare = "its steps were recorded without laps; name a run recorded with them"
+        raise AnalysisError(f"{name}: {waits if hidden else bare}")
     parameters = effective.get("parameters")
     hosts = [str(each.get("host")) for each in effective.get("ranks") or ()]
     return RunTimes(
@@ -449,17 +448,12 @@ def _computing(
     runs: Sequence[RunTimes], beside: Sequence[RunTimes], batch: int, notes: _Notes
 ) -> tuple[dict[str, Any], float]:
     """Return computing at `batch` as measured with the most workers on a node, as fields of a scenario; its spread."""
-    larger = next((each for each in beside if each.workers != 1), None)
-    if larger or len(beside) == 1:
-        what = f"has {larger.workers} workers; " if larger else ""
-        raise AnalysisError(
-            f"{(larger or beside[0]).source}: {what}--beside takes runs of one worker each, recorded at the same time, "
-            "two at least"
-        )
     known = [(each, each.per_node) for each in runs] + [(each, len(beside)) for each in beside]
-    models = {each.gradient_bytes for each, _ in known}
-    if len(models) > 1:
-        raise AnalysisError("simulate: the runs trained different models; give runs of one model")
+    odd = [each for each in beside if each.workers != 1] or list(beside[:1] if len(beside) == 1 else ())
+    if odd or len({each.gradient_bytes for each, _ in known}) > 1:
+        apart = "simulate: the runs trained different models; give runs of one model"
+        several = "--beside takes runs of one worker each, recorded at the same time, two at least"
+        raise AnalysisError(f"{odd[0].source}: {several}" if odd else apart)
     batches = sorted({each.batch for each, _ in known})
     base = batch if batch in batches else known[0][0].batch
     at_base = [(each, k) for each, k in known if each.batch == base]

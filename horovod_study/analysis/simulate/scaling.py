@@ -141,15 +141,9 @@ def simulate(
     """
     counts = list(dict.fromkeys(workers))
     asked(_Question, {"workers": counts, "global_batch": global_batch, "seed": seed}, "simulate")
-    for wrong, text in (
-        (not counts, "no worker count was given; name some with --workers"),
-        (
-            global_batch is not None and all(each.scaling == "weak" for each in scenarios.values()),
-            "--global-batch is for a fixed batch per step; add --scaling strong, or leave it out",
-        ),
-    ):
-        if wrong:
-            raise ConfigError(f"simulate: {text}")
+    if not counts or (global_batch is not None and all(each.scaling == "weak" for each in scenarios.values())):
+        fixed = "--global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
+        raise ConfigError(f"simulate: {fixed if counts else 'no worker count was given; name some with --workers'}")
     fine, coarse = chance(STEPS, seed=seed), chance(100, seed=seed + 1)
     normal = np.random.default_rng(seed + 2).standard_normal((5, DRAWS, 1))
     rows: list[dict[str, Any]] = []

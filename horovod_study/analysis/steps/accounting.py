@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import Field
 
 from horovod_study.analysis.series.points import (
     CELL,
@@ -43,6 +44,7 @@ from horovod_study.analysis.steps.outside import Outside, Stalls, outside_of, st
 from horovod_study.analysis.steps.rank_steps import common_steps, where
 from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
+from horovod_study.config.doors import Number, accept
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns
 from horovod_study.text.words import listed
@@ -623,23 +625,21 @@ class ResidualGate:
         return 1 if self.over else 0
 
 
+_PerCent = Annotated[Number, Field(ge=0, le=100)]
+
+
 def allowed_share(text: str) -> float:
     """Return the share, 0..1, that `--max-residual` means: per cent, with or without the sign.
 
     ConfigError for what is not a number from 0 to 100, and for a number below 1 without the sign: nobody knows whether
     0.05 is a share or per cent.
     """
-    number = text.strip().removesuffix("%").strip()
-    wanted = "give per cent from 0 to 100, such as 5%"
-    try:
-        value = float(number)
-    except ValueError:
-        raise ConfigError(f"--max-residual {text}: is not a number; {wanted}") from None
-    if not 0 <= value <= 100:
-        raise ConfigError(f"--max-residual {text}: is out of range; {wanted}")
+    value = accept(
+        _PerCent, text.strip().removesuffix("%"), f"--max-residual {text}", again="give per cent, such as 5%"
+    )
     if 0 < value < 1 and "%" not in text:
         raise ConfigError(f"--max-residual {text}: may be a share or per cent; write {100 * value:g}% or {value:g}%")
-    return value / 100
+    return float(value) / 100
 
 
 def gate(found: Accounting, allowed: float) -> ResidualGate:

@@ -78,16 +78,12 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     Raises AnalysisError for a run without rows.
     """
     # Long because it collects: one line for each thing that a run recorded, and what is doubtful about it.
-    if not run.rows:
-        why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
-        raise AnalysisError(
-            f"{run.directory}: holds no step rows{f' ({why})' if why else ''}; name a run that made steps"
-        )
-    record, doubts = run.record, []
     if all(np.isnan(np.asarray(rows["step_s"], dtype=np.float64)).all() for rows in run.rows.values()):
-        raise AnalysisError(
-            f"{run.directory}: its steps were not timed (--timer-mode off); record it again with --timer-mode light"
-        )
+        why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
+        none = f"holds no step rows{f' ({why})' if why else ''}; name a run that made steps"
+        untimed = "its steps were not timed (--timer-mode off); record it again with --timer-mode light"
+        raise AnalysisError(f"{run.directory}: {untimed if run.rows else none}")
+    record, doubts = run.record, []
     hosts = list(hosts_of(record, range(run.workers)).values())
     lay = partial(align, run.rows, workers=run.workers, hosts=hosts, missing=run.missing, name=str(run.directory))
     everything = lay()

@@ -188,10 +188,6 @@ def common_steps(
         if np.array_equal(own, common):
             own = common  # once in memory, not once for each rank
         steps[rank] = own
-    if not kept:
-        raise AnalysisError(
-            f"{name}: no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
-        )
     absent = [rank for rank in range(workers) if rank not in kept]
     explained = {rank: why for rank, why in (missing or {}).items() if rank in absent}
     few = [rank for rank in absent if rank not in explained]
@@ -202,12 +198,14 @@ def common_steps(
         whom = [rank for rank, each in explained.items() if each == why]
         verb, _, rest = why.partition(" ")
         notes.append(f"{_ranks(whom) if verb == 'has' else f'{_name(whom)} {verb}'} {rest} and {_are(whom)} left out")
-    assert common is not None and epoch is not None
     first = common
     for own in steps.values():
         common = common if own is common else np.intersect1d(common, own, assume_unique=True)
-    if not len(common):
-        raise AnalysisError(f"{name}: its ranks have no step in common; the rows belong to different runs")
+    if common is None or first is None or epoch is None or not len(common):
+        few = f"no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
+        raise AnalysisError(
+            f"{name}: {'its ranks have no step in common; the rows belong to different runs' if kept else few}"
+        )
     most = max(len(own) for own in steps.values())
     if most > len(common):
         short = [rank for rank, own in steps.items() if len(own) < most]

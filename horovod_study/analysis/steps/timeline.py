@@ -93,23 +93,21 @@ def parse_events(text: str, *, source: str) -> tuple[list[Mapping[str, Any]], li
     with half an event: what comes before is read. Raises AnalysisError, which names `source`, where nothing is.
     """
     again = "record it again with train --timeline-steps 50, over Horovod"
-    if not text.strip():
-        raise AnalysisError(f"{source}: is empty: Horovod recorded no event; {again}")
-    doubts = []
+    doubts, why = [], "is JSON, but no list of events, as a timeline is"
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
         content, place = _whole_events(text)
-        if not content:
-            raise AnalysisError(f"{source}: is not JSON (from character {place + 1} on); {again}") from None
+        empty = "is empty: Horovod recorded no event"
+        why = f"is not JSON (from character {place + 1} on)" if text.strip() else empty
         doubts.append(
             f"the file breaks off or is damaged at character {place + 1:,} of {len(text):,}; the {len(content):,} "
             "events before it are used"
         )
     if isinstance(content, dict):  # Chrome's other form, which some tools write
         content = content.get("traceEvents")
-    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
-        raise AnalysisError(f"{source}: is JSON, but no list of events, as a timeline is; {again}")
+    if not isinstance(content, list) or (doubts and not content) or not all(isinstance(each, dict) for each in content):
+        raise AnalysisError(f"{source}: {why}; {again}")
     return content, doubts
 
 
