@@ -374,13 +374,7 @@ class Precision:
         resolved = known is not None and done and counted >= self.launches and known.half_width <= self.half_width
         rounds, launches = (0, 0) if resolved else self._further(found, known, done)
         return RatioVerdict(
-            cell=cell,
-            base=base,
-            estimate=known,
-            resolved=resolved,
-            launch_done=done,
-            rounds=rounds,
-            launches=launches,
+            cell=cell, base=base, estimate=known, resolved=resolved, launch_done=done, rounds=rounds, launches=launches
         )
 
     def _launch_done(self, found: Pairs) -> bool:

@@ -398,11 +398,7 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
     return found
 
 
-_OUTSIDE = {
-    "share": "outside_share_median",
-    "samples_per_s": "whole_samples_per_s_median",
-    "speedup": "speedup_whole",
-}
+_OUTSIDE = {"share": "outside_share_median", "samples_per_s": "whole_samples_per_s_median", "speedup": "speedup_whole"}
 """What is said of the time outside of steps, by columns of the points."""
 
 

@@ -36,13 +36,7 @@ class _NextStep:
     choices: tuple[dict[str, Any], ...]
 
 
-def next_runs(
-    points: pd.DataFrame,
-    target: int,
-    *,
-    candidates: Iterable[int],
-    seconds: float,
-) -> dict[str, _NextStep]:
+def next_runs(points: pd.DataFrame, target: int, *, candidates: Iterable[int], seconds: float) -> dict[str, _NextStep]:
     """Return for each series of `points` what further runs are expected to narrow its forecast at `target` workers.
 
     Columns as for `prediction.predict`, one row a run. `candidates` are the worker counts that can be run, `seconds`
@@ -61,13 +55,7 @@ def next_runs(
     return found
 
 
-def _next_step(
-    name: str,
-    rows: pd.DataFrame,
-    target: int,
-    candidates: Sequence[int],
-    seconds: float,
-) -> _NextStep:
+def _next_step(name: str, rows: pd.DataFrame, target: int, candidates: Sequence[int], seconds: float) -> _NextStep:
     rows = rows.assign(series=name)
     per_node = planned_per_node(rows)
     now, *at = predict(rows, workers=[target, *candidates], workers_per_node=per_node)[name]

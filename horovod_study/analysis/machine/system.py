@@ -85,12 +85,7 @@ def quantities(rows: pd.DataFrame, interval_s: float) -> pd.DataFrame:
 
 
 def phases(
-    steps: pd.DataFrame,
-    evaluations: Sequence[Mapping[str, float]],
-    *,
-    first_timed: int,
-    first_s: float,
-    last_s: float,
+    steps: pd.DataFrame, evaluations: Sequence[Mapping[str, float]], *, first_timed: int, first_s: float, last_s: float
 ) -> pd.DataFrame:
     """Return the phases of a run: `phase` (one of PHASES), `begin_s`, `end_s`, in order, without overlap.
 

@@ -127,11 +127,7 @@ class Scenario:
 
 
 def simulate(
-    scenarios: Mapping[str, Scenario],
-    workers: Sequence[int],
-    *,
-    global_batch: int | None = None,
-    seed: int = 1,
+    scenarios: Mapping[str, Scenario], workers: Sequence[int], *, global_batch: int | None = None, seed: int = 1
 ) -> pd.DataFrame:
     """Return COLUMNS for each scenario and worker count, in this order; the first scenario is the baseline of ratios.
 
@@ -205,13 +201,7 @@ def _allreduce_s(scenario: Scenario, n: int, network: Network) -> Value:
 
 
 def _steps(
-    scenario: Scenario,
-    n: int,
-    global_batch: int,
-    luck: Chance,
-    network: Network,
-    runtime: Runtime,
-    slower: Value = 1.0,
+    scenario: Scenario, n: int, global_batch: int, luck: Chance, network: Network, runtime: Runtime, slower: Value = 1.0
 ) -> tuple[dict[str, Floats], Floats]:
     """Return the parts of simulated steps, each broadcastable to (K, D), and the steps, (K, D)."""
     on_node = min(n, scenario.network.workers_per_node)

@@ -137,10 +137,7 @@ CHANGES: Mapping[str, tuple[_Words, Change]] = {
         _Words(wanted="a whole number of at least 1, or a factor such as 8x", least=_SMALLEST, most=10**12),
         _batch,
     ),
-    "compute": (
-        _FACTOR,
-        lambda scenario, factor: replace(scenario, compute=_scaled(scenario.compute, factor)),
-    ),
+    "compute": (_FACTOR, lambda scenario, factor: replace(scenario, compute=_scaled(scenario.compute, factor))),
     "stragglers": (
         _Words(wanted="none (all workers always take the mean time)", words={"none": "none"}),
         lambda scenario, _: replace(scenario, compute=Compute(mean_s=scenario.compute.mean_s)),

@@ -23,22 +23,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from horovod_study.analysis.series.points import (
-    CELL,
-    LAP_COLUMNS,
-    measured,
-    whole_runs,
-    with_series,
-    worker_counts,
-)
+from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, measured, whole_runs, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import ablation
-from horovod_study.analysis.steps.attribution import (
-    Decomposition,
-    Observation,
-    decompose_observation,
-    observe,
-)
+from horovod_study.analysis.steps.attribution import Decomposition, Observation, decompose_observation, observe
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.steps.outside import Outside, Stalls, outside_of, stalls_of, stalls_over, whole_epoch
 from horovod_study.analysis.steps.rank_steps import common_steps, where

@@ -212,14 +212,7 @@ def _logs(values: Floats) -> Floats:
 
 
 def _intervals(
-    form: str,
-    values: Floats,
-    runs: list[Floats],
-    batch: Floats,
-    weight: Floats,
-    within: float,
-    miss: float,
-    seed: int,
+    form: str, values: Floats, runs: list[Floats], batch: Floats, weight: Floats, within: float, miss: float, seed: int
 ) -> tuple[list[tuple[float, float]], str, list[str]]:
     """Return the ends for fixed, per sample and knee, in words how they were made, and doubts."""
     means = np.array([each.mean() for each in runs])

@@ -28,14 +28,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import (
-    CAPTURED,
-    REPORTED,
-    measured,
-    texts,
-    with_series,
-    worker_counts,
-)
+from horovod_study.analysis.series.points import CAPTURED, REPORTED, measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.breakdown import difference_interval
 
