@@ -207,13 +207,6 @@ def planned_per_node(rows: pd.DataFrame) -> int | None:
     return int(np.ceil(rows["workers"] / rows["nodes"]).max()) if several else None
 
 
-def _planned_batches(known: pd.DataFrame, asked: pd.DataFrame) -> list[float] | None:
-    """Samples per worker and step at each count of `asked`: whoever plans a run chooses it. None where not known."""
-    if "batch_size" not in known or known["batch_size"].isna().any() or asked["batch_size"].isna().any():
-        return None
-    return [float(each) for each in asked.groupby("workers")["batch_size"].median()]
-
-
 def _targets(
     law: Law | None, known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
 ) -> Iterator[Target]:
@@ -221,7 +214,9 @@ def _targets(
     measured = asked.groupby("workers")["samples_per_s"].median()
     counts = [int(count) for count in measured.index]
     if law is None:
-        points, batch = known.drop(columns="series", errors="ignore"), _planned_batches(known, asked)
+        points, batch = known.drop(columns="series", errors="ignore"), None  # which whoever plans a run chooses
+        if "batch_size" in known and not (known["batch_size"].isna().any() or asked["batch_size"].isna().any()):
+            batch = [float(each) for each in asked.groupby("workers")["batch_size"].median()]
         made = predict(points, workers=counts, workers_per_node=per_node, bench=bench, batch=batch)[""]
         found = [(one.nodes, one.samples_per_s, one.low, one.high) for one in made]
     else:

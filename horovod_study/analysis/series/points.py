@@ -788,8 +788,12 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
 
     `precision`: half width that the study had as its aim, a share; None without one.
     """
+    named, few = with_series(runs), points[~points["missing"] & (points["repeats"] < stats.MIN_REPEATS)]
     return [
-        *_doubt_commands(runs),
+        *(
+            f"{series}: {command_words(rows['rate_from'])}."
+            for series, rows in named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
+        ),
         *culprits(points[~points["missing"]]),
         *_doubt_failures(runs),
         *_doubt_impossible(points),
@@ -801,7 +805,11 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
             for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
         ),
         *_doubt_shared(points),
-        *_doubt_repeats(points),
+        *(
+            f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
+            "given there and differences cannot be judged."
+            for series, rows in few.groupby("series", sort=False)
+        ),
         *_doubt_spread(points),
         *_doubt_superlinear(points),
         *_doubt_unequal_baselines(points),
@@ -822,12 +830,6 @@ def command_words(rate_from: Iterable[str]) -> str:
     if any(re.match(r"it\b|its\b|steps?\b|batch|updates?|global_step|iter", unit) for unit in units):
         told += "; they hold where a step has the same number of samples with every worker count"
     return told
-
-
-def _doubt_commands(runs: pd.DataFrame) -> Iterator[str]:
-    named = with_series(runs)
-    for series, rows in named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False):
-        yield f"{series}: {command_words(rows['rate_from'])}."
 
 
 def efficiency_doubts(points: pd.DataFrame) -> list[str]:
@@ -978,15 +980,6 @@ def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:
                     f"{series}: lacks its points of {worker_counts(others['workers'])}, because these runs are in "
                     f"{names}, which they fit as well; analyse the two studies separately to have both."
                 )
-
-
-def _doubt_repeats(points: pd.DataFrame) -> list[str]:
-    few = points[~points["missing"] & (points["repeats"] < stats.MIN_REPEATS)]
-    return [
-        f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
-        "given there and differences cannot be judged."
-        for series, rows in few.groupby("series", sort=False)
-    ]
 
 
 def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:

@@ -460,12 +460,12 @@ _ONCE = ("floor", "pack", "through", "runtime", "least", "rest")
 """What is measured once in a launch, when it has trained."""
 
 
-def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]]) -> paired.Pairs | None:
-    """Return what `of` the rounds of two arms is compared; None where some run of them did not alternate."""
+def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Callable[[Any], Any]) -> Interval | None:
+    """Return a ratio within rounds; None where some run did not alternate, or no two launches have rounds of both."""
     if not all(seen.turns.launch for seen, _ in (*cell, *base)):
         return None
     slices = []
-    for name, group, value_of in (("cell", cell, of[0]), ("base", base, of[1])):
+    for name, group, value_of in (("cell", cell, of_cell), ("base", base, of_base)):
         for seen, parts in group:
             launch, loads = seen.turns.launch, seen.turns.other_load
             numbers, columns = _by_round(seen, parts)
@@ -474,13 +474,7 @@ def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]]) -> pair
                 slices.append(paired.Slice(launch=launch, round=number, cell=name, rate=value, other_load=load))
     if not all(each.rate > 0 for each in slices):
         return None
-    return paired.pairs(slices, "cell", "base", ratio=True)
-
-
-def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Callable[[Any], Any]) -> Interval | None:
-    """Return a ratio within rounds; None where there are no two launches with rounds of both."""
-    found = _pairs(cell, base, (of_cell, of_base))
-    known = None if found is None else paired.estimate(found)
+    known = paired.estimate(paired.pairs(slices, "cell", "base", ratio=True))
     return None if known is None or known.launches < FEWEST_LAUNCHES else known.ratio
 
 

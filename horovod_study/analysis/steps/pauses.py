@@ -149,16 +149,11 @@ def _describe(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> tuple[
     return lap, rows.ranks
 
 
-def _number(rows: RankSteps, place: int, lap: str) -> int:
-    """Return the number of the step in whose row the pause stands: an update is in that of the step before."""
-    return int(rows.step[place]) - int(lap == "update")
-
-
 def _pause(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, index: int) -> Pause:
     place = int(events.peak[index])
     lap, ranks = _describe(rows, laps, place)
     return Pause(
-        step=_number(rows, place, lap),
+        step=int(rows.step[place]) - int(lap == "update"),  # which is in the row of the step before
         at_s=None if rows.begin_s is None else float(rows.begin_s[place]),
         size_s=float(events.size_s[index]),
         steps=int(events.steps[index]),
