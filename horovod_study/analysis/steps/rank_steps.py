@@ -200,12 +200,11 @@ def common_steps(
         notes.append(f"{_ranks(whom) if verb == 'has' else f'{_name(whom)} {verb}'} {rest} and {_are(whom)} left out")
     first = common
     for own in steps.values():
-        common = common if own is common else np.intersect1d(common, own, assume_unique=True)
+        common = own if common is None or own is common else np.intersect1d(common, own, assume_unique=True)
     if common is None or first is None or epoch is None or not len(common):
-        few = f"no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
-        raise AnalysisError(
-            f"{name}: {'its ranks have no step in common; the rows belong to different runs' if kept else few}"
-        )
+        none = f"no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
+        apart = "its ranks have no step in common; the rows belong to different runs"
+        raise AnalysisError(f"{name}: {apart if kept else none}")
     most = max(len(own) for own in steps.values())
     if most > len(common):
         short = [rank for rank, own in steps.items() if len(own) < most]
