@@ -462,7 +462,7 @@ def test_an_altered_record_is_refused(tmp_path: Path, golden: Golden) -> None:
         ({"workers": (0,)}, "--workers is 0; it must be at least 1"),
         ({"workers": (1, 2), "a": "serial"}, "serial has one worker, but --workers is 2; use 1"),
         ({"blocks": 0}, "--blocks is 0; it must be at least 1"),
-        ({"given": {"seconds": "0"}}, "run: --seconds is 0.0; it must be greater than 0"),
+        ({"given": {"seconds": "0"}}, "run: --seconds is 0; it must be greater than 0"),
         ({"b": "mpi/mpi,widths=4-7-31"}, "widths is 15-38-197 for A and 4-7-31 for B"),
     ],
 )

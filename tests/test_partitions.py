@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from make.wording import Golden
 
-from horovod_study.cluster import partitions
+from horovod_study.config import partitions
 from horovod_study.config.partitions import KEYS, Host, Partition, find_partition, load_partition, this_machine
 from horovod_study.config.run import available_cores
 from horovod_study.errors import ConfigError

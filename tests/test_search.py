@@ -199,7 +199,7 @@ def test_the_shipped_search_can_be_read() -> None:
         (("dataset: 400", "bach: 3"), r"run: unknown key 'bach' \(did you mean 'batch'\?\)"),
         (("low: 1.0e-4", "low: high"), "space: lr: low is 'high'; it must be a number"),
         (("low: 1.0e-4", "low: 1"), r"space: lr: .*low.*high.*low=1.0, high=0.01"),
-        (("low: 1.0e-4", "low: -1"), "space: lr: low is -1.0; it must be greater than 0"),
+        (("low: 1.0e-4", "low: -1"), "space: lr: low is -1; it must be greater than 0"),
         (("low: 1.0e-4,", ""), "space: lr: key 'low' is missing; a range needs low and high"),
         (("low: 1.0e-4", "lo: 1.0e-4"), r"space: lr: unknown key 'lo' \(did you mean 'low'\?\)"),
         (("log: true", "log: yes please"), "lr: log is 'yes please'; it must be true or false"),

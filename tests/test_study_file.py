@@ -421,7 +421,7 @@ def test_a_budget(tmp_path: Path, golden: Golden) -> None:
     assert found == {"gpu_hours": 20.0, "hours": 1.5}
     with golden.raises(ConfigError, match="gpu_hour.*gpu_hours"):
         load_study(write(tmp_path, GOOD + "budget: {gpu_hour: 20}"))
-    with golden.raises(ConfigError, match=r"0\.0"):
+    with golden.raises(ConfigError, match="hours is 0;"):
         load_study(write(tmp_path, GOOD + "budget: {hours: 0}"))
 
 
@@ -570,8 +570,6 @@ def test_a_change_of_a_configuration_is_checked(golden: Golden) -> None:
     config = StrainConfig(seconds=1, batch=10)
 
     assert config.changed(batch=20) == replace(config, batch=20)
-    with golden.raises(ConfigError):
-        config.changed(batch=0)
     with golden.raises(ConfigError, match="gloo"):
         config.changed(backend="mpi", transport="gloo")
     with golden.raises(TypeError):

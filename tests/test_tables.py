@@ -49,7 +49,7 @@ def test_a_table_in_a_terminal_is_aligned_by_what_is_seen():
 
 ALIGNED_BY_HAND = {
     "analysis/forecast/recommendation.py": "texts that are folded below each other",
-    "text/progress.py": "lines that are printed one at a time",
+    "workload/summary.py": "lines that are printed one at a time",
     "report/figures/bench.py": "the layout of nccl-tests, which other programs read",
     "report/figures/inspection.py": "pauses, each a line of words",
     "report/figures/simulation.py": "constants, each a line of words",

@@ -117,7 +117,7 @@ def test_a_study_for_long_runs_is_shortened_and_communicates_as_shipped(tmp_path
         ("hierarchical", "--tune hierarchical means something on several hosts only"),
         ("groups=", "--tune 'groups='; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1"),
         ("groups=two", "--tune: groups is 'two'; it must be a whole number"),
-        ("cycle_time_ms=-1", "--tune: cycle_time_ms is -1.0; it must be at least 0"),
+        ("cycle_time_ms=-1", "--tune: cycle_time_ms is -1; it must be at least 0"),
         ("yield_when_idle=maybe", "--tune: yield_when_idle is 'maybe'; it must be true or false"),
     ],
 )

@@ -38,7 +38,7 @@ from horovod_study.config.documents import MAX_FIELD_CHARS
 from horovod_study.config.roles import Role, named
 from horovod_study.config.run import COMMUNICATION, LAPS
 from horovod_study.config.workload import packaged
-from horovod_study.measure import energy
+from horovod_study.measure.energy import host_energy, host_summary, total_energy
 from horovod_study.records import (
     RecordedRun,
     RunRecord,
@@ -619,7 +619,7 @@ def _sampled(totals: Mapping[str, Any], beside: RunSideFiles) -> Iterable[tuple[
 def _joules(totals: Mapping[str, Any], samples: float) -> Iterable[tuple[str, Any, Any]]:
     """Yield the sums of the joules of the devices, and what a sample took."""
     told = totals.get("energy") or {}
-    again = energy.total_energy(told.get("per_device") or (), (), samples=int(samples))
+    again = total_energy(told.get("per_device") or (), (), samples=int(samples))
     for name in ("counter_j", "integral_j", "total_j", "per_sample_j"):
         if name in told:
             yield f"energy.{name}", told[name], again[name]
@@ -658,13 +658,13 @@ def _in_window(
         part = 0.01 + 2 * _STRETCH_S * len(spans) / window_s
         samples = beside.system[host]
         columns = {name: samples.rows[name].to_numpy() for name in samples.rows.columns}
-        again = energy.host_summary(columns, spans)
+        again = host_summary(columns, spans)
         for name, column in _MEANS.items():
             for place, kept in (told.get(name) or {}).items():
                 mine = np.isin(columns["part"], (place, f"rank {place}"))
                 most = float(np.nanmax(columns[column][mine], initial=0.0))
                 yield f"system.{host}.{name}.{place}", kept, again[name].get(place), part * most
-        for each in energy.host_energy(columns, samples.meta["devices"], spans, host=host, interval_s=interval_s):
+        for each in host_energy(columns, samples.meta["devices"], spans, host=host, interval_s=interval_s):
             for name in ("counter_j", "integral_j"):
                 kept = kept_joules.get(each["name"], {}).get(name)
                 yield f"energy.{host}.{name}.{each['part']}", kept, each[name], 3 * part * (each[name] or 0.0)

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from annotated_types import Ge, Gt
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, model_validator
 from pydantic import ValidationError as ValidationError
 from pydantic_core import PydanticCustomError, to_json
 
@@ -92,12 +93,12 @@ KINDS: Mapping[type, Any] = {int: Whole, float: Number, str: Text, bool: Flag}
 
 def at_least(low: float) -> Any:
     """Return what follows a number in Annotated that may be `low` or more."""
-    return Field(ge=low)
+    return Ge(low)
 
 
 def above(low: float) -> Any:
     """Return what follows a number in Annotated that must exceed `low`."""
-    return Field(gt=low)
+    return Gt(low)
 
 
 def one_of(allowed: Iterable[str]) -> Any:
@@ -151,20 +152,20 @@ def accept(
     content: Any,
     source: str,
     *,
+    name: str = "",
     error: type[StudyError] = ConfigError,
     again: str = "",
-    strict: bool | None = None,
     context: Any = None,
 ) -> Any:
-    """Return `content` as what the pydantic type `form` makes of it.
+    """Return `content`, which is called `name`, as what the pydantic type `form` makes of it.
 
-    Raises `error`: `source`, the key, what was given, what is allowed, then `again`, what to do next. `strict`: as JSON
-    has it, in which "3" is no number. `context`: what validators may ask for (`info.context`).
+    Raises `error`: `source`, the key, what was given, what is allowed, then `again`, what to do next. `context`: what
+    validators may ask for (`info.context`).
     """
     try:
-        return adapter(form).validate_python(content, strict=strict, context=context)
+        return adapter(form).validate_python(content, context=context)
     except ValidationError as problem:
-        raise error(f"{source}: {fault(problem, content)}{again and '; '}{again}") from None
+        raise error(f"{source}: {fault(problem, content, name)}{again and '; '}{again}") from None
 
 
 class Asked(Form):
@@ -213,12 +214,12 @@ _RANGES = {
 }
 
 
-def fault(problem: ValidationError, content: Any) -> str:
-    """Return in words where and what the first fault is, and how many there are beside it."""
+def fault(problem: ValidationError, content: Any, name: str = "") -> str:
+    """Return in words where (below `name`) and what the first fault is, and how many there are beside it."""
     faults: list[Any] = problem.errors(include_url=False)
     first, ctx = faults[0], faults[0].get("ctx", {})
-    where, kind, given = _place(first["loc"], content), first["type"], short(first["input"])
-    name = where or "the document"
+    where = ".".join(filter(None, (name, _place(first["loc"], content))))
+    kind, given, name = first["type"], short(first["input"]), where or "the document"
     if kind == "told":
         text = f"{where}: {ctx['text']}" if where else str(ctx["text"])
     elif kind == "choice":
@@ -234,7 +235,7 @@ def fault(problem: ValidationError, content: Any) -> str:
         text = f"{name} is {given}; it must have {ctx['min_length']} or more"
     elif kind in _RANGES:
         key, words = _RANGES[kind]
-        text = f"{name} is {given}; it must be {words} {ctx[key]:g}"
+        text = f"{name} is {str(first['input'])[:60]}; it must be {words} {ctx[key]:g}"
     elif kind in _KINDS:
         text = f"{name} is {given}; it must be {_KINDS[kind]}"
     else:

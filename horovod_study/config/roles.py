@@ -5,15 +5,12 @@ through, what two compared runs may differ in, the headings of `--help`, ...) is
 themselves.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, get_args
-
-from horovod_study.errors import ConfigError, nearest
 
 
 class Role(Flag):
@@ -81,18 +78,16 @@ class Option:
     title: str = ""  # of an axis, for readers
     short_title: str = ""  # in a list of what all runs share
 
-    def check(self, owner: str, value: Any) -> Any:
-        """Return `value` as what this option must be, or raise ConfigError that begins with `owner`.
+    @property
+    def form(self) -> Any:
+        """The pydantic type of its values; null is one where nobody needs to say it."""
+        return _form(self)
 
-        Null is a value where nobody needs to say it.
-        """
-        value = check_field(owner, self.name, value, self, optional=self.default is None)
-        if self.parse is not None and value is not None:
-            try:
-                self.parse(value)
-            except ConfigError as error:
-                raise ConfigError(f"{owner}: {self.name} is {value!r}; {error}") from None
-        return value
+    def check(self, owner: str, value: Any) -> Any:
+        """Return `value` as what this option must be, or raise ConfigError that begins with `owner`."""
+        from horovod_study.config.doors import accept
+
+        return accept(self.form, value, owner, name=self.name)
 
     def say(self, value: Any) -> str:
         """Name a value where it distinguishes runs; AS_SHIPPED stands for that nobody chose one."""
@@ -104,6 +99,14 @@ class Option:
     def matters(self, runtime: str) -> bool:
         """Return whether it has any effect on runs over `runtime`."""
         return _any_matches(self.over, runtime)
+
+
+@cache
+def _form(each: Option) -> Any:
+    from horovod_study.config.doors import checked  # pydantic, which --help does without
+
+    form = checked(each.kind, low=each.low, above=each.above, choices=each.choices, parse=each.parse)
+    return form | None if each.default is None else form
 
 
 @cache
@@ -146,34 +149,6 @@ def plain(value: Any) -> str:
 
 def check_field(owner: str, name: str, value: Any, declared: Option, *, optional: bool) -> Any:
     """Return `value` as the declared type, or raise ConfigError naming the field, the value and what is allowed."""
-    if value is None and optional:
-        return None
-    kind = declared.kind
-    try:
-        if isinstance(value, bool) != (kind is bool):
-            raise ValueError
-        if kind is int:
-            if float(value) != int(float(value)) or abs(float(value)) >= 2**64:
-                raise ValueError
-            value = int(value) if isinstance(value, int) or str(value).isdecimal() else int(float(value))
-        elif kind is float:
-            value = float(value)
-            if not math.isfinite(value):
-                raise ValueError
-        elif kind is str:
-            if isinstance(value, list | dict) or value is None:
-                raise ValueError
-            value = str(value)
-    except (TypeError, ValueError, OverflowError):
-        wanted = {bool: "true or false", int: "a whole number of at most 64 bits", float: "a number", str: "a text"}[
-            kind
-        ]
-        raise ConfigError(f"{owner}: {name} is {value!r}; it must be {wanted}") from None
-    choices, low, above = declared.choices, declared.low, declared.above
-    if choices is not None and value not in choices:
-        raise ConfigError(f"{owner}: {name} is {value!r}{nearest(value, choices)}; allowed: {', '.join(choices)}")
-    if low is not None and value < low:
-        raise ConfigError(f"{owner}: {name} is {value}; it must be at least {low}")
-    if above is not None and value <= above:
-        raise ConfigError(f"{owner}: {name} is {value}; it must be greater than {above}")
-    return value
+    from horovod_study.config.doors import accept
+
+    return accept(declared.form | None if optional else declared.form, value, owner, name=name)

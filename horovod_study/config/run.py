@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from horovod_study.config import requirements
 from horovod_study.config.roles import Option, Role, declared, named, option, options_of
 from horovod_study.config.workload import COMMUNICATING, COMPUTING, MEASURED, Configuration, Workload, packaged, shared
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError
 from horovod_study.runtimes import PLACEMENTS
 
 LAPS = ("data", "compute", "forward", "backward", "sync", "update")
@@ -43,8 +43,6 @@ class RunConfig(Configuration):
 
     Options that a study may vary are crossed in the order of the fields, and tables have their columns in it.
     """
-
-    __slots__ = ()
 
     # How the workers communicate.
     device: str = declared(DEVICE)
@@ -260,13 +258,13 @@ class RunConfig(Configuration):
         """Whether the loss is scaled, so that steps may be skipped."""
         return False
 
-    def check_together(self) -> None:
-        """Raise ConfigError for values that are right each and do not fit together."""
-        super().check_together()
+    def unfit(self) -> Iterator[str]:
+        """Yield in words what does not fit together, and what to do about it."""
+        yield from super().unfit()
         if self.require is not None:
             requirements.parse(self.require, self.workload.options)
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
-            raise ConfigError(f"run: backend {self.backend} works over mpi only, but transport is {self.transport!r}")
+            yield f"backend {self.backend} works over mpi only, but transport is {self.transport!r}"
 
 
 OPTIONS = options_of(RunConfig)
@@ -285,21 +283,17 @@ class Placement:
     hosts: tuple[str, ...] = ()  # of layout list: the names of the nodes, in the order of the ranks
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.workers_per_node < 1:
-            raise ConfigError(
-                f"placement: workers is {self.workers} and workers_per_node {self.workers_per_node}; both at least 1"
-            )
-        if self.layout not in PLACEMENTS:
-            raise ConfigError(
-                f"placement: {self.layout!r}{nearest(self.layout, PLACEMENTS)}; allowed: {', '.join(PLACEMENTS)}"
-            )
-        if bool(self.hosts) != (self.layout == "list"):
-            raise ConfigError("placement: list needs the names of its nodes, and only list has any")
+        named = f"{len(self.hosts)} are named: {', '.join(self.hosts)}"
+        for wrong, text in (
+            (min(self.workers, self.workers_per_node) < 1, "workers and workers_per_node are both at least 1"),
+            (self.layout not in PLACEMENTS, f"{self.layout!r}; allowed: {', '.join(PLACEMENTS)}"),
+            (bool(self.hosts) != (self.layout == "list"), "list needs the names of its nodes, and only list has any"),
+        ):
+            if wrong:
+                raise ConfigError(f"placement: {text}")
         if self.hosts and len(self.hosts) < self.nodes:
-            raise ConfigError(
-                f"placement: {self.workers} workers at {self.workers_per_node} per node need {self.nodes} nodes, but "
-                f"{len(self.hosts)} are named: {', '.join(self.hosts)}"
-            )
+            asked = f"{self.workers} workers at {self.workers_per_node} per node need {self.nodes} nodes"
+            raise ConfigError(f"placement: {asked}, but {named}")
 
     @property
     def nodes(self) -> int:

@@ -102,7 +102,7 @@ def without_working_directory(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {**environ, "PYTHONSAFEPATH": "1"}
     if "PYTHONPATH" in kept:
         kept["PYTHONPATH"] = os.pathsep.join(part for part in kept["PYTHONPATH"].split(os.pathsep) if part)
-    folder = str(Path(__file__).resolve().parent.parent)
+    folder = str(Path(__file__).resolve().parents[2])
     if not _installed() and folder not in kept.get("PYTHONPATH", "").split(os.pathsep):
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), folder]))
     return kept

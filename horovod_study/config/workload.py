@@ -9,7 +9,7 @@ run directory, through `horovod_study.recorder` or through `records`.
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 from horovod_study.config.documents import read_bytes
 from horovod_study.config.roles import Option, Role, declared, named, options_of
-from horovod_study.errors import ConfigError, require_keys
+from horovod_study.errors import ConfigError
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
 
 HEADINGS = (
@@ -105,7 +105,6 @@ class Configuration:
     is recorded separately.
     """
 
-    __slots__ = ()
     workload: ClassVar["Workload"]
 
     # Annotations only: the fields of SHARED, which every subclass has.
@@ -125,8 +124,11 @@ class Configuration:
     repeat: int
 
     def __post_init__(self) -> None:
-        for name, each in self.workload.options.items():
-            object.__setattr__(self, name, each.check("run", getattr(self, name)))
+        from horovod_study.config.doors import accept  # pydantic, which --help does without
+
+        values = accept(self.workload.form, vars(self), "run")
+        for name in self.workload.options:
+            object.__setattr__(self, name, getattr(values, name))
         self.check_together()
 
     @property
@@ -136,25 +138,24 @@ class Configuration:
 
     def check_together(self) -> None:
         """Raise ConfigError for values that are right each and do not fit together."""
+        for text in self.unfit():
+            raise ConfigError(f"run: {text}")
+
+    def unfit(self) -> Iterator[str]:
+        """Yield in words what does not fit together, and what to do about it."""
         given = [name for name in self.workload.budgets if getattr(self, name) is not None]
         if len(given) > 1:
-            allowed = ", ".join(self.workload.budgets)
-            raise ConfigError(f"run: {' and '.join(given)} are both given; give one of {allowed}")
+            yield f"{' and '.join(given)} are both given; give one of {', '.join(self.workload.budgets)}"
         if self.backend == "serial" and self.transport not in ("auto", "none"):
-            raise ConfigError(
-                f"run: backend serial has no transport, but transport is {self.transport!r}; leave transport out"
-            )
+            yield f"backend serial has no transport, but transport is {self.transport!r}; leave transport out"
         for name in ("study", "partition"):
             value = getattr(self, name)
             if not value or set(value) & set("/\\\0\n") or value.startswith("."):
-                raise ConfigError(
-                    f"run: {name} is {value!r}; it names a folder: no slash, line break, leading dot, or empty name"
-                )
+                yield f"{name} is {value!r}; it names a folder: no slash, line break, leading dot, or empty name"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, in the order of declaration."""
-        # All are scalars; a study may have 10,000 of these.
-        return {name: getattr(self, name) for name in self.workload.options}
+        return vars(self).copy()
 
     def meaning(self) -> dict[str, Any]:
         """Return the fields that tell cells apart: without options that came later and have their default."""
@@ -166,13 +167,11 @@ class Configuration:
         }
 
     def changed(self, **values: Any) -> Self:
-        """Return it with some values changed; only these are checked, so that thousands of cells are soon made."""
+        """Return it with some values changed, which came in by a door: only how they fit together is asked again."""
+        if unknown := [name for name in values if name not in self.workload.options]:
+            raise TypeError(f"no such option: {', '.join(unknown)}")
         made = object.__new__(type(self))
-        for name, each in self.workload.options.items():
-            value = each.check("run", values.pop(name)) if name in values else getattr(self, name)
-            object.__setattr__(made, name, value)
-        if values:
-            raise TypeError(f"no such option: {', '.join(values)}")
+        vars(made).update(vars(self) | values)
         made.check_together()
         return made
 
@@ -213,6 +212,16 @@ class Workload:
     def options(self) -> Mapping[str, Option]:
         """The options of a run, by name."""
         return options_of(self.configuration)
+
+    @cached_property
+    def form(self) -> Any:
+        """The pydantic model of the values of all options: what a command line or a file may say of a run."""
+        from pydantic import create_model
+
+        from horovod_study.config.doors import Form
+
+        fields: dict[str, Any] = {name: (each.form, each.default) for name, each in self.options.items()}
+        return create_model(self.name, __base__=Form, **fields)
 
     def named(self, *roles: Role) -> tuple[str, ...]:
         """Return the names of the options that have one of `roles`, in their order."""
@@ -260,7 +269,9 @@ class Workload:
 
     def configure(self, values: Mapping[str, Any], *, source: str = "run") -> Configuration:
         """Make a configuration of option or YAML values; an unknown name is refused with the nearest known one."""
-        require_keys(source, values, self.options)
+        from horovod_study.config.doors import accept
+
+        accept(self.form, values, source)
         try:
             return self.configuration(**values)
         except ConfigError as error:
@@ -270,7 +281,7 @@ class Workload:
 def configuration(name: str, options: Mapping[str, Option]) -> type[Configuration]:
     """Return the class of the configurations of a workload with these options."""
     fields = [(each, Any, declared(its)) for each, its in options.items()]
-    kind: dict[str, Any] = {"bases": (Configuration,), "frozen": True, "kw_only": True, "slots": True}
+    kind: dict[str, Any] = {"bases": (Configuration,), "frozen": True, "kw_only": True}
     return make_dataclass(f"{name.title()}Configuration", fields, **kind)
 
 
@@ -295,16 +306,16 @@ def load_workload(path: Path) -> Workload:
     path = path.resolve()
     if path not in _LOADED:
         name = f"workload_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ConfigError(f"{path}: no Python file; a workload is a file that holds WORKLOAD = workload(...)")
-        module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:  # of a file that somebody else wrote
-            raise ConfigError(f"{path}: cannot be loaded as a workload: {type(error).__name__}: {error}") from None
-        if not isinstance(found := getattr(module, "WORKLOAD", None), Workload):
-            raise ConfigError(f"{path}: declares no WORKLOAD; write WORKLOAD = horovod_study.workloads.workload(...)")
+        spec, found, why = importlib.util.spec_from_file_location(name, path), None, "no Python file"
+        if spec is not None and spec.loader is not None and path.is_file():
+            module = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+                found, why = getattr(module, "WORKLOAD", None), "declares no WORKLOAD"
+            except Exception as error:  # of a file that somebody else wrote
+                why = f"cannot be loaded as a workload: {type(error).__name__}: {error}"
+        if not isinstance(found, Workload):
+            raise ConfigError(f"{path}: {why}; write WORKLOAD = horovod_study.config.workload.workload(...) in it")
         _LOADED[path] = found
     return _LOADED[path]
 

@@ -1,7 +1,7 @@
 """The options of the worked example: what its network, its data, its training and its computing may be."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,6 @@ loading = partial(option, heading="data", roles=Role.COMPUTING | Role.CELL)
 @dataclass(frozen=True, kw_only=True)
 class _Training(Configuration):
     """What is trained, and how it is computed: a base of its own, so that these fields come first."""
-
-    __slots__ = ()
 
     # What is learned, and how.
     batch: int = learned(
@@ -261,7 +259,7 @@ class _Training(Configuration):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StrainConfig(RunConfig, _Training):
     """One training run as it was asked for; what it became (such as a scaled learning rate) is recorded separately."""
 
@@ -276,37 +274,35 @@ class StrainConfig(RunConfig, _Training):
         return self.precision == "fp16"
 
     def check_together(self) -> None:
-        """Raise ConfigError for values that are right each and do not fit together."""
-        RunConfig.check_together(self)  # no super(): the class is made again for its slots
         if all(getattr(self, name) is None for name in self.workload.budgets):
             object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
+        super().check_together()
+
+    def unfit(self) -> Iterator[str]:
+        """Yield in words what does not fit together, and what to do about it."""
+        yield from super().unfit()
         if (self.lr_end is not None) != (self.schedule == "range"):
-            raise ConfigError(
-                f"run: schedule is {self.schedule!r} and lr_end is {self.lr_end}; schedule range needs lr_end, and "
-                "no other schedule has one"
+            yield (
+                f"schedule is {self.schedule!r} and lr_end is {self.lr_end}; schedule range needs lr_end, and no other "
+                "schedule has one"
             )
         if self.optimizer == "sgd" and self.epsilon != ADAM_EPSILON:
-            raise ConfigError(
-                f"run: epsilon is {self.epsilon:g}, and optimizer sgd has none; leave it out, or use optimizer adam"
-            )
+            yield f"epsilon is {self.epsilon:g}, and optimizer sgd has none; leave it out, or use optimizer adam"
         if self.schedule == "range" and self.seconds is not None:
-            raise ConfigError("run: schedule range counts steps; give steps or epochs instead of seconds")
+            yield "schedule range counts steps; give steps or epochs instead of seconds"
         if self.loader != "dataloader" and self.loader_processes:
-            raise ConfigError(
-                f"run: loader {self.loader} has no processes, but loader_processes is {self.loader_processes}; "
-                "use loader dataloader, or leave loader_processes out"
+            yield (
+                f"loader {self.loader} has no processes, but loader_processes is {self.loader_processes}; use loader "
+                "dataloader, or leave loader_processes out"
             )
-        self._check_graphs()
-        self._check_native()
+        yield from self._unfit_graphs()
+        if self.kernels == "native":
+            yield from self._unfit_native()
         if self.profile == "sync-points" and self.compile:
-            raise ConfigError(
-                "run: profile sync-points looks at each operation, and compiled ones are not seen; leave compile out"
-            )
+            yield "profile sync-points looks at each operation, and compiled ones are not seen; leave compile out"
 
-    def _check_native(self) -> None:
-        """Raise ConfigError for what the native step has not."""
-        if self.kernels != "native":
-            return
+    def _unfit_native(self) -> Iterator[str]:
+        """Yield what the native step has not."""
         for name, asked, instead in (
             (f"precision {self.precision}", self.precision != "fp32", "precision fp32"),
             (f"device {self.device}", self.device == "cuda", "device cpu"),
@@ -316,52 +312,47 @@ class StrainConfig(RunConfig, _Training):
             (f"threads {self.threads}", self.threads > 1, "threads 1"),
         ):
             if asked:
-                raise ConfigError(
-                    f"run: kernels native computes in fp32 on one thread of a CPU and has no {name}; use {instead}, or "
+                yield (
+                    f"kernels native computes in fp32 on one thread of a CPU and has no {name}; use {instead}, or "
                     "kernels torch"
                 )
 
-    def _check_graphs(self) -> None:
-        """Raise ConfigError for what cannot be captured in CUDA graphs, or needs them."""
+    def _unfit_graphs(self) -> Iterator[str]:
+        """Yield what cannot be captured in CUDA graphs, or needs them."""
         if self.no_hooks is not None and self.reduction == "hooks":
             option, why = self.no_hooks
-            raise ConfigError(
-                f"run: reduction is 'hooks', and with {option} {why}; leave reduction out (one flat buffer is averaged "
+            yield (
+                f"reduction is 'hooks', and with {option} {why}; leave reduction out (one flat buffer is averaged "
                 f"after backward), or leave {option} out"
             )
-        if not self.cuda_graphs:
-            for name, asked in (("kernels fused", self.kernels == "fused"), ("capture_sync", self.capture_sync)):
-                if asked:
-                    raise ConfigError(f"run: {name} needs cuda_graphs; add cuda_graphs, or leave {name} out")
+        for name, asked in (("kernels fused", self.kernels == "fused"), ("capture_sync", self.capture_sync)):
+            if asked and not self.cuda_graphs:
+                yield f"{name} needs cuda_graphs; add cuda_graphs, or leave {name} out"
+        if self.kernels == "fused" and self.precision == "fp16":
+            yield (
+                "kernels fused computes in fp32, tf32 and bf16, but precision is 'fp16'; use precision bf16, or "
+                "kernels torch"
+            )
+        if self.kernels == "fused" and self.compile:
+            yield "kernels fused leaves torch.compile nothing to compile; leave compile out, or use kernels torch"
+        if not self.capture_sync:
             return
-        if self.kernels == "fused":
-            if self.precision == "fp16":
-                raise ConfigError(
-                    "run: kernels fused computes in fp32, tf32 and bf16, but precision is 'fp16'; use precision bf16, "
-                    "or kernels torch"
-                )
-            if self.compile:
-                raise ConfigError(
-                    "run: kernels fused leaves torch.compile nothing to compile; leave compile out, or use kernels "
-                    "torch"
-                )
-        if self.capture_sync:
-            if self.backend not in ("auto", "ddp") or self.transport not in ("auto", "nccl"):
-                raise ConfigError(
-                    f"run: capture_sync needs backend ddp over nccl, whose all-reduce a CUDA graph can hold, but "
-                    f"backend is {self.backend!r} and transport {self.transport!r}; use backend ddp and transport "
-                    "nccl, or leave capture_sync out"
-                )
-            if self.timer_mode == "strict":
-                raise ConfigError(
-                    "run: timer_mode strict looks between the phases of a step, and capture_sync leaves nothing "
-                    "between them; use timer_mode light, or leave capture_sync out"
-                )
-            if self.measure_ablation:
-                raise ConfigError(
-                    "run: measure_ablation makes steps that average nothing, and with capture_sync the average is in "
-                    "the graph of every step; leave one of the two out"
-                )
+        if self.backend not in ("auto", "ddp") or self.transport not in ("auto", "nccl"):
+            yield (
+                "capture_sync needs backend ddp over nccl, whose all-reduce a CUDA graph can hold, but backend is "
+                f"{self.backend!r} and transport {self.transport!r}; use backend ddp and transport nccl, or leave "
+                "capture_sync out"
+            )
+        if self.timer_mode == "strict":
+            yield (
+                "timer_mode strict looks between the phases of a step, and capture_sync leaves nothing between them; "
+                "use timer_mode light, or leave capture_sync out"
+            )
+        if self.measure_ablation:
+            yield (
+                "measure_ablation makes steps that average nothing, and with capture_sync the average is in the graph "
+                "of every step; leave one of the two out"
+            )
 
 
 def _command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
