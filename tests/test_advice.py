@@ -120,7 +120,7 @@ def test_constants_from_a_benchmark(golden: Golden) -> None:
     for content in ({}, {"workers": 1, "fits": fits}, {"workers": 2, "fits": {}}):
         with golden.raises(AnalysisError):
             network_of(content, source="b", way=None, size=1)
-    with pytest.raises(AnalysisError, match="fits.x.alpha_s is missing"):
+    with pytest.raises(AnalysisError, match=r"fits\.x\.alpha_s is missing"):
         network_of({"workers": 2, "fits": {"x": {}}}, source="b", way=None, size=1)
     with golden.raises(AnalysisError, match="JSON"):
         benches_of("{", source="b")

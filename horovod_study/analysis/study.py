@@ -266,9 +266,6 @@ def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[
     }
 
 
-# ---------------------------------------------------------------------------------------------------- fitted laws
-
-
 def _baseline(points: pd.DataFrame) -> str:
     """Return the baseline of the figures and fits: `plain`, unless no parallel point has one."""
     parallel = points[points["backend"] != "serial"]
@@ -351,9 +348,6 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
             beyond = [fit.extrapolates(n) for n in grid]
             frames.append(pd.DataFrame({**names, **values, "extrapolated": beyond}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS))
-
-
-# ---------------------------------------------------------------------------------------------------- findings
 
 
 def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
@@ -457,9 +451,6 @@ def _step(parts: pd.DataFrame, best: Any, baseline: str) -> dict[str, Any] | Non
         "growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in grown},
         "note": by_lap.at["sync", "note"],
     }
-
-
-# ---------------------------------------------------------------------------------------------------- provenance
 
 
 def _distinct(column: pd.Series) -> list[str]:

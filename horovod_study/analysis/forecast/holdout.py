@@ -23,7 +23,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
-from horovod_study.config.doors import Asked, Text, Whole, asked, at_least, one_of
+from horovod_study.config.doors import Said, Text, Whole, asked, at_least, one_of
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
@@ -81,7 +81,7 @@ class HoldoutScore:
     why_not: str = ""
 
 
-class _Question(Asked):
+class _HoldoutOptions(Said):
     holdout: Annotated[Whole, at_least(1)] | None = None
     laws: list[Annotated[Text, one_of(LAWS)]] | None = None
 
@@ -106,7 +106,7 @@ def score(
     Raises AnalysisError for rows that are not positive numbers and for a `hide` below 1.
     """
     check_points(points)
-    asked(_Question, {"holdout": hide, "laws": laws and list(laws)}, "predict")
+    asked(_HoldoutOptions, {"holdout": hide, "laws": laws and list(laws)}, "predict")
     known: dict[str, Any] = {
         "per_node": workers_per_node,
         "bench": bench,

@@ -31,7 +31,7 @@ from horovod_study.analysis.machine.advice import network_of
 from horovod_study.analysis.machine.network import FittedModel, fitted
 from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities
 from horovod_study.analysis.stats import Floats, normal_deviation
-from horovod_study.config.doors import Asked, Number, Whole, above, asked, at_least, wrong
+from horovod_study.config.doors import Number, Said, Whole, above, asked, at_least, wrong
 from horovod_study.errors import AnalysisError
 
 _MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
@@ -71,14 +71,14 @@ class Prediction:
         return {} if self.batch_size is None else {"batch_size": self.batch_size}
 
 
-class _Question(Asked):
+class _PredictOptions(Said):
     workers: list[Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]]
     workers_per_node: Annotated[Whole, at_least(1)] | None = None
     batch: list[Annotated[Number, above(0)]] | None = None
     global_batch: Annotated[Number, above(0)] | None = None
 
     @model_validator(mode="after")
-    def _one_batch(self) -> "_Question":
+    def _one_batch(self) -> "_PredictOptions":
         given = len(self.batch or ())
         both = self.batch is not None and self.global_batch is not None
         if both or (given > 1 and given != len(self.workers)):
@@ -119,7 +119,7 @@ def predict(
     check_points(points)
     each = None if batch is None else np.ravel(np.asarray(batch, dtype=np.float64)).tolist()
     options = {"workers": list(workers), "workers_per_node": workers_per_node, "batch": each}
-    told = asked(_Question, {**options, "global_batch": global_batch}, "predict")
+    told = asked(_PredictOptions, {**options, "global_batch": global_batch}, "predict")
     network = None if bench is None else _network(bench)
     counts, batches, of_file = told.workers, told.batches, tuple(points.attrs.get("doubts", ()))
     return {
@@ -129,9 +129,6 @@ def predict(
         ]
         for name, rows in by_series(points)
     }
-
-
-# --- what is known ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,9 +246,6 @@ def _falls_at_boundary(known: _Known) -> bool:
     n, log_rate = known.part(inside)
     trend = fit_trend(POWER, n, np.exp(log_rate))
     return bool(np.median(trend(known.workers[known.beyond]) - known.log_rate[known.beyond]) > _BOUNDARY)
-
-
-# --- one series -------------------------------------------------------------------------------------------------------
 
 
 def _predict_series(

@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.machine.network import all_reduce_at, fits_of
-from horovod_study.config.doors import Asked, Form, Number, Text, Whole, above, accept, at_least, one_of, wrong
+from horovod_study.config.doors import Form, Number, Said, Text, Whole, above, accept, at_least, one_of, wrong
 from horovod_study.config.doors import asked as accept_asked
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError, ConfigError
@@ -250,9 +250,6 @@ class _Advice:
         return [*lines, *([""] if self.doubts else []), *(f"doubt: {text}" for text in self.doubts)]
 
 
-# ------------------------------------------------------------------------------------------------------- the model
-
-
 def cnn(widths: str) -> LayeredModel:
     """Return the worked example for `widths` such as 15-38-197, counted from its shapes.
 
@@ -337,9 +334,6 @@ def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
     return LayeredModel(name=told.name or source, input=entering, layers=tuple(made))
 
 
-# ------------------------------------------------------------------------------------------- network and rate
-
-
 def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size: float) -> Link:
     """Return the constants between two workers from what `horovod-study bench` wrote as bench.json.
 
@@ -368,7 +362,7 @@ def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
 _Amount = Annotated[Number, above(0)]
 
 
-class _Asked(Asked):
+class _Asked(Said):
     """What may be asked, in the names and units of the verb; it holds before a recorded run."""
 
     batch: Annotated[Whole, at_least(1)] | None = None
@@ -485,9 +479,6 @@ def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
         "sync_s": sync_s,
         "computing_s": totals["step_s"] - sync_s,
     }
-
-
-# ------------------------------------------------------------------------------------------------------- the ways
 
 
 def advise(case: Case) -> _Advice:
@@ -636,9 +627,6 @@ def _tensor(case: Case) -> _Scheme:
     )
 
 
-# ------------------------------------------------------------------------------------------------------ the verdict
-
-
 def _verdict(
     case: Case, schemes: Sequence[_Scheme], size: int, moved: float, share: float, crossover: float | None
 ) -> tuple[str, str, list[str]]:
@@ -748,9 +736,6 @@ def _doubts(case: Case) -> Iterator[str]:
     )
     if case.flop_per_s is not None:
         yield "all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones"
-
-
-# ------------------------------------------------------------------------------------------------------ the words
 
 
 _LAYER_HEADS = ("layer", "parameters", "kept per sample", "handed on", "FLOP forward")

@@ -118,19 +118,19 @@ class _FitForm(_Loose):
     beta_bytes_per_s: Annotated[float, Field(gt=0)]
 
 
-class _Rank(_Loose):
+class _BenchRank(_Loose):
     host: str
 
 
 class _Conditions(_Loose):
-    ranks: list[_Rank]
+    ranks: list[_BenchRank]
 
 
 class _Job(_Loose):
     conditions: _Conditions
 
 
-class _ModelForm(_Loose):
+class _BenchModel(_Loose):
     flat_bytes: Annotated[float, Field(gt=0)]
 
 
@@ -144,7 +144,7 @@ class _Fitted(_Loose):
 class FittedModel(_Fitted):
     """A bench.json that says of how many bytes the gradients of its model are, and on which hosts its ranks were."""
 
-    model: _ModelForm
+    model: _BenchModel
     measured: list[_Job] = []
 
 

@@ -125,9 +125,6 @@ _PROCESSES = {"own": "several processes", "none": "one process"}  # by the reduc
 FEW_STEPS = 100
 
 
-# ---------------------------------------------------------------------------------------------------- series
-
-
 def cores_of_one_machine(table: pd.DataFrame) -> dict[str, int]:
     """Return the cores of the one machine of each series that ran on the processors of a single host of no cluster."""
     if not {"device", "cores", "host"} <= set(table.columns):
@@ -455,9 +452,6 @@ def _with_plain_texts(table: pd.DataFrame) -> pd.DataFrame:
     return table.astype(texts).copy()  # one block per type
 
 
-# ---------------------------------------------------------------------------------------------------- points
-
-
 def measured(runs: pd.DataFrame) -> pd.Series:
     """Return which rows of a run table are finished runs with a throughput, as booleans."""
     return (runs["status"] == "done") & np.isfinite(runs["samples_per_s"].astype(float))
@@ -769,9 +763,6 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool,
     columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
     columns[f"ideal_epoch_{kind}_s"] = math.nan if no else row["train_samples"] / (n * base_median)
     return columns
-
-
-# ---------------------------------------------------------------------------------------------------- doubts
 
 
 def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:

@@ -32,7 +32,7 @@ from horovod_study.analysis.simulate.network import CHOICES, MAX_WORKERS, Networ
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
-from horovod_study.config.doors import Asked, Number, Text, Whole, one_of
+from horovod_study.config.doors import Number, Said, Text, Whole, one_of
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun
 
@@ -103,9 +103,6 @@ def run_times(run: RecordedRun) -> RunTimes:
         sync_s=None if run.workers == 1 else steps.sync_s,
         backward_share=None if steps.captured else float(steps.backward_s.sum() / steps.own_s.sum()),
     )
-
-
-# -------------------------------------------------------------------------------------------------------- network
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -228,9 +225,6 @@ def _spread_of(interval: Any) -> float | None:
     return math.log(interval[1] / interval[0]) / 2 / stats.Z95
 
 
-# -------------------------------------------------------------------------------------------------------- runtime
-
-
 def _runtime(settings: Mapping[str, Any], *, horovod: bool) -> Runtime:
     if not horovod:
         return Runtime()
@@ -240,9 +234,6 @@ def _runtime(settings: Mapping[str, Any], *, horovod: bool) -> Runtime:
         negotiation="cached" if cached else "full",
         fusion_bytes=float(settings.get(_FUSION) or 128 * 2**20),
     )
-
-
-# --------------------------------------------------------------------------------------------------- all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -266,7 +257,7 @@ _Amount = Annotated[Number, Field(ge=0, le=1e12)]
 _Count = Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]
 
 
-class Given(Asked):
+class Given(Said):
     """What options say; they hold before what was measured. Names and units are those of the verb."""
 
     way: Text | None = None

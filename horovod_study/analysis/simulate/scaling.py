@@ -30,7 +30,7 @@ from horovod_study.analysis.simulate.network import (
     small_allreduce_s,
 )
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
-from horovod_study.config.doors import Asked, Whole, asked
+from horovod_study.config.doors import Said, Whole, asked
 from horovod_study.errors import ConfigError
 
 STEPS = 2000
@@ -48,7 +48,7 @@ COLUMNS = (
 )
 
 
-class _Question(Asked):
+class _SimulateOptions(Said):
     workers: list[Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]]
     global_batch: Annotated[Whole, Field(ge=1, le=10**12)] | None = None
     seed: Annotated[Whole, Field(ge=0)] = 1
@@ -136,7 +136,7 @@ def simulate(
     and for a negative seed.
     """
     counts = list(dict.fromkeys(workers))
-    asked(_Question, {"workers": counts, "global_batch": global_batch, "seed": seed}, "simulate")
+    asked(_SimulateOptions, {"workers": counts, "global_batch": global_batch, "seed": seed}, "simulate")
     if not counts or (global_batch is not None and all(each.scaling == "weak" for each in scenarios.values())):
         fixed = "--global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
         raise ConfigError(f"simulate: {fixed if counts else 'no worker count was given; name some with --workers'}")

@@ -16,7 +16,7 @@ Change: TypeAlias = Callable[[Scenario, Any], Scenario]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Words:
+class _Value:
     """What a value may be: a factor (`2x`), a whole number, a number with a unit, or one of some words."""
 
     wanted: str
@@ -112,55 +112,55 @@ def _gradients(scenario: Scenario, factor: float) -> Scenario:
 
 _SMALLEST = 1e-9
 _TIMES = "a factor greater than 0 with an x, for instance 2x or 0.5x; allowed: 1e-09x to 1e+09x"
-_FACTOR = _Words(wanted=_TIMES, least=_SMALLEST)
-_FACTOR_OR_ZERO = _Words(wanted=f"0, or {_TIMES}", least=_SMALLEST, words={"0": 0.0})
-_COUNT = _Words(wanted=f"a whole number from 1 to {MAX_WORKERS:,}", most=MAX_WORKERS)
+_FACTOR = _Value(wanted=_TIMES, least=_SMALLEST)
+_FACTOR_OR_ZERO = _Value(wanted=f"0, or {_TIMES}", least=_SMALLEST, words={"0": 0.0})
+_COUNT = _Value(wanted=f"a whole number from 1 to {MAX_WORKERS:,}", most=MAX_WORKERS)
 _SHARES = {"fp32": 1.0, "tf32": 1.0, "fp16": 0.5, "bf16": 0.5, "fp8": 0.25}  # of a gradient; scenarios are of float32
 _CACHE = {"on": "cached", "off": "full", "none": "none"}
 
-CHANGES: Mapping[str, tuple[_Words, Change]] = {
+CHANGES: Mapping[str, tuple[_Value, Change]] = {
     "bandwidth": (_FACTOR, _links("intra", "inter")),
     "intra-bandwidth": (_FACTOR, _links("intra")),
     "inter-bandwidth": (_FACTOR, _links("inter")),
     "latency": (_FACTOR_OR_ZERO, _latency),
     "algorithm": (
-        _Words(wanted=f"one of {', '.join(CHOICES)}", words={name: name for name in CHOICES}),
+        _Value(wanted=f"one of {', '.join(CHOICES)}", words={name: name for name in CHOICES}),
         _field("algorithm"),
     ),
     "servers": (_COUNT, lambda scenario, k: replace(_field("network.servers")(scenario, k), algorithm="ps")),
     "workers-per-node": (_COUNT, _field("network.workers_per_node")),
     "gradients": (
-        _Words(wanted=f"one of {', '.join(_SHARES)}, or a factor such as 0.1x", least=_SMALLEST, words=_SHARES),
+        _Value(wanted=f"one of {', '.join(_SHARES)}, or a factor such as 0.1x", least=_SMALLEST, words=_SHARES),
         _gradients,
     ),
     "batch": (
-        _Words(wanted="a whole number of at least 1, or a factor such as 8x", least=_SMALLEST, most=10**12),
+        _Value(wanted="a whole number of at least 1, or a factor such as 8x", least=_SMALLEST, most=10**12),
         _batch,
     ),
     "compute": (_FACTOR, lambda scenario, factor: replace(scenario, compute=_scaled(scenario.compute, factor))),
     "stragglers": (
-        _Words(wanted="none (all workers always take the mean time)", words={"none": "none"}),
+        _Value(wanted="none (all workers always take the mean time)", words={"none": "none"}),
         lambda scenario, _: replace(scenario, compute=Compute(mean_s=scenario.compute.mean_s)),
     ),
     "slow-node": (
-        _Words(wanted="a factor from 1x on, for instance 1.5x: a slow node takes at least 1x as long", least=1.0),
+        _Value(wanted="a factor from 1x on, for instance 1.5x: a slow node takes at least 1x as long", least=1.0),
         _field("slow_node"),
     ),
-    "buckets": (_Words(wanted="a whole number from 1 to 10,000", most=10_000), _field("buckets")),
+    "buckets": (_Value(wanted="a whole number from 1 to 10,000", most=10_000), _field("buckets")),
     "fusion": (
-        _Words(wanted="MiB of a fused message, for instance 0 (nothing is fused) or 64", unit="mb"),
+        _Value(wanted="MiB of a fused message, for instance 0 (nothing is fused) or 64", unit="mb"),
         _field("runtime.fusion_bytes", lambda value: value * 2**20),
     ),
     "cycle": (
-        _Words(wanted="milliseconds, for instance 0 (new gradients wake it), 1 or 5ms", unit="ms"),
+        _Value(wanted="milliseconds, for instance 0 (new gradients wake it), 1 or 5ms", unit="ms"),
         _field("runtime.cycle_s", lambda value: value / 1e3),
     ),
     "cache": (
-        _Words(wanted="on (negotiation from the response cache), off, or none (no negotiation)", words=_CACHE),
+        _Value(wanted="on (negotiation from the response cache), off, or none (no negotiation)", words=_CACHE),
         _field("runtime.negotiation"),
     ),
     "overhead": (_FACTOR_OR_ZERO, _overhead),
 }
 """What can be asked: what its values may be, and what it does to a scenario."""
 _ASKED = f"KEY=VALUE, for instance bandwidth=2x or cycle=0; KEY is one of {', '.join(CHANGES)}"
-_UNKNOWN: tuple[_Words, Change] = _Words(wanted=_ASKED), lambda scenario, _: scenario
+_UNKNOWN: tuple[_Value, Change] = _Value(wanted=_ASKED), lambda scenario, _: scenario

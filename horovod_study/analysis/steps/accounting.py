@@ -55,9 +55,6 @@ _GRADIENTS = ("compute_s", "backward_s", "residual_s")
 _OBSERVED = ("backend", "transport", "reduction", "workers", "batch")
 
 
-# ------------------------------------------------------------------------------------------------------- one run
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
     """The residual as a share of the step, 0..1."""
@@ -443,9 +440,6 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
         return None, str(error).partition(": ")[2]
 
 
-# ---------------------------------------------------------------------------------------------------- all of them
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Accounting:
     """The account of a set of runs."""
@@ -580,9 +574,6 @@ def open_words(run: RunAccount) -> str:
         f"do{'' if count > 1 else 'es'} not add up; the largest gap is {rank.gap_s * 1e3:.3f} ms, in step "
         f"{rank.gap_step:,} of rank {rank.rank}"
     )
-
-
-# ------------------------------------------------------------------------------------------------------- the gate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -99,9 +99,6 @@ class Observation:
         return step
 
 
-# ------------------------------------------------------------------------------------------------- from a record
-
-
 def observe(
     run: str,
     requested: Mapping[str, Any],
@@ -163,9 +160,6 @@ def _arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     given = {name: each for name, each in (effective.get("settings") or {}).items() if isinstance(each, Mapping)}
     words += [f"{name}={each['value']}" for name, each in given.items() if each.get("source") == "user"]
     return ", ".join(words)
-
-
-# ------------------------------------------------------------------------------------------------------- one run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,9 +262,6 @@ def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
     starts = rng.integers(0, rows, size=(RESAMPLES, math.ceil(rows / block)))
     # A part of the series at a time: those of a long run of many ranks would not fit into memory together.
     return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, 50)])
-
-
-# ---------------------------------------------------------------------------------------------------- all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -438,9 +429,6 @@ def over_runs(parts: Sequence[Part]) -> Interval:
     return stats.student([part.value for part in parts])
 
 
-# ------------------------------------------------------------------------------------------------- within rounds
-
-
 def _by_round(seen: Observation, parts: Mapping[str, Part]) -> tuple[list[int], dict[str, Floats]]:
     """Return the numbers of the n rounds of a run, and what they say, (n,) each, by the names of `parts_of`."""
     number, place = np.unique(seen.round[seen.round >= 0], return_inverse=True)
@@ -490,9 +478,6 @@ def leave_spread(seen: Observation) -> float:
         return math.nan
     period = seen.ready_s + seen.sync_s
     return float(np.std(period - period.mean(axis=1, keepdims=True)) / math.sqrt(2))
-
-
-# ------------------------------------------------------------------------------------------------- for a whole study
 
 
 ARM_COLUMNS = (

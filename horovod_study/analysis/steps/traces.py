@@ -35,7 +35,6 @@ LAPS = ("data", "forward", "backward", "update", "rest")
 COLUMNS = ("step", *LAPS, "communication", "exposed", "late")
 FEW_STEPS = 10
 
-# ---- the forms of traces: categories (in small letters), names of events (the first that fits), names of files
 
 _KINDS = {"cpu_op": "host", "operator": "host", "user_annotation": "range", "kernel": "kernel", "runtime": "launch"}
 _KINDS |= {f"{of}_{what}": "launch" for of in ("cuda", "hip", "xpu", "privateuse1") for what in ("runtime", "driver")}
@@ -55,8 +54,6 @@ _US, _MAX_US = 1e-6, 1e17  # ts and dur are in us
 _RANK = r"(?i)(?<!local[_-])(?<!node[_-])(?<![tpdec]p[_-])(?<![a-z])rank[ _=.-]?\[?(\d+)"
 _HANDLER = r"_\d+\.\d+(\.\d+)?\.pt\.trace\.json"  # HOST_PID.TIME, of tensorboard_trace_handler
 _TRACES, _RECORDS = (".json", ".json.gz"), (".log", ".jsonl", ".log.gz", ".jsonl.gz")
-
-# ----------------------------------------------------------------------------------------------------------- files
 
 
 @contextmanager
@@ -117,9 +114,6 @@ def trace_document(path: Path) -> Any:
     if len(content) > MAX_JSON_BYTES:
         raise DataError(f"{shown(path)}: holds more than {MAX_JSON_BYTES:,} bytes; {again}")
     return parse_json(content, source=shown(path), error=DataError, again=again)
-
-
-# ------------------------------------------------------------------------------------------------- a trace is read
 
 
 @dataclass(slots=True)
@@ -370,9 +364,6 @@ def _named(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
     return found.assign(args=told, word=found["word"].where(found["word"] != "", words))
 
 
-# ----------------------------------------------------------------------------------------------------------- spans
-
-
 def merged(spans: Any) -> Floats:
     """Return the union of spans (K, 2) as disjoint spans in order, (M, 2)."""
     table = np.asarray(spans, dtype=np.float64).reshape(-1, 2)
@@ -388,9 +379,6 @@ def covered(cover: Floats, spans: Floats) -> Floats:
     until = np.cumsum(lengths)
     edges = np.stack([until - lengths, until], axis=1).ravel()
     return np.diff(np.interp(spans, cover.ravel(), edges))[:, 0] if len(edges) else np.zeros(len(spans))
-
-
-# ----------------------------------------------------------------------------------------------------------- ranks
 
 
 def compare(traces: Sequence[_Trace]) -> dict[str, Any]:
@@ -528,8 +516,6 @@ def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:
     if len({each.on_gpu for each in traces}) > 1:
         yield "some traces have kernels of a GPU and some have none; profile all ranks alike"
 
-
-# --------------------------------------------------------------------------------------------------- NCCL Inspector
 
 _NUMBERS = {"rank": "rank", "ranks": "n_ranks", "number": "coll_sn", "bytes": "coll_msg_size_bytes"}
 _NUMBERS |= {"seconds": "coll_exec_time_us"}
