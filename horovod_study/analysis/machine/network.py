@@ -17,7 +17,7 @@ from scipy import optimize
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import ERROR_BEYOND, moved_share, time_at
-from horovod_study.config.doors import accept
+from horovod_study.config.doors import conform
 from horovod_study.errors import AnalysisError, nearest
 
 WHOLE_GRADIENT = "all gradients"
@@ -151,7 +151,7 @@ class FittedModel(_Fitted):
 def fitted(content: Mapping[str, Any], *, source: str, form: type[_Fitted] = _Fitted) -> Any:
     """Return what `form` has of a bench.json; AnalysisError where it holds no fit of an all-reduce of two workers."""
     again = "give a bench.json with a fitted all-reduce of two or more workers, as `horovod-study bench` makes it"
-    return accept(form, content, source, error=AnalysisError, strict=True, again=again)
+    return conform(content, form, source, AnalysisError, again)
 
 
 def fits_of(content: Mapping[str, Any], *, source: str, way: str | None) -> tuple[Mapping[str, Any], int]:
