@@ -429,7 +429,7 @@ def test_the_gate_is_given_in_per_cent(text: str, share: float) -> None:
         ("much", "--max-residual"),
         ("nan", "--max-residual"),
         ("-1%", "--max-residual"),
-        ("101", "--max-residual 101"),
+        ("101", "--max-residual is 101"),
         ("0.05", "--max-residual 0.05"),
     ],
 )

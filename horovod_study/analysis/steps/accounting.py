@@ -613,9 +613,8 @@ def allowed_share(text: str) -> float:
     ConfigError for what is not a number from 0 to 100, and for a number below 1 without the sign: nobody knows whether
     0.05 is a share or per cent.
     """
-    value = accept(
-        _PerCent, text.strip().removesuffix("%"), f"--max-residual {text}", again="give per cent, such as 5%"
-    )
+    again = "give per cent from 0 to 100, such as 5%"
+    value = accept(_PerCent, text.strip().removesuffix("%"), "explain", name="--max-residual", again=again)
     if 0 < value < 1 and "%" not in text:
         raise ConfigError(f"--max-residual {text}: may be a share or per cent; write {100 * value:g}% or {value:g}%")
     return float(value) / 100
