@@ -32,10 +32,8 @@ MIN_ROUNDS = 16
 """Rounds of a launch before anything is decided on it: fewer say nothing of the memory between neighbours. Those that
 are set aside count, and slices that were made again: a launch on a busy machine would have no end, and it is several of
 them that narrow an interval."""
-LOOKS = 1.25
-"""A launch is judged when its rounds have grown by this factor, so that few looks are made."""
-LAUNCHES = 3
-"""Launches before an answer: with two of them, the scatter between them has one degree of freedom."""
+LOOKS = 1.25  # a launch is judged when its rounds have grown by this factor, so that few looks are made
+LAUNCHES = 3  # launches before an answer: with two of them, the scatter between them has one degree of freedom
 MOST_LAUNCHES = 10
 _PLANNED = 5
 """Launches for which the length of one is chosen: the scatter of fewer makes intervals much wider than rounds do."""

@@ -26,8 +26,7 @@ from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisa
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
-SCHEMA = 1
-"""Of provenance.json; raised when a key changes its meaning."""
+SCHEMA = 1  # of provenance.json; raised when a key changes its meaning
 
 CURVE_COLUMNS = (
     *("series", "law", "selected", "workers", "speedup", "low", "high"),
@@ -44,8 +43,7 @@ _TEXTS = (
     *("reason", "hosts", "launcher", "command", "excluded_by", "steady_doubt", "energy_doubt", "budget"),
 )
 
-_OPTIONS = (*scaling.CHOICES, "horovod_defaults")
-"""Empty where another script did not record them."""
+_OPTIONS = (*scaling.CHOICES, "horovod_defaults")  # empty where another script did not record them
 
 
 _POINTS = ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing")

@@ -28,8 +28,7 @@ from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
 
-COMBINED = "combined"
-"""The name of `prediction.predict` among the laws."""
+COMBINED = "combined"  # the name of `prediction.predict` among the laws
 
 _MIN_KNOWN = 2
 """Fewer worker counts say nothing about a trend; the default hides no more than leaves three, where there are four."""

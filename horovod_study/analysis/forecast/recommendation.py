@@ -32,14 +32,11 @@ from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Said, Whole, wrong
 from horovod_study.errors import AnalysisError
 
-REACH = 8
-"""Times the largest measured worker count: as far as answers are looked for."""
+REACH = 8  # times the largest measured worker count: as far as answers are looked for
 
-TOGETHER = 2.0
-"""Doublings within which a forecast errs to the same side."""
+TOGETHER = 2.0  # doublings within which a forecast errs to the same side
 
-MOST = 1e24
-"""Samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a mistake."""
+MOST = 1e24  # samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a mistake
 
 DRAWS = 1000
 _MAX_CANDIDATES = 1024

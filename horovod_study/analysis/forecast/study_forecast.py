@@ -22,8 +22,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.records import finite
 
-_MULTIPLES = (2, 4, 8)
-"""Times the largest measured worker count."""
+_MULTIPLES = (2, 4, 8)  # times the largest measured worker count
 
 MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"
 """Kinds of rows: a worker count that was run, one that is forecast, and one between that only draws the line."""

@@ -16,12 +16,10 @@ from scipy import optimize
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 
-MAX_WORKERS = 10_000_000
-"""Beyond this count nobody looks for a peak or a knee."""
+MAX_WORKERS = 10_000_000  # beyond this count nobody looks for a peak or a knee
 
 EVERY_MODE = frozenset({"strong", "weak", "mixed"})
-STEPS = frozenset({"strong", "weak"})
-"""Scaling modes in which a step is the work of one worker, or its Nth part."""
+STEPS = frozenset({"strong", "weak"})  # scaling modes in which a step is the work of one worker, or its Nth part
 
 UNLIKELY = 0.5
 """Prior of trends that level off too late, or too early, for nearly all published curves of the scaling mode."""

@@ -16,10 +16,8 @@ from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 
 MIN_STEPS = 50
-UNSTEADY = 2.0
-"""Unsteady: more than this many times; and a loss that comes back below that has not diverged yet."""
-_DESCENDED = 0.9
-"""Descended: the smoothed loss has come below this part of the first."""
+UNSTEADY = 2.0  # unsteady: more than this many times; and a loss that comes back below that has not diverged yet
+_DESCENDED = 0.9  # descended: the smoothed loss has come below this part of the first
 MARGIN = 10.0
 
 

@@ -43,10 +43,8 @@ _STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4}
 """Optimiser state per parameter in float32: two moments of Adam, one momentum."""
 _ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Under autocast the activations are halved; weights, gradients and optimiser state stay in float32."""
-_LARGE = 0.1
-"""A layer with at least this share of the largest layer's parameters is split in tensor parallel."""
-CLOSE = 0.02
-"""Efficiencies nearer than this are a tie, and the simpler way is advised."""
+_LARGE = 0.1  # a layer with at least this share of the largest layer's parameters is split in tensor parallel
+CLOSE = 0.02  # efficiencies nearer than this are a tie, and the simpler way is advised
 
 _CHANNELS, _POINTS, _TARGETS, _KERNEL, _POOL = 3, 201, 2, 5, 3  # of the worked example, docs/guide.md
 

@@ -21,8 +21,7 @@ from horovod_study.config.doors import conform
 from horovod_study.errors import AnalysisError, nearest
 
 WHOLE_GRADIENT = "all gradients"
-RESOLVED = 2.0
-"""An interval whose ends differ by more than this factor does not resolve its parameter."""
+RESOLVED = 2.0  # an interval whose ends differ by more than this factor does not resolve its parameter
 UNSTEADY = 2.0
 
 POINT_COLUMNS = (

@@ -16,8 +16,7 @@ from horovod_study.analysis.impossible import impossible
 from horovod_study.errors import AnalysisError
 from horovod_study.text.words import cut
 
-SPEEDUP = "speedup"
-"""The unit of a column that is a speedup, or an efficiency times the workers."""
+SPEEDUP = "speedup"  # the unit of a column that is a speedup, or an efficiency times the workers
 OWN = "the table's own base"
 
 

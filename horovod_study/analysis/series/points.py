@@ -51,22 +51,18 @@ REPORTED = "reported"
 """The library, and the model, of rows of somebody's table (`series.reported`), of which neither is known."""
 GIVEN_BASE = "base_samples_per_s"
 """Column of such rows: what their speedups are over, samples/s of a worker, where that is none of the rows."""
-UNKNOWN = ""
-"""An option of training that was not recorded, as of another script's runs."""
-UNSEEN = "unknown"
-"""As a precision: that of a finished run of another script in which it could not be seen."""
+UNKNOWN = ""  # an option of training that was not recorded, as of another script's runs
+UNSEEN = "unknown"  # as a precision: that of a finished run of another script in which it could not be seen
 
 _NO_SIZE = -1.0
 
 _TEXTS = tuple(name for name in CHOICES if name in KNOBS or OPTIONS[name].default is None)
 """Choices that may be nobody's: they are texts in the table."""
 
-SETTINGS = (*_NAMED, *CHOICES)
-"""What stays the same along a series, whatever its scaling mode."""
+SETTINGS = (*_NAMED, *CHOICES)  # what stays the same along a series, whatever its scaling mode
 
 
-CELL = (*SETTINGS, "batch", "train_samples", "workers", "nodes")
-"""What the repeats of one point share."""
+CELL = (*SETTINGS, "batch", "train_samples", "workers", "nodes")  # what the repeats of one point share
 
 LAP_COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual"))
 """Mean seconds per step of each part of a step; with the residual they add up to `step_s`."""
@@ -115,8 +111,7 @@ FLAGS = {
 
 OF_RANKS = ("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s")
 """What the step rows say of the ranks of each run (`accounting.Accounting.run_rows`), as medians over repeats here."""
-OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")
-"""The same of its timed window and its epochs."""
+OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")  # the same of its timed window and its epochs
 
 _WIDE_SPREAD = 0.10
 _UNEQUAL_BASELINES = 0.05

@@ -37,13 +37,11 @@ from horovod_study.analysis.costs import Link, Value, moved_share, ring_messages
 from horovod_study.analysis.simulate.allreduce import Curves, Extended
 from horovod_study.config.doors import Form, Number, Whole, accept
 
-MAX_WORKERS = 10_000_000
-"""Of a job; on a node, servers, nodes below a switch too."""
+MAX_WORKERS = 10_000_000  # of a job; on a node, servers, nodes below a switch too
 CLOSED_FORM_ERROR = 0.7
 """Standard deviation of the logarithm of measured / closed form, from twice the workers on of which its two constants
 are (`make bench BENCH=allreduce`)."""
-LARGEST = 1e15
-"""Of the numbers in a file; larger ones are mistakes, and their products would be infinite."""
+LARGEST = 1e15  # of the numbers in a file; larger ones are mistakes, and their products would be infinite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

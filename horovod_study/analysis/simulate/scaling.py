@@ -33,10 +33,8 @@ from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Co
 from horovod_study.config.doors import Said, Whole, asked
 from horovod_study.errors import ConfigError
 
-STEPS = 2000
-"""Simulated steps per worker count."""
-DRAWS = 200
-"""Draws of the constants for an interval."""
+STEPS = 2000  # simulated steps per worker count
+DRAWS = 200  # draws of the constants for an interval
 
 COLUMNS = (
     *("scenario", "workers", "nodes", "batch", "step_s", "step_low_s", "step_high_s", "step_p90_s"),

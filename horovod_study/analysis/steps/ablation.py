@@ -27,11 +27,9 @@ from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
 
 RESAMPLES = 4000
-MIN_PAIRS = 4
-"""Fewer pairs have no interval to speak of."""
+MIN_PAIRS = 4  # fewer pairs have no interval to speak of
 
-PARTS = (*LAPS, "residual")
-"""Laps that add up to the step."""
+PARTS = (*LAPS, "residual")  # laps that add up to the step
 
 AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
 

@@ -37,8 +37,7 @@ from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns
 from horovod_study.text.words import listed
 
-CLOSES_S = 1e-6
-"""Parts that miss their step by more than a microsecond do not add up."""
+CLOSES_S = 1e-6  # parts that miss their step by more than a microsecond do not add up
 
 _NOT_TIMED = "its steps have no laps"
 OFF = "recorded with --timer-mode off"

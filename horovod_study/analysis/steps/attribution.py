@@ -45,16 +45,14 @@ OPTIONS = packaged().options
 _FLOOR_QUANTILE = 0.1
 """Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks
 every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-reduces beside it is no floor."""
-PARTS = ("floor", "skew", "runtime", "unexplained")
-"""They add up to the synchronisation."""
+PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
 
 RESAMPLES = 2000
 
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
 
-BUSY_CORES = 0.25
-"""Other programs that use more disturb workers on all cores."""
+BUSY_CORES = 0.25  # other programs that use more disturb workers on all cores
 
 INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"

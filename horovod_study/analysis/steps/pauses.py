@@ -21,11 +21,9 @@ from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, RankSteps
 
 MIN_STEPS = 50
 WINDOW = 101
-_THRESHOLD = 10.0
-"""Scatters above the level."""
+_THRESHOLD = 10.0  # scatters above the level
 
-MOST = 20
-"""So many pauses are listed, the longest ones; all are counted."""
+MOST = 20  # so many pauses are listed, the longest ones; all are counted
 
 _FEWEST_TIMES, _SHORTEST, _REGULAR = 4, 10, 0.6
 """Pauses are regular where so many are at least so many steps apart, and such a share of their distances is one."""

@@ -33,8 +33,7 @@ NO_EXCHANGE = "no exchange between the ranks was seen in any step, so that none 
 _HOLDS_GRADIENTS = ("compute", "backward")
 """The lap at whose end gradients are there, one of these; a synchronisation that is not seen is in it."""
 
-MIN_STEPS = 20
-"""Of `ready_steps`; fewer say nothing of a mean step."""
+MIN_STEPS = 20  # of `ready_steps`; fewer say nothing of a mean step
 
 GAP_S = 1e-4
 """A step that begins later than this after the end of the one before begins a new stretch. Within a stretch the laps

@@ -34,8 +34,7 @@ from horovod_study.analysis.steps import rank_steps
 from horovod_study.analysis.steps.rank_steps import CommonSteps, RankSteps
 
 MIN_STEPS = 20
-WORTH = 0.01
-"""A lateness below this share of the step is not worth mentioning."""
+WORTH = 0.01  # a lateness below this share of the step is not worth mentioning
 
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
