@@ -295,7 +295,7 @@ class _LayerForm(Form):
     output: _Count | None = None
     indices: _Count = 0
     pairs: _Count = 0
-    times: Annotated[Whole, Field(ge=1, le=100_000)] = 1
+    times: Annotated[Whole, at_least(1)] = 1
 
 
 class _ModelForm(Form):
@@ -305,9 +305,13 @@ class _ModelForm(Form):
 
     @model_validator(mode="after")
     def _computes(self) -> "_ModelForm":
-        for key in ("parameters", "flop"):
-            if not any(getattr(layer, key) for layer in self.layers):
-                raise wrong(f"the layers have no {key}; correct them")
+        for odd, text in (
+            (not any(layer.parameters for layer in self.layers), "the layers have no parameters; correct them"),
+            (not any(layer.flop for layer in self.layers), "the layers have no FLOP; correct them"),
+            (sum(layer.times for layer in self.layers) > 100_000, "more than 100,000 layers are asked for"),
+        ):
+            if odd:
+                raise wrong(text)
         return self
 
 
