@@ -1,16 +1,17 @@
 """Blocks of the fused kernels that are worth trying on hardware; benchmarks/gpu_steps.py measures them."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from horovod_study.workload.kernels import BlockSizes, Launches, Sizes
+from horovod_study.workload.kernels import BlockSizes, Sizes
 
 
 def block_variants(sizes: Sizes, precision: str = "fp32") -> dict[str, BlockSizes]:
     """Return `BlockSizes.fitting`, and one change to it at a time, by name."""
     fitting = BlockSizes.fitting(sizes, precision)
     first, second = fitting.cells
-    names = [each.name for each in fields(Launches)]
+    products, sums = ("fc1", "head", "fc1_input", "fc1_weight"), ("weight_gradient", "first_gradient", "finish")
+    names = ["convolution1", "convolution2", *products, *sums, "update"]
     changes: dict[str, dict[str, Any]] = {
         "fitting": {},
         "2 warps": {"warps": dict.fromkeys(names, 2)},

@@ -432,7 +432,7 @@ def measure_data(work: Work) -> dict[str, Any]:
     processes = 1 if work.dry else min(8, len(environment.affinity()))
     with ThreadPoolExecutor(1) as aside:
         prepared = aside.submit(prepare, work, work.sizes.step_ways)
-        made = {size: str(dataset.ensure(size, seed=1, processes=processes)) for size in sizes}
+        made = {size: str(dataset.ensure(size, seed=1, threads=processes)) for size in sizes}
     opened = dataset.open_dataset(Path(made[work.sizes.curves]))
     return {
         "seconds": now() - began,

@@ -14,12 +14,12 @@ import math
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from horovod_study.programs.microbench import step_bytes
-from horovod_study.workload.kernels import AdamRule, BlockSizes, Sizes, partial_widths, plan
+from horovod_study.workload.kernels import BlockSizes, Sizes, adam_rule, partial_widths, plan
 from horovod_study.workload.model import WIDTHS, StressCNN
 
 TYPES = {"order": "*i64", "state": "*i64", "winner": "*i8", "winner1": "*i8", "winner2": "*i8"} | {
@@ -57,14 +57,13 @@ def compile_all(sizes: Sizes, blocks: BlockSizes | None, precision: str, capabil
     from triton.compiler import ASTSource
 
     chosen = blocks or BlockSizes.fitting(sizes, precision)
-    launches = plan(sizes, chosen, precision=precision, scaled=True, rule=AdamRule(decay=0.01), merged=True, timed=True)
+    launches = plan(
+        sizes, chosen, precision=precision, scaled=True, rule=adam_rule(decay=0.01), merged=True, timed=True
+    )
     found = []
-    for each in fields(launches):
-        launch = getattr(launches, each.name)
+    for which, launch in vars(launches).items():
         names = launch.kernel.arg_names
-        floats = {
-            name: "*bf16" if (each.name, name) in ACTIVATIONS and precision == "bf16" else "*fp32" for name in names
-        }
+        floats = {name: "*bf16" if (which, name) in ACTIVATIONS and precision == "bf16" else "*fp32" for name in names}
         signature = floats | TYPES | dict.fromkeys(launch.constants, "constexpr")
         signature = {name: signature[name] for name in names}
         aligned = {
@@ -81,7 +80,7 @@ def compile_all(sizes: Sizes, blocks: BlockSizes | None, precision: str, capabil
         listed = re.findall(_INSTRUCTION, _ask(compiled.asm["cubin"], "nvdisasm", "-c"))
         found.append(
             Compiled(
-                name=each.name,
+                name=which,
                 programs=math.prod(launch.grid),
                 warps=launch.warps,
                 instructions=sum(name != "NOP" for name in listed),

@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="last: further options of the trainer")
     options = parser.parse_args()
 
-    data = dataset.ensure(options.curves, seed=1, processes=available_cores())
+    data = dataset.ensure(options.curves, seed=1, threads=available_cores())
     table: dict[str, list[dict[str, Any]]] = {}
     directories = []
     for file in options.configurations or sorted(CONFIGURATIONS.glob("*.yaml")):

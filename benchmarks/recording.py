@@ -139,7 +139,7 @@ def rows(folder: Path, rounds: int = 5) -> list[dict[str, float]]:
 
 def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the cost of the timer modes for the cases that this machine has cores for."""
-    path, line = dataset.ensure("100000", seed=1, processes=available_cores()), Line()
+    path, line = dataset.ensure("100000", seed=1, threads=available_cores()), Line()
     cases = []
     for batch, count, beside, share in CASES:
         if count in workers:

@@ -364,7 +364,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="of each timing of the command (default 3)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    dataset.ensure(options.dataset, seed=1, processes=1)
+    dataset.ensure(options.dataset, seed=1, threads=1)
     with tempfile.TemporaryDirectory() as name:
         cases = _here(options, Path(name)) + (_hosts(options, Path(name)) if options.hosts else [])
     cases += recorded_hosts()

@@ -44,7 +44,7 @@ from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.config.documents import logs, parse_json, read_text
 from horovod_study.config.doors import asked
 from horovod_study.config.run import available_cores
-from horovod_study.errors import ConfigError, DataError
+from horovod_study.errors import DataError, refuse
 from horovod_study.text.progress import Line
 from horovod_study.text.words import plural
 
@@ -177,8 +177,8 @@ def read_points(
     """
     name, placed = (str(path), None) if os.path.exists(path) else placed_name(str(path))
     folder = Path(name)
-    if folder.is_dir() and columns:
-        raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
+    what = f"{path}: is a folder, which has no columns to name; leave columns out"
+    refuse("", (folder.is_dir() and columns, what), error=DataError)
     if not folder.is_dir() or next(records.run_directories(folder), None) is None:
         given = logs(folder) if data is None else [(name, data, {}, (name,))]
         return points_from(given, placed=placed, columns=columns, alone=not folder.is_dir())
@@ -320,17 +320,28 @@ def report(directory: Path, **options: Any) -> Told:
 def _refuse_idle(directory: Path, asked: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that would do nothing."""
     chosen = sorted({*asked} & {"check", "against", "paper", "tables", *(("files",) if "check" in asked else ())})
-    if len(chosen) > 1:
-        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} ask for different things; give one of them")
-    for name, (needed, words) in _NEEDS.items():
-        if name in asked and needed not in asked:
-            raise ConfigError(f"--{name.replace('_', '-')}: {words}")
-    if is_table(directory):
-        for name in ("target", "threads", "bench", "paper"):
-            if name in asked:
-                raise ConfigError(f"--{name}: is about runs, and {directory} is a table of points")
-    elif asked.get("columns"):
-        raise ConfigError(f"--columns: says what the columns of a table of points are; {directory} is none")
+    table, holds = is_table(directory), records.holds_tables(directory)
+    of_runs = [name for name in ("target", "threads", "bench", "paper", "out") if name in asked]
+    both = " and ".join(f"--{name}" for name in chosen[:2])
+    again = f"{directory} holds tables; name the folder of their runs"
+    refuse(
+        "",
+        (chosen[1:], f"{both} ask for different things; give one of them"),
+        *(
+            (name in asked and needed not in asked, f"--{name.replace('_', '-')}: {words}")
+            for name, (needed, words) in _NEEDS.items()
+        ),
+        *(
+            (table, f"--{name}: is about runs, and {directory} is a table of points")
+            for name in of_runs
+            if name != "out"
+        ),
+        (
+            asked.get("columns") and not table,
+            f"--columns: says what the columns of a table of points are; {directory} is none",
+        ),
+        *((holds, f"--{name}: is about runs, and {again}") for name in of_runs if name != "paper"),
+    )
 
 
 def _of_runs(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,12 +365,7 @@ def _analysis_of(place: Path, asked: Mapping[str, Any]) -> tuple[Path, list[Path
 
 def _tables_place(place: Path, asked: Mapping[str, Any]) -> Path:
     """Return the directory of the tables of `place`: itself, or for a folder of runs --out or analysis in it."""
-    if not records.holds_tables(place):
-        return asked.get("out") or _tables_of(place)
-    for name in ("out", "target", "threads", "bench"):
-        if name in asked:
-            raise ConfigError(f"--{name}: is about runs, and {place} holds tables; name the folder of their runs")
-    return place
+    return place if records.holds_tables(place) else asked.get("out") or _tables_of(place)
 
 
 def _tables_of(place: Path) -> Path:
@@ -454,7 +460,7 @@ def _keep_drawn(
 
 def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
     """Make every number of an analysis again from the raw rows, and compare; `runs`: where these are now."""
-    from horovod_study.report.page.check import allowed, check, kept_runs, lines, runs_of
+    from horovod_study.report.page.check import allowed, check, document, kept_runs, lines, runs_of
 
     known, counted = allowed(allow), kept_runs(directory)
     source = runs_of(directory, runs)
@@ -498,7 +504,7 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
     )
     line.close()
     doubts = _left_out(result)
-    return {"document": found.to_dict(), "lines": lines(found), "doubts": doubts, "exit_code": found.exit_code}
+    return {"document": document(found), "lines": lines(found), "doubts": doubts, "exit_code": found.exit_code}
 
 
 def _compared_again(directory: Path, analysis: Analysis, source: Mapping[str, Any]) -> Any:
@@ -556,8 +562,7 @@ def export(
 
     `steps`: those of a trace, from the first to before the last; `data`: the content of a points file.
     """
-    if steps is not None and to != "trace":
-        raise ConfigError("--steps is for --export trace; leave it out")
+    refuse("", (steps is not None and to != "trace", "--steps is for --export trace; leave it out"))
     if to == "zip":
         return _archive(place, out, study_file)
     if to == "extra-p":
@@ -568,8 +573,7 @@ def export(
     left_out: dict[str, str] = {}
     found = records.found_runs(place, left_out=left_out)
     if to == "trace":
-        if len(found) > 1:
-            raise ConfigError(f"{place}: holds {len(found)} runs, and a trace shows one; name its folder")
+        refuse("", (found[1:], f"{place}: holds {len(found)} runs, and a trace shows one; name its folder"))
         paths = [_trace(found[0][0], out, steps or (0, sys.maxsize))]
     else:
         runs = [
@@ -601,12 +605,11 @@ def _trace(directory: Path, out: Path | None, steps: tuple[int, int]) -> Path:
 def _archive(place: Path, out: Path | None, study_file: Path | None) -> Told:
     from horovod_study.report.archive import gather, summary, write_archive
 
-    if is_table(place):
-        raise ConfigError(f"--export zip: archives the runs of a study, and {place} is a table of points")
+    what = "--export zip: archives the runs of a study"
+    refuse("", (is_table(place), f"{what}, and {place} is a table of points"))
     directory, written, _ = _analysis_of(place, {})
     source = records.read_source(directory)
-    if is_table(directory / source["runs"]):
-        raise ConfigError(f"--export zip: archives the runs of a study; {directory} is of a table of points")
+    refuse("", (is_table(directory / source["runs"]), f"{what}; {directory} is of a table of points"))
     if written or not (directory / "report.html").is_file():
         write_page(directory)
         source = records.read_source(directory)

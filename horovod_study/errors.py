@@ -64,7 +64,21 @@ def short(value: Any) -> str:
     cut = reprlib.Repr()
     cut.maxstring = cut.maxother = 60
     cut.maxlong, cut.maxdict, cut.maxlist, cut.maxlevel = 24, 2, 2, 2
-    return cut.repr(value)
+    return cut.repr(value).replace("\n", " ")  # such as that of a tensor
+
+
+def refuse(source: str, *rules: tuple[object, str], error: type[StudyError] = ConfigError) -> None:
+    """Raise `error` with the text of the first rule whose first part is true: what must not be, and what to say."""
+    for broken, text in rules:
+        if broken:
+            raise error(f"{source}: {text}" if source else text)
+
+
+def refuse(source: str, *rules: tuple[object, str], error: type[StudyError] = ConfigError) -> None:
+    """Raise `error` with the text of the first rule whose first part is true: what must not be, and what to say."""
+    for broken, text in rules:
+        if broken:
+            raise error(f"{source}: {text}" if source else text)
 
 
 def require_known(

@@ -138,7 +138,8 @@ def writing(place: Path | str, again: str, *, error: type[StudyError] = RecordEr
     try:
         yield
     except OSError as problem:
-        raise error(not_written(place, problem, again)) from None
+        reader_left = isinstance(problem, BrokenPipeError)  # of the output, which is no matter of a folder
+        raise problem if reader_left else error(not_written(place, problem, again)) from None
 
 
 def append_text(path: Path, text: str, *, head: str = "") -> None:

@@ -80,7 +80,7 @@ FAULTS = (  # file, what the line says, what it says instead
     (LEDGER, "silent_for_s is not None and silent_for_s > SILENT_S", "silent_for_s is None or silent_for_s > SILENT_S"),
     (LEDGER, 'if job.state in _TOLD and state in ("incomplete", "stopped"):', "if job.state in _TOLD:"),
     (LEDGER, 'if job.state == "out of memory" and state == "incomplete":', "if False:"),
-    (LEDGER, "if claim is None or claim.mine:", "if claim is None:"),
+    (LEDGER, "if found is None or found.mine else", "if found is None else"),
     (LEDGER, "holder.restarts < job.restarts", "holder.restarts > job.restarts"),
     (RECORD, "return known if len(known) == len(values) else []", "return known"),
     (WRITER, 'last = {**last, "status": "incomplete", "reason"', 'last = {**last, "status": "running", "reason"'),

@@ -630,11 +630,11 @@ def test_a_changed_value_of_a_document_is_named_by_its_path(golden: Golden) -> N
 
 
 PAGE = """<html><head><title>T</title><style>b { x: 1 }</style></head><body><h1>3.9 times as fast</h1>
-<h2>Points</h2><p>Some <b>text</b> here.</p><svg><text>0.5</text></svg>
+<h2>Points</h2><p>Some <b>text</b> here.</p><svg><text>0.5</text><circle><title>2 workers: 1.9x</title></circle></svg>
 <table><thead><tr><th>Series</th><th>Workers</th><th>Speedup</th></tr></thead>
 <tbody><tr><th rowspan="2">a</th><th>1</th><td>1.00</td></tr><tr><th>2</th><td>1.90<small>[1.8, 2.0]</small></td></tr>
 </tbody></table>
-<script type="application/json" id="facts-x">{"panels": [1], "tips": [[0, 0, 12.5, "2 workers: 1.9x"]]}</script>
+<script type="application/json">"workers\\n2\\n"</script>
 <script>let x = 3;</script></body></html>"""
 
 
@@ -643,8 +643,8 @@ def test_the_parts_of_a_page_are_its_texts_and_cells() -> None:
 
     assert parts["3.9 times as fast"] == "3.9 times as fast"
     assert parts["Points / Speedup (a, 2)"] == "1.90 [1.8, 2.0]"
-    assert parts["Points / facts-x.tips[0][3]"] == "2 workers: 1.9x"
-    assert not any("0.5" in text or "let x" in text or "12.5" in text for _, text in check.page_parts(PAGE))
+    assert parts["Points / tip"] == "2 workers: 1.9x" and parts["Points / data"] == "workers\n2\n"
+    assert not any("0.5" in text or "let x" in text for _, text in check.page_parts(PAGE))
 
 
 def test_hostile_pages_are_read_to_their_end() -> None:

@@ -54,11 +54,11 @@ def test_what_nobody_asked_for_by_name_may_be_missing() -> None:
 
 
 def test_sizes_are_a_row_and_the_models_own() -> None:
-    sizes = message_sizes(None, min_bytes="4", max_bytes="256M", factor=4, workers=2, model=MODEL)
+    sizes = message_sizes(None, min_bytes=4, max_bytes=2**28, factor=4, workers=2, model=MODEL)
 
     assert set(sizes) == {4 * 4**k for k in range(14)} | {60, 900, 598_880, 613_764}
     assert list(sizes) == sorted(sizes)
-    assert message_sizes(["8", "1K"], min_bytes="4", max_bytes=None, factor=4, workers=2, model=MODEL) == (
+    assert message_sizes([8, 1024], min_bytes=4, max_bytes=None, factor=4, workers=2, model=MODEL) == (
         *(8, 60, 900, 1024),
         *(598_880, 613_764),
     )
@@ -68,13 +68,13 @@ def test_sizes_are_a_row_and_the_models_own() -> None:
     ("text", "size"), [("4", 4), ("64K", 65_536), ("1m", 2**20), ("2GB", 2**31), (" 256M ", 2**28), ("0", 0)]
 )
 def test_sizes_as_people_write_them(text: str, size: int) -> None:
-    assert byte_count("--sizes", text) == size
+    assert byte_count(text) == size
 
 
 def test_without_room_the_row_ends_before(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = type("Memory", (), {"available": 640 * 2**20})
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
-    sizes = message_sizes(None, min_bytes="4", max_bytes=None, factor=4, workers=4, model=MODEL)
+    sizes = message_sizes(None, min_bytes=4, max_bytes=None, factor=4, workers=4, model=MODEL)
 
     assert max(sizes) == 2**24
 
@@ -127,22 +127,22 @@ def test_worker_counts(golden: Golden) -> None:
     [
         (
             ["--transport", "mpy"],
-            "bench: --transport 'mpy' is not known (did you mean 'mpi'?); allowed: mpi, gloo, nccl",
+            "bench: --transport is 'mpy' (did you mean 'mpi'?); allowed: mpi, gloo, nccl",
         ),
-        (["--runtime", "horovod/mpii"], "bench: --runtime 'horovod/mpii' is not known (did you mean 'horovod/mpi'?)"),
+        (["--runtime", "horovod/mpii"], "bench: --runtime is 'horovod/mpii' (did you mean 'horovod/mpi'?)"),
         (
             ["--runtime", "ps/mpi"],
-            "bench: --runtime 'ps/mpi' is not known (did you mean 'mpi/mpi'?); allowed: ",
+            "bench: --runtime is 'ps/mpi' (did you mean 'mpi/mpi'?); allowed: ",
         ),
         (["--transport", "--runtime"], "bench: neither a transport nor a runtime is left to measure; name one"),
         (["--workers", "1"], "bench: --workers is 1; it must be at least 2"),
         (["--workers", "100000"], "bench: --workers is 100000, but this machine offers "),
         (["--sizes", "6"], "bench: size 6 bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4"),
-        (["--sizes", "4k5"], "bench: --sizes '4k5'; sizes are whole numbers of bytes such as 4, 64K, 1M or 1G"),
+        (["--sizes", "4k5"], "bench: --sizes is '4k5'; sizes are whole numbers of bytes such as 4, 64K, 1M or 1G"),
         (["--max-bytes", "2"], "bench: --min-bytes is 4 and --max-bytes 2; min-bytes must be the smaller one"),
-        (["--factor", "1"], "bench: --factor is 1; allowed: 2 or more"),
-        (["--seconds", "0"], "bench: --seconds is 0; allowed: 0.001 to 1e+06"),
-        (["--rounds", "0"], "bench: --rounds is 0; allowed: 1 or more"),
+        (["--factor", "1"], "bench: --factor is 1; it must be at least 2"),
+        (["--seconds", "0"], "bench: --seconds is 0.0; it must be at least 0.001"),
+        (["--rounds", "0"], "bench: --rounds is 0; it must be at least 1"),
         (["--batch", "0"], "bench: batch is 0; it must be at least 1"),
         (["--widths", "1-2"], "bench: widths is '1-2'; it must be three whole numbers"),
         (["--wokers", "2"], "horovod-study bench: unknown argument '--wokers' (did you mean '--workers'?)"),

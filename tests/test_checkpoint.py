@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from make.wording import Golden
 from torch.nn.functional import mse_loss
 
+from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
 from horovod_study.measure.evidence import parameter_sha256
 from horovod_study.records import CHECKPOINTS, checkpoint_paths
 from horovod_study.workload import checkpoint
-from horovod_study.workload.checkpoint import Checkpoint, decode, encode, load_model, read_newest, save
+from horovod_study.workload.checkpoint import Checkpoint, LoopState, decode, encode, load_model, read_newest, save
 from horovod_study.workload.model import StressCNN
 
 BOUNDS = ((1000.0, 3000.0), (5.0, 25.0))
@@ -147,15 +148,46 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path, golden: Golden) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1, 2], "f: is a PyTorch file, but not a checkpoint of this program"),
-        ({"model": {}}, "f: is a PyTorch file, but not a checkpoint of this program"),
-        ({"schema": 2}, "f: has schema 2, newer than this program's 1; update horovod_study"),
-        ({"schema": 1, "step": 3, "epoch": 0, "model": {}}, "f: lacks optimizer, progress, config, target_bounds, in"),
+        ([1, 2], "f: the document is [1, 2]; it must be `key: value` lines; update horovod_study if"),
+        ({"model": {}}, "f: step is missing (and 7 more); update horovod_study if a newer one wrote it; else it is no"),
+        ({"schema": 2}, "f: schema is 2; it must be at most 1 (and 9 more); update horovod_study if a newer one"),
+        ({"schema": 1, "step": 3, "epoch": 0, "model": {}}, "f: optimizer is missing (and 5 more); update horovod"),
     ],
 )
 def test_a_foreign_file_is_named(content: Any, message: str) -> None:
     with pytest.raises(RecordError, match=f"^{re.escape(message)}"):
         decode(signed(archive_of(content)), "f")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"w": torch.zeros(1, 1).expand(10**4, 10**4)}}, "model.w: it does not hold all of its numbers"),
+        ({"model": {"w": torch.zeros(3, 3).to_sparse()}}, "model.w: it does not hold all of its numbers"),
+        ({"step": torch.zeros(3, 3)}, "step is tensor([[0., 0., 0.],"),
+        ({"epoch": True}, "epoch is True; it must be a whole number"),
+        ({"config": {1: 2}}, "config.1 is 1; it must be a text"),
+        ({"other": 1}, "unknown key 'other'; allowed: schema, step"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(changes: Any, message: str) -> None:
+    written = trained()[1]
+    content = {"schema": 1} | {name: getattr(written, name) for name in Checkpoint.model_fields if name != "form"}
+
+    assert decode(signed(archive_of(content)), "f").step == 3
+    with pytest.raises(RecordError, match=f"^f: {re.escape(message)}[^\n]*$"):
+        decode(signed(archive_of(content | changes)), "f")
+
+
+def test_what_the_loop_needs_of_a_checkpoint_is_named() -> None:
+    state = {"window_s": 1.0, "wall_s": 2, "evaluated": 3, "evaluation": {}, "budget": [1, 2.0, 3.0]}
+    assert conform({**state, "target_reached": False, "scaler": {}}, LoopState, "d")
+    for content, message in (
+        (state, "d: target_reached is missing"),
+        ({**state, "target_reached": False, "budget": ["x"]}, "d: budget.0 is 'x'"),
+    ):
+        with pytest.raises(RecordError, match=f"^{message}"):
+            conform(content, LoopState, "d")
 
 
 # ---------------------------------------------------------------------------------------------------- the folder
@@ -229,7 +261,7 @@ def test_a_full_disk_leaves_the_older_ones(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "fsync", full)
     message = (
-        r"step-000000003\.pt: the checkpoint cannot be written \(No space left on device\); step-000000002\.pt and "
+        r"step-000000003\.pt: cannot be written \(No space left on device\); step-000000002\.pt and "
         r"step-000000001\.pt are intact; free space and continue with --resume$"
     )
     with pytest.raises(RecordError, match=message):

@@ -103,7 +103,7 @@ def test_an_old_verb_says_in_one_line_what_to_type(verb: str, capsys: pytest.Cap
         ),
         (["report", "/none"], r"/none: no such directory; name the directory that holds the runs"),
         (["explain", "/dev/null"], "/dev/null: is no directory of runs, nor another file"),
-        (["strain", "data", "check", "/none"], "/none: no such data set"),
+        (["strain", "data", "check", "/none"], "/none/dataset.json: no such data set"),
         (["strain", "data", "generate", "--size", "many"], "--size many: must be a whole number of curves"),
         (["strain", "data", "generate", "--noise-max", "-1"], "--noise-max -1.0: must be 0"),
         (["strain", "train", "--bach", "3"], r"unknown argument '--bach' \(did you mean '--batch'\?\)"),

@@ -706,7 +706,7 @@ SAMPLE = [
 
 
 def test_plain_values_and_the_exit_code() -> None:
-    plain = json.loads(json.dumps(doctor.to_dict(SAMPLE)))
+    plain = json.loads(json.dumps(doctor.document(SAMPLE)))
 
     assert plain["counts"] == {"ok": 2, "warning": 1, "fail": 1}
     assert list(plain["findings"][1]) == ["area", "name", "verdict", "what", "remedy"]

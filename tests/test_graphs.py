@@ -512,8 +512,6 @@ def test_steps_without_a_batch_are_refused(golden: Golden) -> None:
     training.taken(step, orders(2))
     with golden.raises(RuntimeError):
         step.take(None, training.clock)
-    with golden.raises(RuntimeError):
-        training.captured(resident=False).begin_epoch(orders(1)[0])
 
 
 def test_gradients_that_others_clear_between_steps_change_nothing() -> None:

@@ -190,7 +190,7 @@ def test_lines_and_json_of_status(tmp_path, golden):
     found = ledger.read_ledger(sweep_of(study, tmp_path))
 
     golden(found.lines(), "samples/s", "1 worker", "repeat 1", "31,416", "horovod/mpi", "2 workers")
-    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    document = json.loads(json.dumps(found.document(), allow_nan=False))
     assert {**dict.fromkeys(ledger.STATES, 0), "done": 1, "failed": 1, "missing": 1} == document["counts"]
     assert {
         "cell": wrapped.key,
@@ -610,7 +610,7 @@ def test_runs_of_other_code_are_told_from_those_of_an_edited_file(tmp_path, monk
     ]
     golden(found.summary(), "10 cells", "10 missing", "2 recorded", "train.py", "5 recorded")
     assert frozenset() == found.current_directories()
-    document = found.to_dict()
+    document = found.document()
     assert sorted(cell.key for cell in other.cells()[:2]) == sorted(document["other_code"][0]["runs"])
 
 
@@ -636,7 +636,7 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, golden):
         [entry] = [each for each in found.entries if each.key == path.name]
         assert (entry.state, why in entry.reason) == ("failed", True)
         assert ledger.read_entry(first.parent, entry.cell).state == "failed"
-    assert list(found.unreadable) == list(found.to_dict()["unreadable"]) == ["stray"]
+    assert list(found.unreadable) == list(found.document()["unreadable"]) == ["stray"]
     golden(found.summary())
 
 

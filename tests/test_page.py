@@ -1,11 +1,13 @@
-"""The interactive page: what its script is given, what it may do, the headline, hostile names."""
+"""The page: what pointing at its figures says, what its script may do, the headline, hostile names."""
 
 import base64
 import hashlib
 import json
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import matplotlib
@@ -15,10 +17,9 @@ from make.synthetic_runs import run_table
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.study import analyze
-from horovod_study.report import grammar
 from horovod_study.report.figures import catalogue, convergence
 from horovod_study.report.grammar import Figure as Drawing
-from horovod_study.report.kit import interactive, style
+from horovod_study.report.kit import interactive, panels, style
 from horovod_study.report.kit.panels import side_by_side
 from horovod_study.report.page import html, sentences
 from horovod_study.report.page.doubts import doubt_groups
@@ -64,12 +65,22 @@ class Elements(HTMLParser):
             self.scripts.append((self._script, data))
 
 
-def facts_of(page):
-    """Return what the script is told, by the name of the figure."""
+def tips_of(page, name):
+    """Return what pointing at the marks of a figure says: x and y in its SVG, and the text."""
+    svg = page.partition(f'<figure id="figure-{name}"')[2].partition("</figure>")[0]
     found = re.findall(
-        r'<figure [^>]*data-figure="([^"]+)".*?<script type="application/json">(.*?)</script>', page, re.DOTALL
+        r'<(?:circle c|rect )x="([\d.]+)" (?:c)?y="([\d.]+)"[^>]*class="spot"[^>]*><title>(.*?)</title>', svg
     )
-    return {name: json.loads(text) for name, text in found}
+    return [(float(x), float(y), unescape(text)) for x, y, text in found]
+
+
+def data_of(page, name):
+    """Return the CSV that the page carries for a figure, None for none."""
+    found = re.search(
+        r'<script type="application/json">(.*?)</script>',
+        page.partition(f'"figure-{name}"')[2].partition("</figure>")[0],
+    )
+    return found and json.loads(found[1])
 
 
 @pytest.fixture(scope="module")
@@ -120,116 +131,45 @@ def test_the_contents_lead_to_every_section_in_its_order(page):
 # ---------------------------------------------------------------------------------------------------- figures
 
 
-def test_every_figure_says_what_its_parts_are(page, analysis):
-    facts = facts_of(page)
-
-    assert set(facts) == {drawing.name for drawing in catalogue.drawings(analysis)}
-    for name, own in facts.items():
-        names = {*(part[0] for part in own["parts"]), *(entry[0] for entry in own["legend"])}
-        names |= {tick[0] for panel in own["panels"] for axes in panel["axes"] for axis in axes.values()
-                  for tick in axis["ticks"]}  # fmt: skip
-        ids = set(re.findall(rf'id="{name}-([^"]+)"', page))
-        assert {each for each, _ in own["marked"]} <= names & ids, name
-        assert not {each for each in names if each[0] in "tl"} - ids, name
-        assert own["tips"] and own["series"] and own["panels"], name
-
-
-def test_a_legend_entry_switches_its_series_and_only_real_series_are_entries(page):
-    own = facts_of(page)["speedup"]
-    entries = {label: index for _, label, index, _ in own["legend"]}
-
-    assert own["series"] == ["plain PyTorch", "Horovod/MPI", "Horovod/Gloo"]
-    assert [own["series"][entries[label]] for label in own["series"]] == own["series"]
-    assert {label for label, index in entries.items() if index < 0} >= {"ideal"}
-    assert own["crop"] is not None and own["crop"] < own["height"]
-
-
-def test_each_legend_entry_has_a_place_of_its_own_below_the_panels(page):
-    """The page's script cuts the swatch of each entry out of the figure."""
-    for name, own in facts_of(page).items():
-        places = [tuple(box) for _, _, _, box in own["legend"]]
-        foot = max(panel["box"][3] for panel in own["panels"])
-        assert len(set(places)) == len(places), name
-        assert own["crop"] is None or all(top >= foot for _, top, _, _ in places), name
-        assert all(0 <= left < right <= own["width"] for left, _, right, _ in places), name
+def test_every_figure_says_the_values_of_its_marks(page, analysis):
+    assert all(tips_of(page, drawing.name) for drawing in catalogue.drawings(analysis))
 
 
 def test_what_pointing_says_is_the_table_of_points(page, analysis):
-    own = facts_of(page)["speedup"]
-    tips = {(own["series"][index], text) for index, _, _, _, text in own["tips"]}
+    tips = {text for _, _, text in tips_of(page, "speedup")}
     row = analysis.points.query("series == 'local horovod/mpi batch 75' and workers == 8").iloc[0]
     value = numbers.with_interval(row["speedup_plain"], row["speedup_plain_low"], row["speedup_plain_high"])
     text = value.replace(" ", "\u00d7 ", 1)
 
-    assert ("Horovod/MPI", f"8 workers: {text}, 3 repeats") in tips
-    assert ("Horovod/Gloo", "8 workers: 3.71\u00d7, 2 repeats") in tips
-    assert len(tips) == len(own["tips"]) == 9
+    assert f"Horovod/MPI: 8 workers: {text}, 3 repeats" in tips
+    assert "Horovod/Gloo: 8 workers: 3.71\u00d7, 2 repeats" in tips
+    assert len(tips) == len(tips_of(page, "speedup")) == 9
 
 
 def test_the_place_of_a_tip_is_the_place_of_its_mark(page):
-    own = facts_of(page)["speedup"]
     used = {
         (round(float(x), 1), round(float(y), 1)) for x, y in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', page)
     }
+    near = {(round(x + a / 10, 1), round(y + b / 10, 1)) for x, y in used for a in (-1, 0, 1) for b in (-1, 0, 1)}
 
-    assert {(round(x, 1), round(y, 1)) for _, _, x, y, _ in own["tips"]} <= used
-
-
-def test_axes_that_share_a_place_are_one_panel_and_labels_are_known_to_be_numbers():
-    def draw(width_in):
-        figure = Figure(figsize=(width_in, 3))
-        axes = figure.subplots()
-        axes.plot([1, 2, 3], [1, 4, 9])
-        twin = axes.twinx()
-        twin.set_yscale("log")
-        twin.plot([1, 2, 3], [10, 100, 1000])
-        axes.set_xticks([1, 2, 3], ["a", "b", "c"])
-        return figure
-
-    (panel,) = interactive.inline(drawing(draw)).data["panels"]
-    first, second = panel["axes"]
-
-    assert not first["x"]["plain"] and first["y"]["plain"] and first["y"]["scale"] == "linear"
-    assert second["y"]["scale"] == "log" and len(first["x"]["ticks"]) == 3
-    spots = [at for _, at in first["x"]["ticks"]]
-    assert spots[1] - spots[0] == pytest.approx(spots[2] - spots[1], abs=0.02)
+    assert {(x, y) for x, y, _ in tips_of(page, "speedup")} <= near
 
 
-def drawing(draw):
-    return Drawing(name="d", title="D", alt="A figure.", caption="", data=pd.DataFrame(), paint=draw)
-
-
-def test_parts_move_with_the_data_in_the_ways_in_which_they_are_data():
+def test_a_bar_is_pointed_at_where_it_is_drawn():
     def draw(width_in):
         figure = Figure(figsize=(width_in, 3))
         axes = figure.subplots()
         axes.set(xlim=(0, 4), ylim=(0, 10))
-        interactive.mark(axes.plot([1, 2], [3, 4]), series="line", tips=["one", "two"])
-        interactive.mark(axes.bar([1, 2], [5, 6]), series="bars", tips=["first", "second"])
-        axes.axvspan(2, 3)
-        axes.axhline(5)
-        axes.text(0.5, 0.5, "in the corner", transform=axes.transAxes)
-        axes.text(1, 1, "at a point")
+        interactive.mark(axes.plot([1, 2], [3, math.nan]), series="line", tips=["one", "nowhere"])
+        interactive.mark(axes.bar([1, 3], [5, 6]), series="bars", tips=["first", "<second>"])
         return figure
 
-    data = interactive.inline(drawing(draw)).data
-    ways = [tuple(part[2:4]) for part in data["parts"]]
-    anchors = {text: (x, y) for _, _, x, y, text in data["tips"]}
-    x0, y0, x1, y1 = data["panels"][0]["box"]
+    svg = interactive.inline(Drawing(name="d", title="D", alt="", caption="", data=pd.DataFrame(), paint=draw))
+    spots = ElementTree.fromstring(svg).findall(".//*[@class='spot']")
 
-    assert sorted(ways) == sorted(
-        [("xy", "lines"), *[("xy", "lines")] * 2, ("x", "lines"), ("y", "lines"), ("", "whole"), ("xy", "whole")]
-    )
-    assert anchors["two"] == pytest.approx((x0 + (x1 - x0) / 2, y1 - 0.4 * (y1 - y0)), abs=0.02)
-    assert anchors["first"] == pytest.approx((x0 + (x1 - x0) / 4, y1 - 0.25 * (y1 - y0)), abs=0.02)
-    assert set(data["series"]) == {"bars", "line"}
-
-
-def test_a_text_too_many_is_refused(golden):
-    axes = Figure().subplots()
-
-    with golden.raises(ValueError, match="2 tips.*3 points.*Line2D.*mine"):
-        interactive.mark(axes.plot([1, 2, 3], [1, 2, 3]), series="mine", tips=["a", "b"])
+    assert [each[0].text for each in spots] == ["line: one", "bars: first", "bars: <second>"]
+    heights = [float(each.get("height")) for each in spots[1:]]
+    assert heights[1] / heights[0] == pytest.approx(6 / 5, rel=0.01)
 
 
 def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
@@ -240,7 +180,7 @@ def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
             return style.to_bytes(style.settled(speedup.draw(5.9)), form)
 
     marked = as_file("svg")
-    monkeypatch.setattr(grammar, "mark", lambda *_, **__: None)
+    monkeypatch.setattr(panels, "mark", lambda *_, **__: None)
 
     assert as_file("svg") == marked and b"3 repeats" not in marked
 
@@ -249,11 +189,11 @@ def test_the_data_of_a_figure_travel_with_it_while_they_are_few(page, analysis, 
     (speedup,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
     rows = speedup.data.to_csv(index=False, lineterminator="\n")
 
-    assert facts_of(page)["speedup"]["csv"] == (rows if len(rows) <= html.MAX_CSV else None)
-    assert facts_of(page)["throughput"]["csv"].startswith("series,setting,")
+    assert data_of(page, "speedup") == (rows if len(rows) <= html.MAX_CSV else None)
+    assert data_of(page, "throughput").startswith("series,setting,")
     monkeypatch.setattr(html, "MUCH_CSV", 0)
     monkeypatch.setattr(html, "MIN_CSV", len(rows) - 1)
-    assert facts_of(html.render(analysis))["speedup"]["csv"] is None
+    assert data_of(html.render(analysis), "speedup") is None
 
 
 # ---------------------------------------------------------------------------------------------------- the headline
@@ -465,10 +405,7 @@ def test_hostile_names_add_no_element_and_no_attribute(hostile, page):
 def test_hostile_names_reach_the_script_as_they_are(hostile):
     for kind, text in Elements(hostile).scripts:
         assert kind == "text/javascript" or not set("<>&\u2028\u2029") & set(text)
-    own = facts_of(hostile)["speedup"]
-
-    assert all(any(name in label for label in own["series"]) for name in HOSTILE[:1])
-    assert all(label in own["series"] for _, label, index, _ in own["legend"] if index >= 0)
+    assert any(HOSTILE[0] in text for _, _, text in tips_of(hostile, "speedup"))
     assert '{"svg":' not in hostile.partition("<main")[0]
 
 

@@ -30,9 +30,8 @@ from horovod_study.config.roles import Role
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies import pairs, turns
-from horovod_study.studies.design import follow
 from horovod_study.studies.pairs import Comparison, check_configs, pairs_of, read_side, sides_of, told
-from horovod_study.studies.runner import RunOptions, StudyResult
+from horovod_study.studies.runner import RunOptions, StudyResult, follow
 from horovod_study.workload.options import STRAIN
 
 Document = dict[str, Any]
@@ -170,8 +169,8 @@ def test_a_side_from_a_file(tmp_path: Path, golden: Golden) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("horovod/mpii", r"A: runtime 'horovod/mpii' is not known \(did you mean 'horovod/mpi'\?\); allowed: serial"),
-        ("cycle_time_ms=1", "A: runtime 'cycle_time_ms=1' is not known; allowed: serial"),
+        ("horovod/mpii", r"A: runtime is 'horovod/mpii' \(did you mean 'horovod/mpi'\?\); allowed: serial"),
+        ("cycle_time_ms=1", "A: runtime is 'cycle_time_ms=1'; allowed: serial"),
         ("horovod/mpi,cyle_time_ms=1", r"unknown option 'cyle_time_ms' \(did you mean 'cycle_time_ms'\?\)"),
         ("horovod/mpi,cycle_time_ms", r"A: 'cycle_time_ms' is not option=value"),
         ("horovod/mpi,cycle_time_ms=fast", "A: cycle_time_ms is 'fast'; it must be a number"),
@@ -318,7 +317,7 @@ def test_what_cannot_alternate_runs_one_after_the_other_and_says_why(
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {tests!r})
-from horovod_study.studies import design
+from horovod_study.studies import runner
 from test_pairs import *
 
 turns.WARM_S, turns.SLICE_S = 0.05, (0.03, 0.03)
@@ -332,7 +331,7 @@ def counted(what, function):
         return function(*words, **how)
     return call
 
-design.run_sweep = counted("run", design.run_sweep)
+runner.run_sweep = counted("run", runner.run_sweep)
 turns.Conductor.give_turns = counted("block", turns.Conductor.give_turns)
 found, _ = in_turns(Path(sys.argv[1]), {{"*": "turns"}}, blocks=3, given={{"device": "cpu", "steps": "500"}})
 print(len(found["blocks"]))

@@ -265,7 +265,7 @@ def test_many_nodes_are_told_briefly() -> None:
 
 def test_as_json() -> None:
     study = make_study(repeats=1, budget={"gpu_hours": 0.01})
-    content = json.loads(json.dumps(plan_of(study, done=1).to_dict()))
+    content = json.loads(json.dumps(plan_of(study, done=1).document()))
 
     assert content["study"] == "s" and content["to_do"] == 3 and content["counts"] == {"done": 1, "missing": 3}
     assert [each["state"] for each in content["cells"]] == ["done", "missing", "missing", "missing"]
@@ -306,7 +306,7 @@ def test_every_shipped_study_can_be_planned(name: str, monkeypatch: pytest.Monke
     assert not plan.over and not plan.unknown
     assert len(plan.cells) == len(study.cells())
     assert max(map(len, plan.lines())) <= 140
-    json.dumps(plan.to_dict())
+    json.dumps(plan.document())
 
 
 def test_one_worker_on_a_named_node_is_told_in_plain_words() -> None:

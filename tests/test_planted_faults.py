@@ -100,8 +100,7 @@ def patched(made: Made) -> Iterator[Made]:
     """The same with what is drawn of it kept: every check of this module draws the same figures and page."""
     drawn: dict[Any, Any] = {}
     real_made, real_render = check._made, check.render
-    texts = check._again(made.study.analysis, made.evaluations)
-    reloaded = check._reloaded(texts)
+    again = check._again(made.study.analysis, made.evaluations)
     found = audit.lint(made.study)
     with pytest.MonkeyPatch.context() as patch:
 
@@ -120,8 +119,7 @@ def patched(made: Made) -> Iterator[Made]:
         patch.setattr(check, "_made", draw)
         patch.setattr(check, "render", render)
         patch.setattr(audit, "lint", lambda _: found)
-        patch.setattr(check, "_again", lambda *_: texts)
-        patch.setattr(check, "_reloaded", lambda _: reloaded)
+        patch.setattr(check, "_again", lambda *_: again)
         patch.setattr(check, "page_parts", cache(check.page_parts))
         yield made
 
@@ -171,8 +169,7 @@ def test_no_finding_and_no_allowance_hides_an_error(found: list[Fault], allow: s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audit, "lint", lambda _: found)
         patch.setattr(check, "_compared", lambda *_: ([], 0))
-        patch.setattr(check, "_again", lambda *_: {})
-        patch.setattr(check, "_reloaded", lambda *_: study.analysis)
+        patch.setattr(check, "_again", lambda *_: ({}, study.analysis))
         patch.setattr(check, "_kept", lambda *_: None)
         patch.setattr(check, "_drawn", lambda *_: ([], {}))
         patch.setattr(check, "_page", lambda *_: ([], 0))
@@ -229,7 +226,7 @@ def test_an_untouched_study_has_no_error_and_says_what_is_not_covered(patched: M
     assert errors(found) == [] and found.exit_code == 0
     assert {each.name for each in found.accepted} == set(ALLOWED)
     assert found.compared["pictures"] >= 9
-    told = found.to_dict()["not_covered"]
+    told = check.document(found)["not_covered"]
     assert len(told) >= len(check.NOT_COVERED) and all(each["what"] and each["why"] for each in told)
     assert sum(line.startswith("not covered: ") for line in check.lines(found)) == len(told)
     assert checked(patched, patched.runs).exit_code == 1
@@ -397,8 +394,8 @@ FAULTS: dict[str, Callable[[Path], tuple[str, str]]] = {
     "a cell of the page": _text("report.html", _digit(r"<td[^>]*>\s*(\d+\.\d+)")),
     "a caption of the page": _text("report.html", lambda text: text.replace("<figcaption>", "<figcaption>Not: ", 1)),
     "a row of the page": _text("report.html", _without(r"(?<=<tbody>)\s*<tr.*?</tr>")),
-    "a tip of the page": _text("report.html", _digit(r'"tips":.*?(\d+\.\d+)', re.S)),
-    "data inside the page": _text("report.html", _digit(r'"csv": ?"[^"]*?\\n[^"]*?(\d+\.\d+)', re.S)),
+    "a tip of the page": _text("report.html", _digit(r'class="spot"[^>]*><title>[^<]*?(\d+\.\d+)')),
+    "data inside the page": _text("report.html", _digit(r'application/json">"[^<]*?\\n[^<]*?(\d+\.\d+)')),
     "a style of the page": _text("report.html", lambda text: text.replace("<style>", "<style>td{display:none}", 1)),
     "a script in the page": _text("report.html", lambda text: text.replace("</body>", "<script>1</script></body>", 1)),
     "a drawing in the page": _text("report.html", _digit(r"<path d=\"M ?(\d+)")),
@@ -726,7 +723,7 @@ def test_last_digits_of_another_processor_are_no_fault(
         put(path, _change_number(path.read_text(), lambda value: value * (1 + 1e-9)))
     page = planted / "analysis" / "report.html"
     text = page.read_text()
-    hit = re.search(r'"csv": ?"[^"]*?\\n[^"]*?(\d+\.\d{10,})', text, re.S)
+    hit = re.search(r'application/json">"[^<]*?\\n[^<]*?(\d+\.\d{10,})', text)
     assert hit is not None
     put(page, f"{text[: hit.start(1)]}{float(hit[1]) * (1 + 1e-9)!r}{text[hit.end(1) :]}")
     found = checked(patched, planted, *ALLOWED)

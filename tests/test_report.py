@@ -420,7 +420,7 @@ def test_the_same_figure_gives_the_same_bytes_wherever_it_lies_in_memory(analysi
     (drawing,) = [each for each in catalogue.drawings(analysis) if each.name == "breakdown"]
 
     # The layout solver orders its unknowns by address: one drawing in eight came out otherwise.
-    assert len({interactive.inline(drawing).svg for _ in range(12)}) == 1
+    assert len({interactive.inline(drawing) for _ in range(12)}) == 1
 
 
 def test_pdf_fonts_are_embedded_truetype_and_the_page_has_the_width_of_a_thesis(written):
@@ -450,9 +450,9 @@ def test_every_figure_comes_with_its_caption_and_its_data(written, golden):
 
 def test_the_users_matplotlib_settings_have_no_say(laptop):
     drawing = catalogue.drawings(laptop)[0]
-    before = interactive.inline(drawing).svg
+    before = interactive.inline(drawing)
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "svg.hashsalt": "mine"}):
-        after = interactive.inline(drawing).svg
+        after = interactive.inline(drawing)
 
     assert before == after
 

@@ -189,7 +189,7 @@ def test_without_a_place_there_is_the_count_that_the_command_says(
         (["run", "--rate", "x", "x.yaml"], "--rate: a study file says it by itself"),
         (["run", "--rate", "speed", "--", "make"], "--rate: speed has no group"),
         (["run", "--rate", "(", "--", "make"], "--rate: ( is no regular expression"),
-        (["record", "--repeats", "0", "--", "make"], "--repeats 0: give how often"),
+        (["record", "--repeats", "0", "--", "make"], "--repeats: '0' is not a whole number of 1 or more"),
         (["record", "--rate", "speed", "--", "make"], "--rate: speed has no group"),
     ],
 )

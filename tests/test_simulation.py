@@ -613,7 +613,7 @@ def test_every_change_has_an_example_in_the_tests() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: only(scenario(), 0), "--workers.0 is 0; it must be at least 1"),
+        (lambda: only(scenario(), 0), "--workers is 0; it must be at least 1"),
         (lambda: only(scenario()), "no worker count was given"),
         (lambda: only(scenario(scaling="strong"), 2, global_batch=0), "--global-batch is 0"),
         (lambda: scenario(gradient_bytes=math.nan), "gradients is nan"),

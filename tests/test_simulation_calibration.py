@@ -437,7 +437,7 @@ def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     ("words", "message"),
     [
         (["--workers", "2"], "nothing says what the network does"),
-        ([*GIVEN, "--workers", "0"], "--workers.0 is 0; it must be at least 1"),
+        ([*GIVEN, "--workers", "0"], "--workers is 0; it must be at least 1"),
         ([*GIVEN, "--workers", "2", "--what-if", "bandwith=2x"], r"did you mean 'bandwidth'\?"),
         ([*GIVEN, "--workers", "2", "--scaling", "wek"], r"did you mean 'weak'\?"),
         (["--network", "/none.yaml", "--workers", "2"], "/none.yaml: "),

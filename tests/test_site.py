@@ -238,6 +238,4 @@ def test_values_of_a_site_are_checked(golden):
         Host(name="a", slots=0)
     with golden.raises(ConfigError, match="eth0.*ib0"):
         Site(interface="eth0 $(x)")
-    with golden.raises(ConfigError):
-        Site(hosts=(Host(name="a", slots=1), Host(name="a", slots=2)))
     assert Site(interface="ib0,ib1").interface == "ib0,ib1"

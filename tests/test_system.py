@@ -28,7 +28,7 @@ from horovod_study.measure import energy, system
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.sensors import Gpus
 from horovod_study.records import SystemSamples, writer
-from horovod_study.report.figures import system as report
+from horovod_study.report.figures import inspection as report
 from horovod_study.report.kit.style import style
 
 # ----------------------------------------------------------------------------------------------------------- energy

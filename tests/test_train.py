@@ -352,7 +352,7 @@ def test_the_last_step_has_the_rate_before_the_end_of_the_schedule(
         (("--bach", "75"), r"unknown argument '--bach' \(did you mean '--batch'\?\)"),
         (("--batch", "1501"), "batch 1501 x 1 workers = 1501 curves per step, but the training set has 1500; use a"),
         (("--backend", "ddp"), "backend ddp needs MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE .* launch with `torchrun"),
-        (("--dataset", "/nothing"), "/nothing: no such data set; make it with"),
+        (("--dataset", "/nothing"), "/nothing/dataset.json: no such data set; make it with"),
         (("--dataset", "0"), "dataset 0: a size must be a whole number of curves from 1 to"),
         (("--out", "/proc/none/run"), r"/proc/none/run: cannot be written .*; choose a writable .*--out"),
         (("--epochs", "1", "--warmup-steps", "60"), "warmup_steps 60 leaves nothing of 1 epochs x 60 steps; use fewer"),

@@ -18,7 +18,7 @@ from horovod_study.cli import main
 from horovod_study.config.run import Cell
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import create_run, read_run, run_directories
-from horovod_study.studies import design, turns
+from horovod_study.studies import runner, turns
 from horovod_study.studies import tune as module
 from horovod_study.studies.attempt import record_in, record_of
 from horovod_study.studies.runner import RunOptions
@@ -109,6 +109,13 @@ def test_a_study_for_long_runs_is_shortened_and_communicates_as_shipped(tmp_path
     assert (base.config.seconds, base.config.epochs, base.config.reduction) == (2.0, None, "auto")
 
 
+def test_a_study_of_one_worker_has_nothing_to_tune(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("study: s\nsweep: {workers: 1}\nrun: {seconds: 1}\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml: --tune needs a run with several workers; add some to sweep"):
+        base_of(load_study(path))
+
+
 @pytest.mark.parametrize(
     ("knob", "complaint"),
     [
@@ -174,7 +181,7 @@ def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """Return what tunes with a fake engine, one launch after the other, and returns what was printed."""
 
     def run(engine: FakeEngine, knobs: Sequence[str] = KNOBS, *, finished: bool = True) -> list[str]:
-        monkeypatch.setattr(design, "run_sweep", engine)
+        monkeypatch.setattr(runner, "run_sweep", engine)
         monkeypatch.setattr(module, "apart_because", lambda cells: "of a test")
         options = RunOptions(command="horovod-study run s.yaml --tune")
         assert tune(study_of(tmp_path), tmp_path / "runs", knobs, options, Console(width=200)) is finished

@@ -210,10 +210,10 @@ def test_the_plan_says_which_cells_alternate_and_why_others_do_not(tmp_path: Pat
     blocks, alone = alternating(sweep_of(mine, tmp_path), mine.cells())
 
     golden.line(plan.lines(), "2 blocks", "3 cells")
-    assert [len(each) for each in plan.to_dict()["turns"]["blocks"]] == [3, 3]
+    assert [len(each) for each in plan.document()["turns"]["blocks"]] == [3, 3]
     assert blocks == [] and set(alone.values()) == {"workload still cannot wait between two steps"}
     without = study(turns=False)
-    assert plan_study(read_ledger(sweep_of(without, tmp_path)), retry=True).to_dict()["turns"]["blocks"] == []
+    assert plan_study(read_ledger(sweep_of(without, tmp_path)), retry=True).document()["turns"]["blocks"] == []
 
 
 def test_the_study_file_says_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -265,10 +265,6 @@ class Fault:
         """Return `error` or `doubt`."""
         return RULES[self.name].severity
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, and what to do."""
-        return {"severity": self.severity, **asdict(self), "runs": list(self.runs), "remedy": RULES[self.name].remedy}
-
 
 def _fault(name: str, text: str, **more: Any) -> Fault:
     """Return a fault, in the file and column of its rule unless `more` says another."""
@@ -423,9 +419,7 @@ class _Rank:
 
 
 def _declared(record: RunRecord) -> int:
-    steady = record.totals.get("steady")
-    told = steady.get("declared") if isinstance(steady, Mapping) else None
-    return told if isinstance(told, int) else 0
+    return (record.totals.get("steady") or {}).get("declared") or 0
 
 
 def _loss(step: NDArray[np.int64], epoch: NDArray[np.int64], loss: Floats) -> Callable[[int], float]:
@@ -448,17 +442,11 @@ def _openings(run: RecordedRun, beside: RunSideFiles) -> frozenset[int] | None:
     Beside them an epoch may begin. Checkpoints are written at times that no row tells.
     """
     record = run.record
-    attempts = _attempts(record)
-    if record.effective.get("model") is not None or record.requested.get("checkpoint_every") or len(attempts) > 1:
+    if record.effective.get("model") is not None or record.requested.get("checkpoint_every") or record.attempts[1:]:
         return None
-    warmup = record.effective.get("warmup_steps")
-    told = [_declared(record), run.first_step, warmup if isinstance(warmup, int) else 0]
+    told = [_declared(record), run.first_step, record.effective.get("warmup_steps") or 0]
     told += (record.totals.get("turns") or {}).get("before", ())
     return frozenset([*told, *(int(each["steps"]) for each in beside.evaluations)])
-
-
-def _attempts(record: RunRecord) -> list[Mapping[str, Any]]:
-    return [each for each in record.attempts or () if isinstance(each, Mapping)]
 
 
 def _unexplained(
@@ -548,9 +536,8 @@ def _totals(run: RecordedRun, ranks: Sequence[_Rank]) -> Iterable[tuple[str, Any
     yield "steps", totals.get("steps"), min(rank.steps for rank in ranks)
     if "excluded_steps" in totals:
         yield "excluded_steps", totals["excluded_steps"], min(rank.excluded for rank in ranks)
-    window_s = totals.get("window_s")
-    together = not run.record.effective.get("processes")  # else each has a window of its own
-    if together and isinstance(window_s, int | float) and window_s > 0:
+    window_s = totals.get("window_s") or 0
+    if window_s > 0 and not run.record.effective.get("processes"):  # else each has a window of its own
         yield "samples_per_s", totals.get("samples_per_s"), sum(rank.samples for rank in ranks) / window_s
     if "step_s_median" in totals:
         yield "step_s_median", totals["step_s_median"], max_over_ranks([rank.median["step_s"] for rank in ranks])
@@ -683,7 +670,7 @@ def _window(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> I
     """Yield how the window of the record differs from the time of its steps."""
     window_s = run.record.totals.get("window_s")
     steps_s = max(rank.mean["step_s"] * rank.steps for rank in ranks)
-    if not isinstance(window_s, int | float) or math.isnan(steps_s):
+    if window_s is None or math.isnan(steps_s):
         return
     stretches = max(len(beside.evaluations), *(rank.stretches for rank in ranks)) + 1
     more_s = TILING * steps_s + _STRETCH_S * stretches
@@ -701,7 +688,7 @@ def _window(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> I
 def _epochs(run: RecordedRun, ranks: Sequence[_Rank]) -> str:
     """Return which epoch has not the steps that an epoch of the run's data set has; the last one may end early."""
     whole = run.record.effective.get("steps_per_epoch")
-    if not isinstance(whole, int) or rows_lost(run.record):
+    if not whole or whole % 1 or rows_lost(run.record):
         return ""
     for rank, each in zip(run.rows, ranks, strict=True):
         last = max(each.epochs, default=0)
@@ -738,9 +725,7 @@ def _differs(run: str, name: str, kept: Any, again: Any) -> Fault:
 
 def _told(value: Any) -> str:
     """Return a value with all its digits; unknown is said so."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "nothing"
-    return f"{value!r}" if isinstance(value, float) else f"{value}"
+    return "nothing" if value is None or value != value else f"{value}"
 
 
 # --------------------------------------------------------------------------------------------------- one record
@@ -765,16 +750,15 @@ def _asked(record: RunRecord) -> list[Fault]:
     timer = ran.get("timer_mode")
     if isinstance(timer, Mapping) and not timer.get("note"):
         pairs.append(("timer_mode", asked.get("timer_mode"), timer.get("value")))
-    if isinstance(ran.get("optimizer"), str) and isinstance(asked.get("optimizer"), str):
+    if ran.get("optimizer") and asked.get("optimizer"):
         described = ran["optimizer"].split(",")[0].split()[0].lower()
         pairs.append(("optimizer", asked["optimizer"].lower(), described))
-    if isinstance(ran.get("batch"), int) and isinstance(workers, int) and ran.get("global_batch") is not None:
-        if ran.get("model") is None:  # batches of another script are medians of what its steps had
-            pairs.append(("global_batch", ran["batch"] * workers, ran["global_batch"]))
+    if ran.get("batch") and workers and ran.get("model") is None:  # of another script: medians of what its steps had
+        pairs.append(("global_batch", ran["batch"] * workers, ran.get("global_batch")))
     rate = packaged().rate_of(asked, workers or 1) if ran.get("model") is None else None
     pairs.append(("lr", rate, ran.get("lr")))
-    ranks = [each for each in ran.get("ranks") or () if isinstance(each, Mapping)]
-    if ranks and isinstance(workers, int):
+    ranks = ran.get("ranks") or ()
+    if ranks:
         pairs.append(("workers", workers, len(ranks)))
     chosen = [name for name in COMMUNICATION if name in asked and asked[name] != OPTIONS[name].default]
     chosen = [name for name in chosen if name != "reduction" or workers != 1]
@@ -804,8 +788,7 @@ _SETTINGS = {
 def _settings(ran: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterable[Fault]:
     """Yield settings of the library that are not what its ranks read back from it."""
     for name, (option, unit) in _SETTINGS.items():
-        each = (ran.get("settings") or {}).get(name)
-        text = f"{each.get('value')}" if isinstance(each, Mapping) else ""
+        text = f"{((ran.get('settings') or {}).get(name) or {}).get('value')}"
         if not _NUMBER.fullmatch(text):
             continue
         told = {(one.get("communication") or {}).get(option) for one in ranks} - {None}
@@ -817,15 +800,14 @@ def _settings(ran: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Ite
 
 def _dated(run: RecordedRun) -> Iterable[Fault]:
     """Yield dates of a run that contradict each other, or the time that it trained."""
-    record, attempts = run.record, _attempts(run.record)
-    pairs = [("started", attempts[0]), ("finished", attempts[-1])] if attempts else []
-    for name, attempt in pairs:
+    record, attempts = run.record, run.record.attempts
+    for name, attempt in (("started", attempts[0]), ("finished", attempts[-1])):
         kept, again = getattr(record, name), attempt.get(name)
         if kept and again and kept != again:
             yield _differs(run.name, name, kept, f"{again} (attempts)")
     dates = pd.to_datetime(pd.Series([record.started, record.finished]), utc=True, errors="coerce", format="ISO8601")
     wall_s = record.totals.get("wall_s")
-    if dates.isna().any() or len(attempts) > 1 or not isinstance(wall_s, int | float):
+    if dates.isna().any() or len(attempts) > 1 or wall_s is None:
         return
     took_s = (dates[1] - dates[0]).total_seconds()
     if not wall_s - 2 <= took_s <= wall_s + _MAX_START_S:  # dates are whole seconds
@@ -836,7 +818,7 @@ def _dated(run: RecordedRun) -> Iterable[Fault]:
 def _unsampled(run: RecordedRun, beside: RunSideFiles) -> Iterable[Fault]:
     """Yield the hosts whose samples are not there, though the record tells how many there were."""
     for host, told in ((run.record.totals.get("system") or {}).get("hosts") or {}).items():
-        if host not in beside.system and isinstance(told, Mapping) and told.get("samples"):
+        if host not in beside.system and told.get("samples"):
             column = f"system.{host}.samples"
             yield _differs(run.name, column, told["samples"], beside.why_no_system or None)
 
@@ -846,7 +828,7 @@ def _oversubscribed(record: RunRecord) -> Iterable[Fault]:
     ran = record.effective
     hosts: dict[str, list[Mapping[str, Any]]] = {}
     for each in ran.get("ranks") or ():
-        if isinstance(each, Mapping) and each.get("cores") and isinstance(each.get("threads"), int):
+        if each.get("cores") and each.get("threads") is not None:
             hosts.setdefault(f"{each.get('host')}", []).append(each)
     found = []
     for host, ranks in hosts.items():
@@ -855,7 +837,7 @@ def _oversubscribed(record: RunRecord) -> Iterable[Fault]:
         if threads > len(cores) and len(ranks) > 1:
             found.append(f"{len(ranks)} workers with {threads} threads together on {len(cores)} cores of {host}")
     there, workers, nodes = record.environment.get("cores"), ran.get("workers"), ran.get("nodes") or 1
-    if not hosts and isinstance(there, int) and isinstance(workers, int) and workers / nodes > there:
+    if not hosts and there is not None and workers and workers / nodes > there:
         found.append(f"{workers / nodes:g} workers a node, which has {there} cores")
     if ran.get("shared_cores") is True:
         found.append("the run recorded that its workers share cores")
@@ -1131,7 +1113,7 @@ def _alike(study: Study) -> Iterable[Fault]:
 
 
 _REPEATED = (
-    *("settings", "parameters", "steps_per_epoch", "optimizer", "lr"),
+    *("parameters", "steps_per_epoch", "optimizer", "lr"),
     *(name for name in _LIKE if name in named(OPTIONS, Role.RATE, Role.WINDOW)),
 )
 _PLACES = ("horovod_path", "mpi_library")
@@ -1149,14 +1131,11 @@ def _unlike_repeats(study: Study) -> Iterable[Fault]:
         seed = wanted.pop("seed", None)
         wanted.pop("repeat", None)
         words = json.dumps([wanted, ran.get("workers"), ran.get("nodes")], sort_keys=True, default=str)
-        for column in _REPEATED:
-            value = ran.get(column)
-            if isinstance(value, Mapping):
-                for setting, each in value.items():
-                    if setting not in _PLACES and isinstance(each, Mapping):
-                        asked.setdefault((f"{column}.{setting}", words), {})[name] = f"{each.get('value')}"
-            elif value is not None:
-                asked.setdefault((column, words), {})[name] = f"{value}"
+        settings = ((name, each) for name, each in (ran.get("settings") or {}).items() if name not in _PLACES)
+        told = {f"settings.{setting}": f"{each.get('value')}" for setting, each in settings}
+        told |= {column: f"{ran[column]}" for column in _REPEATED if ran.get(column) is not None}
+        for column, text in told.items():
+            asked.setdefault((column, words), {})[name] = text
         begin = ran.get("initial_parameter_sha256")
         if begin and ran.get("model") is None and seed is not None:
             shape = " ".join(f"{ran.get(each)}" for each in named(OPTIONS, Role.MODEL))

@@ -4,8 +4,7 @@
     studies       run, status, doctor, predict --next
     report        report, and what it exports
     explain       explain
-    forecasts     predict (fit)
-    simulate      predict --simulate, predict --model-parallel
+    forecasts     predict (fit), predict --simulate, predict --model-parallel
     benchmarks    bench, bench loading, bench equality, bench timers
     record        record: the training of any script as it is
     strain        strain: data, train, search, lr-range, learning-curve
@@ -30,7 +29,6 @@ from horovod_study.cli import (
     forecasts,
     record,
     report,
-    simulate,
     strain,
     studies,
 )
@@ -45,7 +43,6 @@ VERBS = (
     *report.VERBS,
     *explain.VERBS,
     *forecasts.VERBS,
-    *simulate.VERBS,
     *benchmarks.VERBS,
     *record.VERBS,
     *strain.VERBS,

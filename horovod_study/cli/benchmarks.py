@@ -82,7 +82,7 @@ def _dataset(options: argparse.Namespace) -> Path:
     from horovod_study.workload.dataset import ensure
 
     with progress(CURVES) as on_progress:
-        return ensure(options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress)
+        return ensure(options.dataset, seed=options.data_seed, threads=available_cores(), on_progress=on_progress)
 
 
 def loading(options: argparse.Namespace) -> Result:

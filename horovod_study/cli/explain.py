@@ -14,12 +14,13 @@ from horovod_study.cli.verbs import (
     add_figure_arguments,
     figure_look,
     given,
+    option_name,
     runs_folder,
     say_left_out,
 )
 from horovod_study.config.options import Parser, add_run_options, run_values
 from horovod_study.config.workload import packaged
-from horovod_study.errors import ConfigError
+from horovod_study.errors import refuse
 
 
 def _explain_arguments(parser: Parser) -> None:
@@ -58,26 +59,31 @@ def explain(options: argparse.Namespace) -> Result:
     return Result(**explained(options.places, options.out)) if part is None else PARTS[part](options)
 
 
-_TAKEN_BY: Mapping[str, tuple[str, ...]] = {  # options that only these parts take
-    "max_residual": ("account",),
-    **dict.fromkeys(("runtime", "workers", "rounds", "no_turns", *packaged().options), ("measure",)),
+_TAKEN_BY: Mapping[str, str] = {  # options that only these parts take
+    "max_residual": "--part account",
+    **dict.fromkeys(("runtime", "workers", "rounds", "no_turns", *packaged().options), "--measure"),
 }
 
 
 def _refuse_idle_options(options: argparse.Namespace) -> None:
     """Raise ConfigError for an option or a place that would do nothing."""
-    part = "measure" if options.measure else options.part
-    for name, parts in _TAKEN_BY.items():
-        if getattr(options, name, None) is not None and part not in parts:
-            given = "--" + name.replace("_", "-")
-            wanted = "--measure" if parts == ("measure",) else " or ".join(f"--part {each}" for each in parts)
-            raise ConfigError(f"explain: {given} is for {wanted}, and cannot change recorded runs; leave it out")
-    if options.measure and (options.places or options.part not in (None, "sync")):
-        raise ConfigError("explain: --measure makes runs of its own, for --part sync; name no run and no other part")
-    if not options.measure and not options.places:
-        raise ConfigError("explain: name run directories, or a folder of them; or give --measure")
-    if options.part in ("steps", "timeline", "system") and len(options.places) > 1:
-        raise ConfigError(f"explain: --part {options.part} looks at one run; name one")
+    part, places = options.part, options.places
+    asked = "--measure" if options.measure else f"--part {part}"
+    other = places or part not in (None, "sync")
+    refuse(
+        "",
+        *(
+            (True, f"explain: {option_name(name)} is for {taker}, and cannot change recorded runs; leave it out")
+            for name, taker in _TAKEN_BY.items()
+            if getattr(options, name, None) is not None and asked != taker
+        ),
+        (
+            options.measure and other,
+            "explain: --measure makes runs of its own, for --part sync; name no run and no other part",
+        ),
+        (not options.measure and not places, "explain: name run directories, or a folder of them; or give --measure"),
+        (part in ("steps", "timeline", "system") and places[1:], f"explain: --part {part} looks at one run; name one"),
+    )
 
 
 def _steps(options: argparse.Namespace) -> Result:

@@ -5,12 +5,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from horovod_study.cli.verbs import COUNT, DIR, SEVERAL, Verb
+from horovod_study.cli.verbs import COUNT, DIR, SEVERAL, Verb, option_name, whole
 from horovod_study.config.options import Parser
 from horovod_study.config.roles import Role, named
 from horovod_study.config.scripted import WARMUP_STEPS
 from horovod_study.config.workload import packaged
-from horovod_study.errors import ConfigError
+from horovod_study.errors import refuse
 
 
 def _record_arguments(parser: Parser) -> None:
@@ -18,7 +18,7 @@ def _record_arguments(parser: Parser) -> None:
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
     add("--out", **DIR, help="the run directory (default: a new one below runs/STUDY)")
     add("--study", default="script", metavar="NAME", help="the study that the run belongs to")
-    add("--repeats", **COUNT, default=1, help="run it so often, into DIR, DIR-2, ... (default 1)")
+    add("--repeats", type=whole(1), metavar="N", default=1, help="run it so often, into DIR, DIR-2, ... (default 1)")
     add("--rate", metavar="REGEX", help="where the output says a rate, if no step is seen")
     add("--batch", **COUNT, help="samples of a step on one worker (default: counted)")
     add("--warmup-steps", **COUNT, default=WARMUP_STEPS, help=f"first steps, not measured (default {WARMUP_STEPS})")
@@ -41,23 +41,23 @@ def record(options: argparse.Namespace) -> int:
     from horovod_study.recording import command as recorded
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if options.steps is not None and options.steps <= options.warmup_steps:
-        raise ConfigError(
-            f"--steps {options.steps}: no more than --warmup-steps {options.warmup_steps}, and none is left to measure"
-        )
-    if not command:
-        raise ConfigError("record: no command; write `horovod-study record -- python train.py`")
-    if options.repeats < 1:
-        raise ConfigError(f"--repeats {options.repeats}: give how often the command is to be run, 1 or more")
+    steps, first = options.steps, options.warmup_steps
+    named_options = [text.partition("=") for text in options.option]
+    unnamed = [
+        text for text, (name, equals, _) in zip(options.option, named_options, strict=True) if not (name and equals)
+    ]
+    refuse(
+        "",
+        (
+            steps is not None and steps <= first,
+            f"--steps {steps}: no more than --warmup-steps {first}, and none is left to measure",
+        ),
+        (not command, "record: no command; write `horovod-study record -- python train.py`"),
+        *((True, f"--option {text}: is not NAME=VALUE") for text in unnamed),
+    )
     check_rate("--rate", options.rate)
     measured = named(packaged().options, Role.WINDOW | Role.CLOCK | Role.NAMING)
     common = {**{name: value for name, value in vars(options).items() if name in measured}, "disk_full": "go-on"}
-    own = {}
-    for text in options.option:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--option {text}: is not NAME=VALUE")
-        own[name] = value
     out = options.out or Path("runs") / options.study / f"{utc_stamp()}-{Path(command[0]).name}"
     places = [out, *(out.with_name(f"{out.name}-{number}") for number in range(2, options.repeats + 1))]
     recorded.close_left(out.absolute().parent)
@@ -70,8 +70,8 @@ def record(options: argparse.Namespace) -> int:
             {**common, "repeat": repeat},
             batch=options.batch,
             model_name=options.model_name,
-            own=own,
-            steps=options.steps,
+            own={name: value for name, _, value in named_options},
+            steps=steps,
             rate=options.rate,
             requested={"typed": typed(options, command), "typed_in": os.getcwd()},
         )
@@ -88,7 +88,7 @@ def typed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
     for name, default in vars(parser.parse_args([])).items():
         value = getattr(options, name)
         if name not in ("command", "option") and value != default:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += [option_name(name), str(value)]
     words += [word for each in options.option for word in ("--option", each)]
     return [*words, "--", *command]
 

@@ -14,9 +14,10 @@ from horovod_study.cli.verbs import (
     add_figure_arguments,
     read_data,
     runs_folder,
+    whole,
 )
 from horovod_study.config.options import Parser
-from horovod_study.errors import ConfigError
+from horovod_study.errors import refuse
 
 
 def _report_arguments(parser: Parser) -> None:
@@ -32,7 +33,7 @@ def _report_arguments(parser: Parser) -> None:
     add("--tables", **FLAG, help="write only the tables: no figures, no page")
     add("--json", **FLAG, help="print what was found as one line of JSON")
     threads = "of runs: how many are read at a time (default: one per core, at most 4)"
-    add("--threads", type=_count, metavar="N", help=threads, more=True)
+    add("--threads", type=whole(1), metavar="N", help=threads, more=True)
     bench = "of runs: what `horovod-study bench` measured of the machines (default: that of DIR/bench, if any)"
     add("--bench", type=Path, nargs="+", metavar="bench.json", help=bench, more=True)
     add_figure_arguments(parser)
@@ -75,8 +76,8 @@ def export(options: argparse.Namespace) -> Result:
     from horovod_study import api
 
     place = options.place
-    if options.export is None:
-        raise ConfigError("report --export: name what to write, such as --export trace; see report --export --help")
+    what = "report --export: name what to write, such as --export trace; see report --export --help"
+    refuse("", (options.export is None, what))
     return Result(
         **api.export(
             runs_folder(place),
@@ -87,13 +88,6 @@ def export(options: argparse.Namespace) -> Result:
             data=read_data(place) if str(place) == "-" else None,
         )
     )
-
-
-def _count(text: str) -> int:
-    """Return a whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def _steps(text: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import COUNT, CURVES, DIR, FILE, FLAG, Result, Verb, progress
+from horovod_study.cli.verbs import COUNT, CURVES, DIR, FILE, FLAG, Result, Verb, progress, whole
 from horovod_study.config.options import (
     SET_BY_RANGE_TEST,
     Parser,
@@ -15,7 +15,7 @@ from horovod_study.config.options import (
     run_values,
 )
 from horovod_study.config.run import available_cores
-from horovod_study.errors import DataError
+from horovod_study.errors import DataError, refuse
 
 
 def _generate_arguments(parser: Parser) -> None:
@@ -23,7 +23,7 @@ def _generate_arguments(parser: Parser) -> None:
     add("--size", default="100000", metavar="N", help="number of curves (default 100000)")
     add("--seed", **COUNT, default=1, help="seed (default 1)")
     add("--out", **DIR, help="directory to make (default: in the cache)")
-    add("--processes", **COUNT, default=available_cores(), help="processes that fill the file")
+    add("--processes", type=whole(1), metavar="N", default=available_cores(), help="how many fill the file at once")
     _noise_arguments(parser)
 
 
@@ -33,12 +33,10 @@ def generate(options: argparse.Namespace) -> int:
     from horovod_study.text.progress import say
     from horovod_study.workload import dataset
 
-    size = dataset.parse_size(options.size)
-    if size is None:
-        raise DataError(f"--size {options.size}: must be a whole number of curves, for instance 1000000")
+    size = dataset.parse_size(options.size) or 0
+    what = f"--size {options.size}: must be a whole number of curves, for instance 1000000"
+    refuse("", (not size, what), error=DataError)
     noise_max_mpa = _noise_max_mpa(options)
-    if options.processes < 1:
-        raise DataError(f"--processes {options.processes}: must be 1 or greater")
     path = options.out or dataset.cached_path(size, options.seed, noise_max_mpa)
     noise = f"noise up to {noise_max_mpa:g} MPa" if noise_max_mpa else "clean"
     say(f"generating {size:,} curves (seed {options.seed}), {noise}, into {path}")
@@ -52,7 +50,7 @@ def generate(options: argparse.Namespace) -> int:
             size,
             seed=options.seed,
             noise_max_mpa=noise_max_mpa,
-            processes=options.processes,
+            threads=options.processes,
             on_progress=on_progress,
         )
     say(f"generated in {now() - began:.1f} s")
@@ -132,13 +130,14 @@ def _noise_arguments(parser: Parser) -> None:
 
 def _noise_max_mpa(options: argparse.Namespace) -> float:
     """Return the largest noise level that --noise-max and --clean mean together."""
-    if options.clean and options.noise_max:
-        raise DataError(
-            f"--clean means --noise-max 0, but --noise-max {options.noise_max} is given; keep one of the two"
-        )
-    value = 0.0 if options.clean else 1.0 if options.noise_max is None else options.noise_max
-    if not 0 <= value < math.inf:
-        raise DataError(f"--noise-max {value}: must be 0 (clean curves, as --clean) or greater, in MPa")
+    given, clean = options.noise_max, options.clean
+    value = 0.0 if clean else 1.0 if given is None else float(given)
+    refuse(
+        "",
+        (clean and given, f"--clean means --noise-max 0, but --noise-max {given} is given; keep one of the two"),
+        (not 0 <= value < math.inf, f"--noise-max {value}: must be 0 (clean curves, as --clean) or greater, in MPa"),
+        error=DataError,
+    )
     return value
 
 

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, runs_of, until_share
+from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, option_name, runs_of, until_share, whole
 from horovod_study.config.options import SET_BY_COMPARE, Parser, add_run_options, run_values
-from horovod_study.errors import ConfigError
+from horovod_study.errors import refuse
 
 
 def _next_arguments(parser: Parser) -> None:
     _study_arguments(parser)
     narrow = "the worker count whose forecast is to be narrow (default: of the study's question, else 4 times the most)"
-    parser.add_argument("--next", **COUNT, nargs="?", const=0, help=narrow)
+    parser.add_argument("--next", type=whole(1), metavar="N", nargs="?", const=0, help=narrow)
     parser.add_argument("--json", **FLAG, help="print one line of JSON")
 
 
@@ -32,8 +32,6 @@ def next_runs(options: argparse.Namespace) -> Result:
 
     study = _study(options)
     ledger = _ledger(options, study)
-    if options.next < 0:
-        raise ConfigError(f"--next {options.next}: give a worker count above 0, or none")
     cells = [cell for cell in study.cells() if cell.runtime != "serial"] or study.cells()
     counts = {cell.placement.workers for cell in cells}
     doubled = {2**power for power in range(20) if min(counts) <= 2**power <= max(counts)}
@@ -91,14 +89,9 @@ def run(options: argparse.Namespace) -> int | Result:
     words = [str(options.study), *options.cells] if options.study and options.command is None else []
     if sides := sides_of(words):
         return _run_pairs(options, sides)
-    for name in (*(name for name in _OF_PAIRS if getattr(options, name) is not None), *_run_values(options)):
-        raise ConfigError(f"run: --{name.replace('_', '-')} is for two sides A B; a study file says it by itself")
+    _refuse_idle(options)
     _take_command(options)
-    if options.cells and not options.retry:
-        raise ConfigError(f"run: behind a study file, {options.cells[0]!r} can only be a cell; give --retry too")
     options.retry, again = options.retry is not False, options.retry
-    if options.json and not options.plan:
-        raise ConfigError("run: --json is for --plan; what a study came to: horovod-study report RUNS --json")
     study, command = _study(options), _command(options)
     if options.plan:
         from horovod_study.studies.ledger import past_durations
@@ -106,7 +99,7 @@ def run(options: argparse.Namespace) -> int | Result:
 
         ledger = _ledger(options, study)
         planned = plan_study(ledger, past=past_durations(ledger.directory), retry=options.retry)
-        return Result(document=planned.to_dict(), lines=planned.lines())
+        return Result(document=planned.document(), lines=planned.lines())
     if options.until is not None:
         study = study.until(until_share(options.until))
     sweep = _sweep(options, study)
@@ -139,6 +132,31 @@ def run(options: argparse.Namespace) -> int | Result:
     return _conclude(options, study, command, result)
 
 
+def _refuse_idle(options: argparse.Namespace) -> None:
+    """Raise ConfigError for what cannot be asked of a study or a command."""
+    study, command = options.study, options.command is not None
+    of_pairs = [*(name for name in _OF_PAIRS if getattr(options, name) is not None), *_run_values(options)]
+    told = "is for two sides A B; a study file says it by itself"
+    refuse(
+        "",
+        *((True, f"run: {option_name(name)} {told}") for name in of_pairs),
+        (command and study, f"run: {study} and a command are both given; name a study file or write a command"),
+        (not command and not study, "run: no study; name its file, or write `run -- COMMAND` with {workers} in it"),
+        (
+            options.rate is not None and not command,
+            "--rate: a study file says it by itself, as `rate: REGEX` beside command",
+        ),
+        (
+            options.cells and not options.retry,
+            f"run: behind a study file, {next(iter(options.cells), '')!r} can only be a cell; give --retry too",
+        ),
+        (
+            options.json and not options.plan,
+            "run: --json is for --plan; what a study came to: horovod-study report RUNS --json",
+        ),
+    )
+
+
 def _run_values(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in run_values(options).items() if name not in SET_BY_COMPARE}
 
@@ -150,14 +168,13 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.config.workload import find_workload
     from horovod_study.report.figures.comparison import write_comparison
-    from horovod_study.studies.design import follow
     from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.pairs import pairs_of, told
-    from horovod_study.studies.runner import RunOptions, show_plan
+    from horovod_study.studies.runner import RunOptions, follow, show_plan
     from horovod_study.text.progress import say
 
-    for name in (name for name in _NOT_OF_PAIRS if getattr(options, name)):
-        raise ConfigError(f"run: --{name} is for a study file; two sides A B are compared on this machine")
+    what = "is for a study file; two sides A B are compared on this machine"
+    refuse("", *((getattr(options, name), f"run: --{name} {what}") for name in _NOT_OF_PAIRS))
     out = options.out or (options.runs or Path("runs")) / "compare"
     aim = None if options.until is None else until_share(options.until)
     how: dict[str, Any] = {"turns": not options.no_turns, "precision": aim}
@@ -187,16 +204,10 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
 def _take_command(options: argparse.Namespace) -> None:
     """Have `run -- COMMAND` run the study file of that command, and say what to type the next time."""
     if options.command is None:
-        if options.study is None:
-            raise ConfigError("run: no study; name its file, or write `run -- COMMAND` with {workers} in it")
-        if options.rate is not None:
-            raise ConfigError("--rate: a study file says it by itself, as `rate: REGEX` beside command")
         return
     from horovod_study.cluster.launch import require_program
     from horovod_study.studies.study_file import command_study
 
-    if options.study is not None:
-        raise ConfigError(f"run: {options.study} and a command are both given; name a study file or write a command")
     for program in options.command[:1]:
         require_program(program, Path.cwd(), os.environ.get("PATH", ""))
     options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
@@ -253,8 +264,7 @@ def status(options: argparse.Namespace) -> int | Result:
     if options.cancel is not None:
         from horovod_study.studies.runner import cancel_cells
 
-        if one:
-            raise ConfigError(f"--cancel: ends cells of a study, and {options.study} is a run; name the study file")
+        refuse("", (one, f"--cancel: ends cells of a study, and {options.study} is a run; name the study file"))
         cancel_cells(_sweep(options, study), which=options.cancel)  # the first says which runs
         return 0
     if options.watch and not options.json:
@@ -266,7 +276,9 @@ def status(options: argparse.Namespace) -> int | Result:
         view = run_view(options.study)
         return Result(document=view.document, lines=view.lines)
     ledger = _ledger(options, study)
-    return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary(), f"runs: {ledger.directory}"])
+    return Result(
+        document=ledger.document(), lines=[*ledger.lines(), "", ledger.summary(), f"runs: {ledger.directory}"]
+    )
 
 
 def _doctor_arguments(parser: Parser) -> None:
@@ -281,13 +293,13 @@ def doctor(options: argparse.Namespace) -> int:
     """Examine this machine, other hosts or a partition."""
     from rich.console import Console
 
-    from horovod_study.cluster.doctor import examine, exit_code, show, to_dict
+    from horovod_study.cluster.doctor import document, examine, exit_code, show
     from horovod_study.config.partitions import find_partition
 
     partition = find_partition(options.partition) if options.partition else None
     found = examine(hosts=_hosts(options), partition=partition, runs=options.runs or Path("runs"), quick=options.quick)
     if options.json:
-        print(json.dumps(to_dict(found)))
+        print(json.dumps(document(found)))
     else:
         show(found, Console())
     return exit_code(found)

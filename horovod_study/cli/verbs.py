@@ -16,6 +16,24 @@ from horovod_study.errors import ConfigError, DataError
 PROGRAM = ("verb", "parser", "words", "command", "json", "export")
 """What the program itself keeps among the options of a verb, or uses."""
 
+
+def whole(low: int) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number of `low` or more."""
+
+    def parse(text: str) -> int:
+        number = int(text) if text.removeprefix("-").isdecimal() else low - 1
+        if number < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {low} or more")
+        return number
+
+    return parse
+
+
+def option_name(name: str) -> str:
+    """Return how an option is typed: --fail-on of fail_on."""
+    return f"--{name.replace('_', '-')}"
+
+
 FLAG: Mapping[str, Any] = {"action": "store_true"}
 YES: Mapping[str, Any] = {"action": argparse.BooleanOptionalAction, "default": True}
 SEVERAL: Mapping[str, Any] = {"action": "append", "default": []}

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
-_CLOCK_S = 60.0
-"""The clock of a host may have been set by so much since a process wrote down when it began."""
+_CLOCK_S = 60.0  # The clock of a host may have been set by so much since a process wrote down when it began
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

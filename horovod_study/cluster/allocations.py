@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell, Placement
 
-MARGIN = 1.5
-"""A job is allowed so many times what its cells are expected to take: expectations are medians or guesses."""
-START_S = 300.0
-"""And so many seconds more, for its start, loading modules, and the first reading of the data."""
+MARGIN = 1.5  # A job is allowed so many times what its cells are expected to take: expectations are medians or guesses
+START_S = 300.0  # And so many seconds more, for its start, loading modules, and the first reading of the data
 STEP_S = 300.0
 
 

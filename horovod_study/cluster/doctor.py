@@ -346,8 +346,8 @@ def _counts(findings: Sequence[Finding]) -> dict[str, int]:
     return {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in _STYLES}
 
 
-def to_dict(findings: Sequence[Finding]) -> dict[str, object]:
-    """Return the findings and their counts as plain values, for --json."""
+def document(findings: Sequence[Finding]) -> dict[str, object]:
+    """Return the findings and their counts, for --json."""
     return {"counts": _counts(findings), "findings": [asdict(finding) for finding in findings]}
 
 

@@ -257,8 +257,7 @@ class JobState:
         return self.state in ("pending", "running")
 
 
-_Place = tuple[str, int]
-"""The name of a job and the number of one of its tasks."""
+_Place = tuple[str, int]  # The name of a job and the number of one of its tasks
 
 
 class JobBook:

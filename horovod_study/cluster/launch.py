@@ -32,7 +32,7 @@ from horovod_study.config.variables import (
     refuse_other_than_numbers,
     without_working_directory,
 )
-from horovod_study.errors import StudyError
+from horovod_study.errors import StudyError, refuse
 from horovod_study.runtimes import CARRIED
 
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
@@ -152,9 +152,15 @@ def program_line(
     `starts_ranks`: the job does that itself, and is started once.
     """
     site, python = start.site, start.python
-    if site.hosts and sum(host.slots for host in site.hosts) != workers:
-        placed = ", ".join(f"{host.name}: {host.slots}" for host in site.hosts)
-        raise StudyError(f"{workers} workers cannot be placed as {placed}; the numbers must add up")
+    alone = "launcher srun starts ranks inside a Slurm job only; use launcher auto, or scheduler slurm"
+    placed = ", ".join(f"{host.name}: {host.slots}" for host in site.hosts)
+    unequal = site.hosts and sum(host.slots for host in site.hosts) != workers
+    refuse(
+        "",
+        (unequal, f"{workers} workers cannot be placed as {placed}; the numbers must add up"),
+        (site.launcher == "srun" and not site.allocation and not starts_ranks, alone),
+        error=StudyError,
+    )
     if starts_ranks and site.allocation:
         site = replace(site, here=False)  # it may start them by srun, also on this node
         start = replace(start, site=site)
@@ -183,8 +189,6 @@ def _starter(runtime: str, site: Site) -> str:
     """Return the program that starts `runtime` on `site`: one of _LAUNCHERS, or "srun+mpi", with srun's own for MPI."""
     _, transport = CARRIED[runtime]
     offered = transport.here if site.alone else transport.in_job if site.allocation else transport.over_ssh
-    if site.launcher == "srun" and not site.allocation:
-        raise StudyError("launcher srun starts ranks inside a Slurm job only; use launcher auto, or scheduler slurm")
     if site.srun_mpi is None:
         offered = tuple(each for each in offered if each != "srun+mpi")
     asked = [each for each in offered if each.partition("+")[0] == site.launcher]
@@ -293,11 +297,11 @@ class _Mpirun(_Plain):
         path = str(self.start.python.parent.parent) if self._is_own(program) else ""
         what, path = ("working directory", str(Path.cwd())) if self.runtime == "horovod/gloo" else ("environment", path)
         risky |= {} if re.fullmatch(r"[\w./:@%+=,~-]*", path) else {what: path}
-        for what, value in risky.items():
-            raise StudyError(
-                f"{what} {value!r} would be read by a shell on the other hosts, because {Path(program).name} does "
-                "not quote it; let it have letters, digits and ./:@%+=,_~- only"
-            )
+        why = (
+            f"would be read by a shell on the other hosts, because {Path(program).name} does not quote it; let it have "
+        )
+        rules = ((True, f"{what} {value!r} {why}letters, digits and ./:@%+=,_~- only") for what, value in risky.items())
+        refuse("", *rules, error=StudyError)
 
     def _is_own(self, program: str) -> bool:
         """Return whether a launcher is the environment's own, which nobody finds on another host by himself."""

@@ -23,8 +23,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import open_log
 from horovod_study.measure.clock import now, sleep
 
-GRACE_S = 5.0
-"""How long launchers and workers get to end by themselves after SIGTERM."""
+GRACE_S = 5.0  # How long launchers and workers get to end by themselves after SIGTERM
 
 
 class CellProcess:

@@ -31,8 +31,7 @@ _OF_SRUN = re.compile(  # how tasks ended; why, they have said themselves
 )
 _FIRST = re.compile(r"^Terminating remaining workers after failure of Process (?P<rank>\d+)\.", re.M)
 """Said by horovodrun --gloo, which kills the others then."""
-_OURS = ("$ ", "horovod-study record: ")
-"""Begins what is in a log beside the output of what was started."""
+_OURS = ("$ ", "horovod-study record: ")  # Begins what is in a log beside the output of what was started
 _OF_SSH = 255  # ssh ends with when the program over there was killed, or the connection broke
 _ASKED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
 

@@ -8,18 +8,17 @@ Slurm job off the environment, because `scontrol` is not on every node's PATH.
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from random import SystemRandom
 
 from horovod_study.cluster.remote import this_host
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Placement
-from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.errors import ConfigError, StudyError, nearest, refuse
 from horovod_study.text.words import plural
 
-PORTS = (20_000, 32_767)
-"""Where ranks meet: above what services use, below what systems give to outgoing connections."""
+PORTS = (20_000, 32_767)  # Where ranks meet: above what services use, below what systems give to outgoing connections
 _MAX_HOSTS = 100_000
 
 
@@ -41,12 +40,6 @@ class Site:
         card = r"[A-Za-z0-9][\w.:@-]*"
         if self.interface is not None and not re.fullmatch(f"{card}(,{card})*", self.interface):
             raise ConfigError(f"interface {self.interface!r}: not a network interface, such as eth0 or ib0")
-        names = [host.name for host in self.hosts]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"host {twice} is named twice; name it once, with all of its slots")
-        if self.here and len(self.hosts) > 1:
-            raise ConfigError(f"{len(self.hosts)} hosts cannot all be this machine")
 
     @property
     def alone(self) -> bool:
@@ -54,8 +47,7 @@ class Site:
         return not self.hosts or self.here
 
 
-HERE = Site()
-"""This machine, and nothing said of it."""
+HERE = Site()  # This machine, and nothing said of it
 
 
 def common_site(partition: Partition) -> Site:
@@ -82,25 +74,30 @@ def site_of(
     else:
         offered = partition.hosts
         where, remedy = f"partition {partition.name}", "add them to its hosts, or name them with --hosts"
-        if not offered and partition.scheduler == "ssh":
-            raise StudyError(f"partition {partition.name} has scheduler ssh and no hosts; {remedy}")
-        if not offered and placement.nodes > 1:
-            raise StudyError(
-                f"{placement.workers} workers at {placement.workers_per_node} per node need {placement.nodes} nodes, "
-                f"but partition {partition.name} is this machine alone; name hosts with --hosts, or raise "
-                "workers_per_node"
-            )
-        if not offered:
-            return common
-    taken = _chosen(offered, placement, where, remedy)
+    many = f"{placement.workers} workers at {placement.workers_per_node} per node need {placement.nodes} nodes, but "
+    by_name = {host.name: host for host in offered}
+    unknown = [name for name in placement.hosts if name not in by_name]
+    there = f"{where}{nearest((*unknown, '')[0], by_name)}; it has {', '.join(by_name)}"
+    few = f"{many}{where} has {len(offered)} ({', '.join(by_name)}); {remedy}"
+    lone = f"{many}{where} is this machine alone; name hosts with --hosts, or raise workers_per_node"
+    refuse(
+        "",
+        (not offered and placement.nodes > 1, lone),
+        (offered and unknown, f"placement: host {(*unknown, '')[0]!r} is not in {there}"),
+        (offered and not placement.hosts and len(offered) < placement.nodes, few),
+        error=StudyError,
+    )
+    if not offered:
+        return common
+    taken = [by_name[name] for name in placement.hosts or by_name][: placement.nodes]
     used = tuple(Host(name=host.name, slots=count) for host, count in zip(taken, placement.per_node, strict=True))
-    if not allocation and not oversubscribe:  # in a job, Slurm decides that
-        for host, asked in zip(taken, used, strict=True):
-            if asked.slots > host.slots:
-                raise StudyError(
-                    f"{asked.slots} workers are to go to {host.name}, which has {plural(host.slots, 'slot')}; lower "
-                    "workers_per_node, or use --oversubscribe"
-                )
+    full = [(asked.slots, host) for host, asked in zip(taken, used, strict=True) if asked.slots > host.slots]
+    if full and not allocation and not oversubscribe:  # in a job, Slurm decides that
+        (asked, host), *_ = full
+        raise StudyError(
+            f"{asked} workers are to go to {host.name}, which has {plural(host.slots, 'slot')}; lower "
+            "workers_per_node, or use --oversubscribe"
+        )
     own = environ.get("SLURMD_NODENAME") if allocation else None  # how a node is called in its job
     first = own == used[0].name if own else this_host(used[0].name)
     return replace(
@@ -110,22 +107,6 @@ def site_of(
         port=free_port() if first else SystemRandom().randint(*PORTS),
         here=first and len(used) == 1,
     )
-
-
-def _chosen(offered: Sequence[Host], placement: Placement, where: str, remedy: str) -> list[Host]:
-    """Return the host of each node of `placement`."""
-    if placement.hosts:
-        by_name = {host.name: host for host in offered}
-        for name in (name for name in placement.hosts if name not in by_name):
-            there = f"{where}{nearest(name, list(by_name))}; it has {', '.join(by_name)}"
-            raise StudyError(f"placement: host {name!r} is not in {there}")
-        return [by_name[name] for name in placement.hosts[: placement.nodes]]
-    if len(offered) < placement.nodes:
-        raise StudyError(
-            f"{placement.workers} workers at {placement.workers_per_node} per node need {placement.nodes} nodes, but "
-            f"{where} has {len(offered)} ({', '.join(host.name for host in offered)}); {remedy}"
-        )
-    return list(offered[: placement.nodes])
 
 
 def free_port() -> int:
@@ -146,46 +127,44 @@ def hosts_of_allocation(environ: Mapping[str, str]) -> tuple[Host, ...]:
     Raises StudyError outside of a job, or when what Slurm says cannot be understood.
     """
     nodelist = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    if not nodelist:
-        raise StudyError(
-            "this is not inside a Slurm job (SLURM_JOB_NODELIST is not set); submit with `run`, or start it inside "
-            "an allocation made by salloc"
-        )
-    names = expand_nodelist(nodelist)
-    counted = environ.get("SLURM_TASKS_PER_NODE")
-    slots = expand_counts(counted) if counted else [1] * len(names)
-    if len(slots) != len(names):
-        raise StudyError(
-            f"SLURM_JOB_NODELIST names {len(names)} nodes ({nodelist}), and SLURM_TASKS_PER_NODE tells of {len(slots)} "
-            f"({counted}); both must be those of the job"
-        )
+    names, counted = expand_nodelist(nodelist) if nodelist else [], environ.get("SLURM_TASKS_PER_NODE")
+    slots = expand_counts(counted) if counted and nodelist else [1] * len(names)
+    outside = "this is not inside a Slurm job (SLURM_JOB_NODELIST is not set); submit with `run`, or start it inside "
+    told = f"SLURM_JOB_NODELIST names {len(names)} nodes ({nodelist}), and SLURM_TASKS_PER_NODE tells of {len(slots)} "
+    refuse(
+        "",
+        (not nodelist, f"{outside}an allocation made by salloc"),
+        (len(slots) != len(names), f"{told}({counted}); both must be those of the job"),
+        error=StudyError,
+    )
     return tuple(Host(name=name, slots=count) for name, count in zip(names, slots, strict=True))
+
+
+_RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18}))?"
+_ONE = _RANGE.replace("([", "(?:[")
+_PART = rf"(?:[^\[\],\s]|\[{_ONE}(?:,{_ONE})*\])+"
 
 
 def expand_nodelist(text: str) -> list[str]:
     """Return the names in a list of nodes as Slurm writes it, such as `n[1-3,07-09],gpu5`, in its order."""
-    if not re.fullmatch(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+(?:,(?:[^\[\],\s]|\[[^\[\]\s]*\])+)*", text):
+    ranges = " ".join(re.findall(r"\[([^\[\]]*)\]", text))
+    ends = [(int(first), int(last or first)) for first, last in re.findall(_RANGE, ranges)]
+    if not re.fullmatch(f"{_PART}(?:,{_PART})*", text) or not all(0 <= b - a < _MAX_HOSTS for a, b in ends):
         raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it, such as n[1-3,07-09],gpu5")
     names: list[str] = []
-    for part in re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text):  # between the commas outside of brackets
+    for part in re.findall(_PART, text):  # between the commas outside of brackets
         found = [""]
         for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-            endings = [literal] if literal else _numbers(ranges, text)
+            endings = [literal] if literal else _numbers(ranges)
             found = [name + ending for name in found for ending in endings]
         names += found
     return names
 
 
-def _numbers(ranges: str, text: str) -> list[str]:
+def _numbers(ranges: str) -> list[str]:
     """Return what stands for `1-3,07-09`: the numbers with the leading zeros of the first of their range."""
-    found: list[str] = []
-    for each in ranges.split(","):
-        matched = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", each)
-        if matched is None or not 0 <= int(matched[2] or matched[1]) - int(matched[1]) < _MAX_HOSTS:
-            raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it: [{ranges}] has no range {each!r}")
-        first, last = int(matched[1]), int(matched[2] or matched[1])
-        found += [str(number).zfill(len(matched[1])) for number in range(first, last + 1)]
-    return found
+    ends = [(first, last or first) for first, last in re.findall(_RANGE, ranges)]
+    return [str(number).zfill(len(first)) for first, last in ends for number in range(int(first), int(last) + 1)]
 
 
 def expand_counts(text: str) -> list[int]:

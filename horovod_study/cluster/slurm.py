@@ -16,7 +16,7 @@ from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.launch import describes_enclosing_job
 from horovod_study.config.partitions import Partition
 from horovod_study.config.variables import SHELL
-from horovod_study.errors import ConfigError
+from horovod_study.errors import refuse
 from horovod_study.text.progress import duration
 from horovod_study.text.words import plural
 
@@ -151,15 +151,15 @@ def slurm_time(seconds: float) -> str:
 def _directive(key: str, value: str) -> str:
     # sbatch splits its options at blanks and takes quotes, backslashes and # out of them; commas and the rest have
     # meanings that a user of Slurm may want, such as `--constraint=[rack1|rack2]`.
-    if not re.fullmatch(r"[A-Za-z0-9_.,:;@%+=/&|!*()\[\]{}<>?~^-]+", value):
-        allowed = "letters, digits and _ . , : ; @ % + = / & | ! * ( ) [ ] - without blanks or quotes"
-        raise ConfigError(f"{key} is {value!r}, which cannot be in a job script; allowed: {allowed}")
+    odd = not re.fullmatch(r"[A-Za-z0-9_.,:;@%+=/&|!*()\[\]{}<>?~^-]+", value)
+    allowed = "letters, digits and _ . , : ; @ % + = / & | ! * ( ) [ ] - without blanks or quotes"
+    refuse("", (odd, f"{key} is {value!r}, which cannot be in a job script; allowed: {allowed}"))
     return value
 
 
 def _quoted(key: str, value: str) -> str:
-    if "\0" in value or "\n" in value:
-        raise ConfigError(f"{key} is {value!r}; a job script takes no line break there; rename it")
+    broken = f"{key} is {value!r}; a job script takes no line break there; rename it"
+    refuse("", ("\0" in value or "\n" in value, broken))
     return shlex.quote(value)
 
 

@@ -1,4 +1,4 @@
-"""The door for values from outside: they are held against a pydantic form, and what is wrong is said in one line.
+"""The door for values from outside: they are checked by a pydantic form, and what is wrong is said in one line.
 
     class Host(Form):
         name: Text
@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from annotated_types import Ge, Gt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, model_validator
@@ -46,6 +46,19 @@ class Form(BaseModel):
             if key not in names:
                 raise wrong(f"unknown key {short(key)}{nearest(str(key), names)}; allowed: {', '.join(names)}")
         return content
+
+
+class Options(Form):
+    """Options of a verb: the field `steps_per_block` is told as --steps-per-block."""
+
+    model_config = ConfigDict(alias_generator=lambda name: f"--{name.replace('_', '-')}")
+
+    @classmethod
+    def of(cls, verb: str, given: Mapping[str, Any]) -> Self:
+        """Return those of the options `given`, by the names of fields, that are in this form; ConfigError otherwise."""
+        named = {str(field.alias): given[name] for name, field in cls.model_fields.items() if name in given}
+        found: Self = accept(cls, named, verb)
+        return found
 
 
 def _refused(what: str) -> PydanticCustomError:
@@ -248,6 +261,8 @@ def _place(loc: tuple[int | str, ...], content: Any) -> str:
     """Return where in a document a fault is, such as totals.steady.step; pydantic's names of alternatives left out."""
     names: list[str] = []
     for at, part in enumerate(loc):
+        if names and names[0].startswith("--"):  # one of the values of an option
+            break
         if isinstance(content, Mapping) and part in content:
             content = content[part]
         elif isinstance(content, list | tuple) and isinstance(part, int):

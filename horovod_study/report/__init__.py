@@ -4,7 +4,7 @@
     grammar    figures, panels and layers as values, and the one way of drawing them
     figures    one file for each family of figures, and the catalogue of those of a study
     page       report.html with its script, the tables for print, the check of all of it
-    explanation, commands  what `horovod-study explain` shows, of steps and of commands without any
+    explanation  what `horovod-study explain` shows, of steps and of commands without any
     traces       what it shows of traces of torch.profiler and records of NCCL Inspector
     against    what `horovod-study report --against` shows
     laws       what `horovod-study predict` shows of fitted laws

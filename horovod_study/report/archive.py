@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from horovod_study import __version__
 from horovod_study.analysis.study import Analysis
 from horovod_study.config.documents import open_file
-from horovod_study.errors import RecordError
+from horovod_study.errors import RecordError, refuse
 from horovod_study.files import PART, new_file, writing
 from horovod_study.records import CHECKPOINTS
 from horovod_study.report.page.paper import MAX_COMMANDS, reproduction
@@ -73,9 +73,9 @@ def write_archive(archived: Archived, path: Path, analysis: Analysis, source: Ma
 
     Raises RecordError while a run of the study goes on, and where the archive cannot be written.
     """
-    if running := analysis.provenance["runs"].get("running", 0):
-        told = f"{plural(running, 'run')} of this study still running; export it at its end"
-        raise RecordError(f"{archived.name}: {told}")
+    running = analysis.provenance["runs"].get("running", 0)
+    told = f"{plural(running, 'run')} of this study still running; export it at its end"
+    refuse("", (running, f"{archived.name}: {told}"), error=RecordError)
     when = _FIRST_DAY  # of all entries: when the last run began
     if started := analysis.provenance["started"]:
         when = max(_FIRST_DAY, datetime.fromisoformat(f"{started[-1]}").timetuple()[:6])

@@ -20,12 +20,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from horovod_study.errors import ConfigError
 from horovod_study.files import write_file, writing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.files import FORMATS, write_result
-from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.interactive import tips
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
     QUIET,
@@ -37,10 +38,15 @@ from horovod_study.report.kit.style import (
     style,
     to_bytes,
 )
-from horovod_study.text.numbers import rounded
+from horovod_study.text.numbers import prefixed, rounded
 from horovod_study.text.words import plural
 
 Looks = Mapping[str, SeriesStyle]
+
+
+def spread(name: str, *ends: str) -> dict[str, Any]:
+    """Return the columns of a quantity as y, low and high: with `_median`, `_min` and `_max`, or with other `ends`."""
+    return dict(zip(("y", "low", "high"), (f"{name}{end}" for end in ends or ("_median", "_min", "_max")), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +90,10 @@ class Points:
             if self.hollow:
                 how = {**kit.marker(look), "linestyle": "none", "zorder": 4}
                 how["marker"] = self.marker or how["marker"]
-                mark(axes.plot(own["_at"], values[0], **how), series=look.label, tips=texts)
-            elif self.resolved:
-                kit.judged_points(axes, own["_at"], values, look, own[self.resolved], texts)
+                kit.line_of(axes, own["_at"], values[0], look, tips=texts, **how)
             else:
-                kit.point_bars(axes, own["_at"], values, look, tips=texts)
+                resolved = own[self.resolved] if self.resolved else None
+                kit.point_bars(axes, own["_at"], values, look, tips=texts, resolved=resolved)
 
     @property
     def span(self) -> tuple[float, float]:
@@ -112,6 +117,7 @@ class Curve:
     band: float = 0.16  # its opacity
     unit: str = ""
     marked: bool = False  # pointing at a place of the line says its value, and it has an entry in the legend
+    said: str = ""  # column: what it says instead; then the line has marks, a dozen at most
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the line of every series."""
@@ -134,6 +140,9 @@ class Curve:
                     f"{at:.3g}: {rounded(value, 3)} {self.unit}"
                     for at, value in zip(piece[self.x], values, strict=True)
                 ]
+                if self.said:
+                    texts, every = list(piece[self.said]), max(1, len(piece) // 12)
+                    how = {**kit.marker(look), "markersize": 4.2, "markevery": every, **how}
                 kit.line_of(axes, piece[self.x], values, look, tips=texts if self.marked else (), **how)
 
     @property
@@ -189,6 +198,7 @@ class Panel:
     x: str = "Workers"
     title: str = ""
     log: str = ""  # "x", "y" or "xy"
+    decades: bool = False  # a logarithmic x has round numbers, not those that were measured
     names: Sequence[str] = ()  # of the places 0, 1, ... of x
     limits: tuple[float | None, float | None] = (0.0, None)  # of y; None: as the data is
     share: bool = False  # per cent of a whole: the axis ends there, and need not begin at zero
@@ -235,6 +245,9 @@ class Panel:
         if self.names:
             axes.set_xticks(range(len(self.names)), list(self.names))
             axes.set_xlim(-0.3, len(self.names) - 0.7)
+        elif self.decades:
+            axes.set_xscale("log")
+            kit.label_ticks(axes.xaxis, LogLocator(subs=(1.0, 3.0)), prefixed)
         elif "x" in self.log:
             kit.log_counts(axes, [float(each) for each in counts], wide_in)
         elif self.x == "Workers":
@@ -260,10 +273,9 @@ class Panel:
         if self.lost is None:
             return
         for name, own in self.lost.groupby("series", sort=False):
-            look = looks[f"{name}"]
             foot: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 4}
-            made = axes.plot(own["workers"], [0.03] * len(own), color=look.color, **_CROSS, **foot)
-            mark(made, series=look.label, tips=[f"{plural(count, 'worker')}: no result" for count in own["workers"]])
+            foot["tips"] = [f"{plural(count, 'worker')}: no result" for count in own["workers"]]
+            kit.line_of(axes, own["workers"], [0.03] * len(own), looks[f"{name}"], **_CROSS, **foot)
 
 
 _CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "markeredgewidth": 1.2}
@@ -298,7 +310,7 @@ class Figure:
         lines = [each for each in layers if isinstance(each, Curve) and each.marked]
         series = [f"{name}" for layer in points or lines for name in layer.rows[layer.by].unique()]
         guides = {layer.label: layer.look for layer in layers if isinstance(layer, Guide) and layer.label}
-        how: dict[str, Any] = {} if points else {"marker": "none"}
+        how: dict[str, Any] = {} if points or any(each.said for each in lines) else {"marker": "none"}
         entries = [*kit.handles(self.looks, dict.fromkeys(series), **how), *self.legend]
         entries += [Line2D([], [], label=label, **look) for label, look in guides.items()]
         if any(panel.lost is not None and len(panel.lost) for panel in panels):

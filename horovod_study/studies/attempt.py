@@ -36,10 +36,8 @@ from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.lease import end_run_claim, require_free
 
 CANCELLED, FAILED, PRUNED, TIMED_OUT = "cancelled", "failed", "pruned", "timed out"
-TAKEN_OVER = "taken over"
-"""How an attempt ended whose run directory is another one's now."""
-Launcher = Callable[..., LaunchLine]
-"""Says how to start a cell, as `local_launch` does."""
+TAKEN_OVER = "taken over"  # How an attempt ended whose run directory is another one's now
+Launcher = Callable[..., LaunchLine]  # Says how to start a cell, as `local_launch` does
 
 
 def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site = HERE) -> LaunchLine:
@@ -90,9 +88,15 @@ class RankRun:
     variables: Mapping[str, str] = field(default_factory=dict)  # more of the ranks' environment
     held_s: Callable[[], float] = lambda: 0.0  # for how long it has waited for its turns, which no limit counts
 
+    program: tuple[str, ...] = ()  # of Python; what is started where it is no cell
+    runtime: str = "serial"  # of that
+    workers: int = 1
+    cell: Cell | None = None
+
     def line(self) -> LaunchLine:
-        """Write what the ranks are to read, and return how to start them."""
-        raise NotImplementedError
+        """Return how to start the program."""
+        start = _starting(self.site, self.variables)
+        return program_line(self.runtime, self.workers, self.program, start, out=self.out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,22 +113,6 @@ class CellRun(RankRun):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_file(self.config, yaml.safe_dump(self.cell.config.to_dict(), sort_keys=False))
         return self.launch(self.cell, self.config, self.out, resume=self.resume, site=self.site)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramRun(RankRun):
-    """A program of several ranks that trains no cell."""
-
-    runtime: str
-    workers: int
-    module: str
-    arguments: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
-
-    def line(self) -> LaunchLine:
-        """Return how to start the program."""
-        job, start = ("-m", self.module, *self.arguments), _starting(self.site, self.environment)
-        return program_line(self.runtime, self.workers, job, start, out=self.out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +156,7 @@ class Running:
             self._problem = str(error)
 
     def _record(self) -> RunRecord | None:
-        return record_in(self.run.out) if isinstance(self.run, CellRun) else None
+        return None if self.run.cell is None else record_in(self.run.out)
 
     @property
     def seconds(self) -> float:
@@ -199,7 +187,7 @@ class Running:
             return self.end(*verdict)
         if self.seconds > self.run.timeout_s:
             # Of somebody else's script: its record begins with the second step.
-            foreign = isinstance(self.run, CellRun) and self.run.cell.config.workload.small is None
+            foreign = self.run.cell is not None and self.run.cell.config.workload.small is None
             seen = f"; no steps seen: {NO_STEPS}" if foreign and record_in(self.run.out) is None else ""
             return self.end(TIMED_OUT, f"timed out after {self.run.timeout_s:g} s{seen}")
         return self.end() if self._lingers() else None
@@ -213,9 +201,9 @@ class Running:
         seconds = self.seconds
         unreached = self.abandon(grace_s=grace_s)
         record = None
-        if isinstance(self.run, CellRun) and state != TAKEN_OVER:
+        if self.run.cell is not None and state != TAKEN_OVER:
             require_free(self.run.out)
-            record = self._settle(self.run, state, reason)
+            record = self._settle(self.run.cell, state, reason)
         state, reason = self._outcome(record, state, reason)
         ended: dict[str, Any] = {"exit_code": self.exit_code, "log": self.run.log, "started": self.started}
         ended |= {"seconds": seconds, "unreached": unreached}
@@ -261,9 +249,9 @@ class Running:
     def _said(self) -> str:
         return failure_reason(_log_tail(self.run.log), self.exit_code) if self.run.log.exists() else ""
 
-    def _settle(self, run: CellRun, state: str, problem: str) -> RunRecord | None:
+    def _settle(self, cell: Cell, state: str, problem: str) -> RunRecord | None:
         """Write into the record how a cell ended whose trainer could not do so itself, and return it."""
-        out, record = run.out, record_in(run.out)
+        out, record = self.run.out, record_in(self.run.out)
         # This attempt's; else it ended before it got that far.
         own = record if record is not None and len(record.attempts) > self._before else None
 
@@ -272,7 +260,7 @@ class Running:
             return records.finish_run(out, record, **ended)
 
         if record is not None and record.status == "done":
-            wrong = misplaced(record, run.cell, run.site)
+            wrong = misplaced(record, cell, self.run.site)
             return finish(record, FAILED, wrong) if wrong else record
         if own is not None and own.status == "stopped" and state not in (TIMED_OUT, PRUNED):
             return own
@@ -288,7 +276,7 @@ class Running:
             # By a signal that nobody told us of: what is there goes on from its newest checkpoint.
             return record if own is None else finish(own, "running", reason)
         if record is None:
-            record = record_of(run.cell, self.started, reason, key=out.name)
+            record = record_of(cell, self.started, reason, key=out.name)
             records.create_run(out, record)
         elif own is None:
             newest = records.checkpoint_paths(out)
@@ -299,7 +287,7 @@ class Running:
     def _outcome(self, record: RunRecord | None, state: str, problem: str) -> tuple[str, str]:
         """Return state and reason, from the record and from why it was broken off, if it was."""
         if record is None:
-            if isinstance(self.run, ProgramRun) and not state:
+            if self.run.cell is None and not state:
                 return ("failed", self._said()) if self.exit_code else ("done", "")
             return state or FAILED, problem
         if record.status == "done":

@@ -11,17 +11,16 @@ trained, while the others wait.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from horovod_study.config.doors import Options, at_least, one_of
 from horovod_study.config.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, require_workers
 from horovod_study.config.partitions import this_machine
 from horovod_study.config.roles import Role, named, plain
 from horovod_study.config.run import COMMUNICATION, Cell, available_cores, local_cell
 from horovod_study.config.workload import packaged
-from horovod_study.errors import ConfigError, require_known
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.design import run_all
-from horovod_study.studies.runner import RunOptions
+from horovod_study.studies.runner import RunOptions, run_all
 from horovod_study.studies.sweep import StudyCells
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
@@ -29,6 +28,11 @@ STEPS = 1000
 ROUNDS = 5
 _LEAST_STEPS = 5
 """Steps of a slice: the first one, which workers do not begin together, says nothing of their synchronisation."""
+
+
+class _ArmOptions(Options):
+    runtime: list[Annotated[str, one_of(name for name in RUNTIMES if name != "serial")]]
+    rounds: Annotated[int, at_least(1)]
 
 
 def arms_of(runtime: str) -> list[dict[str, Any]]:
@@ -48,11 +52,8 @@ def cells_of(
     options = packaged().options
     budgets = dict.fromkeys(named(options, Role.BUDGET), "use --steps")
     refuse_set("explain --measure", given, SET_BY_ATTRIBUTION, {**budgets, **BY_RUNTIME})
-    for runtime in runtimes:
-        require_known("explain --measure: --runtime", runtime, [each for each in RUNTIMES if each != "serial"])
+    _ArmOptions.of("explain --measure", {"runtime": list(runtimes), "rounds": rounds})
     require_workers("explain --measure", workers, cores, least=2)
-    if rounds < 1:
-        raise ConfigError(f"explain --measure: --rounds is {rounds}; it must be at least 1")
     values = {"steps": STEPS, **given, **packaged().quiet, "study": name, "measure_sync": True}
     # Alone, what says how workers communicate means nothing, and would be refused.
     means_nothing = {each: options[each].default for each in COMMUNICATION}

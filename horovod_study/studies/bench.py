@@ -16,19 +16,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import psutil
+from pydantic import BeforeValidator, Field
 
 from horovod_study.cluster.identity import code_digest
 from horovod_study.config.documents import read_json, read_text
+from horovod_study.config.doors import Options, at_least, one_of
 from horovod_study.config.options import require_workers
 from horovod_study.config.run import available_cores
-from horovod_study.errors import ConfigError, StudyError, require_known, require_within
+from horovod_study.errors import StudyError, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import TIMED_OUT, ProgramRun
+from horovod_study.studies.attempt import TIMED_OUT, RankRun
 from horovod_study.studies.engine import attempt
 from horovod_study.studies.interruption import Interruption
 from horovod_study.text.progress import Line
@@ -38,10 +40,8 @@ from horovod_study.workload.options import StrainConfig, strain_config
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
 
-Plain = Mapping[str, Any]
-"""Plain values by name, as JSON has them."""
-Names = Sequence[str] | None
-"""Asked for by name; None: whatever is there."""
+Plain = Mapping[str, Any]  # Plain values by name, as JSON has them
+Names = Sequence[str] | None  # Asked for by name; None: whatever is there
 
 RANK_PROGRAM = "horovod_study.programs.collectives"
 _RAW = ("mpi", "gloo", "nccl")
@@ -49,6 +49,7 @@ _MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("hor
 """Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
 _MPI_JOBS = ("horovod/mpi", "mpi/mpi", "ddp/mpi")  # whose ranks MPI knows
 _LAUNCHED_BY = {"horovodrun --gloo": ("horovod/gloo",), "torchrun": ("ddp/gloo", "ddp/nccl", "ddp/mpi")}
+_MPI_JOBS_HERE = ("horovod/mpi", "horovod/nccl", "mpi/mpi")
 
 
 def run_ranks(
@@ -78,14 +79,13 @@ def run_ranks(
         kept = read_text(asked, error=StudyError, again=again)
         if kept == question and (folder / ANSWER).exists():
             return dict(read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError))
-    run = ProgramRun(
+    run = RankRun(
         runtime=runtime,
         workers=workers,
-        module=module,
-        arguments=(str(plan.absolute()),),
+        program=("-m", module, str(plan.absolute())),
         out=folder,
         log=log,
-        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
+        variables={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
         timeout_s=timeout_s,
         watch=lambda running: on_progress(running.last_line() or "starting"),
     )
@@ -96,11 +96,10 @@ def run_ranks(
         (folder / ANSWER).unlink(missing_ok=True)
         with Interruption() as stop:
             ended = attempt(run, stop)
-    who = f"{runtime} with {plural(workers, 'worker')}"
-    if ended.state == TIMED_OUT:
-        raise StudyError(f"{who} gave no answer within {timeout_s:g} s; {again}")
-    if not ended.done or not (folder / ANSWER).exists():
-        raise StudyError(f"{who} failed: {ended.reason or ended.said}; {again}")
+    late, silent = ended.state == TIMED_OUT, not ended.done or not (folder / ANSWER).exists()
+    said = f"gave no answer within {timeout_s:g} s" if late else f"failed: {ended.reason or ended.said}"
+    if late or silent:
+        raise StudyError(f"{runtime} with {plural(workers, 'worker')} {said}; {again}")
     answered: dict[str, Any] = read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError)
     return answered
 
@@ -125,16 +124,44 @@ class BenchJob(NamedTuple):
     asked: bool = True  # by the user: it must not fail
 
 
-def byte_count(option: str, text: str) -> int:
-    """Return the bytes meant by `4`, `64K`, `1M` or `1G`, in powers of 1024 as nccl-tests has them."""
-    match = re.fullmatch(r"(\d+)([KMG]?)B?", text.strip(), re.IGNORECASE)
+def byte_count(text: str) -> int:
+    """Return the bytes meant by `4`, `64K`, `1M` or `1G`, in powers of 1024 as nccl-tests has them; else ValueError."""
+    match = re.fullmatch(r"(\d{1,18})([KMG]?)B?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ConfigError(f"bench: {option} {text!r}; sizes are whole numbers of bytes such as 4, 64K, 1M or 1G")
+        raise ValueError("sizes are whole numbers of bytes such as 4, 64K, 1M or 1G")
     return int(match[1]) << 10 * " KMG".index(match[2].upper() or " ")
 
 
+_Bytes = Annotated[int, BeforeValidator(byte_count)]
+_Runtime = Annotated[str, one_of(_MEASURABLE)]
+_Positive = Annotated[int, at_least(1)]
+_Seconds = Annotated[float, at_least(1e-3), Field(le=1e6)]
+
+
+class _BenchOptions(Options):
+    """Options of `bench`; None: whatever is there."""
+
+    transport: list[Annotated[str, one_of(_RAW)]] | None
+    runtime: list[_Runtime] | None
+    sizes: list[_Bytes] | None
+    min_bytes: _Bytes
+    max_bytes: _Bytes | None
+    factor: Annotated[int, at_least(2)]
+    rounds: _Positive
+    seconds: _Seconds
+
+
+class _TimerOptions(Options):
+    """Options of `bench timers`."""
+
+    rounds: Annotated[int, at_least(3), Field(le=20_000)] | None
+    steps_per_block: Annotated[int, at_least(1), Field(le=20_000)] | None
+    seconds: _Seconds
+    over: Annotated[str, one_of(name for name in RUNTIMES if name != "serial")]
+
+
 def message_sizes(
-    sizes: Names, *, min_bytes: str, max_bytes: str | None, factor: int, workers: int, model: Plain
+    sizes: Sequence[int] | None, *, min_bytes: int, max_bytes: int | None, factor: int, workers: int, model: Plain
 ) -> tuple[int, ...]:
     """Return the sizes to measure in bytes, ascending: the user's list, or a geometric row, and always the model's own.
 
@@ -142,42 +169,28 @@ def message_sizes(
     ends at 256 MB, or before where `workers` on this machine have no room for that.
     """
     own = {*model["gradients"].values(), model["flat_bytes"]}
-    row = [byte_count("--sizes", text) for text in sizes or ()]
-    if sizes is None:
-        require_within("bench: --factor", factor, 2)
-        low = byte_count("--min-bytes", min_bytes)
-        high = 2**28 if max_bytes is None else byte_count("--max-bytes", max_bytes)
-        while max_bytes is None and high > 2**20 and 8 * high * workers > psutil.virtual_memory().available:
-            high //= 4
-        if not 0 < low <= high:
-            raise ConfigError(f"bench: --min-bytes is {low} and --max-bytes {high}; min-bytes must be the smaller one")
-        while low <= high:
-            row.append(low)
-            low *= factor
-    for size in row:
-        if size < 4 or size % 4:
-            raise ConfigError(f"bench: size {size} bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4")
+    high = 2**28 if max_bytes is None else max_bytes
+    while max_bytes is None and high > 2**20 and 8 * high * workers > psutil.virtual_memory().available:
+        high //= 4
+    powers = range(64 if 0 < min_bytes <= high else 0)
+    row = [size for n in powers if (size := min_bytes * factor**n) <= high] if sizes is None else sizes
+    odd = [size for size in row if size < 4 or size % 4]
+    wrong = f"size {odd[0]} bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4" if odd else ""
+    ends = f"--min-bytes is {min_bytes} and --max-bytes {high}; min-bytes must be the smaller one"
+    refuse("bench", (sizes is None and not row, ends), (odd, wrong))
     return tuple(sorted({*row, *own}))
 
 
 def plan_jobs(transports: Names, runtimes: Names) -> list[BenchJob]:
-    """Return the launches that measure the raw `transports` and the `runtimes`; None is whatever is there.
-
-    Raises ConfigError for a name that is not known, with the nearest one that is.
-    """
-    for name in transports or ():
-        require_known("bench: --transport", name, _RAW)
-    for name in runtimes or ():
-        require_known("bench: --runtime", name, _MEASURABLE, also=", which have an all-reduce of their own")
+    """Return the launches that measure the raw `transports` and the `runtimes`; None is whatever is there."""
     raw = list(dict.fromkeys(_RAW if transports is None else transports))
     gpu = _has_gpu()
     usual = ["horovod/mpi", "horovod/gloo", *(["horovod/nccl"] if gpu else [])]
     usual = [*(usual if importlib.util.find_spec("horovod") else []), "ddp/gloo", *(["ddp/nccl"] if gpu else [])]
     wanted = list(dict.fromkeys(usual if runtimes is None else runtimes))
     jobs = [BenchJob(name, asked=runtimes is not None) for name in wanted]
-    if not raw and not jobs:
-        raise ConfigError("bench: neither a transport nor a runtime is left to measure; name one")
     if not raw:
+        refuse("bench", (not jobs, "neither a transport nor a runtime is left to measure; name one"))
         return jobs
     host = next((job for job in jobs if job.runtime in _MPI_JOBS), None)
     if host is None and ("mpi" in raw or not jobs):
@@ -199,11 +212,8 @@ def worker_count(asked: int | None, cores: int) -> int:
     """
     if asked == 1 and _has_gpu():
         return 1
-    if cores < 2:
-        raise ConfigError(
-            "bench: this machine offers 1 core, and an all-reduce needs 2 workers with a core each; start it under "
-            "mpirun or srun on several hosts"
-        )
+    alone = "this machine offers 1 core, and an all-reduce needs 2 workers with a core each; "
+    refuse("bench", (cores < 2, f"{alone}start it under mpirun or srun on several hosts"))
     count = cores if asked is None else asked
     require_workers("bench", count, cores, least=2)
     return count
@@ -265,15 +275,18 @@ def bench_document(
         line.now_and_then(f"  {text}")
 
     with leaving_together(launch.rank) if launched else nullcontext(), closing(Line(enabled=launch.rank == 0)) as line:
-        jobs = plan_jobs(transport, runtime)
+        asked = _BenchOptions.of("bench", {"transport": transport, "runtime": runtime, **sizes, **plan})
+        jobs, fitting = plan_jobs(transport, runtime), _LAUNCHED_BY.get(launch.launcher, _MPI_JOBS_HERE)
         count = launch.workers if launched else worker_count(workers, available_cores())
-        if launched and workers not in (None, count):
-            raise ConfigError(f"bench: --workers is {workers}, but {launch.named} started {count}; leave --workers out")
-        require_within("bench: --rounds", plan["rounds"], 1)
-        require_within("bench: --seconds", plan["seconds"], 1e-3, 1e6)
+        other = f"--runtime {' '.join(runtime or ())}, but {launch.named} started these ranks, and they can measure one"
+        other += f" of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
+        told = f"--workers is {workers}, but {launch.named} started {count}; leave --workers out"
+        one = not runtime or (len(runtime) == 1 and runtime[0] in fitting)
+        refuse("bench", (launched and workers not in (None, count), told), (launched and not one, other))
         _config("serial", batch=plan["batch"], widths=plan["widths"])  # for its complaints
         model = model_facts(plan["widths"], plan["batch"])
-        plan = {"sizes": message_sizes(**sizes, workers=count, model=model), "insist": transport is not None, **plan}
+        row = {name: getattr(asked, name) for name in ("sizes", "min_bytes", "max_bytes", "factor")}
+        plan = {"sizes": message_sizes(**row, workers=count, model=model), "insist": transport is not None, **plan}
         if not launched:
             return run_bench(jobs, plan, model, out, workers=count, keep=line.keep, on_progress=on_progress)
         found = _measure_here(plan, launch, transport, runtime, on_progress)
@@ -295,12 +308,6 @@ def _measure_here(plan: Plain, launch: "Launch", transports: Names, runtimes: Na
     from horovod_study.comm import open_backend
     from horovod_study.programs.collectives import measure
 
-    fitting = _LAUNCHED_BY.get(launch.launcher, ("horovod/mpi", "horovod/nccl", "mpi/mpi"))
-    if runtimes and (len(runtimes) > 1 or runtimes[0] not in fitting):
-        raise ConfigError(
-            f"bench: --runtime {' '.join(runtimes)}, but {launch.named} started these ranks, and they can "
-            f"measure one of {', '.join(fitting)}; start `horovod-study bench` without a launcher for the others"
-        )
     asked = runtimes[0] if runtimes else "auto"
     backend = open_backend(_config(asked, batch=plan["batch"], widths=plan["widths"]), launch)
     plan = {**plan, "transports": _RAW if transports is None else transports, "runtime": True, "machine": True}
@@ -323,15 +330,11 @@ def measure_timers(
     from horovod_study.comm import detect  # loads PyTorch
 
     launch = detect(os.environ)
-    if launch.workers > 1:
-        raise ConfigError(
-            f"bench timers: {launch.named} started {launch.workers} ranks of it, but it starts its own; start it "
-            "alone, with --workers"
-        )
-    for name, low, high in (("rounds", 3, 20_000), ("steps_per_block", 1, 20_000), ("seconds", 1e-3, 1e6)):
-        if plan.get(name) is not None:
-            require_within(f"bench timers: --{name.replace('_', '-')}", plan[name], low, high)
-    require_known("bench timers: --over", over, [name for name in RUNTIMES if name != "serial"])
+    others = (
+        f"{launch.named} started {launch.workers} ranks of it, but it starts its own; start it alone, with --workers"
+    )
+    refuse("bench timers", (launch.workers > 1, others))
+    _TimerOptions.of("bench timers", {"rounds": None, "steps_per_block": None, **plan, "over": over})
     for count in workers:
         require_workers("bench timers", count, available_cores())
     launches = [

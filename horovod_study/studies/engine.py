@@ -21,8 +21,7 @@ from typing import Any
 from horovod_study.studies.attempt import Attempt, RankRun, Running
 from horovod_study.studies.interruption import Interruption
 
-Lane = Generator[RankRun | None, Any, None]
-"""Yields what is to be run next, None for nothing now; receives the Attempt."""
+Lane = Generator[RankRun | None, Any, None]  # Yields what is to be run next, None for nothing now; receives the Attempt
 
 _WAKE_S = 0.25  # how soon Ctrl-C and a time limit are noticed
 

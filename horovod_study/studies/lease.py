@@ -20,7 +20,6 @@ import errno
 import getpass
 import json
 import os
-import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,15 +35,11 @@ from horovod_study.files import not_written, unfinished, write_file, writing
 
 CLAIMS = ".claims"
 """Folder of a study's claims: one for each attempt at a cell, named by its key, and those of the study itself."""
-ATTEMPTS = ".attempts"
-"""Folder beside runs, of those that were moved aside before they were begun again."""
-STALE_S = 120.0
-"""Longer than two touches and the minute for which a client of a file server may believe old times."""
+ATTEMPTS = ".attempts"  # Folder beside runs, of those that were moved aside before they were begun again
+STALE_S = 120.0  # Longer than two touches and the minute for which a client of a file server may believe old times
 _RUN = "run"
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_+=,-]*")
 _NO_LINK = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
-_Ended = Callable[[str], bool]
-"""Says whether a Slurm job has ended for good; False where that is not known."""
+_Ended = Callable[[str], bool]  # Says whether a Slurm job has ended for good; False where that is not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,8 +234,6 @@ def acquire(
     """
     from horovod_study.measure.clock import utc_now
 
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot name a claim: letters, digits, _ and - only")
     holder, since = this_process(), utc_now()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -256,13 +249,14 @@ def acquire(
             claim = Claim(holder=holder, what=what, since=since, path=path, generation=number)
             if _create(path, _text(claim)):
                 return Lease(claim, refresh_s=refresh_s)
-    except (FileExistsError, NotADirectoryError) as error:
-        path = next(each for each in (folder, *folder.parents) if each.is_symlink() or each.exists())
-        raise StudyError(
-            f"{path}: is no folder, but one belongs there; move it away, or choose another folder with --{option}"
-        ) from error
     except OSError as error:
-        raise StudyError(not_written(folder.parent, error, f"choose a writable folder with --{option}")) from None
+        text = not_written(folder.parent, error, f"choose a writable folder with --{option}")
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            path = next(each for each in (folder, *folder.parents) if each.is_symlink() or each.exists())
+            text = (
+                f"{path}: is no folder, but one belongs there; move it away, or choose another folder with --{option}"
+            )
+        raise StudyError(text) from None
 
 
 def hold_study(directory: Path, *, option: str = "runs") -> Lease:

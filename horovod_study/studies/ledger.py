@@ -32,7 +32,7 @@ from horovod_study.cluster.jobs import JobBook, JobState
 from horovod_study.cluster.reason import told_to_end
 from horovod_study.config.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.config.run import Cell
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.errors import RecordError, StudyError, nearest, refuse
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
 from horovod_study.studies import lease
@@ -47,10 +47,8 @@ STATES = (
 )
 _LISTED = 100  # cells of a study that `status` lists all; of a larger one, it lists those that want attention,
 _SHOWN = 40  # and so many of them
-BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")
-"""States of cells that any `run` takes up."""
-ON_RETRY = ("failed", "timed out", "cancelled")
-"""States of cells that are run again only when that is wanted."""
+BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")  # States of cells that any `run` takes up
+ON_RETRY = ("failed", "timed out", "cancelled")  # States of cells that are run again only when that is wanted
 ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", "exit_code", "reason")
 
 _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
@@ -80,20 +78,6 @@ class Entry:
     def name(self) -> str:
         """The name of the cell for people, e.g. "horovod/mpi, 2 workers, repeat 1"."""
         return self.cell.name
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, in a stable order."""
-        return {
-            "cell": self.key,
-            "name": self.name,
-            "runtime": self.cell.runtime,
-            **facts(self.cell.placement, "workers", "partition"),
-            **facts(self.cell.config, "batch", "repeat"),
-            **facts(self, "state", "samples_per_s", "reason"),
-            "host": self.host or None,
-            "job": self.job or None,
-            "earlier_attempts": self.earlier_attempts,
-        }
 
 
 class _OtherCode(NamedTuple):
@@ -155,17 +139,18 @@ class Ledger:
                 for entry in self.entries
                 if text in (entry.key, entry.name) or (text and entry.name.startswith(f"{text}, "))
             ]
-            if not named:
-                known = [*(entry.key for entry in self.entries), *(entry.name for entry in self.entries)]
-                raise ConfigError(
-                    f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; "
-                    "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
-                )
-            if not (fitting := {entry.key for entry in named if entry.state in states}):
-                raise ConfigError(
-                    f"{each!r}: is {' or '.join(sorted({entry.state for entry in named}))}, but only cells that are "
-                    f"{', '.join(state for state in STATES if state in states)} can be chosen here"
-                )
+            known = [] if named else [name for entry in self.entries for name in (entry.key, entry.name)]
+            fitting = {entry.key for entry in named if entry.state in states}
+            unknown = (
+                f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; `horovod-study status` "
+            )
+            found_as = " or ".join(sorted({entry.state for entry in named}))
+            wanted_as = ", ".join(state for state in STATES if state in states)
+            refuse(
+                "",
+                (known, f"{unknown}lists its cells; name one by its key, or by how its name begins"),
+                (not fitting, f"{each!r}: is {found_as}, but only cells that are {wanted_as} can be chosen here"),
+            )
             found |= fitting
         return tuple(entry for entry in self.entries if entry.key in found)
 
@@ -203,20 +188,18 @@ class Ledger:
         counts = ", ".join(f"{rest[each]} {each}" for each in STATES if rest[each])
         return [*lines, f"not listed: {counts}; `status --json` has every cell"] if counts else lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "study": self.sweep.name,
-            "directory": str(self.directory),
-            "cells": len(self.entries),
-            "counts": self.counts(),
-            "summary": self.summary(),
-            "rows": [entry.to_dict() for entry in self.entries],
-            "other_code": [{**facts(each, "identity", "why"), "runs": list(each.runs)} for each in self.other_code],
-            "further": list(self.further),
-            "foreign": list(self.foreign),
-            "unreadable": dict(self.unreadable),
-        }
+    def document(self) -> dict[str, Any]:
+        """Return what `status --json` prints."""
+        found: dict[str, Any] = {"study": self.sweep.name, "directory": str(self.directory), "cells": len(self.entries)}
+        found |= {"counts": self.counts(), "summary": self.summary(), "rows": []}
+        for each in self.entries:
+            row: dict[str, Any] = {"cell": each.key, "name": each.name, "runtime": each.cell.runtime}
+            row |= facts(each.cell.placement, "workers", "partition") | facts(each.cell.config, "batch", "repeat")
+            row |= facts(each, "state", "samples_per_s", "reason")
+            row |= {"host": each.host or None, "job": each.job or None, "earlier_attempts": each.earlier_attempts}
+            found["rows"].append(row)
+        found["other_code"] = [{**facts(each, "identity", "why"), "runs": [*each.runs]} for each in self.other_code]
+        return {**found, **facts(self, "further", "foreign", "unreadable")}
 
 
 def foreign(record: RunRecord, cell: Cell) -> str:
@@ -358,9 +341,8 @@ def _entry(
     claim, stale = None, False
     # Whoever ran a cell that is done says nothing more, and there may be thousands; nor does this very process.
     if generation and (wrong or not done):
-        claim = lease.read_claim(directory / lease.CLAIMS, key, generation)
-        if claim is None or claim.mine:
-            claim = None
+        found = lease.read_claim(directory / lease.CLAIMS, key, generation)
+        claim = None if found is None or found.mine else found
     if claim is not None and claim.released is None:
         over = job is not None and job.state not in _ALIVE
         ended = lambda number: over and job is not None and _same(number, job)  # noqa: E731
@@ -382,7 +364,7 @@ def _entry(
     return Entry(cell=cell, state=state, reason=reason, samples_per_s=rate, recorded=recorded, host=host, job=number)
 
 
-def _server_time(directory: Path) -> float:
+def server_time(directory: Path) -> float:
     """Return the time by which claims are judged; of a reader that may not write, nobody is dead because of silence."""
     try:
         return lease.server_time(directory / lease.CLAIMS)
@@ -392,7 +374,7 @@ def _server_time(directory: Path) -> float:
 
 def read_entry(directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
-    claim, present = lease.latest(directory / lease.CLAIMS, cell.key), partial(_server_time, directory)
+    claim, present = lease.latest(directory / lease.CLAIMS, cell.key), partial(server_time, directory)
     entry = _entry(directory, cell, _look(directory / cell.key), jobs, claim.generation if claim else 0, present)
     return replace(entry, earlier_attempts=len([*(directory / lease.ATTEMPTS).glob(f"{cell.key}-*")]))
 
@@ -401,7 +383,7 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
     """Read the state of every cell; a damaged record is a RecordError that names its file."""
     jobs = jobs or JobBook(sweep.directory)
     directory, keys = sweep.directory, {cell.key: cell for cell in sweep.cells}
-    present = cache(partial(_server_time, directory))
+    present = cache(partial(server_time, directory))
     try:
         names = _names(directory)
         earlier = Counter(name.rpartition("-")[0] for name in _names(directory / lease.ATTEMPTS))
@@ -441,18 +423,13 @@ def read_ledger(sweep: StudyCells, *, jobs: JobBook | None = None) -> Ledger:
         except RecordError as error:
             said = str(error).removeprefix(f"{shown(directory / name)}/")
             unreadable[name] = f"holds no run that can be read: {said}"
-    reached = _reached(sweep, [each.cell for each in entries if each.state == "missing"])
+    missing, reached = [each.cell for each in entries if each.state == "missing"], ""
+    if sweep.precision is not None and missing and directory.is_dir():
+        aim = Aim(sweep).look(sweep)
+        reached = "" if aim.open() or aim.needed(missing) else f"+- {100 * sweep.precision:.3g} %"
     strange = () if sweep.part else tuple(name for name in unknown if name not in explained and name not in unreadable)
     found: dict[str, Any] = {"entries": tuple(entries), "other_code": other, "further": further, "foreign": strange}
     return Ledger(sweep=sweep, **found, reached=reached, unreadable=unreadable)
-
-
-def _reached(sweep: StudyCells, missing: Sequence[Cell]) -> str:
-    """Return the precision that is the aim if it needs none of the `missing` cells; else ""."""
-    if sweep.precision is None or not missing or not sweep.directory.is_dir():
-        return ""
-    aim = Aim(sweep).look(sweep)
-    return "" if aim.open() or aim.needed(missing) else f"+- {100 * sweep.precision:.3g} %"
 
 
 def _names(directory: Path) -> set[str]:

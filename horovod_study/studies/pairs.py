@@ -15,25 +15,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster.identity import identify
 from horovod_study.config.documents import load_yaml
+from horovod_study.config.doors import Form, Number, Options, Text, Whole, above, accept, at_least, one_of
 from horovod_study.config.options import SET_BY_COMPARE, require_workers
 from horovod_study.config.partitions import this_machine
-from horovod_study.config.roles import TRUTH, Role, check_field
+from horovod_study.config.roles import TRUTH, Role
 from horovod_study.config.run import Cell, Placement, available_cores
-from horovod_study.config.workload import SHARED, Configuration, Workload
-from horovod_study.errors import ConfigError, StudyError, require_known
+from horovod_study.config.workload import Configuration, Workload
+from horovod_study.errors import StudyError, nearest, refuse
 from horovod_study.records import RunRecord, TurnSlice, read_steps, read_turns, step_ranks
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.design import Design
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside_part_blocks
-from horovod_study.studies.runner import AGAIN, StudyResult
+from horovod_study.studies.runner import AGAIN, Design, StudyResult
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Policy, apart_because, until_all_have, until_asked_for, worker_mb
 from horovod_study.text.tables import table_of, to_lines
@@ -46,6 +46,15 @@ _SAME_FOR_BOTH = (*SET_BY_COMPARE, "seconds", "steps", "workers")
 
 
 # ------------------------------------------------------------------------------------------------------------ the arms
+
+
+class _Named(Form):
+    runtime: Annotated[Text, one_of(RUNTIMES)]
+
+
+class _PairOptions(Options):
+    seconds: Annotated[Number, above(0)] | None
+    blocks: Annotated[Whole, at_least(1)] | None
 
 
 class Side(NamedTuple):
@@ -65,10 +74,9 @@ def sides_of(words: Sequence[str]) -> tuple[str, ...]:
         return ()
     if len(words) == 1 and _is_file(words[0]) and {"runtime", "backend"}.isdisjoint(load_yaml(Path(words[0]))):
         return ()  # the reader of study files says what is wrong
-    if len(words) != 2:
-        raise ConfigError(f"run: a comparison has two sides, such as `run horovod/mpi mpi/mpi`, not {len(words)}")
-    if not _is_side(words[1]):
-        raise ConfigError(f"run: {words[0]} is a side of a comparison, {words[1]} is none; give two sides A B")
+    two, number = len(words) == 2, f"a comparison has two sides, such as `run horovod/mpi mpi/mpi`, not {len(words)}"
+    lone = f"{words[0]} is a side of a comparison, {words[-1]} is none; give two sides A B"
+    refuse("run", (not two, number), (two and not _is_side(words[1]), lone))
     return tuple(words)
 
 
@@ -99,15 +107,10 @@ def read_side(letter: str, text: str, common: Mapping[str, Any], workload: Workl
     else:
         runtime, *words = (part.strip() for part in text.split(","))
         values = {**common, **_options_of(source, runtime, words, workload)}
-    if not runtime:
-        raise ConfigError(f"{source}: names no runtime; begin with one, such as horovod/mpi, or give a file `runtime:`")
-    require_known(f"{source}: runtime", runtime, RUNTIMES, also=", or a YAML file")
+    begin = "begin with one, such as horovod/mpi, or give a YAML file `runtime:`"
+    accept(_Named, {"runtime": runtime} if runtime else {}, source, again=begin)
     backend, _, transport = runtime.partition("/")
-    try:
-        config = workload.configure({**values, "backend": backend, "transport": transport or "none"}, source=source)
-    except ConfigError as error:
-        # The text of a side is not YAML: an unknown name in it is an option.
-        raise ConfigError(str(error).replace("unknown key", "unknown option", 1)) from None
+    config = workload.configure({**values, "backend": backend, "transport": transport or "none"}, source=source)
     return Side(text, runtime, config)
 
 
@@ -118,14 +121,15 @@ def _options_of(source: str, runtime: str, words: Sequence[str], workload: Workl
         name, _, word = (piece.strip() for piece in part.partition("="))
         name = name.removeprefix("--").replace("-", "_")
         option = workload.options.get(name)
-        if not word:
-            raise ConfigError(f"{source}: {part!r} is not option=value, as in thread_priority=off")
-        if name in values:
-            raise ConfigError(f"{source}: {name} is given twice; give it once")
-        if name in _SAME_FOR_BOTH:
-            raise ConfigError(f"{source}: {name} has no place here; it is the same for both sides and every run")
-        if option is not None and runtime in RUNTIMES and not option.matters(runtime):
-            raise ConfigError(f"{source}: {name} has no effect on {runtime}; leave it out")
+        idle = option is not None and runtime in RUNTIMES and not option.matters(runtime)
+        refuse(
+            source,
+            (not word, f"{part!r} is not option=value, as in thread_priority=off"),
+            (name in values, f"{name} is given twice; give it once"),
+            (name in _SAME_FOR_BOTH, f"{name} has no place here; it is the same for both sides and every run"),
+            (idle, f"{name} has no effect on {runtime}; leave it out"),
+            (option is None, f"unknown option {name!r}{nearest(name, workload.options)}; see `run --help-all`"),
+        )
         shipped = option.default if option is not None and word == "shipped" else word
         values[name] = TRUTH.get(word.lower(), shipped) if option is not None and option.kind is bool else shipped
     return values
@@ -143,9 +147,8 @@ def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     one, other, options = a.config.to_dict(), b.config.to_dict(), a.config.workload.options
     differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
     unfair = [name for name in differing if not options[name].roles & Role.MAY_DIFFER]
-    if unfair:
-        texts = "; ".join(f"{name} is {one[name]} for A and {other[name]} for B" for name in unfair)
-        raise ConfigError(f"run: A and B are not to do the same work: {texts}; give both the same")
+    texts = "; ".join(f"{name} is {one[name]} for A and {other[name]} for B" for name in unfair)
+    refuse("run", (unfair, f"A and B are not to do the same work: {texts}; give both the same"))
     return differing
 
 
@@ -377,29 +380,24 @@ def pairs_of(
     ConfigError: what was given does not go together, or A and B are not to do the same work.
     """
     common = dict(given)
-    seconds = check_field("run", "--seconds", common.pop("seconds", None), SHARED["seconds"], optional=True)
+    seconds = _PairOptions.of("run", {"seconds": common.pop("seconds", None), "blocks": blocks}).seconds
     a, b = sides = [read_side(arm, text, common, workload) for arm, text in zip(ARMS, words, strict=True)]
     differs, serial = check_configs(a, b), [side.text for side in sides if side.runtime == "serial"]
     cores = available_cores()
     counts = tuple(sorted(set(workers or ((1,) if serial else (cores,)))))
     for count in counts:
         require_workers("run", count, max(count, cores) if oversubscribe else cores)
-    if serial and counts[-1] > 1:
-        raise ConfigError(f"run: {serial[0]} has one worker, but --workers is {counts[-1]}; use 1, or another runtime")
-    if blocks is not None and blocks < 1:
-        raise ConfigError(f"run: --blocks is {blocks}; it must be at least 1")
+    one = f"{(*serial, '')[0]} has one worker, but --workers is {counts[-1]}; use 1, or another runtime"
+    refuse("run", (serial and counts[-1] > 1, one))
     found = Comparison(sides=dict(zip(ARMS, sides, strict=True)), workers=counts, directory=directory, differs=differs)
     why = "as asked for"
     if turns:
         why = apart_because(found._block(counts[-1], 0), worker_mb=worker_mb(directory))
     if not why and a.config.steps is None and a.config.to_dict().get("schedule", "constant") != "constant":
         why = "the schedule of the learning rate needs a number of steps; give --steps"
-    if precision is not None and why:
-        raise ConfigError(f"run: --until needs A and B to train in turns, but they run one after the other: {why}")
-    if precision is not None and a.config.steps is not None:
-        raise ConfigError(
-            "run: --until goes on until an interval is narrow enough, and --steps ends before; leave one out"
-        )
+    apart = f"--until needs A and B to train in turns, but they run one after the other: {why}"
+    ends = "--until goes on until an interval is narrow enough, and --steps ends before; leave one out"
+    refuse("run", (precision and why, apart), (precision and a.config.steps, ends))
     found.blocks = blocks or (_BLOCKS[not why] if precision is None else MOST_LAUNCHES)
     found.seconds, found.alone, found.precision = seconds or _SECONDS[not why], why, precision
     return found

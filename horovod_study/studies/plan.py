@@ -65,51 +65,30 @@ class Plan:
             return [*lines, "", "nothing to do"]
         return [*lines, *(["", *self._jobs()] if self.allocations else []), "", *self._totals()]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with every cell."""
-        sweep = self.ledger.sweep
+    def document(self) -> dict[str, Any]:
+        """Return what `run --plan --json` prints."""
+        sweep, counts = self.ledger.sweep, dict(Counter(entry.state for entry in self.ledger.entries))
         place = {cell.key: number for number, cell in enumerate(self.cells)}
         blocks, alone = alternating(sweep, self.cells)
-        return {
-            "study": sweep.name,
-            "file": str(sweep.source) if sweep.source else None,
-            "directory": str(sweep.directory),
-            "scaling": sweep.scaling,
-            "partitions": {
-                name: facts(each, "scheduler", "gpus_per_node", "cores_per_node")
-                | {"workers_per_node": each.slots_per_node}
-                for name, each in sweep.partitions.items()
-            },
-            "counts": dict(Counter(entry.state for entry in self.ledger.entries)),
-            "to_do": len(self.cells),
-            "cells": [
-                {
-                    "cell": each.key,
-                    **facts(each, "name", "state"),
-                    "runtime": each.cell.runtime,
-                    "placement": {**each.cell.placement.to_dict(), "per_node": list(each.cell.placement.per_node)},
-                    **facts(each.cell.config, "batch", "repeat"),
-                    "place": place.get(each.key),
-                }
-                for each in self.ledger.entries
-            ],
-            "jobs": [
-                {
-                    **facts(each, "partition", "nodes"),
-                    "workers": each.placement.workers,
-                    "per_node": list(each.placement.per_node),
-                    "tasks": [[cell.key for cell in task] for task in each.tasks],
-                    **facts(each, "seconds", "time_limit_s"),
-                }
-                for each in self.allocations
-            ],
-            **facts(self, "seconds", "gpu_hours", "core_hours"),
-            "guessed": list(self.guessed),
-            **facts(self, "unknown", "too_long"),
-            "budget": {name: sweep.budget.get(name) for name in _UNITS},
-            "over_budget": list(self.over),
-            "turns": {"blocks": [[cell.key for cell in part.cells] for part in blocks], "alone": alone},
-        }
+        cells, jobs, nodes = [], [], {}
+        for name, each in sweep.partitions.items():
+            nodes[name] = facts(each, "scheduler", "gpus_per_node", "cores_per_node")
+            nodes[name]["workers_per_node"] = each.slots_per_node
+        for entry in self.ledger.entries:
+            where = entry.cell.placement
+            row = {"cell": entry.key, **facts(entry, "name", "state"), "runtime": entry.cell.runtime}
+            row |= {"placement": {**where.to_dict(), "per_node": where.per_node}}
+            cells.append({**row, **facts(entry.cell.config, "batch", "repeat"), "place": place.get(entry.key)})
+        for job in self.allocations:
+            tasks = [[cell.key for cell in task] for task in job.tasks]
+            row = facts(job, "partition", "nodes") | facts(job.placement, "workers", "per_node") | {"tasks": tasks}
+            jobs.append(row | facts(job, "seconds", "time_limit_s"))
+        found: dict[str, Any] = {"study": sweep.name, "file": str(sweep.source) if sweep.source else None}
+        found |= {"directory": str(sweep.directory), "scaling": sweep.scaling, "partitions": nodes, "counts": counts}
+        found |= {"to_do": len(self.cells), "cells": cells, "jobs": jobs}
+        found |= facts(self, "seconds", "gpu_hours", "core_hours", "guessed", "unknown", "too_long")
+        found |= {"budget": {name: sweep.budget.get(name) for name in _UNITS}, "over_budget": self.over}
+        return {**found, "turns": {"blocks": [[cell.key for cell in each.cells] for each in blocks], "alone": alone}}
 
     def _table(self, name: str, partition: Partition) -> list[str]:
         """Return what is run on one partition: a row per placement, a column per runtime, done and all cells."""

@@ -4,25 +4,30 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.config.documents import load_yaml
+from horovod_study.config.doors import Options, one_of
 from horovod_study.config.options import BY_RUNTIME, SET_BY_RANGE_TEST, refuse_set, require_workers
 from horovod_study.config.partitions import this_machine
 from horovod_study.config.run import available_cores, local_cell
-from horovod_study.errors import ConfigError, StudyError, require_known
+from horovod_study.errors import StudyError, refuse
 from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.design import run_all
-from horovod_study.studies.runner import RunOptions
+from horovod_study.studies.runner import RunOptions, run_all
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.progress import say
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor
+
+
+class _RangeOptions(Options):
+    runtime: Annotated[str, one_of(RUNTIMES)]
+
 
 _ENDS = dict.fromkeys(("lr", "lr_end"), "use --low and --high")
 
@@ -34,15 +39,18 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
     epochs) holds, else it is 1000 steps.
     """
     refuse_set("lr-range", given, SET_BY_RANGE_TEST, {**BY_RUNTIME, **_ENDS, "seconds": "use --steps or --epochs"})
-    if not 0 < low < high < math.inf:
-        raise ConfigError(f"lr-range: --low is {low:g} and --high is {high:g}; it must be 0 < low < high")
     file = load_yaml(path) if path else {}
     kept = {name: value for name, value in file.items() if name not in (*STRAIN.budgets, *SET_BY_RANGE_TEST)}
     length = {} if {"steps", "epochs"} & set(given) else {"steps": 1000}
     values = {"study": "lr-range", **kept, **length, **given, **STRAIN.quiet}
     config = strain_config(values, source=str(path) if path else "lr-range")
-    if config.steps is not None and config.steps < 50:  # what the analysis can read
-        raise ConfigError(f"lr-range: --steps is {config.steps}; a range test needs at least 50")
+    few = config.steps is not None and config.steps < 50  # what the analysis can read
+    between = f"--low is {low:g} and --high is {high:g}; it must be 0 < low < high"
+    refuse(
+        "lr-range",
+        (not 0 < low < high < math.inf, between),
+        (few, f"--steps is {config.steps}; a range test needs at least 50"),
+    )
     return config.changed(schedule="range", lr=low, lr_end=high, warmup_steps=0)
 
 
@@ -56,12 +64,10 @@ def run_range(
     again. StudyError: the run failed; `command` is what the user typed.
     """
     runtime = runtime or ("serial" if workers == 1 else "horovod/mpi")
-    require_known("lr-range: --runtime", runtime, RUNTIMES)
+    _RangeOptions.of("lr-range", {"runtime": runtime})
     require_workers("lr-range", workers, available_cores())
-    if workers > 1 and runtime == "serial":
-        raise ConfigError(
-            f"lr-range: --workers is {workers}, but --runtime serial has one worker; name another runtime"
-        )
+    one = f"--workers is {workers}, but --runtime serial has one worker; name another runtime"
+    refuse("lr-range", (workers > 1 and runtime == "serial", one))
     cell = replace(local_cell(runtime, config.to_dict(), workers=workers, source="lr-range"), label="range test")
     if (curve := _curve(out / cell.key)) is None:
         length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"

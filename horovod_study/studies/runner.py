@@ -30,7 +30,7 @@ from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.site import Site, site_of
 from horovod_study.config.run import Cell, Placement, available_cores
-from horovod_study.errors import StudyError
+from horovod_study.errors import StudyError, refuse
 from horovod_study.files import writing
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES
@@ -75,8 +75,7 @@ from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, 
 from horovod_study.text.progress import duration
 from horovod_study.text.words import plural
 
-AGAIN = (*ledgers.ON_RETRY, "pre-empted")
-"""States of cells that `retry` runs again."""
+AGAIN = (*ledgers.ON_RETRY, "pre-empted")  # States of cells that `retry` runs again
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
@@ -359,14 +358,18 @@ class _Runner:
             told = f"{len(plan.cells)} cells take {duration(plan.seconds)}, one after the other"
         if not told:
             return
-        if not (sys.stdin.isatty() and console.is_terminal):
-            raise StudyError(f"{told}; give --yes to run it all the same, or shrink the study (`run --plan` shows it)")
-        console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
-        answer = ""
-        with suppress(EOFError):
-            answer = console.input()
-        if answer.strip().lower() not in ("y", "yes"):
-            raise StudyError("nothing was started; shrink the study (`run --plan` shows it), or raise its budget")
+        shrink = "shrink the study (`run --plan` shows it)"
+        answer, asked = "", sys.stdin.isatty() and console.is_terminal
+        if asked:
+            console.print(f"{told}\nrun it? [y/N] ", end="", markup=False, highlight=False)
+            with suppress(EOFError):
+                answer = console.input()
+        refuse(
+            "",
+            (not asked, f"{told}; give --yes to run it all the same, or {shrink}"),
+            (answer.strip().lower() not in ("y", "yes"), f"nothing was started; {shrink}, or raise its budget"),
+            error=StudyError,
+        )
 
     def _wait(self, stop: Interruption) -> None:
         """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs."""
@@ -462,7 +465,8 @@ class Grid:
         """
         if any(cell.identity for cell in cells):
             remember(self.directory, self.sweep.partitions.values())
-        try:
+        again = "make room there or choose another folder with --runs, and run the study again"
+        with writing(self.directory, again, error=StudyError):
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
             self._display = Display(self.console, total=len(cells) if total is None else total, ended=ended)
             with closing(self._display):
@@ -476,13 +480,6 @@ class Grid:
                 if self._aim is not None and not self.stop.requested:
                     for line in self._aim.look(self.sweep).lines():
                         say(self.console, line)
-        except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
-            raise
-        except OSError as error:
-            raise StudyError(
-                f"{error.filename or self.directory}: {error.strerror or error}; make room there or choose another "
-                "folder with --runs, and run the study again"
-            ) from error
         return self.broken_off
 
     def _in_turns(self, cells: Sequence[Cell], block: str) -> None:
@@ -655,3 +652,34 @@ def ask_to_end(directory: Path, claim: Claim) -> None:
     with writing(path, "make room there", error=StudyError):
         path.parent.mkdir(exist_ok=True)
         path.touch()
+
+
+Design = Generator[StudyCells, Ledger, None]
+"""Yields the cells that are to be run next and receives where these stand then.
+
+What is run, resumed, retried and put into turns is the same for all: an interrupted design is begun again, and what is
+done is only read.
+"""
+
+
+def follow(design: Design, how: RunOptions, console: Console) -> StudyResult | None:
+    """Run what a design yields until it is at its end or a run is interrupted; None: there was nothing to run."""
+    result: StudyResult | None = None
+    with suppress(StopIteration):
+        sweep = next(design)
+        while not (result := run_sweep(sweep, how, console=console)).interrupted:
+            sweep = design.send(result.ledger)
+    return result
+
+
+def run_all(sweep: StudyCells, how: RunOptions) -> list[Path]:
+    """Run the cells of `sweep` that are not done and return all run directories; what is said goes to standard error.
+
+    StudyError with the reason of the first run that fails, and KeyboardInterrupt after Ctrl-C.
+    """
+    result = run_sweep(sweep, how, console=Console(stderr=True))
+    if result.interrupted:
+        raise KeyboardInterrupt
+    wrong = (f"{each.name}: {each.reason or each.state}" for each in result.ledger.entries if each.state != "done")
+    refuse("", *((True, f"{text}; type the same again to go on") for text in wrong), error=StudyError)
+    return [sweep.directory / cell.key for cell in sweep.cells]

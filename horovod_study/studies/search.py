@@ -22,6 +22,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Generator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ from horovod_study.config.roles import Role, check_field, named
 from horovod_study.config.run import Cell, available_cores, local_cell
 from horovod_study.config.workload import Configuration, packaged
 from horovod_study.config.yaml_keys import limits, mapping, number, one_of
-from horovod_study.errors import ConfigError, StudyError, first_line, require_keys
+from horovod_study.errors import ConfigError, StudyError, first_line, refuse, require_keys
 from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.records import MANIFEST, epoch_rows
@@ -66,8 +67,7 @@ from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
 
 OPTIONS = packaged().options
-PARTS = 20
-"""A trial is compared with others at twentieths of its budget."""
+PARTS = 20  # A trial is compared with others at twentieths of its budget
 
 _KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
 _ELSEWHERE = {
@@ -121,14 +121,10 @@ class SearchConfig:
 
     def example(self) -> Cell:
         """Return one valid cell; all are launched alike."""
-        problem: ConfigError | None = None
         for values in itertools.islice(itertools.product(*map(ends, self.space.values())), 1000):
-            try:
+            with suppress(ConfigError):
                 return self.cell(dict(zip(self.space, values, strict=True)))
-            except ConfigError as error:
-                problem = problem or error
-        assert problem is not None, "a space is never empty"
-        raise problem
+        return self.cell({name: ends(each)[0] for name, each in self.space.items()})  # it says what is wrong
 
     def highest(self, name: str) -> Any:
         """Return the largest value that the option `name`, a number, can take."""
@@ -259,27 +255,18 @@ def run_search(search: SearchConfig, runs_dir: Path, *, command: str, jobs: int 
     typed; it is repeated where typing it again continues. Raises StudyError before a trial starts when a launcher is
     missing, when the trials would have to share cores, or when the folder holds a search that asked for something else.
     """
-    if jobs < 1:
-        raise ConfigError(f"--jobs {jobs}: must be 1 or greater")
     threads, cores = search.highest("threads") * search.workers * jobs, available_cores()
-    if threads > cores:
-        raise StudyError(
-            f"{plural(jobs, 'job')} with {plural(search.workers, 'worker')} each would compute with {threads} threads, "
-            f"but this machine offers {plural(cores, 'core')}; lower --jobs, or workers and threads in the file"
-        )
+    many = f"{plural(jobs, 'job')} with {plural(search.workers, 'worker')} each would compute with {threads} threads, "
+    few = f"but this machine offers {plural(cores, 'core')}; lower --jobs, or workers and threads in the file"
+    one = f"--jobs {jobs}: must be 1 or greater"
+    refuse("", (jobs < 1, one), (threads > cores, many + few), error=StudyError)
     directory = runs_dir / search.name
     attempts.require_launchers([search.example()], attempts.local_launch)
-    with writing(directory, "choose a writable folder with --runs", error=StudyError):
+    again = f"make room there or choose another folder with --runs, and continue with: {command}"
+    with writing(directory, again, error=StudyError), Interruption() as stop, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna's notes to programmers
         directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with Interruption() as stop, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna's notes to programmers
-            return _Search(search, directory, stop).run(jobs, command)
-    except OSError as error:
-        raise StudyError(
-            f"{error.filename or directory}: {error.strerror or error}; make room there or choose another folder "
-            f"with --runs, and continue with: {command}"
-        ) from error
+        return _Search(search, directory, stop).run(jobs, command)
 
 
 def _open_study(search: SearchConfig, directory: Path) -> optuna.Study:
@@ -287,8 +274,9 @@ def _open_study(search: SearchConfig, directory: Path) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = (directory / "search.journal").resolve()
     others = "give the search another name in its file, or move the folder away"
-    if not path.exists() and ((directory / "search.db").exists() or any(directory.glob(f"trial-*/{MANIFEST}"))):
-        raise StudyError(f"{directory}: holds trials without a {path.name}, as of an earlier version; {others}")
+    old = not path.exists() and ((directory / "search.db").exists() or any(directory.glob(f"trial-*/{MANIFEST}")))
+    without = f"holds trials without a {path.name}, as of an earlier version; {others}"
+    refuse(str(directory), (old, without), error=StudyError)
     lock = JournalFileOpenLock(str(path))
     backend = JournalFileBackend(str(path), lock)
     lock.acquire()
@@ -302,13 +290,12 @@ def _open_study(search: SearchConfig, directory: Path) -> optuna.Study:
     except (ValueError, LookupError) as error:
         raise StudyError(f"{path}: is damaged ({first_line(error)}); {others}") from None
     meaning = search.meaning()
-    old, new = _flat(study.user_attrs.get("meaning", meaning)), _flat(meaning)
-    if (name := next((name for name in {**new, **old} if old.get(name) != new.get(name)), None)) is not None:
-        was, now_is = (cut(str(each.get(name)), 60) for each in (old, new))
-        raise StudyError(
-            f"search {search.name} was begun as another one ({name} was {was}, now {now_is}), so its trials cannot be "
-            "compared with new ones; give the search another name in its file, or undo the change"
-        )
+    before, new = _flat(study.user_attrs.get("meaning", meaning)), _flat(meaning)
+    other = [name for name in {**new, **before} if before.get(name) != new.get(name)]
+    name, was, now_is = (*other, "")[0], *(cut(str(each.get((*other, "")[0])), 60) for each in (before, new))
+    begun = f"search {search.name} was begun as another one ({name} was {was}, now {now_is}), so its trials cannot be "
+    undo = "compared with new ones; give the search another name in its file, or undo the change"
+    refuse("", (other, begun + undo), error=StudyError)
     study.set_user_attr("meaning", meaning)
     return study
 

@@ -24,7 +24,7 @@ from horovod_study.cluster.site import common_site
 from horovod_study.cluster.slurm import script, submit_environment
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Cell
-from horovod_study.errors import StudyError
+from horovod_study.errors import StudyError, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import sleep, utc_now, utc_stamp
 from horovod_study.records import facts
@@ -38,8 +38,7 @@ from horovod_study.text.words import plural
 
 _TRIES = 3
 _BETWEEN_TRIES_S = 5.0
-_Draft = tuple[Job, Allocation, str]
-"""A job that is ready to be submitted, and its script."""
+_Draft = tuple[Job, Allocation, str]  # A job that is ready to be submitted, and its script
 
 
 def submit_cells(
@@ -164,7 +163,7 @@ def _submit(job: Job, allocation: Allocation, text: str, sweep: StudyCells, cons
 
 def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
     """Return the number that sbatch gives; when its answer was lost on the way, Slurm is asked for the job's name."""
-    told = ""
+    told = absent = ""
     for attempt in range(_TRIES):
         if attempt:
             sleep(_BETWEEN_TRIES_S)
@@ -173,10 +172,8 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
             how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120.0}
             done: subprocess.CompletedProcess[bytes] = subprocess.run(command, cwd=folder, env=environ, **how)
         except FileNotFoundError:
-            raise StudyError(
-                "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is not of "
-                "scheduler slurm"
-            ) from None
+            absent = "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is "
+            break
         except (OSError, subprocess.TimeoutExpired) as error:
             told, lost = f"sbatch did not answer ({type(error).__name__})", True
         else:
@@ -191,13 +188,14 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
             break
         if number_there := JobBook(directory).job_id(job.name):
             return number_there
-    write_job(directory, replace(job, refused=f"sbatch: {told}"))
+    if not absent:
+        write_job(directory, replace(job, refused=f"sbatch: {told}"))
     what = f"sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
     what += f"the script is {folder / 'script.sh'}"
-    if lost:
+    if not absent and lost:
         what = f"Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
         what += "run it again later"
-    raise StudyError(f"partition {job.partition}: {what}")
+    raise StudyError(f"{absent}not of scheduler slurm" if absent else f"partition {job.partition}: {what}")
 
 
 def _show(allocation: Allocation, partition: Partition, directory: Path, console: Console) -> None:
@@ -240,11 +238,15 @@ def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console
         if not state.job_id or not meant(job, task):
             continue
         number = f"{state.job_id}_{task}" if len(job.tasks) > 1 else state.job_id
-        if job.user and user and job.user != user:
-            raise StudyError(f"job {number} was submitted by {job.user}; only {job.user} can cancel it")
+        foreign = bool(job.user and user and job.user != user)
         # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.
-        if ask(("scancel", number)) is None:
-            raise StudyError(f"scancel {number} failed; try it manually to see why")
+        failed = not foreign and ask(("scancel", number)) is None
+        refuse(
+            "",
+            (foreign, f"job {number} was submitted by {job.user}; only {job.user} can cancel it"),
+            (failed, f"scancel {number} failed; try it manually to see why"),
+            error=StudyError,
+        )
         ended.append(number)
         say(console, f"cancelled job {number} ({plural(len(job.tasks[task]), 'cell')})")
     return ended

@@ -1,18 +1,12 @@
 """`run STUDY --tune`: which settings of communication make the training of a study fastest, at its most workers.
 
-Settings are arms of a race by halving. Libraries read theirs when they start, so that every arm is launched: it is a
-cell of the study RUNS/<study>-tune, run as the cells of any other one, in turns where that is possible. What is typed
-again goes on: a launch that is whole is only read.
+Settings are arms of a race by halving (docs/tune.md: "How it decides"). Libraries read theirs when they start, so each
+arm is launched: it is a cell of the study RUNS/<study>-tune, in turns where that is possible. What is typed again goes
+on: a launch that is whole is only read. Machines drift, so settings are only ever compared within rounds, by the
+estimate of `analysis.paired`: a launch in turns has many, one after the other all runs of a launch are one round.
 
-Machines drift, so settings are only ever compared within rounds, by the estimate of `analysis.paired`. In turns
-(turns.py) one launch of all settings together has many rounds of slices; where they cannot alternate a launch is one
-round of runs one after the other. Everything else is the same for both:
-
-A stage measures all settings that are left, with the shipped ones and the library's defaults. Then whoever is resolved
-to be slower than the fastest is out (O. Maron and A. Moore, Hoeffding races, 1994), and the slower half of the rest
-(Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed bandits", 2013). After the first one the
-best values of single settings that help are combined. Whoever wins was also lucky: the leader is launched again,
-against both baselines, and is chosen where these launches alone resolve its gain.
+Who is resolved to be slower than the fastest is out (O. Maron and A. Moore, Hoeffding races, 1994), and the slower half
+of the rest (Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed bandits", 2013).
 """
 
 import math
@@ -35,18 +29,17 @@ from rich.console import Console
 from horovod_study.analysis.paired import MIN_ROUNDS, Slice, estimate, pairs
 from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
 from horovod_study.cluster.process import GRACE_S
-from horovod_study.config.roles import TRUTH, Option, check_field, plain
+from horovod_study.config.roles import TRUTH, Option, plain
 from horovod_study.config.run import Cell, available_cores
 from horovod_study.config.workload import Configuration, Workload
-from horovod_study.errors import ConfigError, StudyError, require_known
+from horovod_study.errors import ConfigError, StudyError, nearest, refuse
 from horovod_study.measure.clock import now
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.design import Design, follow
 from horovod_study.studies.interruption import INTERRUPTED
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside
 from horovod_study.studies.progress import say
-from horovod_study.studies.runner import RunOptions, end_unattended
+from horovod_study.studies.runner import Design, RunOptions, end_unattended, follow
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
@@ -160,8 +153,8 @@ class Race:
         slices, failed = made
         self.slices += slices
         self.confirming += slices if heat.what == "confirm" else ()
-        if (why := failed.get(self.arms[0].name)) is not None:
-            raise StudyError(f"run: --tune: the shipped settings do not run: {why}")
+        shipped = failed.get(self.arms[0].name)
+        refuse("run: --tune", (shipped, f"the shipped settings do not run: {shipped}"), error=StudyError)
         self.out |= {name: f"failed: {why}" for name, why in failed.items()}
         return True
 
@@ -196,24 +189,22 @@ class Race:
 
     def choose(self, leader: Candidate) -> None:
         """Choose the leader where the launches of its own resolve that it gains, else the shipped settings."""
-        spent = {"time": "the time was used up; ", "stages": "the stages were used up; "}.get(self.stop, "")
-        gain = self.gain(leader, self.confirming)
-        if leader is self.arms[0]:
-            why = f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
-        elif leader.name in self.out:
-            why = f"{leader.name} {self.out[leader.name]} when it was launched again"
-        elif not gain.n:
-            why = f"{leader.name} led, and there was no time to launch it again"
-        elif not (gain.n >= LEAST_ROUNDS and gain.low > 1):
-            why = f"{leader.name} led, but launched again its gain ({words(gain)}) is not resolved"
-        else:
-            self.chosen, why = leader, ""
-        if why:
-            self.stop = "kept" if self.stop == "resolved" else self.stop
+        name, gain, resolved = leader.name, self.gain(leader, self.confirming), self.stop == "resolved"
+        spent = "" if resolved else f"the {self.stop} {'was' if self.stop == 'time' else 'were'} used up; "
+        again = f"{name} led, but launched again its gain ({words(gain)}) is not resolved"
+        against = (
+            (leader is self.arms[0], f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"),
+            (name in self.out, f"{name} {self.out.get(name)} when it was launched again"),
+            (not gain.n, f"{name} led, and there was no time to launch it again"),
+            (not (gain.n >= LEAST_ROUNDS and gain.low > 1), again),
+        )
+        if why := next((text for holds, text in against if holds), ""):
+            self.stop = "kept" if resolved else self.stop
             self.text = f"not resolved: {why}; the shipped settings are kept"
         else:
-            best, others = f"the fastest tried is {leader.name}", f"{spent}others may be faster than {leader.name}"
-            told = f"resolved: {best}" if self.stop == "resolved" else f"not resolved: {others}"
+            self.chosen = leader
+            others = f"not resolved: {spent}others may be faster than {name}"
+            told = f"resolved: the fastest tried is {name}" if resolved else others
             self.text = f"{told}, which gains over the shipped settings"
 
 
@@ -263,17 +254,17 @@ def knobs_of(texts: Sequence[str], workload: Workload, runtime: str) -> dict[str
     why = {knob: why_not(workload.options[knob], runtime) for knob in workload.tuned}
     for text in texts:
         name, equals, list_ = text.partition("=")
-        name = name.strip().replace("-", "_")
-        require_known("run: --tune", name, workload.tuned)
-        if why[name]:
-            useful = ", ".join(knob for knob, reason in why.items() if not reason)
-            raise ConfigError(f"run: --tune {name} {why[name]}; knobs that do something over {runtime}: {useful}")
-        option, told = workload.options[name], [word.strip() for word in list_.split(",")]
-        if equals and not all(told):
-            raise ConfigError(f"run: --tune {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1")
-        values: list[Any] = [TRUTH.get(word.lower(), word) for word in told] if option.kind is bool else list(told)
-        checked = [check_field("run: --tune", name, each, option, optional=False) for each in values if equals]
-        found[name] = tuple(dict.fromkeys(checked))
+        name, told = name.strip().replace("-", "_"), [word.strip() for word in list_.split(",")]
+        useful = ", ".join(knob for knob, reason in why.items() if not reason)
+        refuse(
+            "run",
+            (name not in why, f"--tune {name!r} is not known{nearest(name, why)}; allowed: {', '.join(why)}"),
+            (why.get(name), f"--tune {name} {why.get(name)}; knobs that do something over {runtime}: {useful}"),
+            (equals and not all(told), f"--tune {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1"),
+        )
+        option = workload.options[name]
+        values = [TRUTH.get(word.lower(), word) if option.kind is bool else word for word in told if equals]
+        found[name] = tuple(dict.fromkeys(option.check("run: --tune", each) for each in values))
     return found or dict.fromkeys(workload.tuned, ())
 
 
@@ -348,9 +339,9 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
             told = f"{each.variable} is set in the environment, and holds for the shipped settings; unset it"
             say(console, f"warning: {told}")
     arms, left_out = arms_of(base, knobs, available_cores())
-    if all(each.baseline for each in arms):
-        why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
-        raise StudyError(f"run: --tune: there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2")
+    why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
+    nothing = f"there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2"
+    refuse("run: --tune", (all(each.baseline for each in arms), nothing), error=StudyError)
     room = math.inf if alone else int(workers_that_fit(worker_mb(runs_dir / study.name)) / workers)
     heats = _Heats(sweep, base, bool(alone), lasts_s, console, Race(arms))
     how = replace(options, policy=heats.policy, watch_load_s=0.0)
@@ -366,10 +357,8 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
 def base_of(study: StudyConfig) -> Cell:
     """Return the run whose settings are raced: of the first runtime, with most workers, communicating as shipped."""
     several = [cell for cell in study.cells() if cell.runtime != "serial" and cell.placement.workers > 1]
-    if not several:
-        raise ConfigError(
-            f"{study.source or study.name}: --tune needs a run with several workers; add some to sweep.workers"
-        )
+    alone = "--tune needs a run with several workers; add some to sweep.workers"
+    refuse(str(study.source or study.name), (not several, alone))
     alike = [each for each in several if each.runtime == several[0].runtime]
     cell = max(alike, key=lambda each: each.placement.workers)
     config, workload = cell.config, cell.config.workload

@@ -2,19 +2,13 @@
 
 Cells that are run one after the other are measured minutes apart, and what the machine does meanwhile goes into every
 ratio of two of them. Here they are started once and then alternate: in every round each of them trains one slice, in
-random order, so that the slices of a round have the same machine (recording/rank/turns.py has the protocol, and says
-why the wait changes nothing of what a run records).
-
-    start       in their order, STARTS at a time: each makes its warm-up, `warmup_steps` and at least WARM_S, and waits
-    rounds      every cell that is left trains one slice, again where other programs were at work meanwhile; then the
-                policy says which of them need more
-    end         a cell that needs no more is told to end, and the others wait until its processes are gone
+random order, so that the slices of a round have the same machine. docs/turns.md says how it goes;
+recording/rank/turns.py has the protocol, and says why the wait changes nothing of what a run records.
 
 A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
 takes is at most _SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. LEAD_S of
 steps on caches that another cell has filled are made before it begins. Warm-up is in no slice either, nor what the end
-of what was asked for has cut to less than half. A cell that ends by itself, or fails, drops out; the others go on. One
-that never asks for a turn trains to its end while all others wait, as it would have without turns.
+of what was asked for has cut to less than half.
 """
 
 import math
@@ -85,8 +79,7 @@ def until_all_have(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Col
 
 WORKER_MB = 800
 """What a worker is taken to need in memory before one has run: PyTorch, a library of communication, and some data."""
-SPARE = 1.25
-"""What is kept free for each worker, as a multiple of what others like it have needed."""
+SPARE = 1.25  # What is kept free for each worker, as a multiple of what others like it have needed
 
 
 class AlternatingCells(NamedTuple):
@@ -516,7 +509,7 @@ class Conductor:
         if cell.step_s:  # at first few, then twice as many at most
             steps = round((usual_s if slice_s is None else slice_s) / max(median(cell.step_s), 1e-7))
             most = math.inf if len(cell.step_s) == _RECENT else 2 * cell.granted
-            cell.granted = int(min(max(self._how.least_steps, steps), most))
+            cell.granted = int(max(self._how.least_steps, min(steps, most)))
         else:
             cell.granted = 1
         made, least = cell.steps(), cell.least()

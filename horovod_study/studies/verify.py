@@ -1,17 +1,8 @@
 """The proof that parallel training equals sequential training: what is run, and the verdict on each case.
 
 A case is one parallel training run of S steps: a runtime, N workers, a reduction, a precision, an optimiser, even or
-uneven shards. It passes if
-
-    every one of the model's tensors ends within the bound of the sequential run's, ||p - q|| / ||q||, on every rank
-    (reported and not judged for Adam in float32, see _UNJUDGED),
-    the curves of every global batch are the sequential ones in the same order,
-    every rank's learning rate is the sequential one in every step,
-    every rank begins with the sequential run's parameters, bit for bit, and all ranks end alike,
-    the averaged gradient of the first step is 1 times the sequential one, within the bound.
-
-The last is not implied by the first: Adam divides the gradient by its own size, so a sum in the place of a mean hardly
-moves the parameters. docs/verify.md says what the figures mean.
+uneven shards. docs/verify.md says what it must have in common with the sequential run, and why the averaged gradient
+is looked at by itself: Adam divides it by its own size, so a sum in the place of a mean hardly moves the parameters.
 """
 
 import math
@@ -19,10 +10,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from horovod_study.config.doors import Options, at_least
 from horovod_study.config.run import available_cores
-from horovod_study.errors import ConfigError, StudyError, require_within
+from horovod_study.errors import ConfigError, StudyError, refuse
 from horovod_study.files import writing
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.bench import measured, run_ranks
@@ -32,8 +24,7 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload.options import StrainConfig, strain_config
 from horovod_study.workload.schedule import scaled_lr
 
-BOUNDS = {"float32": 1e-6, "float64": 1e-14}
-"""The largest relative error of a tensor that passes."""
+BOUNDS = {"float32": 1e-6, "float64": 1e-14}  # The largest relative error of a tensor that passes
 _UNJUDGED = ("float32", "adam")
 """Precision and optimiser whose errors are shown but held to no bound; order, rate, start and operation are judged.
 
@@ -47,6 +38,12 @@ _RANKS_PER_CORE = 8  # more ranks than cores prove as much as few, but slowly
 _SAME = ("order", "lr", "start", "operation")
 _KNOWN = "runtime transport workers reduction dtype shards batch steps optimizer order_sha256".split()
 _NEAR = 1e-3  # so near a factor of the gradient must be to N to be called a sum over N workers
+
+
+class _ProofOptions(Options):
+    workers: list[Annotated[int, at_least(1)]]
+    steps: Annotated[int, at_least(1)]
+    seed: Annotated[int, at_least(0)]
 
 
 class Question(NamedTuple):
@@ -68,26 +65,19 @@ class Question(NamedTuple):
 
     def check(self, cores: int) -> None:
         """Raise ConfigError for what cannot be proven on so many cores."""
-        for name, value, low in (("workers", min(self.workers), 1), ("steps", self.steps, 1), ("seed", self.seed, 0)):
-            require_within(f"bench equality: --{name}", value, low)
-        if self.kernels == "native" and (list(self.reduction), list(self.dtype)) != (["flat"], ["float32"]):
-            raise ConfigError(
-                "bench equality: --kernels native computes in float32 and averages one flat buffer; add --dtype "
-                "float32 --reduction flat, or leave --kernels out"
-            )
+        _ProofOptions.of("bench equality", self._asdict())
         most, limit = max(self.workers), _RANKS_PER_CORE * cores
-        if most > limit:
-            raise ConfigError(
-                f"bench equality: --workers {most} are more ranks than this machine has slots: "
-                f"{plural(cores, 'core')}, at most {_RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
-            )
-        if self.batch < (least := 2 * most if most > 1 else 1):
-            raise ConfigError(
-                f"bench equality: --batch {self.batch} is too small for {plural(most, 'worker')}: uneven shards need "
-                f"at least {plural(least, 'curve')}; use a larger --batch or fewer --workers"
-            )
-        if self.broken and min(self.workers) < 2:
-            raise ConfigError(f"bench equality: --break {self.broken} needs two ranks; use --workers 2")
+        least, native = 2 * most if most > 1 else 1, self.kernels == "native"
+        what = "--kernels native computes in float32 and averages one flat buffer; add --dtype float32 --reduction flat"
+        many = f"--workers {most} are more ranks than this machine has slots: {plural(cores, 'core')}, at most "
+        small = f"--batch {self.batch} is too small for {plural(most, 'worker')}: uneven shards need at least "
+        refuse(
+            "bench equality",
+            (native and [*self.reduction, *self.dtype] != ["flat", "float32"], f"{what}, or leave --kernels out"),
+            (most > limit, f"{many}{_RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"),
+            (self.batch < least, f"{small}{plural(least, 'curve')}; use a larger --batch or fewer --workers"),
+            (self.broken and min(self.workers) < 2, f"--break {self.broken} needs two ranks; use --workers 2"),
+        )
 
     def trials(self, workers: int, device: str = "cpu", *, alone: bool = False) -> list[dict[str, Any]]:
         """Return what is trained with so many workers: each with its sequential counterpart's rate and file.
@@ -149,7 +139,7 @@ def verify(question: Question, out: Path | None = None, *, on_progress: Callable
 def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
     cores, counts = available_cores(), sorted({*question.workers})
     question.check(cores)
-    dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, processes=cores))
+    dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, threads=cores))
     batches = [trial["batch"] for count in counts for trial in question.trials(count)]
     data.Batches(dataset.train_size, batch=max(batches), rank=0, workers=1, seed=question.seed)  # for its complaint
     shared = {"dataset": str(dataset.path.absolute()), **{name: getattr(question, name) for name in ("steps", "seed")}}

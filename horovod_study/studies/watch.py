@@ -27,15 +27,14 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.recording.command import before_the_first_step, noted_steps
 from horovod_study.studies import lease
 from horovod_study.studies.estimate import Estimate, TimeLeft, together
-from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
+from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger, server_time
 from horovod_study.studies.progress import say
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.progress import duration
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
-RECENT_STEPS = 200
-"""So many steps, the last that all ranks have, are what is shown as now."""
+RECENT_STEPS = 200  # So many steps, the last that all ranks have, are what is shown as now
 _TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")  # the worst first
 
 
@@ -74,10 +73,9 @@ def study_view(sweep: StudyCells, *, height: int) -> View:
     going = [(entry, *_going(ledger.directory, entry, estimate)) for entry in state["running"]]
     at_work = _somebody_is_at_work(ledger)  # and takes one cell after the other
     ahead = state["queued"] + [entry for each in BY_ITSELF if at_work for entry in state[each]]
-    left = "nothing runs and nothing is queued"
-    if busy := bool(going or ahead or at_work):
-        parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
-        left = str(together(parts, lanes=max(1, len(going))))
+    parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
+    busy = bool(parts or at_work)
+    left = str(together(parts, lanes=max(1, len(going)))) if busy else "nothing runs and nothing is queued"
     waits = Counter(each.reason for each in state["queued"])
     wrong = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
     groups = [
@@ -117,13 +115,8 @@ def _somebody_is_at_work(ledger: Ledger) -> bool:
     """Return whether a live process holds anything of the study beside its cells: it will go on to the next one."""
     folder = ledger.directory / lease.CLAIMS
     names = lease.generations(folder).keys() - {entry.key for entry in ledger.entries}
-    for claim in filter(None, (lease.latest(folder, name) for name in names)):
-        present = claim.touched
-        with suppress(OSError):  # a reader that may not write
-            present = lease.server_time(folder)
-        if claim.released is None and not lease.is_stale(claim, present=present):
-            return True
-    return False
+    held = [each for name in names if (each := lease.latest(folder, name)) is not None and each.released is None]
+    return any(not lease.is_stale(each, present=server_time(ledger.directory)) for each in held)
 
 
 def run_now(directory: Path) -> dict[str, Any]:

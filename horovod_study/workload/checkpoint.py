@@ -18,25 +18,25 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from horovod_study.comm import Backend, fail_together
+from horovod_study.comm import fail_together
 from horovod_study.config.documents import open_file
+from horovod_study.config.doors import Form, conform, wrong
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import result_folder, write_file
+from horovod_study.files import result_folder, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
 from horovod_study.text.progress import say
-from horovod_study.workload import material
+from horovod_study.workload.job import TrainingJob
 from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import StrainConfig, parse_widths
+from horovod_study.workload.options import parse_widths
 
 SCHEMA = 1
 _BEGIN = b"PK\x03\x04"
@@ -44,36 +44,47 @@ _MARK = b"horovod_study sha256 "
 _DIGITS = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    needed = tensor.numel() * tensor.element_size()
+    if tensor.layout != torch.strided or needed > tensor.untyped_storage().nbytes():
+        raise wrong("it does not hold all of its numbers, or repeats some")
+    return tensor
+
+
+class Checkpoint(Form):
     """The state of a run between two steps: everything that the steps to come depend on."""
 
-    step: int  # steps made
-    epoch: int  # the epoch of the step to come, from 0; the position in it follows from `step`
-    model: Mapping[str, torch.Tensor]  # state of the network, by parameter name
-    optimizer: Mapping[str, Any]  # state of the optimiser, as PyTorch gives it
-    progress: Mapping[str, Any]  # state of the loop: window so far, last evaluation, cost of checkpoints, ...
-    config: Mapping[str, Any]  # the fields of StrainConfig, as in run.json
-    target_bounds: tuple[tuple[float, float], ...]  # (P, 2): lowest and highest G0 in MPa, and a
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    form: Annotated[int, Field(ge=1, le=SCHEMA)] = Field(default=SCHEMA, alias="schema")
+    step: Annotated[int, Field(ge=0, lt=2**53)]  # steps made
+    epoch: Annotated[int, Field(ge=0, lt=2**53)]  # of the step to come, from 0; the position in it follows from `step`
+    model: dict[str, Annotated[torch.Tensor, AfterValidator(_dense)]]  # state of the network, by parameter name
+    optimizer: dict[str, Any]  # state of the optimiser, as PyTorch gives it
+    progress: dict[str, Any]  # state of the loop: window so far, last evaluation, cost of checkpoints, ...
+    config: dict[str, Any]  # the fields of StrainConfig, as in run.json
+    target_bounds: tuple[tuple[float, float], tuple[float, float]]  # lowest and highest G0 in MPa, and a
     input_scaling: str
     widths: str
-    schema: int = SCHEMA
 
 
-_FIELDS = tuple(Checkpoint.__dataclass_fields__)
-PROGRESS: dict[str, Any] = {
-    **dict.fromkeys(("window_s", "wall_s"), (int, float)),
-    "evaluated": int,
-    "evaluation": Mapping,
-    "budget": (list, tuple),
-    "target_reached": object,
-}
-"""What the loop of trainer.py needs of `progress`, by type."""
+class LoopState(BaseModel):
+    """What the loop of trainer.py needs of `progress` to go on."""
+
+    window_s: float
+    wall_s: float
+    evaluated: int
+    evaluation: dict[str, Any]
+    budget: list[float] | tuple[float, ...]
+    target_reached: bool
+
+
+_FIELDS = Checkpoint.model_fields
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """Return the bytes of the file; equal states give equal bytes. TypeError: something is not plain."""
-    content = {name: _plain(getattr(checkpoint, name), name) for name in _FIELDS}
+    content = {field.alias or name: _plain(getattr(checkpoint, name), name) for name, field in _FIELDS.items()}
     stream = io.BytesIO()
     torch.save(content, stream)
     archive = stream.getvalue()
@@ -84,76 +95,27 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 def decode(data: bytes, source: str) -> Checkpoint:
     """Return the checkpoint in `data`; RecordError, naming `source`, when it is damaged, foreign or newer."""
-    problem = _damaged_ends(data)
+    problem, content = _damaged_ends(data), None
     if not problem and hashlib.sha256(data[:-_DIGITS]).hexdigest().encode() != data[-_DIGITS:]:
         problem = "is damaged: its content does not fit its SHA-256 digest"
-    if problem:
-        raise RecordError(f"{source}: {problem}")
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            promised = sum(each.file_size for each in archive.infolist())
-        if promised > len(data):  # torch.save packs nothing
-            raise RecordError(
-                f"{source}: promises {promised:,} bytes in {len(data):,}; it was not written by this program"
-            )
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except RecordError:
-        raise
+        if not problem:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                promised = sum(each.file_size for each in archive.infolist())
+            if promised > len(data):  # torch.save packs nothing
+                problem = f"promises {promised:,} bytes in {len(data):,}; it was not written by this program"
+            else:
+                content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is wrong with a file from elsewhere, it is the file's fault
         # PyTorch's own words end with how to load what can execute code, which nobody should.
-        what = (
-            "objects that loading would execute" if type(error).__name__ == "UnpicklingError" else "a damaged archive"
-        )
-        raise RecordError(f"{source}: holds {what}, not plain tensors and values alone; it is not read") from None
-    if not isinstance(content, dict) or type(content.get("schema")) is not int or content["schema"] < 1:
-        raise RecordError(f"{source}: is a PyTorch file, but not a checkpoint of this program")
-    if content["schema"] > SCHEMA:
-        raise RecordError(
-            f"{source}: has schema {content['schema']}, newer than this program's {SCHEMA}; update horovod_study"
-        )
-    missing = [name for name in _FIELDS if name not in content]
-    if missing:
-        raise RecordError(f"{source}: lacks {', '.join(missing)}; it was not written by this program")
-    try:
-        state = {name: content[name] for name in _FIELDS}
-        bounds = tuple((float(low), float(high)) for low, high in content["target_bounds"])
-        made = Checkpoint(**{**state, "target_bounds": bounds})
-        wrong = _wrong_field(made)
-    except (TypeError, ValueError, OverflowError):
-        wrong = "target_bounds"
-    if wrong:
-        raise RecordError(f"{source}: {wrong} is not what this program writes there")
-    return made
-
-
-def _wrong_field(found: Checkpoint) -> str:
-    """Return the first field of a checkpoint that holds something of another type, "" for none."""
-    counts = (found.step, found.epoch)
-    kinds = {
-        "step": all(type(each) is int and 0 <= each < 2**53 for each in counts),
-        "model": isinstance(found.model, Mapping)
-        and all(isinstance(name, str) and _is_dense(each) for name, each in found.model.items()),
-        "optimizer": isinstance(found.optimizer, Mapping),
-        "progress": isinstance(found.progress, Mapping),
-        "config": isinstance(found.config, Mapping) and all(isinstance(name, str) for name in found.config),
-        "target_bounds": len(found.target_bounds) == material.TARGETS
-        and all(math.isfinite(each) for pair in found.target_bounds for each in pair),
-        "input_scaling": isinstance(found.input_scaling, str),
-        "widths": isinstance(found.widths, str),
-    }
-    known = found.progress if isinstance(found.progress, Mapping) else {}
-    there = {name: kind for name, kind in PROGRESS.items() if name in known}
-    kinds |= {f"progress: {name}": isinstance(known[name], kind) for name, kind in there.items()}
-    return next((name for name, right in kinds.items() if not right), "")
-
-
-def _is_dense(value: Any) -> bool:
-    """Return whether it is a tensor that has all of its numbers, and not one that repeats a few."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout == torch.strided
-        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-    )
+        executes = type(error).__name__ == "UnpicklingError"
+        what = "objects that loading would execute" if executes else "a damaged archive"
+        problem = f"holds {what}, not plain tensors and values alone; it is not read"
+    if problem:
+        raise RecordError(f"{source}: {problem}")
+    again = "update horovod_study if a newer one wrote it; else it is no checkpoint of this program"
+    found: Checkpoint = conform(content, Checkpoint, source, again=again)
+    return found
 
 
 def _damaged_ends(data: bytes) -> str:
@@ -193,66 +155,49 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
     The file appears completely or not at all, and the older ones go only after it is safe on the disk. RecordError when
     it cannot be written; the older ones are then as they were.
     """
-    data = encode(checkpoint)
-    path = run_directory / name_of(checkpoint.step)
-    try:
+    data, path = encode(checkpoint), run_directory / name_of(checkpoint.step)
+    left = [each.name for each in checkpoint_paths(run_directory)]
+    intact = f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} intact" if left else "there is no older one"
+    with writing(path, f"{intact}; free space and continue with --resume"):
         write_file(result_folder(path.parent) / path.name, data, sync_folder=True)
         for old in checkpoint_paths(run_directory)[2:]:
             old.unlink(missing_ok=True)
         for incomplete in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
             incomplete.unlink(missing_ok=True)
-    except OSError as error:
-        left = [each.name for each in checkpoint_paths(run_directory)]
-        intact = f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} intact" if left else "there is no older one"
-        raise RecordError(
-            f"{path}: the checkpoint cannot be written ({error.strerror or error}); {intact}; "
-            "free space and continue with --resume"
-        ) from None
     return len(data)
 
 
 class Keeper:
     """Writes the checkpoints of one run and counts what they cost; what it does is done by all ranks together."""
 
-    def __init__(self, config: StrainConfig, directory: Path, backend: Backend, bounds: NDArray[np.float64]) -> None:
-        self._config, self._directory, self._backend = config, directory, backend
-        self._bounds = tuple((float(low), float(high)) for low, high in bounds)
+    def __init__(self, job: TrainingJob, directory: Path) -> None:
+        self._job, self._directory = job, directory
         self.step = -1  # at which the newest was written by this process
         self.cost = {"checkpoints": 0, "checkpoint_s": 0.0, "checkpoint_bytes": 0}
         """Number, seconds and bytes of all checkpoints so far; of the one a run was resumed from it is not known."""
 
     def next_after(self, step: int) -> float:
         """Return the step of the next regular checkpoint."""
-        every = self._config.checkpoint_every
+        every = self._job.config.checkpoint_every
         return math.inf if every is None else (step // every + 1) * every
 
-    def write(
-        self,
-        *,
-        step: int,
-        epoch: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        progress: Mapping[str, Any],
-        rows: StepWriter,
-    ) -> None:
+    def write(self, step: int, epoch: int, progress: Mapping[str, Any], rows: StepWriter) -> None:
         """Write the state after `step` steps; raises the same RecordError on all ranks when it cannot be written."""
-        began = now()
-        with fail_together(self._backend):
+        began, size, job = now(), 0, self._job
+        with fail_together(job.backend):
             rows.sync()  # no checkpoint before the step rows that lead to it are on the disk, on all ranks
-        size = 0
-        with fail_together(self._backend):
-            if self._backend.rank == 0:
+        with fail_together(job.backend):
+            if job.backend.rank == 0:
                 state = Checkpoint(
                     step=step,
                     epoch=epoch,
-                    model=model.state_dict(),
-                    optimizer=optimizer.state_dict(),
+                    model=job.bare_model.state_dict(),
+                    optimizer=job.optimizer.state_dict(),
                     progress={**progress, **self.cost},
-                    config=self._config.to_dict(),
-                    target_bounds=self._bounds,
-                    input_scaling=self._config.input_scaling,
-                    widths=self._config.widths,
+                    config=job.config.to_dict(),
+                    target_bounds=job.dataset.target_bounds.tolist(),
+                    input_scaling=job.config.input_scaling,
+                    widths=job.config.widths,
                 )
                 size = save(self._directory, state)
         self.step = step
@@ -275,16 +220,14 @@ def read_newest(run_directory: Path) -> bytes:
             continue
         return data
     if paths:
-        raise RecordError(
-            f"{run_directory}: none of its {len(paths)} checkpoints can be used (see the warnings above); "
-            "start the run again with another --out"
-        )
-    if not run_directory.is_dir():
-        raise RecordError(f"{run_directory}: no such directory; name the directory of a run")
-    raise RecordError(
-        f"{run_directory}: holds no checkpoint; train with --checkpoint-every STEPS (and without "
-        "--no-checkpoint-at-end), and start this run again with another --out"
-    )
+        what = f"none of its {len(paths)} checkpoints can be used (see the warnings above)"
+        again = "start the run again with another --out"
+    elif run_directory.is_dir():
+        what = "holds no checkpoint; train with --checkpoint-every STEPS (and without --no-checkpoint-at-end)"
+        again = "and start this run again with another --out"
+    else:
+        what, again = "no such directory", "name the directory of a run"
+    raise RecordError(f"{run_directory}: {what}; {again}")
 
 
 def set_aside_newer(run_directory: Path, step: int) -> None:
@@ -295,16 +238,14 @@ def set_aside_newer(run_directory: Path, step: int) -> None:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Return the content of a file; RecordError where it is no checkpoint, before gigabytes are read."""
+    """Return the content of a file, or its two ends where these are of no checkpoint, before gigabytes are read."""
     try:
         with open_file(path) as stream:
             ends = stream.read(len(_BEGIN))
             stream.seek(-min(len(_MARK) + _DIGITS, os.fstat(stream.fileno()).st_size), os.SEEK_END)
             ends += stream.read()
-            if problem := _damaged_ends(ends):
-                raise RecordError(f"{path}: {problem}")
             stream.seek(0)
-            return stream.read()
+            return ends if _damaged_ends(ends) else stream.read()
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
 
@@ -316,10 +257,8 @@ def fitting(source: Path) -> Iterator[None]:
         yield
     except (ConfigError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         text = re.sub(r"\s+", " ", f"{error}")[:200]
-        raise RecordError(
-            f"{source}: the state in its checkpoint does not fit what is trained ({text}); train again, with another "
-            "--out"
-        ) from None
+        what = f"the state in its checkpoint does not fit what is trained ({text}); train again, with another --out"
+        raise RecordError(f"{source}: {what}") from None
 
 
 def load_model(source: Path) -> tuple[StressCNN, NDArray[np.float64]]:
@@ -330,5 +269,5 @@ def load_model(source: Path) -> tuple[StressCNN, NDArray[np.float64]]:
     checkpoint = decode(_bytes_of(source) if source.is_file() else read_newest(source), str(source))
     with fitting(source):
         model = StressCNN(widths=parse_widths(checkpoint.widths), input_scaling=checkpoint.input_scaling)
-        model.load_state_dict(dict(checkpoint.model))
-    return model.eval(), np.array(checkpoint.target_bounds, dtype=np.float64)
+        model.load_state_dict(checkpoint.model)
+    return model.eval(), np.array(checkpoint.target_bounds)

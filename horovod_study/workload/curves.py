@@ -13,18 +13,21 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import Field, create_model
 
 from horovod_study.config.documents import open_file
-from horovod_study.errors import DataError, first_line, nearest, require_known
+from horovod_study.config.doors import Form, accept
+from horovod_study.errors import DataError, first_line, nearest
 from horovod_study.workload import material, room
 from horovod_study.workload.dataset import open_npy
 
@@ -50,7 +53,8 @@ _BLOCK = 2000  # curves that are read, checked and written at a time
 _MAX_RATIO = 200  # so many times smaller no compression makes measured numbers; zeros become a thousand times smaller
 _Words = Mapping[str, str]
 _MOST_COLUMNS = 20_000  # of a table: pandas takes half a minute for ten times as many
-_REWRITE = "in pandas read_csv(FILE, sep=';', decimal=',', skiprows=0).to_csv('new.csv', index=False) writes it again"
+_AS_READ = "FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252'"
+_REWRITE = f"in pandas read_csv({_AS_READ}).to_csv('new.csv', index=False) writes it again"
 
 
 class CurveBlock(NamedTuple):
@@ -136,9 +140,9 @@ def open_curves(
     """
     if path.is_dir():
         found = [path / name for name in _PAIRS if (path / name).exists()]
-        if not found:
-            table = "concat({each.stem: read_csv(each) for each in files}, names=['specimen']).to_csv('points.csv')"
-            raise DataError(f"{path}: is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}")
+        table = "concat({each.stem: read_csv(each) for each in files}, names=['specimen']).to_csv('points.csv')"
+        what = f"is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}"
+        hold(f"{path}:", (not found, what))
         path = found[0]
     if not _is_npy(path):
         return _of_frame(path, columns or {}, units or {}, targets)
@@ -148,11 +152,10 @@ def open_curves(
 
 def assignments(option: str, text: str | None, allowed: Iterable[str]) -> dict[str, str]:
     """Return what an option's text says: 'strain=%,stress=MPa' gives {"strain": "%", "stress": "MPa"}."""
-    found = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
-    for name, value in found.items():
-        require_known(option, name, allowed, error=DataError)
-        if not value:
-            raise DataError(f"{option} {text}: says nothing of {name}; write {name}=...")
+    said = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
+    fields: dict[str, Any] = dict.fromkeys(allowed, (Annotated[str, Field(min_length=1)], ""))
+    form, again = create_model("Words", __base__=Form, **fields), f"write {next(iter(fields))}=..."
+    found: dict[str, str] = accept(form, said, option, error=DataError, again=again).model_dump(exclude_unset=True)
     return found
 
 
@@ -175,11 +178,45 @@ def to_channels(points: CurveBlock) -> NDArray[np.float32]:
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
+def hold(source: object, *rules: tuple[Any, str]) -> None:
+    """Raise DataError for the first of some rules, (is it broken, what is wrong and what to do), that is broken."""
+    if said := next((text for broken, text in rules if broken), None):
+        raise DataError(f"{source} {said}")
+
+
+@contextmanager
+def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
+    """Say of what libraries raise while they read a file that it is not what it should be."""
+    try:
+        yield
+    except DataError:
+        raise
+    except errors as error:
+        why = getattr(error, "strerror", None) or first_line(error)[:120]
+        raise DataError(f"{path}: {what} ({why}); {remedy}") from None
+
+
+def _hold_each(rules: Iterable[tuple[Any, str, str]], told: Callable[[Any, int], tuple[str, Any]]) -> None:
+    """Raise DataError for the first rule, (broken where, what is wrong, what to do), that is broken anywhere.
+
+    `told` gives for the mask and the first place in it how that place is called, and values that the texts name.
+    """
+    for broken, what, remedy in rules:
+        if broken.any():
+            where, said = told(broken, int(np.argmax(broken)))
+            more = f" ({broken.sum():,} such)" if broken.sum() > 1 else ""
+            raise DataError(f"{where}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
+
+
+def _row_of(frame: pd.DataFrame, source: str) -> Callable[[Any, int], tuple[str, Any]]:
+    return lambda broken, at: (f"{source} {frame.index[at]}", frame.iloc[[at]].to_dict("records")[0])
+
+
 def _outside(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
     return ~((values >= low) & (values <= high))
 
 
-_CHECKS: tuple[tuple[Callable[[CurveBlock], NDArray[np.bool_]], str, str], ...] = (
+_CHECKS: tuple[tuple[Callable[[CurveBlock], Any], str, str], ...] = (
     (lambda p: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
     (lambda p: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
     (lambda p: p.counts < 20, "has {count} points, at least 20 are needed", "remove it, or export more points"),
@@ -199,21 +236,16 @@ _CHECKS: tuple[tuple[Callable[[CurveBlock], NDArray[np.bool_]], str, str], ...] 
 """What is wrong with points (a mask (n,)) or curves (a mask (B,)), in words, and what to do; the first is told."""
 
 
-def _check(
-    curves: CurveSet, low: int, points: CurveBlock, checks: Sequence[tuple[Callable[..., Any], str, str]]
-) -> None:
-    for wrong_of, what, remedy in checks:
-        with np.errstate(all="ignore"):
-            wrong = wrong_of(points)
-        if not wrong.any():
-            continue
-        at, by_point = int(wrong.argmax()), len(wrong) == len(points.strain)
+def _check(curves: CurveSet, low: int, points: CurveBlock, checks: Sequence[tuple[Any, str, str]]) -> None:
+    def told(broken: Any, at: int) -> tuple[str, Any]:
+        by_point = len(broken) == len(points.strain)
         block = int(np.searchsorted(points.starts, at, "right")) - 1 if by_point else at
         place = f", {curves.word} {points.rows[at]}" if by_point else ""
-        more = f" ({wrong.sum():,} such {'points' if by_point else 'curves'})" if wrong.sum() > 1 else ""
         said = _values(points, at if by_point else int(points.starts[block]), block, curves.units)
-        name = curves.name(low + block)
-        raise DataError(f"{curves.path}, {name}{place}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
+        return f"{curves.path}, {curves.name(low + block)}{place}", said
+
+    with np.errstate(all="ignore"):
+        _hold_each(((wrong(points), what, remedy) for wrong, what, remedy in checks), told)
 
 
 def _values(points: CurveBlock, at: int, block: int, units: _Words) -> dict[str, Any]:
@@ -243,31 +275,28 @@ def _values(points: CurveBlock, at: int, block: int, units: _Words) -> dict[str,
 def _table(path: Path) -> tuple[pd.DataFrame, str]:
     """Return a table with its lines or rows as index, and what these are called; blank rows are left out."""
     again = "import a part of it, or X.npy and Y.npy, which are read in blocks"
-    try:
+    what, errors = "is no table in UTF-8 below its names", (ValueError, OSError, MemoryError, pa.ArrowException)
+    with _reading(path, what, _REWRITE, *errors):
         if path.suffix.lower() in (".parquet", ".pq"):
             with open_file(path) as stream:
-                facts, word = pq.read_metadata(stream), "row"
+                facts, word, first = pq.read_metadata(stream), "row", 1
                 room.need_memory(path, 24 * facts.num_rows * facts.num_columns, "reading it", again)
                 table = pq.read_table(stream)
                 table.validate(full=True)  # also that texts are UTF-8
                 frame = table.to_pandas(ignore_metadata=True)
         else:
-            word, separator = "line", _separator(path)
+            word, first, separator = "line", 2, _separator(path)
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
             frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
-    except (ValueError, OSError, MemoryError, pa.ArrowException) as error:
-        other = "FILE, encoding='cp1252'" if isinstance(error, UnicodeDecodeError) else "FILE"
-        remedy = _REWRITE.replace("FILE", other)
-        raise DataError(f"{path}: is no table in UTF-8 below its names ({first_line(error)[:120]}); {remedy}") from None
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise DataError(f"{path}: rows have more cells than the first line has names; decimal commas? {_REWRITE}")
-    frame.index = pd.RangeIndex(2, 2 + len(frame)) if word == "line" else frame.index + 1
+    longer = not isinstance(frame.index, pd.RangeIndex)
+    frame.index = pd.RangeIndex(first, first + len(frame))
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
     found = Counter(frame.columns)
     bases = {name: re.sub(r"\.\d+$", "", name) for name in found}  # "F.1" is the second "F" of a file
     twice = [name for name, base in bases.items() if found[name] > 1 or (base != name and base in found)]
-    if twice or frame.empty:
-        raise DataError(f"{path}: {f'two columns are {twice[0]!r}' if twice else 'has no rows'}; export it again")
+    more = f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
+    names = f"two columns are {', '.join(map(repr, twice[:1]))}; export it again"
+    hold(f"{path}:", (longer, more), (twice, names), (frame.empty, "has no rows; export it again"))
     return frame, word
 
 
@@ -275,38 +304,36 @@ def _separator(path: Path) -> str:
     """Return what is between the columns: the mark of which the first two lines hold equally many."""
     with open_file(path) as stream:
         head = stream.read(1 << 20)
-    if not head.strip() or b"\0" in head:
-        raise DataError(f"{path}: {'is no text in UTF-8' if head.strip() else 'is empty'}; save the table as CSV")
     first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
     marks = [mark for mark in ";\t|," if mark in first]
-    if any(first.count(mark) > _MOST_COLUMNS for mark in marks):
-        raise DataError(f"{path}: has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy")
+    wide = f"has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy"
+    hold(
+        f"{path}:",
+        (not head.strip(), "is empty; save the table as CSV"),
+        (b"\0" in head, "is no text in UTF-8; save the table as CSV"),
+        (any(first.count(mark) > _MOST_COLUMNS for mark in marks), wide),
+    )
     alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
     return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
 
 
 def _archive(path: Path) -> tuple[pd.DataFrame, str]:
     """Return the curves of a .npz file as a long table."""
-    try:
+    remedy = "save strain and stress (N, L), shorter curves ended by NaN, by numpy.savez without pickled objects"
+    with _reading(path, "cannot be read", remedy, Exception):  # numpy's reader raises whatever Python's parser does
         with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             sizes = [(each.file_size, each.compress_size) for each in archive.infolist()]
-        if any(size > max(10_000_000, _MAX_RATIO * packed) for size, packed in sizes):
-            raise DataError(f"{path}: is packed more than {_MAX_RATIO} times, as repetitions can be; save it again")
+        much = any(size > max(10_000_000, _MAX_RATIO * packed) for size, packed in sizes)
+        hold(f"{path}:", (much, f"is packed more than {_MAX_RATIO} times, as repetitions can be; save it again"))
         room.need_memory(path, 6 * sum(size for size, _ in sizes), "reading it", "import X.npy and Y.npy, in blocks")
         with open_file(path) as stream, np.load(stream, allow_pickle=False) as arrays:
             (size, length), strain, stress = arrays["strain"].shape, arrays["strain"], arrays["stress"]
-            if np.isnan(strain).all(axis=1).any():
-                raise ValueError("a curve is NaN throughout")
+            hold(f"{path}:", (np.isnan(strain).all(axis=1).any(), "a curve is NaN throughout; leave it out"))
             names = arrays["ids"] if "ids" in arrays else np.arange(size).astype(str)
             columns = {"specimen": np.repeat(names, length), "strain": strain.ravel(), "stress": stress.ravel()}
             if "targets" in arrays:
                 columns |= zip(("G0", "a"), np.repeat(arrays["targets"].T, length, axis=1), strict=True)
         frame = pd.DataFrame(columns, index=np.tile(np.arange(length), size))
-    except DataError:
-        raise
-    except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
-        remedy = "save strain and stress (N, L), shorter curves ended by NaN, by numpy.savez without pickled objects"
-        raise DataError(f"{path}: cannot be read ({first_line(error)[:120]}); {remedy}") from None
     return frame.dropna(subset=["strain", "stress"], how="all"), "position"
 
 
@@ -321,8 +348,8 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
     declared = {kind: _unit(path, kind, found[kind], units.get(kind)) for kind in UNITS}
     frame = _numbered(path, frame, found, word, declared)
     names, starts, labels = _specimens(path, frame, word)
-    if labels is not None and targets is not None:
-        raise DataError(f"{path}: has targets, and so has --targets {targets}; give them in one place")
+    both = labels is not None and targets is not None
+    hold(f"{path}:", (both, f"has targets, and so has --targets {targets}; give them in one place"))
     strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index.to_numpy()
 
     def read(low: int, high: int) -> CurveBlock:
@@ -342,10 +369,10 @@ def _columns(path: Path, names: Sequence[str], given: _Words, needed: Iterable[s
     for kind, words in NAMES.items():
         wanted, accepted = given.get(kind), words.split(", ")
         alike = [each for each in names if each == wanted or (not wanted and _split(each)[0].lower() in accepted)]
-        if len(alike) > 1 or (not alike and (wanted or kind in needed)):
-            close = f"no column {wanted or kind!r}{nearest(wanted or kind, names)}"
-            what = f"{len(alike)} columns could be {kind}" if alike else f"{close}; names accepted: {words}"
-            raise DataError(f"{path}: {what}; columns found: {_listed(names)}; say which by --columns {kind}=NAME")
+        what = f"{len(alike)} columns could be {kind}" if len(alike) > 1 else ""
+        if not alike and (wanted or kind in needed):
+            what = f"no column {wanted or kind!r}{nearest(wanted or kind, names)}; names accepted: {words}"
+        hold(f"{path}:", (what, f"{what}; columns found: {_listed(names)}; say which by --columns {kind}=NAME"))
         found |= dict.fromkeys([kind] * len(alike), *alike)
     return found
 
@@ -363,9 +390,8 @@ def _melted(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, set[str]]:
             used.add(column)
     wrong = [name for name, test in tests.items() if len({key.split()[0] for key in test}) != 2]
     wrong += [name for name, test in tests.items() if pd.DataFrame(test).isna().all(axis=None)]
-    if wrong or len(used) != 2 * len(tests):
-        name = (wrong or [*tests])[0]
-        raise DataError(f"{path}: specimen {name!r} needs a column of strain and one of stress; complete it")
+    broken, name = wrong or len(used) != 2 * len(tests), [*wrong, *tests, ""][0]
+    hold(f"{path}:", (broken, f"specimen {name!r} needs a column of strain and one of stress; complete it"))
     parts = [pd.DataFrame(test).dropna(how="all").assign(specimen=name) for name, test in tests.items()]
     return pd.concat(parts) if parts else frame, used
 
@@ -387,13 +413,12 @@ def _split(column: str) -> tuple[str, str | None]:
 def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     """Return the unit of a channel, which the name of the column or --units must say, and not two of them."""
     said = {text if text == "mPa" else _WORDS.get(text.lower(), text) for text in (_split(column)[1], given) if text}
-    if len(said) > 1:
-        raise DataError(
-            f"{path}: the unit of {kind} is {column!r} and {given}; leave --units out, or rename the column"
-        )
-    if not said or not said <= UNITS[kind].keys():
-        found, allowed = "".join(said) or "not declared", ", ".join(UNITS[kind])
-        raise DataError(f"{path}: the unit of {kind} is {found}; declare one by --units {kind}=UNIT: {allowed}")
+    unit, allowed = "".join(said) or "not declared", UNITS[kind]
+    hold(
+        f"{path}: the unit of {kind} is",
+        (len(said) > 1, f"{column!r} and {given}; leave --units out, or rename the column"),
+        (unit not in allowed, f"{unit}; declare one by --units {kind}=UNIT: {', '.join(allowed)}"),
+    )
     return said.pop()
 
 
@@ -404,11 +429,11 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
         values = frame[column]
         if kind != "specimen" and values.dtype.kind not in "fiu":
             values = pd.to_numeric(values.astype(str).where(values.notna()), errors="coerce")
-            wrong = (values.isna() & frame[column].notna()).to_numpy()
-            if wrong.any():
-                cell, line = str(frame[column].iloc[wrong.argmax()])[:40], frame.index[int(wrong.argmax())]
-                remedy = _REWRITE if re.fullmatch(r"[-+\d.,]+", cell) else "correct or remove the row"
-                raise DataError(f"{path}, {word} {line}: {column} is {cell!r} ({wrong.sum():,} such cells); {remedy}")
+            cells = pd.DataFrame({"column": column, "cell": frame[column].astype(str).str[:40]})
+            remedy = f"correct or remove the row, or if commas are decimal: {_REWRITE}"
+            broken = values.isna() & frame[column].notna()
+            rows = [(broken, "{column} is {cell!r}", remedy)]
+            _hold_each(rows, _row_of(cells, f"{path}, {word}"))
         if kind in UNITS or kind == "G0":
             unit = units[kind] if kind in units else _unit(path, "stress", column, None if _split(column)[1] else "MPa")
             values = values.astype(np.float64) * UNITS["stress" if kind == "G0" else kind][unit]
@@ -416,45 +441,36 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
     return numbers
 
 
-def _specimens(
-    path: Path, frame: pd.DataFrame, word: str
-) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64] | None]:
+def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, ...], NDArray[np.int64], Any]:
     """Return the names of specimens (N,), where their rows begin and end (N + 1,), and their targets (N, P) if any."""
-    starts = np.flatnonzero(np.append(frame["specimen"] != frame["specimen"].shift(), True))
-    names = frame["specimen"].iloc[starts[:-1]]
-    wrong = (names.isna() | names.duplicated()).to_numpy()
-    if wrong.any():
-        first = names[wrong]
-        where = f"{path}, {word} {first.index[0]}: specimen {first.iloc[0]!r}"
-        remedy = "name it in all its rows, in pandas sort_values('specimen', kind='stable')"
-        raise DataError(f"{where} is blank or there before; {remedy}")
-    if not {"G0", "a"} <= set(frame):
-        return tuple(names.astype(str)), starts, None
-    values = frame[["G0", "a"]].to_numpy(np.float64)
-    unlike = values != np.repeat(values[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
-    if unlike.any():
-        row, column = (int(each) for each in np.argwhere(unlike)[0])
-        where = f"{path}, specimen {frame['specimen'].iloc[row]!r}, {word} {frame.index[row]}"
-        raise DataError(f"{where}: {('G0', 'a')[column]} is {values[row, column]:g}; write the same in all its rows")
-    return tuple(names.astype(str)), starts, values[starts[:-1]]
+    name, new = frame["specimen"], frame["specimen"] != frame["specimen"].shift()
+    starts = np.flatnonzero(np.append(new, True))
+    unnamed = name.isna() | (new & name.where(new).duplicated())
+    remedy = "name it in all its rows, in pandas sort_values('specimen', kind='stable')"
+    rules = [(unnamed, "specimen {specimen!r} is blank or there before", remedy)]
+    labels = frame[["G0", "a"]].astype(np.float64) if {"G0", "a"} <= set(frame) else None
+    if labels is not None:
+        unlike = labels != np.repeat(labels.to_numpy()[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
+        remedy = "write the same in all its rows"
+        rules += [(unlike[kind], f"specimen {{specimen!r}} has {kind} {{{kind}:g}}", remedy) for kind in labels]
+    _hold_each(rules, _row_of(frame, f"{path}, {word}"))
+    targets = None if labels is None else labels.to_numpy()[starts[:-1]]
+    return tuple(name[new].astype(str)), starts, targets
 
 
 # ------------------------------------------------------------------------------------------------------- .npy, targets
 
 
 def _is_npy(path: Path) -> bool:
-    try:
-        with open_file(path) as stream:
-            return stream.read(6) == b"\x93NUMPY"
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); name a CSV, Parquet, .npy or .npz file") from None
+    with _reading(path, "cannot be read", "name a CSV, Parquet, .npy or .npz file", OSError), open_file(path) as stream:
+        return stream.read(6) == b"\x93NUMPY"
 
 
 def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
     array = open_npy(path)
-    if array.ndim != 3 or array.shape[1] != material.CHANNELS:
-        needed = "needed is (N, 3, L): strain, stress, flag"
-        raise DataError(f"{path}: has shape {array.shape}, {needed}; arrange it so, maybe by transpose(0, 2, 1)")
+    needed = "needed is (N, 3, L): strain, stress, flag; arrange it so, maybe by transpose(0, 2, 1)"
+    arranged = array.ndim == 3 and array.shape[1] == material.CHANNELS
+    hold(f"{path}:", (not arranged, f"has shape {array.shape}, {needed}"))
     declared = {kind: _unit(path, kind, kind, units.get(kind)) for kind in UNITS}
     factors = [UNITS[kind][unit] for kind, unit in declared.items()]
 
@@ -463,10 +479,10 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
         data = flag == 1
         wrong = ~data & ((flag != 0) | (strain != 0) | (stress != 0))
         wrong[:, 1:] |= data[:, :-1] & ~data[:, 1:]
-        if wrong.any():
-            row, at = np.argwhere(wrong)[0]
-            here = f"{path}, curve {low + row}, position {at}: flag {flag[row, at]:g} at strain {strain[row, at]:g}"
-            raise DataError(f"{here}; the flag is 1 on data, 0 on padding, which is zero and at the left; correct it")
+        row, at = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        found = f"flag {flag[row, at]:g} at strain {strain[row, at]:g}"
+        layout = "the flag is 1 on data, 0 on padding, which is zero and at the left; correct it"
+        hold(f"{path}, curve {low + row}, position {at}:", (wrong.any(), f"{found}; {layout}"))
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
         return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
 
@@ -480,14 +496,13 @@ def _targets(path: Path, names: Sequence[str] | None, size: int) -> NDArray[np.f
     """Return the targets (N, P) of curves in their order, by a .npy file or a table with the `names` of specimens."""
     if names is None or _is_npy(path):
         array = open_npy(path)
-        if array.shape != (size, material.TARGETS):
-            raise DataError(f"{path}: has shape {array.shape}, needed is ({size}, 2): G0 in MPa and a of every curve")
+        needed = f"needed is ({size}, 2): G0 in MPa and a of every curve; save one row a curve"
+        hold(f"{path}:", (array.shape != (size, material.TARGETS), f"has shape {array.shape}, {needed}"))
         return array.astype(np.float64)
     frame, word = _table(path)
     found = _columns(path, list(map(str, frame)), {}, needed=("specimen", "G0", "a"))
     table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
     table.index = pd.Index([str(each) for each in table["specimen"]])
-    if sorted(table.index) != sorted(names):
-        apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
-        raise DataError(f"{path}: needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it")
+    apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
+    hold(f"{path}:", (apart, f"needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it"))
     return table.loc[list(names), ["G0", "a"]].to_numpy(np.float64)

@@ -16,23 +16,21 @@ import hashlib
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, with_config
-from typing_extensions import TypedDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from horovod_study.config.documents import open_file, read_json
+from horovod_study.config.doors import Form, accept
 from horovod_study.config.run import available_cores
-from horovod_study.config.variables import without_working_directory
 from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
@@ -41,18 +39,97 @@ from horovod_study.workload import floor, material, room
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
-"""Rows per hashed block, also the unit of work of the generating processes."""
+"""Rows per hashed block, also the unit of work of a thread."""
 _ROWS = {CURVES: (material.CHANNELS, material.POINTS), TARGETS: (material.TARGETS,)}  # shape of one row of each file
-_GENERATED, _IMPORTED = "generated", "imported"
-_IMPORTED_SPEC = "imported v1"
 _PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
 BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
-_BYTES_PER_PROCESS = 80_000_000  # an interpreter with numpy that makes or checks one piece at a time
+_BYTES_PER_THREAD = 10_000_000  # with one piece at a time
 _LARGEST_SIZE = 10**9
-_LARGEST_SEED = 2**64 - 1
+_AGAIN = "generate or import it again into another folder"
 
+_Piece = tuple[NDArray[np.float32], NDArray[np.float32]]  # curves (B, 3, 201) and targets (B, 2), contiguous
+_Found = TypeVar("_Found")
 OnProgress = Callable[[int, int], None]
 """Called with (curves done, curves in all) while a long operation goes on."""
+
+
+# -------------------------------------------------------------------------------------------------- the side-car
+
+
+def _low_and_high(bounds: list[list[float]]) -> list[list[float]]:
+    if [len(each) for each in bounds] != [2, 2] or any(low >= high for low, high in bounds):
+        raise ValueError("it must be [[low, high] of G0 in MPa, [low, high] of a] with low < high")
+    return bounds
+
+
+_Size = Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
+_Mean = Annotated[float, Field(ge=0, le=1e12)]
+_Bounds = Annotated[list[list[float]], AfterValidator(_low_and_high)]
+
+
+class _Drawn(Form):
+    """What the curves of a generated data set depend on."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**64)]
+    noise_max_mpa: Annotated[float, Field(ge=0, le=1e9)]
+
+
+class _Floor(Form):
+    """What floor.summary returns."""
+
+    mse: _Mean
+    g0_mse: _Mean
+    a_mse: _Mean
+    g0_rmse_mpa: _Mean
+    a_rmse: _Mean
+    estimated: bool = False
+
+
+class _SideCar(Form):
+    """What dataset.json says of every data set."""
+
+    size: _Size
+    target_bounds: _Bounds
+    floor: _Floor | None = None
+    numpy: str = ""
+    block_rows: _Size
+    sha256: dict[str, list[str]]
+
+    @field_validator("sha256")
+    @classmethod
+    def _of_all_rows(cls, found: dict[str, list[str]], info: ValidationInfo) -> dict[str, list[str]]:
+        blocks = -(-info.data.get("size", 0) // info.data.get("block_rows", 1))
+        for name in _ROWS:
+            if len(found.get(name, ())) != blocks:
+                raise ValueError(f"it must hold {blocks} hashes of {name}")
+        return found
+
+
+class _Generated(_SideCar, _Drawn):
+    kind: Literal["generated"]
+    spec: Literal["shear-exp v1"]
+    target_bounds: _Bounds = material.TARGET_BOUNDS.tolist()
+    bounds: Any = None  # how the first ones said it, which had no kind either
+
+    @field_validator("target_bounds")
+    @classmethod
+    def _of_the_law(cls, found: list[list[float]]) -> list[list[float]]:
+        if found != material.TARGET_BOUNDS.tolist():
+            raise ValueError(f"those of {material.SPEC} are {material.TARGET_BOUNDS.tolist()}")
+        return found
+
+
+class _Imported(_SideCar):
+    kind: Literal["imported"]
+    spec: Literal["imported v1"]
+    provenance: dict[str, Any]
+
+
+def _with_kind(content: Any) -> Any:
+    return {"kind": "generated", **content} if isinstance(content, dict) else content
+
+
+_FORM = Annotated[_Generated | _Imported, Field(discriminator="kind"), BeforeValidator(_with_kind)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +139,7 @@ class Dataset:
     path: Path
     curves: NDArray[np.float32]  # (N, C, L), memory-mapped
     targets: NDArray[np.float32]  # (N, P), memory-mapped
-    sidecar: dict[str, Any]
+    sidecar: _Generated | _Imported
 
     @property
     def size(self) -> int:
@@ -80,14 +157,9 @@ class Dataset:
         return self.size // 4
 
     @property
-    def kind(self) -> str:
-        """Return where the curves come from: "generated" or "imported"."""
-        return _kind(self.sidecar)
-
-    @property
     def target_bounds(self) -> NDArray[np.float64]:
         """Return the physical values of each target's 0 and 1, shape (P, 2): G0 in MPa, a."""
-        return np.array(self.sidecar.get("target_bounds", material.TARGET_BOUNDS), dtype=np.float64)
+        return np.array(self.sidecar.target_bounds)
 
     @property
     def target_span(self) -> NDArray[np.float64]:
@@ -98,14 +170,14 @@ class Dataset:
     @property
     def floor(self) -> dict[str, Any] | None:
         """Return the mean Cramer-Rao bound over the test curves (floor.summary), None if it is not known."""
-        found: dict[str, Any] | None = self.sidecar.get("floor")
-        return found
+        found = self.sidecar.floor
+        return None if found is None else found.model_dump(exclude_defaults=True)
 
     def digest(self) -> str:
         """Return a short text that differs when the content differs."""
-        content = self.sidecar["sha256"]
-        if self.kind == _IMPORTED:  # there the same numbers can mean other targets
-            content = {**content, "target_bounds": self.sidecar["target_bounds"]}
+        content: dict[str, Any] = self.sidecar.sha256
+        if self.sidecar.kind == "imported":  # there the same numbers can mean other targets
+            content = {**content, "target_bounds": self.sidecar.target_bounds}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -180,35 +252,27 @@ def generate(
     *,
     seed: int,
     noise_max_mpa: float = material.NOISE_MAX_MPA,
-    processes: int = 1,
+    threads: int = 1,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Generate `size` curves into the directory `path`, which appears complete or not at all.
 
-    `processes` of them fill disjoint blocks of rows of one file. Raises DataError if the directory exists, cannot be
-    written, or the disk is too small.
+    `threads` fill disjoint blocks of rows of one file. Raises DataError if the directory exists, cannot be written, or
+    the disk is too small.
     """
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise DataError(f"seed {seed}: must be from 0 to {_LARGEST_SEED}")
-    if not 0 <= noise_max_mpa < np.inf:
-        raise DataError(f"noise_max_mpa {noise_max_mpa}: must be 0 (clean curves) or greater, in MPa")
-    processes = min(processes, len(_blocks(size, BLOCK_ROWS)))
-    needed = processes * _BYTES_PER_PROCESS
-    room.need_memory(path, needed, f"generating with {processes} processes", "use fewer --processes")
+    drawn = {"seed": seed, "noise_max_mpa": noise_max_mpa}
+    accept(_Drawn, drawn, "data set", error=DataError)
+    blocks = _blocks(size, BLOCK_ROWS)
+    threads = min(threads, len(blocks))
+    needed, remedy = threads * _BYTES_PER_THREAD, "use fewer --processes"
+    room.need_memory(path, needed, f"generating {threads} blocks at once", remedy)
     with _made_whole(path, size) as making:
-        job = {"directory": str(making), "size": size, "seed": seed, "noise_max_mpa": noise_max_mpa}
-        made = _fill_in_processes(job, processes, on_progress) if processes > 1 else _fill_here(job, on_progress)
-        _write_sidecar(
-            making,
-            [block["sha256"] for block in made],
-            kind=_GENERATED,
-            spec=material.SPEC,
-            seed=seed,
-            size=size,
-            noise_max_mpa=noise_max_mpa,
-            target_bounds=material.TARGET_BOUNDS.tolist(),
-            floor=floor.summary(np.sum([block["floor"] for block in made], axis=0), size // 4),
-        )
+        fill = partial(_fill_block, making, seed, noise_max_mpa)
+        made = list(_of_blocks(fill, blocks, threads, on_progress))
+        content = {"kind": "generated", "spec": material.SPEC, "seed": seed, "size": size}
+        content |= {"noise_max_mpa": noise_max_mpa, "target_bounds": material.TARGET_BOUNDS.tolist()}
+        content["floor"] = floor.summary(np.sum([sums for _, sums in made], axis=0), size // 4)
+        _write_sidecar(path, making, content, [hashes for hashes, _ in made])
 
 
 def write_imported(
@@ -227,30 +291,27 @@ def write_imported(
     `provenance` (JSON values) says where they come from; `floor` is what floor.summary returns if the noise is known or
     estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
     """
-    size, done = len(targets), 0
+    size, done, pieces = len(targets), 0, _pieces(blocks)
     targets = np.ascontiguousarray(targets, dtype="<f4")
+
+    def rows(high: int) -> Iterator[_Piece]:
+        nonlocal done
+        while done < high:
+            curves = next(pieces)
+            labels = targets[done : done + len(curves)]
+            if problem := _wrong_row(done, curves, labels, bounded=False):
+                raise DataError(f"{path}/{problem}; correct it and import again")
+            yield curves, labels
+            done += len(curves)
+
     with _made_whole(path, size) as making:
-        hashes: list[dict[str, str]] = []
-        with _Rows(making) as rows:
-            for piece in _pieces(blocks):
-                labels = targets[done : done + len(piece)]
-                _check_rows(path, done, piece, labels, bounded=False, remedy="correct it and import again")
-                rows.add(piece, labels)
-                done += len(piece)
-                if done % BLOCK_ROWS == 0 or done == size:
-                    hashes.append(rows.end_block())
-                    if on_progress:
-                        on_progress(done, size)
-        _write_sidecar(
-            making,
-            hashes,
-            kind=_IMPORTED,
-            spec=_IMPORTED_SPEC,
-            size=size,
-            target_bounds=_valid_bounds(path, target_bounds),
-            floor=floor,
-            provenance=provenance,
-        )
+        hashes = []
+        for low, high in _blocks(size, BLOCK_ROWS):
+            hashes.append(_write_block(making, low, rows(high)))
+            if on_progress:
+                on_progress(high, size)
+        content = {"kind": "imported", "spec": "imported v1", "size": size, "target_bounds": target_bounds.tolist()}
+        _write_sidecar(path, making, {**content, "floor": floor, "provenance": provenance}, hashes)
 
 
 def _pieces(blocks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
@@ -265,11 +326,16 @@ def _pieces(blocks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float3
             low = high
 
 
+def require_new(path: Path) -> None:
+    """Raise DataError where there is something at the place of a data set to be made."""
+    if path.exists():
+        raise DataError(f"{path}: exists already; choose another --out, or remove it first")
+
+
 @contextmanager
 def _made_whole(path: Path, size: int) -> Iterator[Path]:
     """Give a folder with empty arrays beside `path`; move it to `path` if the block ends well, else remove it."""
-    if path.exists():
-        raise DataError(f"{path}: exists already; choose another --out, or remove it first")
+    require_new(path)
     with writing(path, "free space there, or choose another folder", error=DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(path, folder=True) as making:
@@ -278,18 +344,16 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
                 np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
             yield making
             for name in (CURVES, TARGETS, SIDECAR):
-                _flush_to_disk(making / name)
+                with open_file(making / name) as stream:
+                    os.fsync(stream.fileno())
             making.rename(path)
 
 
-def _write_sidecar(directory: Path, hashes: list[dict[str, str]], **facts: Any) -> None:
-    document = {
-        **facts,
-        "numpy": np.__version__,
-        "block_rows": BLOCK_ROWS,
-        "sha256": {name: [block[name] for block in hashes] for name in (CURVES, TARGETS)},
-    }
-    write_file(directory / SIDECAR, json.dumps(document, indent=1, allow_nan=False) + "\n")
+def _write_sidecar(path: Path, making: Path, content: dict[str, Any], hashes: list[dict[str, str]]) -> None:
+    content |= {"numpy": np.__version__, "block_rows": BLOCK_ROWS}
+    content["sha256"] = {name: [block[name] for block in hashes] for name in _ROWS}
+    accept(_FORM, content, str(path / SIDECAR), error=DataError)
+    write_file(making / SIDECAR, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 # --------------------------------------------------------------------------------------------------- room for it
@@ -309,17 +373,17 @@ def page_cache_doubt(size: int) -> str | None:
 # ----------------------------------------------------------------------------------------------------- the cache
 
 
-def ensure(dataset: str, *, seed: int, processes: int = 1, on_progress: OnProgress | None = None) -> Path:
+def ensure(dataset: str, *, seed: int, threads: int = 1, on_progress: OnProgress | None = None) -> Path:
     """Return the path of a data set named by path or size; one named by size is generated if it is not cached.
 
-    Processes that want the same one wait for the first of them.
+    Processes that want the same one wait for the first of them, which makes it with `threads`.
     """
     path = path_of(dataset, seed=seed)
     size = parse_size(dataset)
     if size is not None and not path.exists():
         with _lock(path):
             if not path.exists():  # another process may have made it while this one waited
-                generate(path, size, seed=seed, processes=processes, on_progress=on_progress)
+                generate(path, size, seed=seed, threads=threads, on_progress=on_progress)
     return path
 
 
@@ -327,11 +391,6 @@ def path_of(dataset: str, *, seed: int, noise_max_mpa: float = material.NOISE_MA
     """Return the path of a data set named by path or size, whether it is there or not."""
     size = parse_size(dataset)
     return Path(dataset) if size is None else cached_path(size, seed, noise_max_mpa)
-
-
-def is_cached(dataset: str, *, seed: int) -> bool:
-    """Return whether `ensure` would find the data set without generating it."""
-    return parse_size(dataset) is None or path_of(dataset, seed=seed).exists()
 
 
 @contextmanager
@@ -347,74 +406,50 @@ def _lock(path: Path) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------- filling
 
 
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _blocks(size: int, rows: int) -> list[tuple[int, int]]:
     return [(low, min(low + rows, size)) for low in range(0, size, rows)]
 
 
 def _hashers() -> dict[str, Any]:
-    return {name: hashlib.sha256() for name in (CURVES, TARGETS)}
+    return {name: hashlib.sha256() for name in _ROWS}
 
 
-class _Rows:
-    """Writes rows into the two files of a data set, one piece after the other, and hashes them block by block.
+def _write_block(directory: Path, first: int, pieces: Iterable[_Piece]) -> dict[str, str]:
+    """Write rows from number `first` on into the two files of a directory; return the SHA-256 of each file's.
 
     Plain writes instead of stores through a map: a full disk is an error here, not a bus error.
     """
-
-    def __init__(self, directory: Path, first: int = 0) -> None:
-        self._streams = {name: open(directory / name, "r+b", buffering=0) for name in (CURVES, TARGETS)}
-        for name, values in ((CURVES, material.CHANNELS * material.POINTS), (TARGETS, material.TARGETS)):
-            stream = self._streams[name]
-            stream.seek(open_npy(directory / name).offset + 4 * values * first)
-        self._hashes = _hashers()
-
-    def __enter__(self) -> "_Rows":
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        for stream in self._streams.values():
-            stream.close()
-
-    def add(self, curves: NDArray[np.float32], targets: NDArray[np.float32]) -> None:
-        """Append rows, contiguous arrays (N, 3, 201) and (N, 2)."""
-        for name, rows in ((CURVES, curves), (TARGETS, targets)):
-            self._hashes[name].update(rows.data)
-            rest = rows.data.cast("B")
-            while rest:  # an unbuffered write may take a part only
-                rest = rest[self._streams[name].write(rest) :]
-
-    def end_block(self) -> dict[str, str]:
-        """Return the SHA-256 of each file's rows since the block began, and begin the next one."""
-        digests = {name: each.hexdigest() for name, each in self._hashes.items()}
-        self._hashes = _hashers()
-        return digests
+    hashes = _hashers()
+    with ExitStack() as files:
+        streams = {name: files.enter_context(open(directory / name, "r+b")) for name in _ROWS}
+        for name, row in _ROWS.items():
+            streams[name].seek(open_npy(directory / name).offset + 4 * math.prod(row) * first)
+        for piece in pieces:
+            for name, values in zip(_ROWS, piece, strict=True):
+                hashes[name].update(values.data)
+                streams[name].write(values.data)
+    return {name: each.hexdigest() for name, each in hashes.items()}
 
 
-def _fill_block(job: dict[str, Any], low: int, high: int) -> dict[str, Any]:
-    """Generate the rows low..high-1 into the files of a job.
+def _fill_block(
+    directory: Path, seed: int, noise_max_mpa: float, low: int, high: int
+) -> tuple[dict[str, str], NDArray[np.float64]]:
+    """Generate the rows low..high-1 into the files of a directory.
 
-    Return the SHA-256 of each file's rows and the test curves' sum of Cramer-Rao bounds, one per target.
+    Return the SHA-256 of each file's rows and the test curves' sum of Cramer-Rao bounds, (P,).
     """
-    curves = np.empty((_PIECE_ROWS, material.CHANNELS, material.POINTS), np.float32)
-    targets = np.empty((_PIECE_ROWS, material.TARGETS), np.float32)
     sums = np.zeros(material.TARGETS)
-    with _Rows(Path(job["directory"]), low) as rows:
+
+    def rows() -> Iterator[_Piece]:
+        curves = np.empty((_PIECE_ROWS, material.CHANNELS, material.POINTS), np.float32)
+        targets = np.empty((_PIECE_ROWS, material.TARGETS), np.float32)
         for first in range(low, high, _PIECE_ROWS):
-            count = min(_PIECE_ROWS, high - first)
-            levels_mpa = material.fill(
-                job["seed"], first, curves[:count], targets[:count], noise_max_mpa=job["noise_max_mpa"]
-            )
-            rows.add(curves[:count], targets[:count])
-            sums += _floor_sums(first, curves[:count], targets[:count], levels_mpa)
-        return {"sha256": rows.end_block(), "floor": sums.tolist()}
+            piece = curves[: high - first], targets[: high - first]
+            levels_mpa = material.fill(seed, first, *piece, noise_max_mpa=noise_max_mpa)
+            sums[:] += _floor_sums(first, *piece, levels_mpa)
+            yield piece
+
+    return _write_block(directory, low, rows()), sums
 
 
 def _floor_sums(
@@ -426,151 +461,58 @@ def _floor_sums(
     return found
 
 
-def _fill_here(job: dict[str, Any], on_progress: OnProgress | None) -> list[dict[str, Any]]:
-    made = []
-    for low, high in _blocks(job["size"], BLOCK_ROWS):
-        made.append(_fill_block(job, low, high))
-        if on_progress:
-            on_progress(high, job["size"])
-    return made
-
-
-def _fill_in_processes(job: dict[str, Any], processes: int, on_progress: OnProgress | None) -> list[dict[str, Any]]:
-    """Share the blocks among fresh interpreters that import numpy only.
-
-    Not multiprocessing: forking a process that has started MPI or CUDA is not safe, and spawning would import the
-    caller's main module, PyTorch included, once more in every process.
-    """
-    blocks = _blocks(job["size"], BLOCK_ROWS)
-    command = [sys.executable, "-m", "horovod_study.workload.dataset"]
-    reading, printing = os.pipe()  # one for all: a line is written at once, and shorter than what stays whole
-    made: dict[int, dict[str, Any]] = {}
-    with os.fdopen(reading, encoding="utf-8") as lines:
-        workers = [
-            subprocess.Popen(
-                [*command, json.dumps({**job, "first": k, "stride": processes})],
-                stdout=printing,
-                env=without_working_directory(os.environ),
-            )
-            for k in range(processes)
-        ]
-        os.close(printing)
+def _of_blocks(
+    work: Callable[..., _Found], blocks: list[tuple[int, int]], threads: int, on_progress: OnProgress | None
+) -> Iterator[_Found]:
+    """Yield what `work` returns of each block of rows, in order; `threads` of them are worked on at once."""
+    with ThreadPoolExecutor(threads) as pool:  # generating, hashing and checking let go of the interpreter
+        found = [pool.submit(work, *ends) for ends in blocks]
         try:
-            for line in lines:
-                message = json.loads(line)
-                made[message.pop("block")] = message
+            for (_, high), each in zip(blocks, found, strict=True):
+                yield each.result()
                 if on_progress:
-                    on_progress(sum(blocks[k][1] - blocks[k][0] for k in made), job["size"])
-            codes = [worker.wait() for worker in workers]
+                    on_progress(high, blocks[-1][1])
         finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-    if any(codes) or len(made) != len(blocks):
-        raise DataError(
-            f"{job['directory']}: a generating process ended early (exit codes {codes}); "
-            "see its message above, then try again"
-        )
-    return [made[k] for k in range(len(blocks))]
-
-
-def _worker(argument: str) -> None:
-    """Fill every stride-th block of a job and print one line per block."""
-    job = json.loads(argument)
-    blocks = _blocks(job["size"], BLOCK_ROWS)
-    for block in range(job["first"], len(blocks), job["stride"]):
-        line = json.dumps({"block": block, **_fill_block(job, *blocks[block])})
-        sys.stdout.write(f"{line}\n")  # print writes the end of the line by itself where PYTHONUNBUFFERED is set
-        sys.stdout.flush()
+            pool.shutdown(wait=False, cancel_futures=True)  # nothing more is done after the first complaint
 
 
 # ------------------------------------------------------------------------------------------------ opening, checking
 
 
-@with_config(ConfigDict(extra="allow"))
-class _SideCar(TypedDict, total=False):
-    """The form of dataset.json; what is required is said where it is missed."""
-
-    kind: str
-    spec: str
-    size: Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
-    seed: Annotated[int, Field(ge=0, le=_LARGEST_SEED)] | None
-    noise_max_mpa: Annotated[float, Field(ge=0, le=1e9)] | None
-    numpy: str
-    block_rows: Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
-    sha256: dict[str, list[str]]
-    target_bounds: list[list[float]]
-    floor: dict[str, Annotated[float, Field(ge=0, le=1e12)] | bool] | None
-    provenance: Any
-
-
 def open_dataset(path: Path) -> Dataset:
     """Open a data set without reading its rows; sizes, types and version are checked against the side-car."""
-    made = "`horovod-study strain data generate`"
-    if not path.exists():
-        raise DataError(f"{path}: no such data set; make it with {made}, or give a size instead of a path")
-    if not (path / SIDECAR).exists():
-        raise DataError(f"{path}: is not a data set (no {SIDECAR}); name a directory made by {made}")
-    sidecar = read_json(path / SIDECAR, _SideCar, error=DataError, again="generate the data set again")
-    known = {_GENERATED: material.SPEC, _IMPORTED: _IMPORTED_SPEC}.get(_kind(sidecar))
-    if sidecar.get("spec") != known:
-        raise DataError(
-            f"{path}: data set of version {sidecar.get('spec')!r}, this program reads {material.SPEC!r} and "
-            f"{_IMPORTED_SPEC!r}; generate or import it again into another folder"
-        )
-    needed = ("size", "block_rows", "sha256", *(("seed", "noise_max_mpa") if _kind(sidecar) == _GENERATED else ()))
-    missing = [key for key in needed if sidecar.get(key) is None]
-    if missing:
-        raise DataError(f"{path / SIDECAR}: has no {', '.join(missing)}; {_again(sidecar)}")
-    _valid_bounds(path / SIDECAR, sidecar.get("target_bounds", material.TARGET_BOUNDS))
+    missing = "no such data set; make it with `horovod-study strain data generate`, or give a size instead of a path"
+    sidecar = read_json(path / SIDECAR, _FORM, error=DataError, again=_AGAIN, missing=missing)
     arrays = {}
-    for name, row in _ROWS.items():
-        array, shape = open_npy(path / name, mode="c"), (sidecar["size"], *row)  # pages are private, but never written
-        if array.shape != shape or array.dtype != np.dtype("<f4"):
-            found = f"holds {array.dtype} {array.shape}, the side-car says float32 {shape}"
-            raise DataError(f"{path / name}: {found}; generate it again")
-        arrays[name] = array
+    for name, row in _ROWS.items():  # pages are private, but never written
+        arrays[name] = open_npy(path / name, mode="c", holds=(np.dtype("<f4"), (sidecar.size, *row)))
     return Dataset(path=path, curves=arrays[CURVES], targets=arrays[TARGETS], sidecar=sidecar)
 
 
-def open_npy(path: Path, *, mode: Literal["r", "c"] = "r") -> np.memmap[Any, Any]:
+def open_npy(path: Path, *, mode: Literal["r", "c"] = "r", holds: tuple[Any, ...] = ()) -> np.memmap[Any, Any]:
     """Map the real numbers of a .npy file without unpickling; DataError unless they are all of the file.
 
-    Pages are read-only, or with mode "c" private to this process.
+    Pages are read-only, or with mode "c" private to this process. `holds`: the type and shape that they must have.
     """
-    remedy = "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
+    problem = ""
     try:
         with open_file(path) as stream:
             old = np.lib.format.read_magic(stream) == (1, 0)
             read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
             (shape, fortran, dtype), begin = read(stream), stream.tell()
             size, promised = os.fstat(stream.fileno()).st_size, begin + math.prod(shape) * dtype.itemsize
+        if dtype.kind not in "fiu" or not begin < size == promised:
+            problem = (
+                f"holds {dtype} {shape} and is {size:,} bytes long, real numbers in {promised:,} bytes were expected"
+            )
+        elif holds not in ((), (dtype, shape)):
+            problem = f"holds {dtype} {shape}, the side-car says {holds[0]} {holds[1]}"
     except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
-        raise DataError(f"{path}: is no .npy file ({first_line(error)[:100]}); {remedy}") from None
-    if dtype.kind not in "fiu" or not begin < size == promised:
-        found = f"holds {dtype} {shape} and is {size:,} bytes long, real numbers in {promised:,} bytes were expected"
-        raise DataError(f"{path}: {found}; {remedy}")
+        problem = f"is no .npy file ({first_line(error)[:100]})"
+    if problem:
+        remedy = _AGAIN if holds else "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
+        raise DataError(f"{path}: {problem}; {remedy}")
     return np.memmap(path, dtype, mode, begin, shape, "F" if fortran else "C")
-
-
-def _kind(sidecar: dict[str, Any]) -> str:
-    return str(sidecar.get("kind", _GENERATED))  # the first side-cars had no such key
-
-
-def _again(sidecar: dict[str, Any]) -> str:
-    return "import it again" if _kind(sidecar) == _IMPORTED else "generate it again"
-
-
-def _valid_bounds(path: Path, bounds: Any) -> list[list[float]]:
-    """Return bounds of targets as numbers, or complain."""
-    try:
-        found = np.array(bounds, dtype=np.float64)
-    except (TypeError, ValueError):
-        found = np.empty(0)
-    if found.shape != (material.TARGETS, 2) or not np.isfinite(found).all() or not (found[:, 0] < found[:, 1]).all():
-        needed = "[[low, high] of G0 in MPa, [low, high] of a] with low < high"
-        raise DataError(f"{path}: target_bounds {bounds!r}: must be {needed}")
-    return [[float(low), float(high)] for low, high in found]
 
 
 def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | None = None) -> dict[str, Any]:
@@ -583,37 +525,22 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     once.
     """
     dataset = open_dataset(path)
-    sidecar, again = dataset.sidecar, _again(dataset.sidecar)
-    generated = dataset.kind == _GENERATED
-    if generated and not np.array_equal(dataset.target_bounds, material.TARGET_BOUNDS):
-        raise DataError(
-            f"{path / SIDECAR}: target_bounds {dataset.target_bounds.tolist()} are not those of {material.SPEC}, "
-            f"{material.TARGET_BOUNDS.tolist()}; {again}"
-        )
-    blocks = _blocks(dataset.size, sidecar["block_rows"])
-    for name in (CURVES, TARGETS):
-        if len(sidecar["sha256"].get(name, ())) != len(blocks):
-            raise DataError(f"{path / SIDECAR}: does not hold {len(blocks)} hashes of {name}; {again}")
-    sums = np.zeros(material.TARGETS)
-    with ThreadPoolExecutor(threads or available_cores()) as pool:  # hashing and numpy let go of the interpreter
-        checked = [pool.submit(_check_block, dataset, block, *ends, again) for block, ends in enumerate(blocks)]
-        try:
-            for (_, high), each in zip(blocks, checked, strict=True):
-                sums += each.result()
-                if on_progress:
-                    on_progress(high, dataset.size)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # nothing more is read after the first complaint
+    sidecar, generated = dataset.sidecar, dataset.sidecar.kind == "generated"
+    blocks = _blocks(dataset.size, sidecar.block_rows)
+    sums = sum(
+        _of_blocks(partial(_check_block, dataset), blocks, threads or available_cores(), on_progress),
+        np.zeros(material.TARGETS),
+    )
     computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         for name, value in computed.items():
-            if not np.isclose(dataset.floor.get(name, np.nan), value, rtol=1e-6, atol=0):  # another machine's exp
-                found = f"floor {name} is {dataset.floor.get(name)}, the test curves on disk have {value:.6g}"
-                raise DataError(f"{path / SIDECAR}: {found}; the side-car was changed, generate it again")
+            if not np.isclose(dataset.floor[name], value, rtol=1e-6, atol=0):  # another machine's exp
+                found = f"floor {name} is {dataset.floor[name]}, the test curves on disk have {value:.6g}"
+                raise DataError(f"{path / SIDECAR}: {found}; the side-car was changed, {_AGAIN}")
     return {
         "path": str(path),
-        "kind": dataset.kind,
-        **{name: sidecar.get(name) for name in ("spec", "seed", "noise_max_mpa", "provenance")},
+        "kind": sidecar.kind,
+        **{name: getattr(sidecar, name, None) for name in ("spec", "seed", "noise_max_mpa", "provenance")},
         "size": dataset.size,
         "train": dataset.train_size,
         "test": dataset.test_size,
@@ -660,51 +587,39 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     return [f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
 
 
-def _check_block(dataset: Dataset, block: int, low: int, high: int, again: str) -> NDArray[np.float64]:
+def _check_block(dataset: Dataset, low: int, high: int) -> NDArray[np.float64]:
     """Check the rows low..high-1 piece by piece; return the sum of their test curves' Cramer-Rao bounds, (P,)."""
-    hashes = _hashers()
-    sums = np.zeros(material.TARGETS)
-    bad: DataError | None = None
+    sidecar, hashes, sums, problem = dataset.sidecar, _hashers(), np.zeros(material.TARGETS), ""
     for first in range(low, high, _PIECE_ROWS):
         last = min(first + _PIECE_ROWS, high)
         # Copies: plain memory is faster to go over several times than a map.
         curves, targets = np.array(dataset.curves[first:last]), np.array(dataset.targets[first:last])
         hashes[CURVES].update(curves.data)
         hashes[TARGETS].update(targets.data)
-        if bad is None:
-            try:
-                _check_rows(dataset.path, first, curves, targets, bounded=dataset.kind == _GENERATED, remedy=again)
-            except DataError as error:
-                bad = error  # a damaged block is the better explanation, if it is one
-                continue
-            if dataset.kind == _GENERATED:
-                sidecar = dataset.sidecar
-                levels_mpa = material.noise_levels_mpa(
-                    sidecar["seed"], first, last, noise_max_mpa=sidecar["noise_max_mpa"]
-                )
-                sums += _floor_sums(first, curves, targets, levels_mpa)
-    for name, digest in hashes.items():
-        if digest.hexdigest() != dataset.sidecar["sha256"][name][block]:
-            raise DataError(
-                f"{dataset.path / name}: curves {low}..{high - 1} are not what was {dataset.kind} (SHA-256 differs); "
-                f"the file was changed or damaged, {again}"
-            )
-    if bad is not None:
-        raise bad
+        problem = problem or _wrong_row(first, curves, targets, bounded=sidecar.kind == "generated")
+        if sidecar.kind == "generated" and not problem:
+            levels = material.noise_levels_mpa(sidecar.seed, first, last, noise_max_mpa=sidecar.noise_max_mpa)
+            sums += _floor_sums(first, curves, targets, levels)
+    damaged = [
+        name for name, digest in hashes.items() if digest.hexdigest() != sidecar.sha256[name][low // sidecar.block_rows]
+    ]
+    if damaged:  # which explains a wrong row
+        changed = f"curves {low}..{high - 1} are not what was {sidecar.kind} (SHA-256 differs)"
+        problem = f"{damaged[0]}: {changed}; the file was changed or damaged"
+    if problem:
+        raise DataError(f"{dataset.path}/{problem}; {_AGAIN}")
     return sums
 
 
-def _check_rows(
-    path: Path, first: int, curves: NDArray[np.float32], targets: NDArray[np.float32], *, bounded: bool, remedy: str
-) -> None:
-    """Complain about rows that break the layout.
+def _wrong_row(first: int, curves: NDArray[np.float32], targets: NDArray[np.float32], *, bounded: bool) -> str:
+    """Return in words which row breaks the layout first, and how, "" for none.
 
     Targets are `bounded` by 0 and 1 if they were generated; imported ones may have the training curves' bounds, and
     then a test curve may be outside.
     """
     strain, stress, flag = curves[:, 0], curves[:, 1], curves[:, 2]
     data = flag == 1
-    complaints = {
+    rules = {
         "a target outside 0..1": bounded & ~((targets >= 0) & (targets <= 1)).all(axis=1),
         "a target that is not finite": ~np.isfinite(targets).all(axis=1),
         "a flag that is not 0 or 1": ~((flag == 0) | data).all(axis=1),
@@ -713,10 +628,5 @@ def _check_rows(
         "a value that is not finite": ~np.isfinite(curves).all(axis=(1, 2)),
         "strain that does not increase": (data[:, :-1] & (np.diff(strain, axis=1) <= 0)).any(axis=1),
     }
-    for what, wrong in complaints.items():
-        if wrong.any():
-            raise DataError(f"{path / CURVES}: curve {first + int(wrong.argmax())} has {what}; {remedy}")
-
-
-if __name__ == "__main__":
-    _worker(sys.argv[1])
+    wrong = ((what, rows) for what, rows in rules.items() if rows.any())
+    return next((f"{CURVES}: curve {first + int(rows.argmax())} has {what}" for what, rows in wrong), "")

@@ -14,6 +14,7 @@ Letters: S curves resident on the device, B of them in a batch, C = 3 channels, 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from torch import nn
 from horovod_study.comm import Backend
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import KernelStamps, LapClock, now
-from horovod_study.workload.kernels import AdamRule, BlockSizes, FusedNetwork
+from horovod_study.workload.kernels import BlockSizes, FusedNetwork, rule_of
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.loaders import Resident as Resident
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
@@ -71,9 +72,10 @@ class DeviceGraph:
                     work()
                 except RuntimeError as error:
                     spoilt = error
-                    raise
         except RuntimeError as error:
-            raise error if spoilt is None else spoilt from None  # a capture that was spoilt cannot be ended either
+            spoilt = spoilt or error  # a capture that was spoilt cannot be ended either
+        if spoilt is not None:
+            raise spoilt
 
     def replay(self) -> None:
         self._graph.replay()
@@ -161,7 +163,7 @@ class CapturedStep:
         self.stamps: KernelStamps | None = None
         """Where the kernels write the times of the steps themselves; None where they do not."""
         if config.kernels == "fused":
-            self._merged = AdamRule.of(optimizer) is not None and not (self._averages or phases)
+            self._merged = rule_of(optimizer) is not None and not (self._averages or phases)
             self._fuse(blocks)
         self._plan: tuple[tuple[Callable[[], None], str], ...] = ()
         self._pool: Any = None
@@ -179,7 +181,7 @@ class CapturedStep:
             buffer=buffer,
             share=1 / self._backend.workers,
             blocks=blocks,
-            optimizer=self._optimizer if AdamRule.of(self._optimizer) else None,
+            optimizer=self._optimizer if rule_of(self._optimizer) else None,
             merged=self._merged,
             slots=RING if self._merged and self._stream is not None else 0,
         )
@@ -255,14 +257,13 @@ class CapturedStep:
                 for _ in range(WARM_UP_STEPS):
                     self._row.zero_()  # the batch after the last one is none
                     for _, parts in self._parts():
-                        for part in parts:
-                            part()
+                        _make(parts)
             for lap, parts in self._parts():
                 if not parts:
                     plan.append((self._backend.exchange, lap))
                     continue
                 recording = self._record()
-                recording.capture(_one_after_the_other(parts))
+                recording.capture(partial(_make, parts))
                 plan.append((recording.replay, lap))
         except RuntimeError as error:
             self.forget()
@@ -336,8 +337,6 @@ class CapturedStep:
         Up to the longest epoch of one worker, S / B steps, the rows are copied into the place that the graphs read;
         for more, the step is recorded again.
         """
-        if self._resident is None:
-            raise RuntimeError("no curves are resident: batches are given to take()")
         if len(order) > len(self._order):
             self._order = torch.zeros_like(order, device=self._device)
             self.forget()
@@ -386,9 +385,6 @@ class CapturedStep:
     close = forget
 
 
-def _one_after_the_other(parts: tuple[Callable[[], None], ...]) -> Callable[[], None]:
-    def work() -> None:
-        for part in parts:
-            part()
-
-    return work
+def _make(parts: tuple[Callable[[], None], ...]) -> None:
+    for part in parts:
+        part()

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 import horovod_study
 from horovod_study.config.documents import open_file
-from horovod_study.errors import DataError, require_known
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset, floor, material, room
-from horovod_study.workload.curves import CurveSet, to_channels
+from horovod_study.workload.curves import CurveSet, hold, to_channels
 from horovod_study.workload.least_squares import MISFIT_OF_PEAK, fit_law
 
 _FITTED = 20_000  # curves at most; of more curves an even sample
@@ -49,8 +48,7 @@ def import_curves(
     physical values of the targets' 0 and 1, else the training set's minimum and maximum. `any_modulus` accepts any
     initial slope. Raises DataError for whatever is wrong with the files; nothing is written then.
     """
-    if out.exists():
-        raise DataError(f"{out}: exists already; choose another --out, or remove it first")
+    dataset.require_new(out)
     _require_labels(curves, label)
     room.need_disk(out, curves.size * dataset.BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
     given = None if curves.targets is None else _labels(curves, curves.targets, target_bounds)
@@ -105,13 +103,12 @@ def lines(provenance: dict[str, Any]) -> list[str]:
 
 def _require_labels(curves: CurveSet, label: str | None) -> None:
     """Refuse too few curves for a test set, and curves without targets or with two kinds of them."""
-    require_known("--label", label or "lsq", ("lsq",), error=DataError)
-    if curves.size < 4:
-        found = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})"
-        raise DataError(f"{curves.path}: {found}; every fourth is a test curve, 4 are needed at least; add some")
-    if (curves.targets is None) == (label is None):
-        found = f"has {'no' if label is None else 'other'} targets G0 and a"
-        raise DataError(f"{curves.path}: {found}; give them once, as columns G0 and a, by --targets, or by --label lsq")
+    hold("--label", (label not in (None, "lsq"), f"{label!r} is not known; allowed: lsq"))
+    few = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})" if curves.size < 4 else ""
+    unclear, found = (curves.targets is None) == (label is None), "no" if label is None else "other"
+    few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"
+    once = f"has {found} targets G0 and a; give them once, as columns G0 and a, by --targets, or by --label lsq"
+    hold(f"{curves.path}:", (few, few), (unclear, once))
 
 
 def _checked(
@@ -147,38 +144,36 @@ def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> _Fits:
 
 def _hashed(path: Path) -> dict[str, Any]:
     with open_file(path) as stream:
-        digest = hashlib.sha256()
-        while piece := stream.read(1 << 22):
-            digest.update(piece)
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 
 def _labels(
-    curves: CurveSet, targets: NDArray[np.float64], bounds: NDArray[np.float64] | None
+    curves: CurveSet, targets: NDArray[np.float64], bounds: Any
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
     """Return physical targets (N, P), their bounds (P, 2) and where these are from."""
     slack, said = 1e-9, "--target-bounds"
     if np.abs(targets[:, 0]).max() < 2.0:  # no material has such a G0
-        if bounds is None:
-            remedy = "give the physical values of 0 and 1, for instance --target-bounds 1000 3000 25 45"
-            raise DataError(f"{curves.path}: targets are normalised already (G0 to {targets[:, 0].max():g}); {remedy}")
+        found = f"targets are normalised already (G0 to {targets[:, 0].max():g})"
+        remedy = "give the physical values of 0 and 1, for instance --target-bounds 1000 3000 25 45"
+        hold(f"{curves.path}:", (bounds is None, f"{found}; {remedy}"))
         targets = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * targets
         slack = 0.01  # test targets normalised with the training set's bounds stick out by so much at most
     if bounds is None:
         training = targets[np.arange(len(targets)) % 4 != 3]
         bounds, said = np.stack([training.min(axis=0), training.max(axis=0)], axis=1), "training minimum and maximum"
         wrong = ~np.isfinite(targets) | ((targets <= 0) & [True, False])
+        allowed = ["a positive number"] * 2
     else:
         margin = slack * (bounds[:, 1] - bounds[:, 0])
         wrong = ~((targets >= bounds[:, 0] - margin) & (targets <= bounds[:, 1] + margin))
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        what = f"{curves.path}: target {('G0', 'a')[column]} of {curves.name(row)} is {targets[row, column]:g}"
-        allowed = "{:g} to {:g}".format(*bounds[column]) if said == "--target-bounds" else "a positive number"
-        raise DataError(f"{what}, allowed is {allowed} ({wrong.sum():,} such); correct it, or widen --target-bounds")
-    if not (bounds[:, 0] < bounds[:, 1]).all():
-        found = "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in zip(("G0", "a"), bounds, strict=True))
-        raise DataError(f"{curves.path}: bounds of targets are {found}; give low and high of both with --target-bounds")
+        allowed = ["{:g} to {:g}".format(*each) for each in bounds]
+    row, column = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    first = f"target {('G0', 'a')[column]} of {curves.name(int(row))} is {targets[row, column]:g}, allowed is"
+    first += f" {allowed[column]} ({wrong.sum():,} such); correct it, or widen --target-bounds"
+    given = "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in zip(("G0", "a"), bounds, strict=True))
+    given = f"bounds of targets are {given}; give low and high of both with --target-bounds"
+    hold(f"{curves.path}:", (wrong.any(), first), (not (bounds[:, 0] < bounds[:, 1]).all(), given))
     return targets, bounds, said
 
 

@@ -74,6 +74,12 @@ class TrainingJob:
         self.model, self.optimizer = backend.bind(called, optimizer)
         self.arithmetic.bind(self.bare_model, self.optimizer, backend)
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Return by name what makes a step."""
+        names = ("backend", "model", "bare_model", "optimizer", "arithmetic", "device")
+        return {name: getattr(self, name) for name in names}
+
     def settings(self) -> dict[str, Any]:
         """Return what is recorded of the training itself."""
         config, dataset = self.config, self.dataset
@@ -160,17 +166,14 @@ def name_broken(job: TrainingJob, rows: Recorder) -> None:
     host, loss, _, lowest, _, curve = ranks[rank]
     what = f"its loss was {loss:g}" if not math.isfinite(loss) else f"its gradients were not finite (its loss {loss:g})"
     where = f"rank {rank} on {host}: {what} at step {first:,}"
-    if faulty:
-        raise DataError(
-            f"{where}, because curve {curve[0]:,} of {dataset.path} is not finite; make or import that data set again"
-        )
     # A loss that has grown so many times was diverging, whichever rank had the first one that is not a number.
     exploded = any(loss > 1000.0 * (1.0 if math.isnan(lowest) else lowest) for _, loss, _, lowest, _, _ in others)
-    if others and not exploded:
-        sound = "the other rank was" if len(others) == 1 else "the others were"
-        raise StudyError(
-            f"{where}, while {sound} sound (loss {others[0][1]:g}); look at its batch and its device, or lower --lr"
-        )
+    if faulty or (others and not exploded):
+        sound = f"while {'the other rank was' if len(others) == 1 else 'the others were'} sound"
+        curves = f"because curve {(curve or [0])[0]:,} of {dataset.path} is not finite"
+        again = "make or import that data set again" if faulty else "look at its batch and its device, or lower --lr"
+        why = curves if faulty else f"{sound} (loss {others[0][1]:g})"
+        raise (DataError if faulty else StudyError)(f"{where}, {why}; {again}")
     if backend.rank == 0:
         who = f"rank{'s' * (len(broken) > 1)} {', '.join(map(str, broken))} first" if others else "on all ranks at once"
         say(
@@ -213,10 +216,10 @@ def _timer_mode_of_graphs(config: StrainConfig) -> dict[str, Any]:
 
 def _ensure_dataset(config: StrainConfig, *, threads: int) -> None:
     """Generate a data set that was named by its size and is not there yet, and say so."""
-    if data.is_cached(config.dataset, seed=config.data_seed):
+    size, path = data.parse_size(config.dataset), data.path_of(config.dataset, seed=config.data_seed)
+    if size is None or path.exists():
         return
-    path = data.path_of(config.dataset, seed=config.data_seed)
-    say(f"generating {data.parse_size(config.dataset):,} curves (seed {config.data_seed}) into {path}, once")
+    say(f"generating {size:,} curves (seed {config.data_seed}) into {path}, once")
     began = now()
-    data.ensure(config.dataset, seed=config.data_seed, processes=threads)
+    data.ensure(config.dataset, seed=config.data_seed, threads=threads)
     say(f"generated in {now() - began:.1f} s")

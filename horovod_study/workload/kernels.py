@@ -28,6 +28,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ class BlockSizes:
     """Parameters per program of an update."""
     warps: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, int] = field(default_factory=dict)
-    """Warps per program, and turns of a loop in flight at a time, by the name in `Launches`; others have _WARPS and
+    """Warps per program, and turns of a loop in flight at a time, by the name in `plan`; others have _WARPS and
     _STAGES."""
 
     @classmethod
@@ -219,33 +220,17 @@ class _KernelLaunch:
         self.kernel[self.grid](*arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launches:
-    """The kernels of a step, in their order."""
-
-    convolution1: _KernelLaunch
-    convolution2: _KernelLaunch
-    fc1: _KernelLaunch
-    head: _KernelLaunch
-    fc1_input: _KernelLaunch
-    fc1_weight: _KernelLaunch
-    weight_gradient: _KernelLaunch
-    first_gradient: _KernelLaunch
-    finish: _KernelLaunch
-    update: _KernelLaunch
-
-
 def plan(
     sizes: Sizes,
     chosen: BlockSizes,
     *,
     precision: str,
     scaled: bool,
-    rule: "AdamRule | None" = None,
+    rule: dict[str, float] | None = None,
     merged: bool = False,
     timed: bool = False,
-) -> Launches:
-    """Return the launches of a step. Imports Triton; needs no GPU.
+) -> SimpleNamespace:
+    """Return the launches of a step by name, in their order. Imports Triton; needs no GPU.
 
     `rule`: the update, None where torch makes it. `merged`: it is in `finish`. `timed`: the times of the step are
     written down.
@@ -253,8 +238,9 @@ def plan(
     if precision == "bf16" and interpreted():
         precision = "bf16 interpreted"
     made = _Plan(sizes, chosen, precision)
+    constants = rule or adam_rule()
     features, hidden, padded = made.features, sizes.hidden, _padded_row(sizes.hidden)
-    return Launches(
+    return SimpleNamespace(
         convolution1=made.convolution(0, SCALED=scaled, TIMED=timed),
         convolution2=made.convolution(1, SCALED=False, TIMED=False),
         fc1=made.product("fc1", (sizes.batch, hidden, features), (features, 1), (1, features), padded),
@@ -263,8 +249,8 @@ def plan(
         fc1_weight=made.product("fc1_weight", (hidden, features, sizes.batch), (1, padded), (features, 1), features),
         weight_gradient=made.weight_gradient(),
         first_gradient=made.first_gradient(SCALED=scaled),
-        finish=made.finish(UPDATE=merged, TIMED=timed, **(rule or AdamRule()).constants),
-        update=made.update(**(rule or AdamRule()).constants),
+        finish=made.finish(UPDATE=merged, TIMED=timed, **constants),
+        update=made.update(**constants),
     )
 
 
@@ -423,44 +409,23 @@ def partial_widths(sizes: Sizes) -> tuple[int, int, int]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdamRule:
-    """The constants of torch's Adam or AdamW; the rate is not among them, and is on the device."""
+def adam_rule(
+    beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decay: float = 0.0, decoupled: bool = False
+) -> dict[str, float]:
+    """Return what the kernels of torch's Adam or AdamW are compiled with; the rate is on the device, and not in it."""
+    logs = {"LOG_BETA1": math.log(beta1), "LOG_BETA2": math.log(beta2)}
+    return {**logs, "BETA1": beta1, "BETA2": beta2, "EPSILON": epsilon, "DECAY": decay, "DECOUPLED": decoupled}
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    decay: float = 0.0
-    decoupled: bool = False
 
-    @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> "AdamRule | None":
-        """Read it off an optimiser; None where that follows another rule, or does more."""
-        group, *others = optimizer.param_groups
-        if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) or others:
-            return None
-        if not group["fused"] or group["amsgrad"] or group["maximize"]:
-            return None
-        return cls(
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            epsilon=group["eps"],
-            decay=group["weight_decay"],
-            decoupled=isinstance(optimizer, torch.optim.AdamW),
-        )
-
-    @property
-    def constants(self) -> dict[str, float]:
-        """What the kernels are compiled with."""
-        return {
-            "LOG_BETA1": math.log(self.beta1),
-            "LOG_BETA2": math.log(self.beta2),
-            "BETA1": self.beta1,
-            "BETA2": self.beta2,
-            "EPSILON": self.epsilon,
-            "DECAY": self.decay,
-            "DECOUPLED": self.decoupled,
-        }
+def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, float] | None:
+    """Return `adam_rule` of an optimiser; None where that follows another rule, or does more."""
+    group, *others = optimizer.param_groups
+    if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) or others:
+        return None
+    if not group["fused"] or group["amsgrad"] or group["maximize"]:
+        return None
+    (beta1, beta2), decoupled = group["betas"], isinstance(optimizer, torch.optim.AdamW)
+    return adam_rule(beta1, beta2, group["eps"], group["weight_decay"], decoupled)
 
 
 class FusedNetwork:
@@ -472,7 +437,7 @@ class FusedNetwork:
     _PRECISIONS: fp32 is IEEE float32; tf32 and bf16 round what goes into matrix products and sum up in float32; bf16
     also keeps activations as bfloat16.
 
-    `optimizer`: an Adam or AdamW for which AdamRule.of is not None, with its rate in a tensor; left out, the update is
+    `optimizer`: an Adam or AdamW for which `rule_of` is not None, with its rate in a tensor; left out, the update is
     not made here. `adopt` must be called before the first step and whenever the optimiser was given other state.
     `merged`: `backward` makes the update too, since nothing comes between. `slots`: the kernels write down when each of
     so many steps began and ended, for `stamps`; 0 leaves it out, and on a CPU it must be.
@@ -500,13 +465,10 @@ class FusedNetwork:
         reason = why_not()
         if not reason and device.type != "cuda" and not interpreted():
             reason = "the network is on the CPU"
+        elif not reason and precision not in _PRECISIONS:
+            reason = f"they know precision {', '.join(_PRECISIONS)}, not {precision}"
         if reason:
             raise ConfigError(f"run: kernels fused cannot be used: {reason}; use kernels torch")
-        if precision not in _PRECISIONS:
-            raise ConfigError(
-                f"run: kernels fused know precision {', '.join(_PRECISIONS)}, not {precision}; "
-                "use one of these, or kernels torch"
-            )
         sizes = Sizes.of(model, batch)
         self._model = model
         self._batch = batch
@@ -514,7 +476,7 @@ class FusedNetwork:
         self._factor = model.get_buffer("_factor").flatten()
         self._shift = model.get_buffer("_shift").flatten()
         scaled = bool((self._factor != 1).any() or (self._shift != 0).any())
-        rule = None if optimizer is None else AdamRule.of(optimizer)
+        rule = None if optimizer is None else rule_of(optimizer)
         assert rule is not None or optimizer is None, "only Adam and AdamW have kernels"
         self._optimizer = optimizer
         self.launches = plan(

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from multiprocessing.connection import wait
@@ -88,14 +89,7 @@ def resident(loader: Loader) -> Resident | None:
     return loader.resident() if isinstance(loader, _Device) else None
 
 
-class _TakesPlaces(Protocol):
-    """A captured step, as far as a loader knows it."""
-
-    def begin_epoch(self, places: torch.Tensor) -> None:
-        """Take the places in the training set of the batches of an epoch."""
-
-
-def feed(loader: Loader, captured: _TakesPlaces, epoch: int, first: int = 0) -> Iterator[Batch | None]:
+def feed(loader: Loader, captured: Any, epoch: int, first: int = 0) -> Iterator[Batch | None]:
     """Return what `captured.take` is given in the steps of `epoch`, from step `first` on: batches, or None for each.
 
     None where the step gathers its batches itself, whose places it is told here, before the first one.
@@ -234,17 +228,23 @@ class _Device:
             if device.type == "cpu"
             else f"{needed / 1e9:.2f} GB of the training set in {where}"
         )
-        # a tenth of the free memory is left to the step
-        if needed > 0.9 * _free_bytes(device):
-            raise _too_large(dataset, device, needed, where)
+        text = f"{dataset.path}: {dataset.train_size:,} training curves need {needed / 1e9:.2f} GB for each worker with"
+
+        def need(room_bytes: float) -> None:
+            free = _free_bytes(device)
+            if room_bytes > free:
+                self._curves = self._targets = torch.empty(0)
+                found = f"{text} loader device, {free / 1e9:.2f} GB of {where} are free"
+                raise DataError(f"{found}; use loader memory, or a smaller --dataset")
+
+        need(needed / 0.9)  # a tenth of the free memory is left to the step
         self._curves = torch.empty(dataset.train_size, CHANNELS, POINTS, device=device)
         self._targets = torch.empty(dataset.train_size, TARGETS, device=device)
         # Block by block with a look at the memory before each: several workers of a host may be doing the same.
         for low in range(0, dataset.train_size, data.BLOCK_ROWS):
             part = slice(low, min(low + data.BLOCK_ROWS, dataset.train_size))
-            if device.type == "cpu" and _free_bytes(device) < 2 * data.BLOCK_ROWS * 4 * CHANNELS * POINTS:
-                del self._curves, self._targets
-                raise _too_large(dataset, device, needed, where)
+            if device.type == "cpu":
+                need(2 * data.BLOCK_ROWS * 4 * CHANNELS * POINTS)
             rows = data.train_rows(torch.arange(part.start, part.stop).numpy())
             self._curves[part] = torch.from_numpy(dataset.curves[rows])
             self._targets[part] = torch.from_numpy(dataset.targets[rows])
@@ -285,14 +285,6 @@ def _free_bytes(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     available = room.available_bytes()
     return sys.maxsize if available is None else available
-
-
-def _too_large(dataset: data.Dataset, device: torch.device, needed: int, where: str) -> DataError:
-    return DataError(
-        f"{dataset.path}: {dataset.train_size:,} training curves need {needed / 1e9:.2f} GB for each worker with "
-        f"loader device, {_free_bytes(device) / 1e9:.2f} GB of {where} are free; use loader memory, or a smaller "
-        "--dataset"
-    )
 
 
 class _OneByOne(TorchDataset[Batch]):
@@ -370,19 +362,15 @@ class _Items:
         assert self._loader is not None, "closed"
         self._end()
         self._order.rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
-        try:
+        with _telling():
             self._parts = iter(self._loader)
-        except _REFUSED as error:
-            raise _failed(error) from error
         self._running = self._read(self._parts)
         return self._running  # type: ignore[no-any-return]
 
     def _read(self, parts: Iterator[Any]) -> Iterator[Batch]:
-        try:
+        with _telling():
             for curves, targets in parts:
                 yield curves.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
-        except _REFUSED as error:
-            raise _failed(error) from error
 
     def _end(self) -> None:
         """Let go of the epoch that is being read: with it go processes that are not to be kept."""
@@ -399,16 +387,15 @@ class _Items:
         self._parts = self._loader = None
 
 
-_REFUSED = (RuntimeError, OSError, EOFError)
-"""What comes of a loader process that cannot be started or ends, or of memory that it cannot share with the trainer."""
-
-
-def _failed(error: Exception) -> DataError:
-    said = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-    return DataError(
-        f"a process of loader dataloader failed: {said[0]}; use loader memory, --loader-processes 0, or allow more "
-        "(`ulimit -a`)"
-    )
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Say what comes of a loader process that ends or cannot be started, or of memory that cannot be shared with it."""
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError) as error:
+        said = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        remedy = "use loader memory, --loader-processes 0, or allow more (`ulimit -a`)"
+        raise DataError(f"a process of loader dataloader failed: {said[0]}; {remedy}") from error
 
 
 def _belong_to_trainer(number: int) -> None:

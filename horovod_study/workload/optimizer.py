@@ -108,17 +108,15 @@ class _DeviceRate:
 
 def _require_capturable(config: StrainConfig) -> None:
     """Raise ConfigError for an update in which torch reads something on the host."""
-    if config.fused_optimizer:
-        return
-    for what, asked, why in (
-        ("optimizer sgd", config.optimizer == "sgd", "reads its rate on the host"),
-        ("precision fp16", config.precision == "fp16", "looks on the host whether gradients overflowed"),
-    ):
-        if asked:
-            raise ConfigError(
-                f"run: cuda_graphs with {what} needs the fused update: PyTorch's other one {why}, which no CUDA graph "
-                "can hold; leave fused_optimizer on, or leave cuda_graphs out"
-            )
+    reads = {
+        "optimizer sgd": "reads its rate on the host",
+        "precision fp16": "looks on the host whether gradients overflowed",
+    }
+    for what in (f"optimizer {config.optimizer}", f"precision {config.precision}"):
+        if what in reads and not config.fused_optimizer:
+            needs = f"cuda_graphs with {what} needs the fused update: PyTorch's other one {reads[what]}"
+            again = "leave fused_optimizer on, or leave cuda_graphs out"
+            raise ConfigError(f"run: {needs}, which no CUDA graph can hold; {again}")
 
 
 def _keep_on_device(optimizer: torch.optim.Optimizer, rate: _DeviceRate) -> None:
@@ -149,6 +147,15 @@ def _keep_on_device(optimizer: torch.optim.Optimizer, rate: _DeviceRate) -> None
     optimizer.register_load_state_dict_post_hook(loaded)
 
 
+_NEEDS = {
+    "precision tf32": ("GPU", "TF32 is a mode of NVIDIA GPUs", "use precision fp32 or bf16"),
+    "precision fp16": ("GPU", "float16 arithmetic on a CPU is slower than float32", "use precision fp32 or bf16"),
+    "cuda_graphs": ("GPU", "CUDA graphs replay work of a GPU", "leave it out"),
+    "kernels native": ("CPU", "its code is for the instructions of a CPU", "use device cpu, or kernels torch"),
+}
+"""What options need that not every device has, why, and what to ask for instead."""
+
+
 class Arithmetic:
     """The precision of forward and backward, and for fp16 the scaling of the loss.
 
@@ -160,18 +167,12 @@ class Arithmetic:
 
     def __init__(self, config: StrainConfig, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        for name, asked, why in (
-            ("precision tf32", config.precision == "tf32", "TF32 is a mode of NVIDIA GPUs"),
-            ("precision fp16", config.precision == "fp16", "float16 arithmetic on a CPU is slower than float32"),
-            ("cuda_graphs", config.cuda_graphs and not replayed_on_host(), "CUDA graphs replay work of a GPU"),
-        ):
-            if asked and not on_gpu:
-                instead = "use precision fp32 or bf16" if "precision" in name else "leave it out"
-                raise ConfigError(f"run: {name} needs a GPU, this run computes on the CPU ({why}); {instead}")
-        if on_gpu and config.kernels == "native":
-            raise ConfigError(
-                "run: kernels native computes on the CPU, and this run on a GPU; use device cpu, or kernels torch"
-            )
+        here, asked = "GPU" if on_gpu else "CPU", [f"precision {config.precision}", f"kernels {config.kernels}"]
+        asked += ["cuda_graphs"] if config.cuda_graphs and not replayed_on_host() else []
+        for name in asked:
+            needed, why, instead = _NEEDS.get(name, (here, "", ""))
+            if needed != here:
+                raise ConfigError(f"run: {name} needs a {needed}, this run computes on the {here} ({why}); {instead}")
         if on_gpu:
             torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = config.precision == "tf32"

@@ -32,10 +32,9 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
     records.require_ended(directory, record)
     before = record.effective.get("workers", record.requested.get("workers"))
     if before != workers:
-        raise ConfigError(
-            f"{directory}: the run has {before} workers, this launch has {workers}: its global batches would be other "
-            f"ones, and it would not be the same run; start {before} workers, or a new run with another --out"
-        )
+        what = f"the run has {before} workers, this launch has {workers}: its global batches would be other ones"
+        again = f"start {before} workers, or a new run with another --out"
+        raise ConfigError(f"{directory}: {what}, and it would not be the same run; {again}")
     recorded = strain_config(
         {name: value for name, value in record.requested.items() if name in STRAIN.options},
         source=str(directory / records.MANIFEST),
@@ -53,22 +52,19 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
 def _merged(directory: Path, recorded: StrainConfig, given: Mapping[str, Any]) -> tuple[StrainConfig, bool]:
     """Return the configuration to continue with, and whether its budget is larger than the recorded one."""
     budget = next(name for name in STRAIN.budgets if getattr(recorded, name) is not None)
-    for name in STRAIN.budgets:
-        if name != budget and given.get(name) is not None:
-            raise ConfigError(
-                f"--resume {directory}: {name} is given, but the run was started with {budget} "
-                f"{getattr(recorded, budget):g}; extend that budget with --{budget}"
-            )
     asked = {name: value for name, value in given.items() if name not in STRAIN.budgets or value is not None}
-    config = strain_config({**recorded.to_dict(), **asked}, source=f"--resume {directory}")
+    problem, again = "", "leave it out to continue that run, or start a new one with --out"
+    for name in [name for name in STRAIN.budgets if name in asked and name != budget]:
+        started = f"{budget} {getattr(recorded, budget):g}"
+        problem = f"{name} is given, but the run was started with {started}; extend that budget with --{budget}"
+    config = recorded if problem else strain_config({**recorded.to_dict(), **asked}, source=f"--resume {directory}")
     for name in STRAIN.options:
         old, new = getattr(recorded, name), getattr(config, name)
-        if old == new or (name == budget and new > old):
-            continue
-        text = f"--resume {directory}: {name} is {new!r}, but the run was started with {old!r}"
-        if name == budget:
-            raise ConfigError(f"{text}; a budget can only be extended")
-        raise ConfigError(f"{text}; leave it out to continue that run, or start a new one with --out")
+        if old != new and not (name == budget and new > old) and not problem:
+            what = f"{name} is {new!r}, but the run was started with {old!r}"
+            problem = f"{what}; {'a budget can only be extended' if name == budget else again}"
+    if problem:
+        raise ConfigError(f"--resume {directory}: {problem}")
     return config, getattr(config, budget) != getattr(recorded, budget)
 
 
@@ -81,10 +77,9 @@ def require_same_run(directory: Path, record: records.RunRecord, effective: Mapp
     )
     for name, value in now.items():
         if value != then[name]:
-            raise BackendError(
-                f"{directory}: the run has {name.replace('_', ' ')} {then[name]}, this launch has {value}; "
-                "start it as it was started, or start a new run with another --out"
-            )
+            what = f"the run has {name.replace('_', ' ')} {then[name]}, this launch has {value}"
+            again = "start it as it was started, or start a new run with another --out"
+            raise BackendError(f"{directory}: {what}; {again}")
 
 
 def notes(resumption: Resumption, environment: Mapping[str, Any], effective: Mapping[str, Any]) -> list[str]:

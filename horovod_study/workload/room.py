@@ -42,18 +42,19 @@ def available_bytes() -> int | None:
 
 def need_memory(path: Path, needed: int, what: str, remedy: str) -> None:
     """Raise DataError if `what` of `path` does not find room in memory."""
-    free = available_bytes()
-    if free is not None and needed > free:
-        raise DataError(f"{path}: {what} needs {needed:,} bytes of memory, {free:,} are free; {remedy}")
+    _need(f"{path}: {what}", needed, available_bytes(), "of memory", remedy)
 
 
 def need_disk(folder: Path, needed: int, what: str) -> None:
     """Raise DataError if `what` does not find room on the disk of `folder`, which may not exist yet."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        remedy = "choose another --out (or HOROVOD_STUDY_DATA), or fewer curves"
-        raise DataError(f"{folder}: {what} needs {needed:,} bytes on disk, {free:,} are free; {remedy}")
+    remedy = "choose another --out (or HOROVOD_STUDY_DATA), or fewer curves"
+    _need(f"{folder}: {what}", needed, shutil.disk_usage(there).free, "on disk", remedy)
+
+
+def _need(what: str, needed: int, free: int | None, where: str, remedy: str) -> None:
+    if free is not None and needed > free:
+        raise DataError(f"{what} needs {needed:,} bytes {where}, {free:,} are free; {remedy}")
 
 
 def worker_memory(workers_here: int) -> tuple[float, str] | None:

@@ -18,7 +18,8 @@ from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_ba
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.config import requirements
-from horovod_study.errors import BackendError, RecordError, StudyError
+from horovod_study.config.doors import conform
+from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
 from horovod_study.measure.evidence import parameter_sha256
@@ -180,7 +181,7 @@ class Training:
         self.base_lr = learning_rate(job.optimizer)
         self.budget = Budget(config, self.last_step)
         self.progress = Progress(enabled=session.is_root)
-        self.keeper = checkpoint.Keeper(config, session.directory, backend, job.dataset.target_bounds)
+        self.keeper = checkpoint.Keeper(job, session.directory)
         with fail_together(backend):
             self.loader = open_loader(config, job.dataset, job.batches, job.device)
         if session.is_root and self.loader.note:
@@ -364,14 +365,7 @@ class Training:
             "scaler": scaler.state_dict() if scaler else {},
         }
         try:
-            keeper.write(
-                step=self.step,
-                epoch=self.epoch,
-                model=job.bare_model,
-                optimizer=job.optimizer,
-                progress=state,
-                rows=session.writer,
-            )
+            keeper.write(self.step, self.epoch, state, session.writer)
         except StudyError as error:  # the same on all ranks
             if job.config.disk_full == "end" or self.stopped:  # who is stopped needs it to go on
                 raise
@@ -383,8 +377,8 @@ class Training:
         """Put what a checkpoint holds into its place."""
         job, session, state = self.job, self.session, resumed.progress
         with checkpoint.fitting(session.directory):
-            job.bare_model.load_state_dict(dict(resumed.model))
-            job.optimizer.load_state_dict(dict(resumed.optimizer))
+            job.bare_model.load_state_dict(resumed.model)
+            job.optimizer.load_state_dict(resumed.optimizer)
             if job.arithmetic.scaler:
                 job.arithmetic.scaler.load_state_dict(state["scaler"])
             self.budget.take_up(state["budget"])
@@ -397,17 +391,8 @@ class Training:
         """Record the step as CUDA graphs. Collective."""
         job = self.job
         with fail_together(job.backend):
-            captured = CapturedStep(
-                job.config,
-                model=job.model,
-                bare_model=job.bare_model,
-                optimizer=job.optimizer,
-                backend=job.backend,
-                arithmetic=job.arithmetic,
-                device=job.device,
-                resident=resident(self.loader),
-                phases=job.config.timer_mode == "strict",
-            )
+            strict = job.config.timer_mode == "strict"
+            captured = CapturedStep(job.config, **job.parts, resident=resident(self.loader), phases=strict)
         if self.session.is_root:
             graphs, on_gpu = len(set(captured.laps) - {"data", "sync"}), job.device.type == "cuda"
             what = f"{graphs} {'CUDA ' if on_gpu else ''}graph{'s' * (graphs > 1)}"
@@ -456,40 +441,29 @@ class Training:
     def _measure_beside(self) -> None:
         """Make the measurements that were asked for, in steps beside the training. Collective."""
         job, directory, is_root = self.job, self.session.directory, self.session.is_root
-        config, timed_step_s = job.config, self.session.rows.recent_step_s
-        scratch = Scratch(
-            backend=job.backend,
-            model=job.model,
-            bare_model=job.bare_model,
-            optimizer=job.optimizer,
-            arithmetic=job.arithmetic,
-            loader=self.loader,
-            device=job.device,
-            train_step=train_step,
-            captured=self.captured,
-        )
-        if config.measure_sync and job.backend.workers > 1:
-            found = synchronisation.measure(scratch, repeats=min(synchronisation.REPEATS, self.step))
+        config = job.config
+        where: dict[str, Any] = {"directory": directory, "timed_step_s": self.session.rows.recent_step_s}
+        scratch = Scratch(**job.parts, loader=self.loader, train_step=train_step, captured=self.captured)
+
+        def keep(name: str, found: Any) -> None:
             with fail_together(job.backend):
                 if is_root:
-                    records.write_bench(directory, "synchronisation", found)
+                    records.write_bench(directory, name, found)
+
+        if config.measure_sync and job.backend.workers > 1:
+            keep("synchronisation", synchronisation.measure(scratch, repeats=min(synchronisation.REPEATS, self.step)))
         if config.measure_ablation and job.backend.workers == 1:
             say("note: measure_ablation is left out: one worker has nobody to communicate with")
         elif config.measure_ablation:
             found = ablation.measure(scratch, seed=config.seed, made=self.step)
-            with fail_together(job.backend):
-                if is_root:
-                    records.write_bench(directory, "ablation", found)
-                    say(ablation.summary(found))
+            keep("ablation", found)
+            if is_root:
+                say(ablation.summary(found))
         told: list[str] = []
         if config.profile:
-            told += profiling.profile(
-                scratch, kind=config.profile, steps=config.profile_steps, directory=directory, timed_step_s=timed_step_s
-            )
+            told += profiling.profile(scratch, kind=config.profile, steps=config.profile_steps, **where)
         if config.timeline_steps:  # the last of all: Horovod is not what it was afterwards
-            told += timeline.record(
-                scratch, steps=config.timeline_steps, directory=directory, timed_step_s=timed_step_s
-            )
+            told += timeline.record(scratch, steps=config.timeline_steps, **where)
         if is_root and told:
             say("\n".join(told))
 
@@ -518,11 +492,9 @@ def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint
         if backend.rank == 0:
             content = checkpoint.read_newest(directory)
     found = checkpoint.decode(backend.gather(content)[0], str(directory))
-    lacking = [name for name in checkpoint.PROGRESS if name not in found.progress]
-    if lacking:
-        raise RecordError(
-            f"{directory}: its checkpoint lacks {lacking[0]}, so it is of no training; start the run again"
-        )
+    conform(
+        found.progress, checkpoint.LoopState, f"{directory}: progress of its checkpoint", again="start the run again"
+    )
     return found
 
 

@@ -15,6 +15,6 @@ of a study:
     usage            what processors and GPUs did
 
 of one verb:
-    accounting, attribution, bench, comparison, inspection (with system), lr_range, search,
-    simulation, timeline
+    accounting, attribution, bench, comparison, inspection (with the hosts over time), lr_range,
+    search, simulation, timeline
 """

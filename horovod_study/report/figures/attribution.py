@@ -15,7 +15,7 @@ from horovod_study.records import finite
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import figure_lines, write_result
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, note_at, rimmed, swatch
+from horovod_study.report.kit.panels import legend, lying_grid, note_at, rimmed, stacked, swatch
 from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.tables import table_of, to_lines
@@ -148,7 +148,8 @@ def draw_bars(bars: Sequence[Bar], width_in: float) -> Figure:
     ends, words = [], [_fixed(1e3 * sync.value, _decimals(sync)) for _, _, sync in bars]
     for place, (name, parts, sync) in enumerate(bars):
         for axes, scale in ((left, 1e3), (right, 100 / sync.value)):
-            drawn = lying_bar(axes, place, [(look, scale * parts[part]) for part, look in LOOKS.items()])
+            own = [(look, scale * parts[part]) for part, look in LOOKS.items()]
+            drawn = stacked(axes, place, own, 0.62, lying=True)
             for each, (part, look) in zip(drawn, LOOKS.items(), strict=True):
                 share = f"{percent(parts[part] / sync.value)} of the synchronisation"
                 text = f"{name}: {look.label} {milliseconds(parts[part])}{THIN}ms per step, {share}"

@@ -1,5 +1,6 @@
 """What `horovod-study bench` found: tables in nccl-tests' layout, the figure of the network, and the roofline."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, Fit, Network, bus_factor
 from horovod_study.records import finite
+from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
@@ -33,13 +35,67 @@ def write_bench(network: Network, document: Mapping[str, Any], directory: Path) 
         "bench.json": content(network, document),
         "bench.csv": network["points"],
         "bench.txt": text(network, document),
-        "network.txt": network_caption(network),
     }
-    figures = {"network": partial(draw_network, network)}
+    made = drawings_of(network)
+    texts |= {f"{each.name}.txt": each.caption for each in made}
+    return write_result(directory, texts, {each.name: each.draw for each in made})
+
+
+def drawings_of(network: Network) -> list[Drawing]:
+    """Return the figures of a machine: its roofline where that was measured, and all-reduces against their size."""
+    model, workers, found = network["model"], network["workers"], []
     if network["roofline"] is not None:
-        figures["roofline"] = partial(draw_roofline, network)
-        texts["roofline.txt"] = roofline_caption(network)
-    return write_result(directory, texts, figures)
+        found.append(
+            Drawing(
+                name="roofline",
+                title="Roofline of the machine",
+                alt="Attainable operations per second against operations per byte, with the training step on it.",
+                caption=f"Roofline (Williams et al., 2009) of one of {workers} workers, all of them computing. Roofs: "
+                "min(fp32 matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy)"
+                f" and for each network (bus bandwidth measured with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes "
+                f"in one message). Circles: the training step of batch {model['batch']} without communication, at its "
+                "operations per byte of memory traffic if nothing stayed in a cache (open: the true one is to the "
+                "right), and per byte that its gradients put on the network (filled). A roof supposes that moving and "
+                "computing overlap wholly.",
+                data=_roofs(network),
+                paint=partial(_draw_roofline, network),
+            )
+        )
+    if len(network["points"]):
+        found.append(
+            Drawing(
+                name="network",
+                title="All-reduce of the machine",
+                alt="Time and bus bandwidth of an all-reduce against message size.",
+                caption=f"All-reduce in place of 32-bit floats among {workers} workers, against message size. Points: "
+                "time of the slowest worker, mean over the iterations, median over the rounds, with the smallest and "
+                "largest round; bus bandwidth as in nccl-tests, S/t times 2(n-1)/n. Lines: t = alpha + S/beta, with "
+                "95 % intervals in the legend; alpha is the time of the smallest message, beta the bandwidth S/t of "
+                f"the largest. Dotted: {WHOLE_GRADIENT} of the model in one message, {model['flat_bytes']:,} bytes.",
+                data=network["points"],
+                paint=partial(_draw_network, network),
+            )
+        )
+    return found
+
+
+def _roofs(network: Network) -> pd.DataFrame:
+    """Return the rows of a roofline: peaks, roofs with their ridge and what is attainable, and the step."""
+    roofline = network["roofline"]
+    assert roofline is not None
+    done, peaks = roofline["flop_per_s"], roofline["peaks_flop_per_s"].items()
+    memory = (
+        roofline["memory_bytes_per_s"],
+        roofline["memory_flop_per_byte"],
+        roofline["memory_attainable_flop_per_s"],
+    )
+    rows = [("peak", name, peak, math.nan, math.nan, math.nan) for name, peak in peaks]
+    rows.append(("roof", "memory", done, *memory))
+    for each in roofline["networks"]:
+        per_byte = math.nan if roofline["network_flop_per_byte"] is None else roofline["network_flop_per_byte"]
+        rows.append(("roof", each["way"], done, each["bytes_per_s"], per_byte, each["attainable_flop_per_s"]))
+    columns = ["kind", "name", "flop_per_s", "bytes_per_s", "flop_per_byte", "attainable_flop_per_s"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def content(network: Network, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,7 +285,7 @@ def _styles(names: list[str]) -> dict[str, style.SeriesStyle]:
     return style.series_styles(pd.DataFrame(rows)) if rows else {}
 
 
-def draw_network(network: Network, width_in: float) -> Figure:
+def _draw_network(network: Network, width_in: float) -> Figure:
     """Return time and bus bandwidth against message size; call it inside style()."""
     points = network["points"][(network["points"]["operation"] == "allreduce") & (network["points"]["place"] == "in")]
     factor = bus_factor("allreduce", network["workers"])
@@ -271,21 +327,10 @@ def draw_network(network: Network, width_in: float) -> Figure:
     return figure
 
 
-def network_caption(network: Network) -> str:
-    """Return what a reader of the figure of the network must know."""
-    return (
-        f"All-reduce in place of 32-bit floats among {network['workers']} workers, against message size. Points: time "
-        "of the slowest worker, mean over the iterations, median over the rounds, with the smallest and largest round; "
-        "bus bandwidth as in nccl-tests, S/t times 2(n-1)/n. Lines: t = alpha + S/beta, with 95 % intervals in the "
-        f"legend; alpha is the time of the smallest message, beta the bandwidth S/t of the largest. Dotted: "
-        f"{WHOLE_GRADIENT} of the model in one message, {network['model']['flat_bytes']:,} bytes."
-    )
-
-
-def draw_roofline(network: Network, width_in: float) -> Figure:
+def _draw_roofline(network: Network, width_in: float) -> Figure:
     """Return the roofline of memory and networks with the model's step on it; call it inside style()."""
     roofline = network["roofline"]
-    assert roofline is not None  # write_bench draws it only where it was measured
+    assert roofline is not None
     looks = _styles([each["way"] for each in roofline["networks"]])
     figure = Figure(
         figsize=(width_in, (0.85 if width_in < style.NARROW_IN else 0.56) * width_in + 0.75), layout="constrained"
@@ -332,19 +377,6 @@ def draw_roofline(network: Network, width_in: float) -> Figure:
     title = f"Bandwidth of copies in memory, and of all-reduces of {amount(network['model']['flat_bytes'])}"
     kit.legend(figure, handles, width_in, title=style.folded(title, width_in - 0.2), alignment="left")
     return figure
-
-
-def roofline_caption(network: Network) -> str:
-    """Return what a reader of the roofline must know."""
-    model = network["model"]
-    return (
-        f"Roofline (Williams et al., 2009) of one of {network['workers']} workers, all of them computing. Roofs: "
-        "min(fp32 matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy) and "
-        f"for each network (bus bandwidth measured with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes in one "
-        f"message). Circles: the training step of batch {model['batch']} without communication, at its operations per "
-        "byte of memory traffic if nothing stayed in a cache (open: the true one is to the right), and per byte that "
-        "its gradients put on the network (filled). A roof supposes that moving and computing overlap wholly."
-    )
 
 
 def _ticks(axes: Axes) -> None:

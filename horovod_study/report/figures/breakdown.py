@@ -1,20 +1,18 @@
 """Where the time of a step goes: stacked bars of its parts."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.grammar import Figure as Drawing
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import MAX_HEIGHT_IN, face, legend
 from horovod_study.report.kit.style import LAPS, LapStyle, folded, series_styles, small, text_in
 from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.words import plural
@@ -45,7 +43,7 @@ def breakdown(analysis: Analysis) -> Drawing | None:
             for name in dict.fromkeys(setting[series] for series in order)
             for line in _wrapped([series for series in order if setting[series] == name], bars, width_in / pitch_in)
         ][:MAX_LINES]
-        line_in = min(2.3 if len(lines) == 1 else 1.95, MAX_HEIGHT_IN / len(lines))
+        line_in = min(2.3 if len(lines) == 1 else 1.95, kit.MAX_HEIGHT_IN / len(lines))
         figure = Figure(figsize=(width_in, 0.55 + len(lines) * line_in), layout="constrained")
         whole = figure.add_gridspec(len(lines), 1)
         room = max(_bars_of(line, bars) for line in lines)
@@ -71,7 +69,8 @@ def breakdown(analysis: Analysis) -> Drawing | None:
                 if column == 0 and len(set(setting)) > 1:
                     words = (setting[series], axes.get_ylabel())
                     axes.set_ylabel("\n".join(folded(each, line_in - 0.6) for each in words))
-        legend(figure, _lap_handles(parts), width_in)
+        looks = [*(LAPS[lap] for lap in shown(parts, tuple(LAPS))), *map(_hidden, hiding(parts))]
+        kit.legend(figure, [kit.swatch(look) for look in looks], width_in)
         return figure
 
     sync = parts[(parts["lap"] == "sync") & (parts["workers"] > 1)]
@@ -134,9 +133,12 @@ def _stack(
     upright = max(text_in(_height(bar)) for bar in bars) > 0.96 * bar_in
     for place, bar in enumerate(bars):
         values = {lap: bar[lap]["mean_s"] * 1000 for lap in LAPS if lap in bar and bar[lap]["mean_s"] > 0}
-        for lap, part in _lap_bar(axes, place, bar, values).items():
-            value, look = values[lap], LAPS[lap]
-            row = bar[lap]
+        hides = HOLDS_SYNC.get(bar["sync"]["note"]) if bar["step"]["workers"] > 1 else None  # it is hatched
+        looks = [_hidden(lap) if lap == hides else LAPS[lap] for lap in values]
+        for lap, part in zip(
+            values, kit.stacked(axes, place, zip(looks, values.values(), strict=True), 0.7), strict=True
+        ):
+            value, look, row = values[lap], LAPS[lap], bar[lap]
             time = f"{milliseconds(row['mean_s'])}{THIN}ms, {percent(row['share'])} of the step"
             where = f"{title}, {plural(row['workers'], 'worker')}"
             mark(part, series=look.label, tips=[f"{where}: {time}, {plural(row['repeats'], 'repeat')}"])
@@ -165,31 +167,6 @@ def _height(bar: Bar) -> str:
     return f"{bar['step']['mean_s'] * 1000:#.3g}"
 
 
-def _lap_bar(axes: Axes, place: int, bar: Bar, values: Mapping[str, float]) -> dict[str, Any]:
-    """Draw laps one on the other from zero, what is negative downwards; return what was drawn of each lap.
-
-    `values`: what is drawn of each lap; `bar`: rows of the cell, by which the lap that holds the synchronisation is
-    known: it is hatched in the colour of the waiting.
-    """
-    hides = HOLDS_SYNC.get(bar["sync"]["note"]) if bar["step"]["workers"] > 1 else None
-    ends, drawn = {1: 0.0, -1: 0.0}, {}
-    for lap, value in values.items():
-        if math.isfinite(value) and value:
-            side, look = (1 if value > 0 else -1), _hidden(lap) if lap == hides else LAPS[lap]
-            drawn[lap] = axes.bar(place, value, bottom=ends[side], width=0.7, zorder=2, **_face(look))
-            ends[side] += value
-    return drawn
-
-
 def _hidden(lap: str) -> LapStyle:
-    return replace(LAPS[lap], label=f"{lap} with hidden sync", hatch=_HIDDEN_HATCH, ink=LAPS["sync"].color)
-
-
-def _face(look: LapStyle) -> dict[str, Any]:
-    return {**face(look), **({"edgecolor": look.ink} if look.hatch == _HIDDEN_HATCH else {})}
-
-
-def _lap_handles(parts: pd.DataFrame) -> list[Patch]:
-    """Return the entries of a legend for the laps that a breakdown knows."""
-    looks = [*(LAPS[lap] for lap in shown(parts, tuple(LAPS))), *map(_hidden, hiding(parts))]
-    return [Patch(label=look.label, **_face(look)) for look in looks]
+    loud = LAPS["sync"].color
+    return replace(LAPS[lap], label=f"{lap} with hidden sync", hatch=_HIDDEN_HATCH, ink=loud, edge=loud)

@@ -3,7 +3,7 @@ synchronisation is made of, and what the machine could do."""
 
 import math
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,22 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from horovod_study.analysis.machine.network import Network, restored
+from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import NOTES
 from horovod_study.analysis.steps.losses import IDEAL, MEASURED
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures import attribution
-from horovod_study.report.figures.bench import draw_network, draw_roofline, network_caption, roofline_caption
+from horovod_study.report.figures.bench import drawings_of
 from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.interactive import mark
 from horovod_study.text.numbers import MINUS, THIN, milliseconds, percent, signed
 from horovod_study.text.words import plural, span
-
-NAMES = ("losses", "attribution", "roofline", "network")
 
 _MAX_BARS = 10
 """Of the figure of what synchronisation is made of: each series has its share of them, its largest counts."""
@@ -106,7 +104,7 @@ def losses(analysis: Analysis) -> Drawing | None:
     if rest > 0:
         caption += f" In the CSV file only: {rest} further series, and smaller counts."
     return Drawing(
-        name=NAMES[0],
+        name="losses",
         title="From the ideal step to the measured one",
         alt="Bars from the ideal step to the measured one, one for each part that makes it longer; the values are in "
         "its CSV file.",
@@ -185,7 +183,7 @@ def parts(analysis: Analysis) -> Drawing | None:
         + (f" In the CSV file only: {plural(rest, 'further bar')}." if rest else "")
     )
     return Drawing(
-        name=NAMES[1],
+        name="attribution",
         title="What synchronisation is made of",
         alt="Stacked bars of transfer, skew, runtime and what is unexplained; the values are in its CSV file.",
         caption=caption,
@@ -196,50 +194,9 @@ def parts(analysis: Analysis) -> Drawing | None:
 
 def machines(analysis: Analysis) -> list[Drawing]:
     """Return roofline and network of each machine whose bench.json the analysis was given."""
-    found = []
-    machines = analysis.network["machines"]
-    for place, document in enumerate(machines):
-        network = restored(document, source="network.json")
-        end = f"-{place + 1}" if len(machines) > 1 else ""
-        if network["roofline"] is not None:
-            found.append(
-                Drawing(
-                    name=f"{NAMES[2]}{end}",
-                    title="Roofline of the machine",
-                    alt="Attainable operations per second against operations per byte, with the training step on it.",
-                    caption=roofline_caption(network),
-                    data=_roofs(network),
-                    paint=partial(draw_roofline, network),
-                )
-            )
-        if len(network["points"]):
-            found.append(
-                Drawing(
-                    name=f"{NAMES[3]}{end}",
-                    title="All-reduce of the machine",
-                    alt="Time and bus bandwidth of an all-reduce against message size.",
-                    caption=network_caption(network),
-                    data=network["points"],
-                    paint=partial(draw_network, network),
-                )
-            )
-    return found
-
-
-def _roofs(network: Network) -> pd.DataFrame:
-    """Return the rows of a roofline: peaks, roofs with their ridge and what is attainable, and the step."""
-    roofline = network["roofline"]
-    assert roofline is not None
-    done, peaks = roofline["flop_per_s"], roofline["peaks_flop_per_s"].items()
-    memory = (
-        roofline["memory_bytes_per_s"],
-        roofline["memory_flop_per_byte"],
-        roofline["memory_attainable_flop_per_s"],
-    )
-    rows = [("peak", name, peak, math.nan, math.nan, math.nan) for name, peak in peaks]
-    rows.append(("roof", "memory", done, *memory))
-    for each in roofline["networks"]:
-        per_byte = math.nan if roofline["network_flop_per_byte"] is None else roofline["network_flop_per_byte"]
-        rows.append(("roof", each["way"], done, each["bytes_per_s"], per_byte, each["attainable_flop_per_s"]))
-    columns = ["kind", "name", "flop_per_s", "bytes_per_s", "flop_per_byte", "attainable_flop_per_s"]
-    return pd.DataFrame(rows, columns=columns)
+    found = [drawings_of(restored(each, source="network.json")) for each in analysis.network["machines"]]
+    return [
+        replace(each, name=f"{each.name}-{place}") if len(found) > 1 else each
+        for place, own in enumerate(found, 1)
+        for each in own
+    ]

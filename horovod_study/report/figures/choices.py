@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.transports import RESOLVED
-from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points
+from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, looks_in_order, series_labels, series_styles
 from horovod_study.text.numbers import number, with_interval
@@ -223,7 +223,7 @@ def _points(
     shown: pd.DataFrame, name: str, unit: str, scale: float, ends: Any = ("_median", "_low", "_high"), fitted: Any = ()
 ) -> Iterator[Points]:
     """Yield the points of one quantity; those of lines without a fitted one are joined."""
-    columns: dict[str, Any] = dict(zip(("y", "low", "high"), (f"{name}{end}" for end in ends), strict=True))
+    columns = spread(name, *ends)
     with_line = shown["line"].isin(fitted)
     for rows, line in ((shown[with_line], False), (shown[~with_line], True)):
         if rows[columns["y"]].notna().any():

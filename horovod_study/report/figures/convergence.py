@@ -10,16 +10,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator
 
 from horovod_study.analysis.series.points import CHOICES, baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.config.roles import Role
 from horovod_study.config.workload import packaged
 from horovod_study.errors import RecordError
-from horovod_study.report.grammar import Figure, Guide, Panel, Points
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
@@ -97,50 +95,30 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
     per_epoch = sorted({round(each) for each in shown["samples"] / shown["epoch"]})
     # A rest of the training set that fills no batch is left out of an epoch: batches differ by a little.
     alike = per_epoch[-1] < 1.03 * per_epoch[0]
-    words = f"Epochs of {'' if len(per_epoch) == 1 else 'about '}{prefixed(float(f'{per_epoch[-1]:.3g}'))} samples"
-    across = ("epoch", words) if alike else ("samples", "Training samples")
+    across_words = (
+        f"Epochs of {'' if len(per_epoch) == 1 else 'about '}{prefixed(float(f'{per_epoch[-1]:.3g}'))} samples"
+    )
+    across = ("epoch", across_words) if alike else ("samples", "Training samples")
     logarithmic = {
         name: shown[name].max() > 8 * shown.loc[shown[name] > 0, name].min() for name in (across[0], "train_s_median")
     }
 
-    def draw(width_in: float) -> Canvas:
-        shown_rows = rows if width_in >= style.NARROW_IN else rows[:2]  # a page has no room for more below one another
-        lines, columns, height_in = kit.grid_of(2 * len(shown_rows), width_in, aspect=0.84, alone=0.52)
-        figure = Canvas(figsize=(width_in, height_in + 0.4), layout="constrained")
-        grid = figure.subplots(lines, columns, squeeze=False, sharey=True).reshape(len(shown_rows), 2)
-        for (left, right), row, look in zip(grid, shown_rows, looks, strict=False):
-            for axes, (x, name) in ((left, across), (right, ("train_s_median", "Training time / s"))):
-                for key, own in row.groupby(_CELL, sort=False, dropna=False):
-                    _curve(axes, own, x, look[key], positive=logarithmic[x])
-                _mse_axis(axes, shown)
-                for floor in row["floor_mse"].dropna().unique():
-                    axes.axhline(floor, **_FLOOR, zorder=1)
-                if logarithmic[x]:
-                    axes.set_xscale("log")
-                    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-                else:
-                    axes.set_xlim(left=0)
-                kit.label_ticks(axes.xaxis, axes.xaxis.get_major_locator(), prefixed)
-                axes.set_xlabel(name)
-            left.set_ylabel("Test MSE")
-            if columns > 1:
-                right.tick_params(axis="y", labelleft=False)
-            else:
-                right.set_ylabel("Test MSE")
-            if len(rows) > 1:
-                left.set_title(style.folded(row["setting"].iloc[0], 0.8 * width_in / columns))
-        handles: dict[str, Any] = {}
-        for look in looks[: len(shown_rows)]:
-            for each in look.values():
-                handles.setdefault(each.label, kit.entry(each, linewidth=1.5))
-        floors = shown["floor_mse"].dropna().unique()
-        if len(floors):
-            label = f"statistical floor {scientific(floors[0])}" if len(floors) == 1 else "statistical floor"
-            handles["floor"] = Line2D([], [], **_FLOOR, label=label)
-        kit.legend(figure, list(handles.values()), width_in)
-        return figure
+    known = shown["floor_mse"].dropna().unique()
+    label = f"statistical floor {scientific(known[0])}" if len(known) == 1 else "statistical floor"
+    panels, named = [], dict[str, style.SeriesStyle]()
+    for place, (row, look) in enumerate(zip(rows, looks, strict=True)):
+        keys = list(row[_CELL].itertuples(index=False, name=None))
+        named |= {f"{place} {key}": look[key] for key in keys}
+        lines = row.assign(line=[f"{place} {key}" for key in keys], said=list(map(_said, row.to_dict("records"))))
+        floors = [Guide(label=label, level=each, how=_FLOOR, held=True) for each in row["floor_mse"].dropna().unique()]
+        for x, words in (across, ("train_s_median", "Training time / s")):
+            own = lines[lines[x] > 0] if logarithmic[x] else lines
+            how: dict[str, Any] = {"by": "line", "marked": True, "said": "said", "how": {"linewidth": 1.5, "zorder": 3}}
+            line = Curve(rows=own, x=x, **spread("test_mse"), **how)
+            axes: dict[str, Any] = {"y": "Test MSE", "x": words, "log": "y", "decades": bool(logarithmic[x])}
+            title = row["setting"].iloc[0] if len(rows) > 1 else ""
+            panels.append(Panel(layers=[*floors, line], title=title, **axes))
 
-    floor = shown["floor_mse"].notna().any()
     caption = " ".join(
         [
             "Test MSE (mean over both normalised targets) against what all workers together were trained on and "
@@ -151,11 +129,10 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
                     "Dashed grey: the statistical floor, the mean Cramer-Rao bound of the test curves; no unbiased "
                     "estimator has a smaller error. Efficiency = floor / MSE."
                 ]
-                if floor
+                if len(known)
                 else ["The floor of this data set is not known."]
             ),
             *([f"Not drawn for lack of room: {left_out} settings with higher errors."] if left_out > 0 else []),
-            *(["A narrow figure has room for the first two settings only."] if len(rows) > 2 else []),
             *(["Some worker counts are left out; they are in the data of the figure."] if thinned else []),
         ]
     )
@@ -165,8 +142,16 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
         alt="Test MSE against training samples and training time; the values are in the table of what was learned.",
         caption=caption,
         data=shown,
-        paint=draw,
+        panels=panels,
+        looks=named,
+        shape=(2, 0.84, 0.52),
     )
+
+
+def _said(row: Mapping[Any, Any]) -> str:
+    """Return what pointing at an evaluation says."""
+    samples, seconds = prefixed(float(f"{row['samples']:.3g}")), rounded(row["train_s_median"], 3)
+    return f"{samples} samples, {seconds}{THIN}s: test MSE {scientific(row['test_mse_median'], 3)}"
 
 
 def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
@@ -174,7 +159,12 @@ def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
     if len(cells[_CELL].drop_duplicates()) <= MAX_LINES:
         return [cells]
     cells = _panelled(cells)
-    best = cells.groupby("setting", sort=False)["test_mse_median"].min().sort_values(kind="stable").index[:MAX_ROWS]
+    best = (
+        cells.groupby("setting", sort=False)["test_mse_median"]
+        .min()
+        .sort_values(kind="stable")
+        .index[: kit.MAX_PANELS // 2]
+    )
     return [_thinned(rows) for setting, rows in cells.groupby("setting", sort=False) if setting in set(best)]
 
 
@@ -262,37 +252,6 @@ def _told(settings: Sequence[str]) -> dict[str, str]:
     if shared and any(text[:1].isdigit() for text in texts.values()):
         texts = {setting: " ".join(words[shared - 1 :]) for setting, words in split.items()}
     return texts
-
-
-def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: style.SeriesStyle, *, positive: bool) -> None:
-    own = rows[rows[x] > 0] if positive else rows
-    if (own["evaluations"] > 1).any():
-        kit.band_of(axes, own[x], (own["test_mse_min"], own["test_mse_max"]), look, alpha=0.16)
-    how: dict[str, Any] = {
-        **kit.marker(look),
-        "markersize": 4.2,
-        "markevery": max(1, len(own) // 12),
-        "dash_capstyle": "butt",
-    }
-    texts = [
-        f"{prefixed(float(f'{samples:.3g}'))} samples, {rounded(seconds, 3)}{THIN}s: test MSE {scientific(mse, 3)}"
-        for samples, seconds, mse in zip(own["samples"], own["train_s_median"], own["test_mse_median"], strict=True)
-    ]
-    kit.line_of(axes, own[x], own["test_mse_median"], look, tips=texts, linewidth=1.5, zorder=3, **how)
-
-
-def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
-    """Label a logarithmic axis of errors so that two or more numbers are on it."""
-    names = [name for name in ("test_mse_min", "test_mse_max", "best_mse_min", "best_mse_max") if name in rows.columns]
-    values = np.concatenate([rows[name].to_numpy(dtype=float) for name in (*names, "floor_mse")])
-    values = values[np.isfinite(values) & (values > 0)]
-    low, high = values.min() / 1.25, values.max() * 1.25
-    axes.set(yscale="log", ylim=(low, high))
-    decades = math.log10(high / low)
-    marks: tuple[float, ...] = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
-    if decades <= 0.7:
-        marks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-    kit.label_ticks(axes.yaxis, LogLocator(subs=marks, numticks=12), scientific)
 
 
 def targets(analysis: Analysis) -> Figure | None:
@@ -432,12 +391,9 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     # Fewer samples than one worker: the bar is shorter, and nothing is added.
     if not math.isfinite(values["same_samples_s"]) or values["more_samples_s"] < 0:
         values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
-    foot = 0.0
-    for name, look in PARTS.items():
-        if values[name] > 0:
-            axes.bar(place, values[name], bottom=foot, width=0.68, zorder=2, **kit.face(look))
-            foot += float(values[name])
-    return foot
+    drawn = [(look, float(values[name])) for name, look in PARTS.items() if values[name] > 0]
+    kit.stacked(axes, place, drawn, 0.68)
+    return sum(value for _, value in drawn)
 
 
 def sensitivity(analysis: Analysis) -> Figure | None:
@@ -457,8 +413,7 @@ def sensitivity(analysis: Analysis) -> Figure | None:
         looks |= {rows["line"].iloc[0]: look for (look, _), rows in zip(lines, named, strict=True)}
         rows = pd.concat(named)
         rows = rows.assign(value=rows[name].map(float if numeric else values.index))
-        points: dict[str, Any] = {"y": "best_mse_median", "low": "best_mse_min", "high": "best_mse_max"}
-        made = Points(rows=rows, x="value", by="line", line=True, **points)
+        made = Points(rows=rows, x="value", by="line", line=True, **spread("best_mse"))
         names = () if numeric else [f"{value}" for value in values]
         panels.append(Panel(layers=[*floors, made], y="Best test MSE", x=CHOICE_TITLES[name], log="xy", names=names))
         varied.append(CHOICE_TITLES[name].lower())

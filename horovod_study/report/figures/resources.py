@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.grammar import Curve, Figure, Panel, Points
+from horovod_study.report.grammar import Curve, Figure, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.text.numbers import number, scientific, with_interval
@@ -43,13 +43,7 @@ def resources(analysis: Analysis) -> Figure | None:
         law = _of(curves[curves["series"].isin(own["series"])], panel)
         yield Curve(rows=law, y="value", low="low", high="high", scale=scale, how={"linewidth": 1.5})
         if math.isnan(panel["target_mse"]):
-            columns: dict[str, Any] = {
-                "y": f"{name}_median",
-                "low": f"{name}_min",
-                "high": f"{name}_max",
-                "ends": ("", ""),
-            }
-            yield Points(rows=own, scale=scale, unit=unit, **columns)
+            yield Points(rows=own, scale=scale, unit=unit, ends=("", ""), **spread(name))
             return
         runs = met[met["series"].isin(own["series"]) & (met["target_mse"] == panel["target_mse"])]
         reached = runs["reached"].astype(bool)

@@ -15,7 +15,7 @@ from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.series.turns import alternated, ratios_are
 from horovod_study.analysis.steps.losses import IDEAL
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, THIN_LAWS, series_styles
 from horovod_study.text.numbers import with_interval
@@ -108,13 +108,13 @@ def throughput(analysis: Analysis) -> Figure | None:
     if points[~points["missing"]].empty or ((points["mode"] == "single").all() and points["setting"].nunique() > 2):
         return None
     rate, base = "samples_per_s", "base_plain_samples_per_s"
-    low, high, interval = f"{rate}_min", f"{rate}_max", (f"{rate}_ci95_low", f"{rate}_ci95_high")
+    interval = (f"{rate}_ci95_low", f"{rate}_ci95_high")
 
     def layers(own: pd.DataFrame) -> Iterator[Any]:
         for each in own[base].dropna().unique():
             yield Guide(label="N times the plain worker", slope=each / 1000)
-        values: dict[str, Any] = {"y": f"{rate}_median", "low": low, "high": high, "ends": interval, "scale": 1 / 1000}
-        yield Points(rows=own[~own["missing"]], unit=analysis.rate_unit, apart=True, line=True, **values)
+        how: dict[str, Any] = {"ends": interval, "scale": 1 / 1000, "unit": analysis.rate_unit}
+        yield Points(rows=own[~own["missing"]], apart=True, line=True, **spread(rate), **how)
 
     looks = series_styles(analysis.points)
     panels, rest = _by_setting(points, _parallel(points), layers, f"Throughput / 1000 {analysis.rate_unit}")
@@ -149,13 +149,8 @@ def epoch_time(analysis: Analysis) -> Figure | None:
         for _, of in own[own[ideal].notna()].groupby(["partition", "ref_train_samples"], sort=False, dropna=False):
             line = of.drop_duplicates("workers").sort_values("workers", kind="stable")
             yield Guide(label="ideal: base / N", x=list(line["workers"]), y=list(line[ideal]), held=True)
-        values: dict[str, Any] = {
-            "y": columns[0],
-            "low": columns[1],
-            "high": columns[2],
-            "ends": ("epoch_s_low", "epoch_s_high"),
-        }
-        yield Points(rows=own, unit="s per epoch", line=True, **values)
+        ends = ("epoch_s_low", "epoch_s_high")
+        yield Points(rows=own, unit="s per epoch", line=True, ends=ends, **spread("epoch_s"))
 
     shown = rows[rows["setting"].isin(settings)]
     panels, rest = _by_setting(parallel, settings, layers, "Time per epoch / s", log="xy", rows=rows)
@@ -193,10 +188,8 @@ def weak_scaling(analysis: Analysis) -> Figure | None:
     def layers(own: pd.DataFrame) -> Iterator[Any]:
         for each in own[base].dropna().unique():
             yield Guide(label="ideal", slope=each / 1000)
-        values: dict[str, Any] = {"y": f"{rate}_median", "low": f"{rate}_min", "high": f"{rate}_max", "scale": 1 / 1000}
-        yield Points(
-            rows=own[own[f"{rate}_median"].notna()], unit=f"thousand {analysis.rate_unit}", line=True, **values
-        )
+        rows, unit = own[own[f"{rate}_median"].notna()], f"thousand {analysis.rate_unit}"
+        yield Points(rows=rows, unit=unit, scale=1 / 1000, line=True, **spread(rate))
 
     def of_step(own: pd.DataFrame) -> Iterator[Any]:
         for each in sorted(set(ideal.loc[ideal["series"].isin(own["series"]), "seconds"])):
@@ -251,12 +244,9 @@ def regression(analysis: Analysis) -> Figure | None:
         yield Guide(label="ideal", slope=1.0)
         rows = lines[lines["series"].isin(own["series"])].drop(columns="extrapolated")
         yield Curve(rows=rows, y="speedup", low="low", high="high", how={"linewidth": 1.4}, band=0.14)
-        ends: dict[str, Any] = {
-            "low": f"{column}_min",
-            "high": f"{column}_max",
-            "ends": (f"{column}_low", f"{column}_high"),
-        }
-        yield Points(rows=own, y=column, **ends, unit="\u00d7")
+        yield Points(
+            rows=own, unit="\u00d7", ends=(f"{column}_low", f"{column}_high"), **spread(column, "", "_min", "_max")
+        )
 
     panels, rest = _by_setting(points, settings, layers, "Speedup")
     kept = [*(each for each in _CELL if each != "missing"), column, f"{column}_min", f"{column}_max"]

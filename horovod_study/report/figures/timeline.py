@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from horovod_study.analysis.steps.timeline import PHASES, Timeline
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, swatch
+from horovod_study.report.kit.panels import legend, lying_grid, stacked, swatch
 from horovod_study.report.kit.style import INK, TEXT, FigureFormat, LapStyle, folded, text_in
 from horovod_study.text.numbers import percent
 from horovod_study.text.tables import table_of, to_lines
@@ -139,7 +139,7 @@ def draw(found: Timeline, width_in: float) -> Figure:
     axes = figure.subplots()
     for place, (_, values) in enumerate(bars):
         at = place + 0.5 * (place > 0)  # the first bar is of another kind
-        lying_bar(axes, at, [(look, 1e3 * values[phase]) for phase, look in LOOKS.items()])
+        stacked(axes, at, [(look, 1e3 * values[phase]) for phase, look in LOOKS.items()], 0.62, lying=True)
     places = [place + 0.5 * (place > 0) for place in range(len(bars))]
     axes.set_yticks(places, [name for name, _ in bars])
     axes.set_ylim(places[-1] + 0.5, -0.5)

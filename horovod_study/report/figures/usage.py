@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.grammar import Curve, Figure, Panel, Points
+from horovod_study.report.grammar import Curve, Figure, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import series_styles
 from horovod_study.text.words import plural, span
@@ -62,12 +61,7 @@ def usage(analysis: Analysis) -> Figure | None:
     def drawn() -> Iterator[Panel]:
         for each in panels:
             rows = shown.assign(repeats=shown[f"{each.name}_repeats"])
-            columns: dict[str, Any] = {
-                "y": f"{each.name}_median",
-                "low": f"{each.name}_min",
-                "high": f"{each.name}_max",
-            }
-            points = Points(rows=rows, **columns, ends=("", ""), scale=each.scale, unit=each.unit, line=True)
+            points = Points(rows=rows, **spread(each.name), ends=("", ""), scale=each.scale, unit=each.unit, line=True)
             yield Panel(layers=[points], y=each.label, nodes=shown)
 
     kept = [f"{panel.name}_{end}" for panel in panels for end in ("repeats", "median", "min", "max", "low", "high")]
@@ -103,8 +97,7 @@ def load(analysis: Analysis) -> Figure | None:
         looks[series] = replace(looks[series], label=f"{looks[series].label}, {plural(workers, 'worker')}")
 
     def drawn(each: Quantity) -> Panel:
-        columns: dict[str, Any] = {"y": f"{each.name}_median", "low": f"{each.name}_min", "high": f"{each.name}_max"}
-        line = Curve(rows=shown, x="at_s", scale=each.scale, unit=each.unit, marked=True, **columns)
+        line = Curve(rows=shown, x="at_s", scale=each.scale, unit=each.unit, marked=True, **spread(each.name))
         return Panel(layers=[line], y=each.label, x="Seconds since the timed window began")
 
     return Figure(

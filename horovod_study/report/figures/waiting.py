@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
-from horovod_study.report.grammar import Curve, Figure, Looks, Panel, Points
+from horovod_study.report.grammar import Curve, Figure, Looks, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.text.numbers import with_unit
@@ -41,14 +41,9 @@ def synchronisation(analysis: Analysis) -> Figure | None:
         ends = (f"{column.removesuffix('_s')}_{end}_s" for end in ("low", "high"))
         law: dict[str, Any] = dict(zip(("y", "low", "high"), (column, *ends), strict=True))
         yield Curve(rows=lines[lines["series"].isin(own["series"])], **law, scale=scale, how={"linewidth": 1.2})
-        points: dict[str, Any] = {
-            "y": f"{column}_median",
-            "low": f"{column}_low",
-            "high": f"{column}_high",
-            "unit": unit,
-        }
+        points = spread(column, "_median", "_low", "_high")
         for rows, line in ((own[own["series"].isin(fitted)], False), (own[~own["series"].isin(fitted)], True)):
-            yield Points(rows=rows, **points, scale=scale, line=line, within="nodes")
+            yield Points(rows=rows, **points, scale=scale, unit=unit, line=line, within="nodes")
 
     panels, epochs = [], bool(shown["sync_per_epoch_s_median"].notna().any())
     for setting in settings:
@@ -137,11 +132,11 @@ def boundary(analysis: Analysis) -> Figure | None:
     panels = []
     for setting in settings:
         own = _placed(shown[shown["setting"] == setting])
-        values: dict[str, Any] = {"y": "sync_s_median", "low": "sync_s_min", "high": "sync_s_max", "ends": ("", "")}
-        points = Points(rows=own, **values, at="at", scale=1000, unit="ms", line=True, within="nodes")
+        how: dict[str, Any] = {"ends": ("", ""), "at": "at", "line": True, "within": "nodes"}
+        points = Points(rows=own, **spread("sync_s"), scale=1000, unit="ms", **how)
         top = 1000 * float(own["sync_s_max"].max()) * 1.22
         arrows = _Jumps(cells=own, rows=jumps[jumps["series"].isin(own["series"])], top=top)
-        how: dict[str, Any] = {"title": setting if len(settings) > 1 else "", "nodes": own, "limits": (0, top)}
+        how = {"title": setting if len(settings) > 1 else "", "nodes": own, "limits": (0, top)}
         how["room"] = 0.3 * bool(len(arrows.rows))
         panels.append(Panel(layers=[points, arrows], y="Waiting for gradients / ms per step", **how))
     per_step = "medians over steps" if (shown["per_step"] == MEDIAN).all() else "means over steps"

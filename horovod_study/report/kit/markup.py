@@ -73,30 +73,31 @@ def _title(title: str, rows: int) -> Markup:
 
 def _cells(row: Iterable[str], columns: Iterable[Column]) -> Iterable[Markup]:
     places = iter(columns)
-    for cell in row:
+    for cell in map(_whole, row):
         column = next(places)
         spans = Markup("")
-        if isinstance(cell, Cell) and cell.columns > 1:
+        if cell.columns > 1:
             for _ in range(cell.columns - 1):
                 next(places)
             spans = Markup(' colspan="{0}"').format(cell.columns)
         elif column.interval:
             value, _, interval = cell.partition(" ")
-            under, doubts = (cell.under, cell.doubts) if isinstance(cell, Cell) else ((), ())
-            cell = Cell(value, interval, *under, doubts=doubts)
-        warning = isinstance(cell, Cell) and cell.warning
-        strong = column.strong or (isinstance(cell, Cell) and cell.strong)
-        kind = _kinds(missing=True) if warning else _kinds(n=column.number, strong=strong, screen_only=column.page_only)
-        names = column.names and not warning and str(cell) != ""  # a heading without words names nothing
+            cell = Cell(value, interval, *cell.under, doubts=cell.doubts)
+        look = {"n": column.number, "strong": column.strong or cell.strong, "screen_only": column.page_only}
+        kind = _kinds(**{"missing": True} if cell.warning else look)
+        names = column.names and not cell.warning and str(cell) != ""  # a heading without words names nothing
         name = Markup('th scope="row"') if names else Markup("td")
         end = "th" if names else "td"
         yield Markup("<{0}{1}{2}>{3}</{4}>").format(name, kind, spans, _content(cell), end)
 
 
-def _content(cell: str) -> Markup:
+def _whole(cell: str) -> Cell:
+    return cell if isinstance(cell, Cell) else Cell(cell)
+
+
+def _content(text_of: str) -> Markup:
+    cell = _whole(text_of)
     text = _broken(cell.split("\n"))
-    if not isinstance(cell, Cell):
-        return text
     text = Markup("<code>{0}</code>").format(text) if cell.code else text
     text += Markup("").join(Markup("<small>{0}</small>").format(line) for line in cell.under)
     return text + Markup("").join(Markup('<small class="missing">{0}</small>').format(line) for line in cell.doubts)

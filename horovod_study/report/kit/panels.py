@@ -99,13 +99,14 @@ def heading(axes: Axes, text: str, panel_in: float) -> None:
 def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str] = (), **changes: Any) -> None:
     """Draw a line of a series through `x` and `y`, each (N,); `changes` of how it looks, as `Axes.plot` takes them."""
     how: dict[str, Any] = {"linestyle": look.dash, "linewidth": 1.2, "zorder": 2, **changes}
-    mark(axes.plot(x, y, color=look.color, **how), series=look.label, tips=tips)
+    drawn = axes.plot(x, y, color=look.color, **how)
+    if tips:
+        mark(drawn, series=look.label, tips=tips)
 
 
 def band_of(axes: Axes, x: pd.Series, ends: tuple[pd.Series, pd.Series], look: SeriesStyle, *, alpha: float) -> None:
     """Draw the band of a series between the lower and the upper `ends`."""
-    shade = axes.fill_between(x, *ends, color=look.color, alpha=alpha, linewidth=0, zorder=1.5)
-    mark(shade, series=look.label)
+    axes.fill_between(x, *ends, color=look.color, alpha=alpha, linewidth=0, zorder=1.5)
 
 
 def point_bars(
@@ -115,33 +116,19 @@ def point_bars(
     look: SeriesStyle,
     *,
     tips: Sequence[str] = (),
-    line: bool = False,
+    resolved: pd.Series | None = None,
 ) -> None:
-    """Draw points and their bars, with `line` one through the points: `values` are middle, low and high, each (N,)."""
+    """Draw points and their bars: `values` are middle, low and high, each (N,); hollow where not `resolved`."""
     middle, low, high = values
-    mark(axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3), series=look.label)
-    if line:
-        line_of(axes, x, middle, look)
-    mark(axes.plot(x, middle, linestyle="none", **marker(look), zorder=4), series=look.label, tips=tips)
-
-
-def judged_points(
-    axes: Axes,
-    x: Sequence[float] | pd.Series,
-    values: Sequence[pd.Series],
-    look: SeriesStyle,
-    resolved: pd.Series,
-    tips: Sequence[str],
-) -> None:
-    """Draw points and their bars, filled where a difference is `resolved` and hollow where it is not."""
-    middle, low, high = values
-    mark(axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3), series=look.label)
-    for filled in (True, False):
-        which = resolved.to_numpy() == filled
+    axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3)
+    shown = [(look, np.full(len(middle), True))]
+    if resolved is not None:
+        shown = [(replace(look, filled=filled, ring=False), resolved.to_numpy() == filled) for filled in (True, False)]
+    for each, which in shown:
         if which.any():
-            how = marker(replace(look, filled=filled, ring=False))
-            dots = axes.plot(np.asarray(x)[which], middle.to_numpy()[which], linestyle="none", **how, zorder=4)
-            mark(dots, series=look.label, tips=[text for text, kept in zip(tips, which, strict=True) if kept])
+            texts = [text for text, kept in zip(tips, which, strict=False) if kept]
+            how: dict[str, Any] = {"tips": texts, "linestyle": "none", **marker(each), "zorder": 4}
+            line_of(axes, np.asarray(x)[which], middle.to_numpy()[which], each, **how)
 
 
 def judged_handles() -> list[Line2D]:
@@ -233,12 +220,16 @@ def lying_grid(axes: Axes) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def lying_bar(axes: Axes, place: float, parts: Iterable[tuple[LapStyle, float]]) -> list[Any]:
-    """Draw the parts of a bar one after the other, what is negative to the left from zero; return what was drawn."""
+def stacked(
+    axes: Axes, place: float, parts: Iterable[tuple[LapStyle, float]], width: float, *, lying: bool = False
+) -> list[Any]:
+    """Draw the parts of a bar one after the other from zero, what is negative the other way; return what was drawn."""
+    draw, start = (axes.barh, "left") if lying else (axes.bar, "bottom")
     ends, drawn = {1: 0.0, -1: 0.0}, []
     for look, value in parts:
         side = 1 if value >= 0 else -1
-        drawn.append(axes.barh(place, value, left=ends[side], height=0.62, zorder=2, **face(look)))
+        how: dict[str, Any] = {start: ends[side], "zorder": 2, **face(look)}
+        drawn.append(draw(place, value, width, **how))
         ends[side] += value
     return drawn
 
@@ -298,7 +289,7 @@ def marker(look: SeriesStyle) -> dict[str, Any]:
 
 def face(look: LapStyle) -> dict[str, Any]:
     """Return how a part of a bar looks."""
-    edge = QUIET if look.hatch else PAPER
+    edge = look.edge or (QUIET if look.hatch else PAPER)
     return {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
 
 

@@ -6,7 +6,6 @@ series apart in grey. For dark pages each colour has a lighter twin, used throug
 
 import functools
 import io
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
 from horovod_study.analysis.series.points import REPORTED, numbers
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, refuse
 from horovod_study.records import COMMAND
 from horovod_study.runtimes import LIBRARIES
 from horovod_study.text.words import plural
@@ -60,28 +59,27 @@ class FigureFormat:
 
     def __post_init__(self) -> None:
         low, high = (40.0, 400.0)  # below, labels leave no room for data; above, it is a poster
-        if not math.isfinite(self.width_in) or not low <= round(self.width_in * _MM_PER_IN, 3) <= high:
-            raise ConfigError(
-                f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {self.width_in * _MM_PER_IN:g} mm; "
-                f"give text ({PRINT_WIDTH_IN * _MM_PER_IN:.0f} mm), column ({COLUMN_WIDTH_IN * _MM_PER_IN:.0f} mm) or "
-                "a number of mm"
-            )
-        if self.font not in _FONTS:
-            raise ConfigError(f"--font: {self.font!r} is not known; allowed: {', '.join(_FONTS)}")
+        wide_mm, text_mm, column_mm = (_MM_PER_IN * each for each in (self.width_in, PRINT_WIDTH_IN, COLUMN_WIDTH_IN))
+        refuse(
+            "",
+            (
+                not low <= round(wide_mm, 3) <= high,
+                f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {wide_mm:g} mm; give text "
+                f"({text_mm:.0f} mm), column ({column_mm:.0f} mm) or a number of mm",
+            ),
+            (self.font not in _FONTS, f"--font: {self.font!r} is not known; allowed: {', '.join(_FONTS)}"),
+        )
 
     @classmethod
     def of(cls, width: str, font: str = "sans") -> "FigureFormat":
         """Return the format for a width in words: `text`, `column`, or a number of millimetres."""
         named = {"text": PRINT_WIDTH_IN, "column": COLUMN_WIDTH_IN}
-        if width in named:
-            return cls(width_in=named[width], font=font)
         try:
-            width_mm = float(width)
+            return cls(width_in=named[width] if width in named else float(width) / _MM_PER_IN, font=font)
         except ValueError:
             raise ConfigError(
                 f"--width: {width!r} is not a width; give text, column, or a number of mm, for example --width 120"
             ) from None
-        return cls(width_in=width_mm / _MM_PER_IN, font=font)
 
 
 TEXT = FigureFormat()
@@ -107,6 +105,7 @@ class LapStyle:
     color: str
     ink: str  # of a number written on it
     hatch: str = ""
+    edge: str = ""  # of the bar and its hatch, where it is not the usual one
 
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8a6d3b", "#7a5ccc")

@@ -24,8 +24,7 @@ _TEXT_WIDTH_IN = 5.9
 
 def to_csv(table: Table) -> str:
     """Return the unrounded numbers."""
-    if table.data is None:
-        raise ValueError(f"table {table.name!r} has no unrounded numbers")
+    assert table.data is not None
     return csv_of(table.data)
 
 

@@ -13,7 +13,8 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,7 +28,7 @@ from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.config.documents import parse_json, read_bytes, read_text, shown
-from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
+from horovod_study.errors import RecordError, StudyError, nearest, refuse
 from horovod_study.files import csv_of
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import write_files
@@ -134,9 +135,10 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
         why = f"holds none of the {plural(len(names), 'run')} of this study"
     else:
         why = ""
-    if why:
-        hint = "they were there when the study was analysed" if runs is None else "it was given as --runs"
-        raise RecordError(f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS")
+    hint = "they were there when the study was analysed" if runs is None else "it was given as --runs"
+    refuse(
+        "", (why, f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS"), error=RecordError
+    )
     networks = [(directory / f"{each.get('path')}", f"{each.get('named')}") for each in source.get("benches") or ()]
     return {**source, "runs": place, "networks": networks, "whole": not source or records.is_whole(source)}
 
@@ -158,21 +160,25 @@ class PageCheck:
         """Return 1 where anything was found that is not allowed."""
         return 1 if self.findings else 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        kept = records.facts(self, "directory", "runs", "compared", "findings", "accepted", "notes")
-        not_covered = [{"what": what, "why": why} for what, why in self.not_covered]
-        return {**kept, "not_covered": not_covered, "exit_code": self.exit_code}
+
+def document(found: PageCheck) -> dict[str, Any]:
+    """Return what --json prints of a check."""
+    told = {name: [_told(each) for each in getattr(found, name)] for name in ("findings", "accepted")}
+    kept = {**records.facts(found, "directory", "runs", "compared"), **told, "notes": list(found.notes)}
+    not_covered = [{"what": what, "why": why} for what, why in found.not_covered]
+    return {**kept, "not_covered": not_covered, "exit_code": found.exit_code}
+
+
+def _told(fault: Fault) -> dict[str, Any]:
+    return {"severity": fault.severity, **asdict(fault), "remedy": RULES[fault.name].remedy}
 
 
 def allowed(names: Sequence[str]) -> frozenset[str]:
     """Return the names that --allow accepts; ConfigError for one that is not a doubt."""
     doubts = [name for name, rule in RULES.items() if rule.severity == "doubt"]
-    for name in names:
-        if name not in RULES:
-            raise ConfigError(f"--allow {name}: is not a finding{nearest(name, doubts)}; allowed: {', '.join(doubts)}")
-        if name not in doubts:
-            raise ConfigError(f"--allow {name}: is an error and cannot be allowed; allowed: {', '.join(doubts)}")
+    error = "is an error and cannot be allowed"
+    told = ((name, error if name in RULES else f"is not a finding{nearest(name, doubts)}") for name in names)
+    refuse("", *((name not in doubts, f"--allow {name}: {why}; allowed: {', '.join(doubts)}") for name, why in told))
     return frozenset(names)
 
 
@@ -227,7 +233,7 @@ def check(
     if gone:
         notes.append("tables, figures and page were not compared: they count runs that are gone")
     else:
-        same, texts = _same_libraries(source), _again(study.analysis, evaluations)
+        same, (texts, reloaded) = _same_libraries(source), _again(study.analysis, evaluations)
         tolerance = audit.TEXT_TOLERANCE if same else audit.LIBRARY_TOLERANCE
         if not same:
             notes.append(
@@ -239,7 +245,7 @@ def check(
         found += made
         compared |= {"tables": len(texts), "cells": cells}
         # Pictures of numbers in which a last digit differs have other bytes; `report` drew those that are kept.
-        analysis = _reloaded(texts) if made else _kept(directory) or _reloaded(texts)
+        analysis = reloaded if made else _kept(directory) or reloaded
         on_progress("comparing figures")
         more, done = _drawn(directory, analysis, source, tolerance, notes)
         found += more
@@ -353,20 +359,12 @@ def _read(path: Path) -> tuple[str | None, str]:
         return None, f"{error}".removeprefix(f"{shown(path)}: ").removesuffix("; ")
 
 
-def _again(analysis: Analysis, evaluations: pd.DataFrame) -> dict[str, str]:
-    """Return the files of the analysis as texts, as records.save_tables writes them."""
+def _again(analysis: Analysis, evaluations: pd.DataFrame) -> tuple[dict[str, str], Analysis]:
+    """Return the files of the analysis as texts, as records.save_tables writes them, and as `report` reads them."""
     with tempfile.TemporaryDirectory() as folder:
         written = {"evaluations": evaluations, **analysis.tables()}
         paths = records.save_tables(Path(folder), written, analysis.documents())
-        return {path.name: path.read_text(encoding="utf-8") for path in paths}
-
-
-def _reloaded(texts: Mapping[str, str]) -> Analysis:
-    """Return the analysis as `report` reads it back from its files."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in texts.items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
-        return _loaded(Path(folder))
+        return {path.name: path.read_text(encoding="utf-8") for path in paths}, _loaded(Path(folder))
 
 
 def _loaded(directory: Path) -> Analysis:
@@ -616,7 +614,6 @@ _BREAKS = frozenset(
     "h1 h2 h3 h4 p li dt dd td th figcaption summary caption div section header footer nav title pre ul ol dl table tr "
     "tbody thead figure details main article button label option small br style svg script".split()
 )
-_TIPS = ("tips", "csv")
 
 
 class _PageReader(HTMLParser):
@@ -627,7 +624,7 @@ class _PageReader(HTMLParser):
         self.parts: list[tuple[str, str]] = []
         self._text: list[str] = []
         self._section = self._skip = self._script = ""
-        self._heading = self._in_head = False
+        self._heading = self._in_head = self._tip = False
         self._cell: list[str] | None = None  # its texts
         self._spans = (1, 1)  # columns and rows of it
         self._heads: list[str] = []
@@ -636,6 +633,7 @@ class _PageReader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        self._tip = tag == "title" and self._skip == "svg"
         if self._skip:
             return
         if tag in _BREAKS:
@@ -659,6 +657,7 @@ class _PageReader(HTMLParser):
                 self.parts.append((self._section, f"{name}: {values[name]}"))
 
     def handle_endtag(self, tag: str) -> None:
+        self._tip = False
         if self._skip:
             self._skip = "" if tag == self._skip else self._skip
             return
@@ -676,7 +675,9 @@ class _PageReader(HTMLParser):
             self._heading = False
 
     def handle_data(self, data: str) -> None:
-        if not self._skip:
+        if self._tip:  # places in a drawing depend on who draws, what pointing at them says does not
+            self.parts.append((f"{self._section} / tip", data))
+        elif not self._skip:
             self._text.append(data)
 
     def flush(self) -> None:
@@ -705,24 +706,10 @@ class _PageReader(HTMLParser):
         self._over = [text] * (rows - 1) or self._over
 
     def _json(self, text: str) -> None:
-        """Take from the data of the page's script what a reader sees: values of marks, tables behind figures."""
-        try:
-            content = parse_json(text, source="the page", again="")
-        except RecordError:
-            self.parts.append((f"{self._script} / script", text))
-            return
-        self._leaves(content, self._script)
-
-    def _leaves(self, value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for name, each in value.items():
-                if name in _TIPS:  # places in a drawing depend on who draws
-                    self._leaves(each, f"{path}.{name}")
-        elif isinstance(value, list):
-            for number, each in enumerate(value):
-                self._leaves(each, f"{path}[{number}]")
-        elif isinstance(value, str):
-            self.parts.append((f"{self._section} / {path}", f"{value}"))
+        """Take the table behind a figure from the data of the page's script."""
+        with suppress(RecordError):  # else the text itself is compared
+            text = f"{parse_json(text, source='the page', again='')}"
+        self.parts.append((f"{self._section} / {self._script}", text))
 
 
 def _span(text: str | None) -> int:

@@ -1,8 +1,8 @@
 """report.html: one file that a person opens first and can send on; it needs no network and no other file.
 
 The page is complete without its script: figures are inline SVG, tables are tables. The script (page/static) adds
-values to point at, legend entries that hide a series, zoom, downloads and the choice of light or dark; it makes its
-buttons itself, so that none is there without it. Every *.js and *.css of page/static becomes part of the page.
+points by keyboard and touch, downloads and the choice of light or dark; it makes its buttons itself, so that none is
+there without it. Every *.js and *.css of page/static becomes part of the page.
 """
 
 import base64
@@ -313,13 +313,13 @@ def _figure(drawing: Figure, widths_in: Mapping[str, float], csv: str | None) ->
     # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
     label = html.escape(drawing.alt, quote=True)
     made = inline(drawing, width_in={**_WIDTHS_IN, **widths_in}.get(drawing.name, _WIDE_IN))
-    svg = made.svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    svg = made.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     return {
         "name": drawing.name,
         "title": drawing.title,
         "svg": Markup(svg),
         "caption": drawing.caption,
-        "facts": script_json({**made.data, "csv": csv}),
+        "csv": None if csv is None else script_json(csv),
     }
 
 
