@@ -30,6 +30,7 @@ from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_now
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
 from horovod_study.measure.steady import find_steady
+from horovod_study.recording.rank import facts
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.timers import text
 from horovod_study.studies.bench import measure_timers
@@ -93,7 +94,7 @@ def memory(folder: Path, steps: int) -> dict[str, float]:
     made.recorder.summary(50)
     find_steady(made.recorder.timed("step_s"), 50)
     summary_s = now() - began
-    summary_mb = environment.peak_rss_mb()
+    summary_mb = facts.memory_mb()[0]
     traced = Steps(folder / "traced")
     traced.make(WARMUP_STEPS)
     tracemalloc.start()

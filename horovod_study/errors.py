@@ -74,13 +74,6 @@ def refuse(source: str, *rules: tuple[object, str], error: type[StudyError] = Co
             raise error(f"{source}: {text}" if source else text)
 
 
-def refuse(source: str, *rules: tuple[object, str], error: type[StudyError] = ConfigError) -> None:
-    """Raise `error` with the text of the first rule whose first part is true: what must not be, and what to say."""
-    for broken, text in rules:
-        if broken:
-            raise error(f"{source}: {text}" if source else text)
-
-
 def require_known(
     what: str, value: Any, allowed: Iterable[str], *, error: type[StudyError] = ConfigError, also: str = ""
 ) -> None:

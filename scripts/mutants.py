@@ -38,7 +38,7 @@ LEFT_OUT = "not slow and not horovod and not cluster"
 STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/series/points.py"
 SPLIT, USL, LEDGER = "analysis/steps/breakdown.py", "analysis/laws/usl.py", "studies/ledger.py"
 RECORD, WRITER = "records/model.py", "records/writer.py"
-BUCKETS, SERVERS, LIVENESS = "comm/buckets.py", "comm/ps.py", "comm/liveness.py"
+BUCKETS, SERVERS, LIVENESS = "comm/mpi.py", "comm/ps.py", "comm/liveness.py"
 
 TESTS = {
     STATS: ("test_stats.py",),

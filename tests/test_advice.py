@@ -26,7 +26,7 @@ from horovod_study.analysis.machine.advice import (
 )
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.measure.evidence import parameter_count
+from horovod_study.recording.rank import facts
 from horovod_study.records import finite
 from horovod_study.workload.model import StressCNN
 
@@ -68,7 +68,7 @@ def test_parameters_and_activations_are_those_of_the_real_network(widths: str) -
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = F.mse_loss(model(torch.randn(batch, 3, 201)), torch.randn(batch, 2))
 
-    assert cnn(widths).parameters == parameter_count(model)
+    assert cnn(widths).parameters == facts.count([model])
     assert cnn(widths).activation_bytes("fp32") * batch == sum(kept.values())
     assert loss.requires_grad, "what is kept lives as long as the loss"
 

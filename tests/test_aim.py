@@ -9,11 +9,12 @@ import pytest
 from test_runner import make_study, run
 
 from horovod_study.analysis import paired
+from horovod_study.cli.verbs import until_share
 from horovod_study.errors import ConfigError
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies import turns
 from horovod_study.studies.aim import Aim
-from horovod_study.studies.study_file import load_study, share, sweep_of
+from horovod_study.studies.study_file import load_study, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 FILE = """
@@ -182,4 +183,4 @@ class TestFile:
 
     @pytest.mark.parametrize(("text", "value"), [("2%", 0.02), (" 2 % ", 0.02), ("0.05", 0.05), ("0.5%", 0.005)])
     def test_shares(self, text: str, value: float) -> None:
-        assert share(text) == pytest.approx(value)
+        assert until_share(text) == pytest.approx(value)

@@ -1,7 +1,6 @@
 """Jobs of a study: every cell in exactly one, one placement each, all runtimes alternating, within time limits."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -66,7 +65,7 @@ def test_fill_and_spread_share_a_job_where_they_are_the_same() -> None:
 
 
 def test_partitions_come_in_their_order() -> None:
-    small = replace(ALPHA, name="small", gpus_per_node=4, cores_per_node=24)
+    small = ALPHA.model_copy(update={"name": "small", "gpus_per_node": 4, "cores_per_node": 24})
     study = make_study(partitions={"small": small, "alpha": ALPHA}, repeats=1, workers=(8,), baselines=())
     jobs = allocate(study.cells(), study.partitions, ten_seconds, seed=1)
 
@@ -90,7 +89,7 @@ def test_time_limits(expected_s: float, longest_s: float | None, limit_s: float)
 
 def test_a_job_that_would_be_too_long_is_an_array() -> None:
     study = make_study(workers=(4,), runtimes=("horovod/mpi",), baselines=(), repeats=10)
-    short = replace(ALPHA, time_limit_s=900.0)  # room for 400 expected seconds
+    short = ALPHA.model_copy(update={"time_limit_s": 900.0})  # room for 400 expected seconds
     (job,) = allocate(study.cells(), {"alpha": short}, lambda cell: 100.0, seed=1)
 
     assert [len(task) for task in job.tasks] == [4, 4, 2]
@@ -100,7 +99,7 @@ def test_a_job_that_would_be_too_long_is_an_array() -> None:
 
 def test_a_cell_that_never_fits_has_a_task_of_its_own() -> None:
     study = make_study(workers=(4,), runtimes=("horovod/mpi",), baselines=(), repeats=3)
-    short = replace(ALPHA, time_limit_s=600.0)
+    short = ALPHA.model_copy(update={"time_limit_s": 600.0})
     (job,) = allocate(study.cells(), {"alpha": short}, lambda cell: 1000.0, seed=1)
 
     assert [len(task) for task in job.tasks] == [1, 1, 1]
@@ -122,7 +121,7 @@ def test_every_cell_is_in_one_task_of_its_placement(
     study = make_study(
         workers=tuple(workers), runtimes=tuple(runtimes), repeats=repeats, placements=tuple(layouts), nodes=(4,)
     )
-    partition = replace(ALPHA, time_limit_s=longest_s)
+    partition = ALPHA.model_copy(update={"time_limit_s": longest_s})
     jobs: tuple[Allocation, ...] = allocate(study.cells(), {"alpha": partition}, lambda cell: seconds, seed=seed)
 
     assert Counter(cell.key for job in jobs for cell in job.cells) == Counter(cell.key for cell in study.cells())

@@ -20,7 +20,7 @@ from torch.nn.functional import mse_loss
 
 from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
-from horovod_study.measure.evidence import parameter_sha256
+from horovod_study.recording.rank import facts
 from horovod_study.records import CHECKPOINTS, checkpoint_paths
 from horovod_study.workload import checkpoint
 from horovod_study.workload.checkpoint import Checkpoint, LoopState, decode, encode, load_model, read_newest, save
@@ -279,7 +279,7 @@ def test_the_network_comes_back_from_a_run_or_a_file(tmp_path: Path) -> None:
 
     for source in (tmp_path, checkpoint_paths(tmp_path)[0]):
         loaded, bounds = load_model(source)
-        assert parameter_sha256(loaded) == parameter_sha256(model)
+        assert facts.digest([loaded]) == facts.digest([model])
         assert not loaded.training
         assert bounds.tolist() == [list(pair) for pair in BOUNDS] and bounds.dtype == np.float64
         with torch.inference_mode():

@@ -15,10 +15,18 @@ from torch import nn
 
 from horovod_study.comm import builds, detect, settings
 from horovod_study.comm.base import FlatGradients, choose_reduction, fail_together, require_parity
-from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.horovod import HorovodBackend, horovod_places
-from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
-from horovod_study.comm.libmpi import loaded_library, own_library, require_connection, require_launchers_mpi
+from horovod_study.comm.launch import (
+    Launch,
+    loaded_library,
+    meeting_at,
+    meeting_point,
+    own_library,
+    require_connection,
+    require_interfaces,
+    require_launchers_mpi,
+)
+from horovod_study.comm.mpi import Bucket, GradientBuckets
 from horovod_study.comm.ps import add_in_order, shares
 from horovod_study.comm.serial import SerialBackend
 from horovod_study.errors import BackendError, DataError, StudyError
@@ -90,8 +98,10 @@ def test_ranks_meet_where_the_environment_says() -> None:
 
 def test_a_meeting_that_fails_says_where_and_what_to_do(golden: Golden) -> None:
     taken = RuntimeError("The server socket has failed to listen. port: 7, code: -98, name: EADDRINUSE")
-    golden(str(foreign_port("n1", 7, 0, taken)), "port 7", "n1", "MASTER_PORT")
-    golden(str(foreign_port("n1", 7, 1, RuntimeError("timed out\nException raised from"))), "rank 1", "n1:7", "rank 0")
+    with golden.raises(BackendError, match="port 7.*n1.*MASTER_PORT"), meeting_at("n1", 7, 0):
+        raise taken
+    with golden.raises(BackendError, match="rank 1.*n1:7.*rank 0"), meeting_at("n1", 7, 1):
+        raise RuntimeError("timed out\nException raised from")
 
 
 def test_a_network_interface_that_is_not_there_is_named() -> None:
@@ -206,6 +216,8 @@ def test_an_option_wins_over_the_environment_and_shipped_settings(monkeypatch: p
         ("horovod/mpi", {"thread_priority": "slice"}, "thread_priority.*horovod/mpi"),
         ("horovod/gloo", {"ps_servers": 2}, "ps_servers.*horovod/gloo"),
         ("mpi/mpi", {"static_graph": True}, "static_graph.*mpi/mpi"),
+        ("mpi/mpi", {"bucket_mb": 1.0, "reduction": "flat"}, "bucket_mb.*reduction flat"),
+        ("horovod/gloo", {"groups": 2, "reduction": "flat"}, "groups.*reduction flat"),
     ],
 )
 def test_an_option_without_effect_is_refused(

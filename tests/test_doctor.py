@@ -312,7 +312,7 @@ def test_a_poor_folder(place: Place, program: str, text: str, verdict: str) -> N
 
 MAIN = Partition(
     name="mine", scheduler="slurm", slurm_partition="main", nodes=2, cores_per_node=4, gpus_per_node=2,
-    gres="gpu:{gpus}",
+    cores_per_worker=1, gres="gpu:{gpus}",
 )  # fmt: skip
 
 
@@ -334,7 +334,7 @@ def test_no_slurm_is_fine_unless_it_is_wanted(place: Place) -> None:
 def test_a_slurm_that_is_what_the_file_says(place: Place) -> None:
     with_slurm(place)
     place.environ["SLURM_JOB_ID"] = "9"
-    wanted = replace(MAIN, memory_per_core_mb=1000)
+    wanted = MAIN.model_copy(update={"memory_per_core_mb": 1000})
 
     assert place.judged("answers", partition=wanted) == "ok: 2 nodes; this is job 9"
     assert place.judged("partition", partition=wanted).startswith("ok: 4|4000|gpu:2|idle")
@@ -355,7 +355,7 @@ def test_a_slurm_that_is_what_the_file_says(place: Place) -> None:
 )
 def test_a_partition_and_its_file(place: Place, change: Any, says: str) -> None:
     with_slurm(place)
-    found = place.judged("partition", partition=replace(MAIN, **change))
+    found = place.judged("partition", partition=MAIN.model_copy(update=change))
     assert found.startswith("fail: ") and says in found
 
 
@@ -370,7 +370,7 @@ def test_a_partition_and_its_file(place: Place, change: Any, says: str) -> None:
 )
 def test_states_of_a_partition(place: Place, states: Any, usable: bool) -> None:
     with_slurm(place, states=states)
-    found = place.judged("partition", partition=replace(MAIN, slurm_partition=None))
+    found = place.judged("partition", partition=MAIN.model_copy(update={"slurm_partition": None}))
     assert found.startswith("ok: ") if usable else "none of its nodes is usable" in found
 
 
@@ -394,7 +394,9 @@ def test_the_job_that_is_tried_is_that_of_a_study(place: Place) -> None:
 
     place.judged(
         "sbatch --test-only",
-        partition=replace(MAIN, account="a1", qos="high", constraint="[a*|b]", memory_per_core_mb=9),
+        partition=MAIN.model_copy(
+            update={"account": "a1", "qos": "high", "constraint": "[a*|b]", "memory_per_core_mb": 9}
+        ),
     )
 
     asked = note.read_text()
@@ -631,7 +633,8 @@ def test_what_a_partition_says_is_looked_at(tmp_path: Path, monkeypatch: pytest.
     asked: list[tuple[Machine, dict[str, int]]] = []
     monkeypatch.setattr(doctor, "diagnosis", lambda here, slots: asked.append((here, slots)))
     both = (Host(name="a", slots=1), Host(name="b", slots=1))
-    pair = Partition(name="pair", scheduler="ssh", hosts=both, interface="ib0", environment={"NCCL_IB_DISABLE": "1"})
+    where = {"name": "pair", "scheduler": "ssh", "cores_per_node": 1, "hosts": both, "interface": "ib0"}
+    pair = Partition(**where, environment={"NCCL_IB_DISABLE": "1"})
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
 
@@ -691,9 +694,9 @@ def test_a_real_slurm_and_files_that_do_not_fit_it(slurm: SlurmCluster, tmp_path
         return {each.name: each.verdict for each in doctor.diagnosis(here, {}) if each.area == "Slurm"}
 
     assert look(MAIN) == dict.fromkeys(("answers", "partition", "sbatch --test-only"), "ok")
-    bad = look(replace(MAIN, gpus_per_node=3, cores_per_node=48))
+    bad = look(MAIN.model_copy(update={"gpus_per_node": 3, "cores_per_node": 48}))
     assert (bad["partition"], bad["sbatch --test-only"]) == ("fail", "fail")
-    assert look(replace(MAIN, slurm_partition="alpha"))["partition"] == "fail"
+    assert look(MAIN.model_copy(update={"slurm_partition": "alpha"}))["partition"] == "fail"
     assert look(None) == {"answers": "ok"}
 
 

@@ -18,8 +18,14 @@ import horovod_study
 from horovod_study.cluster.site import hosts_of_allocation
 from horovod_study.comm import detect, open_backend
 from horovod_study.comm.distributed import _LOCAL_RANKS, local_rank
-from horovod_study.comm.launch import _LAUNCHERS, Launch, meeting_point, require_controller, require_rendezvous
-from horovod_study.comm.libmpi import require_connection
+from horovod_study.comm.launch import (
+    _LAUNCHERS,
+    Launch,
+    meeting_point,
+    require_connection,
+    require_controller,
+    require_rendezvous,
+)
 from horovod_study.comm.settings import apply
 from horovod_study.config import variables
 from horovod_study.config.partitions import gpus_here

@@ -327,7 +327,7 @@ def submitted(directory: Path, study: StudyConfig, **fields: object) -> Job:
         nodes=cells[0].placement.nodes,
         inside={
             "study": {"name": study.name, "seed": study.seed, "timeout_s": study.timeout_s},
-            "partition": asdict(partition),
+            "partition": partition.model_dump(),
             "cells": [cell_values(cell) for cell in cells],
             "planned": {cell.key: "missing" for cell in cells},
             "environment": {"torch": "2.13.0"},

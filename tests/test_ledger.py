@@ -16,11 +16,13 @@ from make.benchmarks import load_benchmark
 
 from horovod_study import records
 from horovod_study.cluster import allocations, identity
+from horovod_study.config.doors import adapter
+from horovod_study.config.study_file import StudyFile, sweep_form
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import lease, ledger
 from horovod_study.studies.estimate import Estimate
-from horovod_study.studies.study_file import STUDY_KEYS, StudyConfig, load_study, sweep_keys, sweep_of
+from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
 from horovod_study.workload.options import STRAIN, StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -805,7 +807,7 @@ def test_readme_explains_every_key_and_its_example_holds(tmp_path):
 
     assert "each 5 times: 60 cells" in text
     assert 60 == len(study.cells())
-    for key in (*STUDY_KEYS, *sweep_keys(STRAIN), *RUNTIMES):
+    for key in (*StudyFile.model_fields, *adapter(sweep_form(STRAIN)).json_schema()["properties"], *RUNTIMES):
         assert f"`{key}`" in text, key
 
 

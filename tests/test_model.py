@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_study.measure.evidence import parameter_count, parameter_sha256
+from horovod_study.recording.rank import facts
 from horovod_study.workload import material
 from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
 
@@ -18,7 +18,7 @@ def plain_network() -> nn.Module:
 
 
 def test_size() -> None:
-    assert parameter_count(StressCNN()) == 153_441
+    assert facts.count([StressCNN()]) == 153_441
 
 
 def test_it_is_the_plain_network() -> None:
@@ -99,7 +99,7 @@ def test_widths_make_other_sizes() -> None:
         (3 * 5 * first + first) + (first * 5 * second + second) + (second * 20 * hidden + hidden) + 2 * hidden + 2
     )
 
-    assert parameter_count(StressCNN(widths=(first, second, hidden))) == expected
+    assert facts.count([StressCNN(widths=(first, second, hidden))]) == expected
 
 
 def test_parameters_are_contiguous_as_horovod_wants_them() -> None:
@@ -109,8 +109,8 @@ def test_parameters_are_contiguous_as_horovod_wants_them() -> None:
 def test_the_hash_sees_one_bit() -> None:
     torch.manual_seed(1)
     model = StressCNN()
-    before = parameter_sha256(model)
+    before = facts.digest([model])
     with torch.no_grad():
         model.fc2.bias[1] = torch.nextafter(model.fc2.bias[1], torch.tensor(9.0))
 
-    assert parameter_sha256(model) != before
+    assert facts.digest([model]) != before

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from make.wording import Golden
 
-from horovod_study.comm.nccl_log import Capture, parse
+from horovod_study.comm.traffic import Capture, parse
 
 
 def log(*lines: str) -> str:

@@ -47,7 +47,7 @@ from horovod_study.workload.loaders import Loader, feed, open_loader, resident
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer, set_learning_rate
 from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes.sync_points import Finder
+from horovod_study.workload.probes.profiling import Finder
 from horovod_study.workload.trainer import train_step
 
 LIMIT_S = 60
@@ -502,7 +502,7 @@ def test_a_wait_in_the_loop_is_found_with_its_line(curves: Path) -> None:
             loss.item()  # the one to be found
     points = finder.points()
 
-    assert any("the one to be found" in point.source and point.count == 3 for point in points), (
+    assert any("the one to be found" in point.source and point.number == 3 for point in points), (
         f"found {[str(point) for point in points]}: set_sync_debug_mode of PyTorch {torch.__version__} warns in other "
         "words than before"
     )

@@ -164,7 +164,7 @@ def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
             "mpirun",
             ("--reduction", "flat", "--groups", "2"),
             2,
-            "groups is 2, but reduction flat has one buf",
+            "groups has no effect on red",
         ),
         ("mpirun", ("--horovod-build", "none-such"), 2, "horovod_build is 'none-such', and no such build is in"),
         # torchrun's environment means nothing to MPI: each process would train alone

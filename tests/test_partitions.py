@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from make.wording import Golden
+from pydantic import ValidationError
 
 from horovod_study.config import partitions
-from horovod_study.config.partitions import KEYS, Host, Partition, find_partition, load_partition, this_machine
+from horovod_study.config.partitions import Host, Partition, find_partition, load_partition, this_machine
 from horovod_study.config.run import available_cores
 from horovod_study.errors import ConfigError
 
@@ -76,6 +77,14 @@ def test_slots_are_gpus_or_cores(
     assert found.node() == node
 
 
+def test_a_heading_with_nothing_below_it_says_nothing(tmp_path: Path) -> None:
+    found = load_partition(
+        write(tmp_path, "scheduler: slurm\ncores_per_node: 4\nmodules:\nenvironment:\nhosts:\nnodes:\n")
+    )
+
+    assert (found.modules, dict(found.environment), found.hosts, found.nodes) == ((), {}, (), None)
+
+
 def test_hosts_are_named_with_their_slots(tmp_path: Path) -> None:
     found = load_partition(write(tmp_path, SSH))
 
@@ -119,7 +128,7 @@ def test_what_a_local_file_leaves_out_is_found(tmp_path: Path, monkeypatch: pyte
             "4 workers.*7 cores.*28",
         ),
         ("cores_per_node: 24", "cores_per_node: 24\ncores_per_worker: 25", "cores_per_worker.*25.*24"),
-        ("cores_per_node: 24", "cores_per_node: 24\ntime_limit_s: 5", r"time_limit_s.*5\.0.*60"),
+        ("cores_per_node: 24", "cores_per_node: 24\ntime_limit_s: 5", r"time_limit_s.*5.*60"),
         ("cores_per_node: 24", "cores_per_node: 24\nexclusive: 1", ""),
         ("gpus_per_node: 4", "gpus_per_node: 0", "gpus_per_node"),
         ("gpu:{gpus}", "gpu:{count}", "GPUs"),
@@ -164,10 +173,10 @@ def test_wrong_hosts(tmp_path: Path, text: str, message: str, golden: Golden) ->
         load_partition(write(tmp_path, text))
 
 
-def test_a_partition_made_in_a_program_is_checked_too(golden: Golden) -> None:
-    with golden.raises(ConfigError, match=r"a\\nb"):
+def test_a_partition_made_in_a_program_is_checked_too() -> None:
+    with pytest.raises(ValidationError, match="one line of text"):
         Partition(name="x", account="a\nb")
-    with golden.raises(ConfigError, match="cores_per_worker.*1 cores"):
+    with pytest.raises(ValidationError, match=r"cores_per_worker.*1 cores"):
         Partition(name="x", cores_per_worker=2)
 
 
@@ -275,7 +284,7 @@ def test_every_shipped_file_is_valid_and_says_why_a_variable_is_set() -> None:
 def test_the_template_names_every_key() -> None:
     text = (SHIPPED / "generic.yaml").read_text()
 
-    for key in KEYS:
+    for key in set(Partition.model_fields) - {"because"}:
         assert f"{key}:" in text or key == "name", key
 
 

@@ -73,7 +73,7 @@ def test_hours_of_shared_nodes_and_of_cores() -> None:
 
 
 def _fields(partition: Partition) -> dict:
-    return {name: getattr(partition, name) for name in Partition.__dataclass_fields__}
+    return {name: getattr(partition, name) for name in Partition.model_fields}
 
 
 def test_what_is_done_is_not_planned_and_teaches(golden: Golden) -> None:

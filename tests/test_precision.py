@@ -12,8 +12,8 @@ from torch import nn
 
 from horovod_study.analysis.series.points import UNSEEN
 from horovod_study.analysis.study import analyze
-from horovod_study.recording.rank import precision
-from horovod_study.recording.rank.precision import PrecisionObserver
+from horovod_study.recording.rank import facts
+from horovod_study.recording.rank.facts import PrecisionObserver
 from horovod_study.records import epoch_table, run_table
 
 X = torch.ones(3, 8)
@@ -143,8 +143,8 @@ def test_float32_on_a_gpu_is_what_pytorch_makes_of_it_layer_by_layer(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     torch.set_float32_matmul_precision(asked)
 
-    found = [precision._computed_in(each, result) for each in (nn.Conv1d(1, 1, 1), nn.LSTM(1, 1), nn.Linear(1, 1))]
-    on_cpu = precision._computed_in(nn.Linear(1, 1), torch.ones(1))
+    found = [facts._computed_in(each, result) for each in (nn.Conv1d(1, 1, 1), nn.LSTM(1, 1), nn.Linear(1, 1))]
+    on_cpu = facts._computed_in(nn.Linear(1, 1), torch.ones(1))
 
     assert found == (["tf32", "tf32", linear] if rounds else ["fp32"] * 3)
     assert on_cpu == ("fp32" if asked == "highest" else None)

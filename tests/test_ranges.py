@@ -6,10 +6,14 @@ import pytest
 import torch
 from make.scratch_job import job
 
+from horovod_study.comm import detect
+from horovod_study.comm.serial import SerialBackend
 from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock, Unstamped
 from horovod_study.measure.ranges import Ranged, ranged, recorded, why_not
+from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.probes.profiling import require_possible
 
 
 class Told:
@@ -103,13 +107,17 @@ def test_itt_opens_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_nvtx_without_a_gpu_is_refused_in_one_line() -> None:
     with pytest.raises(BackendError, match=r"^ranges nvtx cannot be made: NVTX ranges need a GPU and a CUDA build"):
-        ranged(LapClock(), "nvtx")
+        _asked("nvtx")
 
 
 def test_a_build_without_itt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.profiler.itt, "is_available", lambda: False)
     with pytest.raises(BackendError, match=r"^ranges itt cannot be made: this PyTorch \(.*\) was built without ITT; "):
-        ranged(LapClock(), "itt")
+        _asked("itt")
+
+
+def _asked(kind: str) -> None:
+    require_possible(StrainConfig(ranges=kind), SerialBackend(StrainConfig(), detect({})), torch.device("cpu"))
 
 
 def test_records_show_in_the_trace_of_torch() -> None:

@@ -76,7 +76,7 @@ OPENING = {
     "programs/": "what the program that started them wrote",
     "records/": "files that were listed as regular ones before",
     "report/page/paper.py": "templates of this package",
-    "recording/output.py": "what the command that it started prints",
+    "recording/command.py": "what the command that it started prints",
     "recording/rank/": "facts of the system",
     "recording/trainings.py": "notes of the processes of a command that this program started",
     "report/page/check.py": "files that it has written itself",

@@ -25,7 +25,7 @@ from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.reason import failure_reason
 from horovod_study.cluster.site import Site
 from horovod_study.config.documents import load_yaml
-from horovod_study.config.partitions import Host
+from horovod_study.config.partitions import Host, parse_hosts
 from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
 from horovod_study.studies import attempt, lease, ledger, runner, study_file
@@ -908,17 +908,17 @@ def test_on_a_terminal_the_question_is_asked(tmp_path, monkeypatch, answer, star
     ],
 )
 def test_hosts_as_they_are_written(text, hosts):
-    assert hosts == [(host.name, host.slots) for host in study_file.parse_hosts(text)]
+    assert hosts == [(host.name, host.slots) for host in parse_hosts(text)]
 
 
 @pytest.mark.parametrize("text", ["", "node1:", "node1:x", "node1,,node2", "a b", "-oProxyCommand=x"])
 def test_what_is_no_host_is_refused(text):
     with pytest.raises(StudyError, match="host"):
-        study_file.parse_hosts(text)
+        parse_hosts(text)
 
 
 def test_given_hosts_take_the_place_of_this_machine():
-    study = study_file.on_hosts(make_study(workers=(2,), repeats=1), study_file.parse_hosts("node1:1,node2:1"))
+    study = study_file.on_hosts(make_study(workers=(2,), repeats=1), parse_hosts("node1:1,node2:1"))
 
     [plain, alone, two] = study.cells()
     assert ["ssh"] == [partition.scheduler for partition in study.partitions.values()]

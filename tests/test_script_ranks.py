@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.errors import BackendError
-from horovod_study.recording import ranks
+from horovod_study.recording import recorder as ranks
 from horovod_study.recording.rank import facts
 
 
@@ -65,7 +65,7 @@ def test_a_process_of_its_own_is_one_plain_worker(monkeypatch: pytest.MonkeyPatc
     for environ in ({}, {"RANK": "0", "WORLD_SIZE": "1"}):
         monkeypatch.setattr(os, "environ", environ)
         assert found() == ("serial", "none", None, 0, 1)
-        assert ranks.gathering("serial", PLAIN)("me") == ["me"]
+        assert ranks._gathering("serial", PLAIN)("me") == ["me"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_processes_that_nobody_has_connected_are_refused(
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(size=1))
     monkeypatch.setattr(os, "environ", environ)
     with pytest.raises(BackendError) as caught:
-        ranks.gathering(found()[0], PLAIN)
+        ranks._gathering(found()[0], PLAIN)
 
     golden(
         str(caught.value),
@@ -114,7 +114,7 @@ def test_horovod_that_runs_is_found(
     monkeypatch.setitem(sys.modules, "horovod.torch", fake_horovod(**horovod))
 
     assert found(optimizer=optimizer, on_gpu=on_gpu) == expected
-    assert ranks.gathering(expected[0], PLAIN)("me") == ["me"] * expected[-1]
+    assert ranks._gathering(expected[0], PLAIN)("me") == ["me"] * expected[-1]
 
 
 @pytest.mark.parametrize(
@@ -131,19 +131,19 @@ def test_mpi_that_runs_is_found(
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(**mpi))
 
     assert found() == expected
-    assert ranks.gathering(expected[0], PLAIN)("me") == ["me"] * expected[-1]
+    assert ranks._gathering(expected[0], PLAIN)("me") == ["me"] * expected[-1]
 
 
 def test_the_model_and_the_optimizer_say_over_what_they_average(gloo: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a script has started both, as some do for their data loading."""
-    assert ranks.gathering("distributed", PLAIN)({"a": 1}) == [{"a": 1}]
+    assert ranks._gathering("distributed", PLAIN)({"a": 1}) == [{"a": 1}]
     monkeypatch.setitem(sys.modules, "horovod.torch", fake_horovod())
     wrapped = DistributedDataParallel(nn.Linear(1, 1))
 
     assert found(wrapped)[:3] == ("ddp", "gloo", "backward")
     assert found(PLAIN, HOROVODS_OPTIMIZER)[0] == "horovod"
     assert found(PLAIN)[:3] == ("distributed", "gloo", None), "what is wrapped in nothing of DDP's is none"
-    assert ranks.gathering("ddp", wrapped)({"a": 1}) == [{"a": 1}]
+    assert ranks._gathering("ddp", wrapped)({"a": 1}) == [{"a": 1}]
 
 
 class Around(nn.Module):
@@ -166,10 +166,10 @@ def test_a_ddp_model_inside_a_wrapper_averages(gloo: None) -> None:
 def test_somebody_who_waits_is_told_for_what(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    with ranks.waiting("nobody reads this"):
+    with ranks._waiting("nobody reads this"):
         pass
-    monkeypatch.setattr(ranks, "PATIENCE_S", 0.01)
-    with ranks.waiting("every rank must enter"):
+    monkeypatch.setattr(ranks, "_PATIENCE_S", 0.01)
+    with ranks._waiting("every rank must enter"):
         time.sleep(0.1)
 
     golden(capsys.readouterr().err)

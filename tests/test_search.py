@@ -179,6 +179,14 @@ def test_a_search_file_becomes_a_search(tmp_path: Path) -> None:
     assert search.highest("batch") == 64 and search.highest("threads") == 1
 
 
+@pytest.mark.parametrize("pruner", ["median", "{warmup: 0.2}", "{kind: median, startup_trials: 3}"])
+def test_the_usual_pruner_may_be_named_or_not(tmp_path: Path, pruner: str) -> None:
+    found = load_search(write(tmp_path, GOOD.replace("pruner: none", f"pruner: {pruner}"))).pruner
+
+    assert isinstance(found, MedianPruner)
+    assert found._n_warmup_steps == (4 if "warmup" in pruner else 3)
+
+
 def test_the_shipped_search_can_be_read() -> None:
     search = load_search(ROOT / "experiments" / "search.yaml")
 
@@ -190,31 +198,31 @@ def test_the_shipped_search_can_be_read() -> None:
     [
         (("lr:", "lrr:"), r"space: unknown key 'lrr' \(did you mean 'lr'\?\); allowed: batch"),
         (("search: tiny", "serch: tiny"), r"unknown key 'serch' \(did you mean 'search'\?\)"),
-        (("search: tiny", ""), "key 'search' is missing; a search needs search, run and space"),
+        (("search: tiny", ""), r"search\.yaml: search is missing"),
         (("search: tiny", "search: a/b"), "study is 'a/b'; it names a folder"),
         (("trials: 3", "trials: 0"), "trials is 0; it must be at least 1"),
         (("trials: 3", "trials: many"), "trials is 'many'; it must be a whole number"),
         (("dataset: 400", "batch: 10"), "batch is both fixed under run and varied under space; give it once"),
         (("dataset: 400", "backend: horovod"), "run: backend cannot be fixed here; it comes from runtime at the top"),
         (("dataset: 400", "bach: 3"), r"run: unknown key 'bach' \(did you mean 'batch'\?\)"),
-        (("low: 1.0e-4", "low: high"), "space: lr: low is 'high'; it must be a number"),
+        (("low: 1.0e-4", "low: high"), r"space: lr\.low is 'high'; it must be a number"),
         (("low: 1.0e-4", "low: 1"), r"space: lr: .*low.*high.*low=1.0, high=0.01"),
-        (("low: 1.0e-4", "low: -1"), "space: lr: low is -1; it must be greater than 0"),
-        (("low: 1.0e-4,", ""), "space: lr: key 'low' is missing; a range needs low and high"),
-        (("low: 1.0e-4", "lo: 1.0e-4"), r"space: lr: unknown key 'lo' \(did you mean 'low'\?\)"),
-        (("log: true", "log: yes please"), "lr: log is 'yes please'; it must be true or false"),
+        (("low: 1.0e-4", "low: -1"), r"space: lr\.low is -1; it must be greater than 0"),
+        (("low: 1.0e-4,", ""), r"space: lr\.low is missing"),
+        (("low: 1.0e-4", "lo: 1.0e-4"), r"space: lr.*: unknown key 'lo' \(did you mean 'low'\?\)"),
+        (("log: true", "log: yes please"), r"lr\.log is 'yes please'; it must be true or false"),
         (("log: true", "log: true, step: 0.1"), "space: lr: .*step.*log"),
-        (("[10, 20]", "[10, 0]"), "space: batch is 0; it must be at least 1"),
-        (("[10, 20]", "[10]"), r"batch is \[10\]; give two or more different values, or put it under run"),
-        (("[10, 20]", "[10, 10]"), r"batch is \[10, 10\]; give two or more different values"),
+        (("[10, 20]", "[10, 0]"), r"space: batch\.1 is 0; it must be at least 1"),
+        (("[10, 20]", "[10]"), r"batch: give two or more different values, or put it under run"),
+        (("[10, 20]", "[10, 10]"), r"batch: give two or more different values"),
         (("[10, 20]", "10"), "batch is 10; it must be a list of values such as .* a single value belongs under run"),
-        (("batch: [10, 20]", "schedule: [constant, cosin]"), r"schedule is 'cosin' \(did you mean 'cosine'\?\)"),
+        (("batch: [10, 20]", "schedule: [constant, cosin]"), r"schedule\.1 is 'cosin' \(did you mean 'cosine'\?\)"),
         (("batch: [10, 20]", "schedule: [constant, range]"), "schedule: range is never valid: .* range needs lr_end"),
         (
             ("batch: [10, 20]", "widths: {low: 1, high: 2}"),
             "widths is .*; it must be a list of values .*, or of a number a range",
         ),
-        (("batch: [10, 20]", "widths: [1-2-3, 1-2]"), "space: widths is '1-2'; it must be three"),
+        (("batch: [10, 20]", "widths: [1-2-3, 1-2]"), r"space: widths\.1 is '1-2'; it must be three"),
         (
             ("batch: [10, 20]", "epochs: [1, 2]"),
             "epochs cannot be searched over: it must be the same in all trials, .*; put it under run",
@@ -222,11 +230,11 @@ def test_the_shipped_search_can_be_read() -> None:
         (("batch: [10, 20]", "transport: [mpi]"), "transport cannot be searched over: it comes from runtime"),
         (
             ("pruner: none", "pruner: mediun"),
-            r"kind 'mediun' is not known \(did you mean 'median'\?\); allowed: median",
+            r"pruner is 'mediun' \(did you mean 'median'\?\); allowed: median",
         ),
-        (("pruner: none", "pruner: {kind: median, warmup: 2}"), "warmup is 2.0; it is a share of a trial's budget"),
-        (("pruner: none", "pruner: {kind: none, warmup: 0}"), "pruner none: unknown key 'warmup'"),
-        (("pruner: none", "runtime: horovod"), "runtime 'horovod' is not known .*; allowed: serial, horovod/mpi"),
+        (("pruner: none", "pruner: {kind: median, warmup: 2}"), r"pruner\.warmup is 2; it must be less than 1"),
+        (("pruner: none", "pruner: {kind: none, warmup: 0}"), r"pruner\.none: unknown key 'warmup'"),
+        (("pruner: none", "runtime: horovod"), r"runtime is 'horovod' .*; allowed: serial, horovod/mpi"),
         (("pruner: none", "workers: 2"), "runtime serial has one worker, but workers is 2; name a runtime"),
         (("trials: 3", "trials: 3\ntrials: 4"), "line 4 is not valid YAML .*given twice"),
     ],

@@ -19,6 +19,7 @@ from horovod_study.cluster.site import (
     hosts_of_allocation,
     site_of,
 )
+from horovod_study.config.doors import accept
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError, StudyError
@@ -37,7 +38,7 @@ def hosts(*slots: int) -> tuple[Host, ...]:
 
 
 def pair(**options) -> Partition:
-    return Partition(**{"name": "pair", "scheduler": "ssh", "nodes": 2, "hosts": hosts(2, 2), **options})
+    return Partition(**{"name": "pair", "scheduler": "ssh", "hosts": hosts(2, 2), "cores_per_node": 1, **options})
 
 
 def slurm(**options) -> Partition:
@@ -149,7 +150,7 @@ def test_outside_of_a_job_there_are_no_nodes(golden):
 @given(workers=st.integers(1, 12), per_node=st.integers(1, 4), layout=st.sampled_from(["fill", "spread"]))
 def test_hosts_get_what_the_placement_says(workers, per_node, layout):
     placement = Placement(workers=workers, workers_per_node=per_node, layout=layout)
-    found = site_of(pair(hosts=hosts(*[4] * 12), nodes=12), placement, environ={})
+    found = site_of(pair(hosts=hosts(*[4] * 12)), placement, environ={})
 
     assert list(placement.per_node) == [host.slots for host in found.hosts]
     assert [f"node{n + 1}" for n in range(placement.nodes)] == [host.name for host in found.hosts]
@@ -230,12 +231,12 @@ def test_a_free_port_can_be_used():
 @pytest.mark.parametrize("name", ["", "-oProxyCommand=x", "a b", "a,b", "a:1", "user@host", "$(x)", "a\nb"])
 def test_what_is_no_host_is_refused(name, golden):
     with golden.raises(ConfigError):
-        Host(name=name, slots=1)
+        accept(Host, {"name": name, "slots": 1}, "host")
 
 
 def test_values_of_a_site_are_checked(golden):
     with golden.raises(ConfigError):
-        Host(name="a", slots=0)
+        accept(Host, {"name": "a", "slots": 0}, "host")
     with golden.raises(ConfigError, match="eth0.*ib0"):
         Site(interface="eth0 $(x)")
     assert Site(interface="ib0,ib1").interface == "ib0,ib1"

@@ -69,9 +69,11 @@ def text_of(study: StudyConfig, *, name: str = "nccl_vs_mpi-001", **options: obj
 def golden_scripts() -> dict[str, str]:
     both = ("horovod/nccl", "horovod/mpi")
     modules = ("gcc/13.3", "openmpi/4.1.6", "cuda/12.4")
-    short = replace(CLUSTER, time_limit_s=900.0, account="p_scaling", qos="high", constraint="a100&ib")
+    short = CLUSTER.model_copy(
+        update={"time_limit_s": 900.0, "account": "p_scaling", "qos": "high", "constraint": "a100&ib"}
+    )
     studies = {
-        "alpha": study_on(replace(CLUSTER, modules=modules), workers=(10,), runtimes=both, repeats=2),
+        "alpha": study_on(CLUSTER.model_copy(update={"modules": modules}), workers=(10,), runtimes=both, repeats=2),
         "gpu2": study_on(find_partition("gpu2"), workers=(4,), runtimes=("horovod/nccl",)),
         "hpdlf": study_on(find_partition("hpdlf"), workers=(6,), runtimes=both),
         "archer2": study_on(find_partition("archer2"), workers=(256,), runtimes=("mpi/mpi", "ddp/gloo")),
@@ -191,7 +193,7 @@ def test_whatever_the_names_are_nothing_of_them_is_executed(
     ],
 )
 def test_a_value_that_cannot_stand_in_a_directive_is_refused_by_its_key(key: str, value: str, golden: Golden):
-    partition = replace(CLUSTER, **{key: value})
+    partition = CLUSTER.model_copy(update={key: value})
     with golden.raises(ConfigError, match=f"{key}"):
         text_of(study_on(partition))
 
@@ -237,7 +239,7 @@ def test_nodes_tasks_and_gpus_follow_the_placement():
 
 
 def test_a_partition_decides_on_requeueing_and_sharing():
-    options = options_of(study_on(replace(CLUSTER, requeue=False, exclusive=False)))
+    options = options_of(study_on(CLUSTER.model_copy(update={"requeue": False, "exclusive": False})))
     assert "no-requeue" in options and "requeue" not in options and "exclusive" not in options
     assert {"requeue", "exclusive"} <= set(options_of(study_on(CLUSTER)))
 
@@ -270,7 +272,7 @@ def test_sbatch_gets_nothing_of_the_callers_shell_but_who_and_where():
 def test_a_partition_survives_the_folder_of_a_job():
     for name in ("alpha", "gpu2", "archer2"):
         partition = find_partition(name)
-        assert partition_of(json.loads(json.dumps(asdict(partition)))) == partition
+        assert partition_of(json.loads(json.dumps(partition.model_dump()))) == partition
 
 
 # ---------------------------------------------------------------------------------------------------- giving to sbatch
@@ -399,7 +401,9 @@ def test_only_tasks_whose_cells_are_all_meant_are_cancelled_and_only_ones_own(tm
     fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue="exit 0", sacct="exit 1")
     monkeypatch.setenv("USER", "me")
     directory = tmp_path / "runs" / "s"
-    study = study_on(replace(CLUSTER, time_limit_s=900.0), runtimes=("horovod/mpi", "ddp/nccl"), repeats=2)
+    study = study_on(
+        CLUSTER.model_copy(update={"time_limit_s": 900.0}), runtimes=("horovod/mpi", "ddp/nccl"), repeats=2
+    )
     to = Console(file=StringIO())
     monkeypatch.setattr("horovod_study.studies.submit.Estimate.expected", lambda *_, **__: (190.0, ""))
     (job,) = submit_cells(sweep_in(directory, study), study.cells(), console=to)

@@ -13,8 +13,8 @@ from torch import nn
 
 from horovod_study.comm.base import FlatGradients
 from horovod_study.measure.clock import LapClock
+from horovod_study.workload.probes.profiling import Finder, SyncPoint
 from horovod_study.workload.probes.scratch import Scratch
-from horovod_study.workload.probes.sync_points import Finder, SyncPoint
 
 CPU = torch.device("cpu")
 HERE = Path(__file__).name
@@ -60,7 +60,7 @@ def test_an_injected_item_is_found_with_its_line(golden: Golden) -> None:
         torch.ones(()).item()  # the injected one
 
     points = found(job(forward=forward), steps=4)
-    assert [(each.operation, Path(each.file).name, each.line, each.count) for each in points] == [
+    assert [(each.operation, Path(each.file).name, each.line, each.number) for each in points] == [
         ("item", HERE, line_of("# the injected one"), 4)
     ]
     golden(points[0].source, "torch.ones")
@@ -129,7 +129,7 @@ def test_the_most_frequent_comes_first() -> None:
         for _ in range(2):
             torch.ones(()).item()
         torch.ones(2).nonzero()
-    assert [(each.operation, each.count) for each in finder.points()] == [("item", 2), ("nonzero", 1)]
+    assert [(each.operation, each.number) for each in finder.points()] == [("item", 2), ("nonzero", 1)]
 
 
 def test_warnings_of_cuda_are_attributed_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_warnings_of_cuda_are_attributed_and_others_go_on(monkeypatch: pytest.Mo
                 inside["call"](warnings.warn)  # as the user
             warnings.warn("another", stacklevel=1)
     assert modes == ["warn", 0]
-    assert [(each.operation, each.line, each.count) for each in finder.points()] == [
+    assert [(each.operation, each.line, each.number) for each in finder.points()] == [
         ("CUDA call", line_of("# as the user"), 3)
     ]
     assert [str(each.message) for each in others] == ["another"]

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from make.wording import Golden
 
 from horovod_study import records
-from horovod_study.comm import traffic
+from horovod_study.comm import require_parity, traffic
 from horovod_study.comm.traffic import Counters, Moved, Need, judge, moved, must_move, received_by_connections
 from horovod_study.errors import BackendError
 from horovod_study.measure import environment, evidence
@@ -320,9 +321,10 @@ def test_crowded_cores(ranks: list[dict[str, Any]], text: str | None) -> None:
 
 
 def test_a_rank_with_another_learning_rate_is_named(golden: Golden) -> None:
-    evidence.require_equal_rates([rank(), rank()])
+    told = [{"host": host, "learning rate": lr} for host, lr in (("a", 1e-3), ("a", 1e-3), ("b", 2e-3))]
+    require_parity(SimpleNamespace(gather=lambda _: told[:2]), {"learning rate": 1e-3})
     with pytest.raises(BackendError) as caught:
-        evidence.require_equal_rates([rank(), rank(), rank("b", lr=2e-3)])
+        require_parity(SimpleNamespace(gather=lambda _: told), {"learning rate": 1e-3})
 
     golden(str(caught.value), "rank 2", "0.002", "rank 0", "0.001")
 

@@ -326,7 +326,7 @@ def _ledger(options: argparse.Namespace, study: Any) -> Any:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
-    from horovod_study.studies.study_file import parse_hosts
+    from horovod_study.config.partitions import parse_hosts
 
     return parse_hosts(options.hosts) if options.hosts else ()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from horovod_study.config.documents import read_bytes
 from horovod_study.config.options import Parser
-from horovod_study.errors import ConfigError, DataError
+from horovod_study.errors import DataError
 
 PROGRAM = ("verb", "parser", "words", "command", "json", "export")
 """What the program itself keeps among the options of a verb, or uses."""
@@ -190,9 +190,8 @@ def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def until_share(text: str) -> float:
     """Return the half width of intervals that `--until` asks for, relative; ConfigError: that is none."""
-    from horovod_study.studies.study_file import share
+    from horovod_study.config.doors import accept
+    from horovod_study.config.study_file import Share
 
-    try:
-        return share(text)
-    except ValueError:
-        raise ConfigError(f"--until {text}: give the half width of the intervals, such as 2% or 0.02") from None
+    share: float = accept(Share, text, "run", name="--until")
+    return share

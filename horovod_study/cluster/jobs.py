@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 from horovod_study.cluster.remote import run_on
 from horovod_study.config.documents import read_json, shown
-from horovod_study.config.partitions import Host, Partition
+from horovod_study.config.doors import accept
+from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell, Placement
 from horovod_study.config.scripted import workload_at
 from horovod_study.config.workload import packaged
@@ -129,8 +130,8 @@ def cell_of(values: Mapping[str, Any]) -> Cell:
 
 def partition_of(values: Mapping[str, Any]) -> Partition:
     """Return the partition of which these are the values."""
-    hosts = tuple(Host(**host) for host in values["hosts"])
-    return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
+    partition: Partition = accept(Partition, values, "partition of the job", error=RecordError)
+    return partition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

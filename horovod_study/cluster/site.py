@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import SystemRandom
 
 from horovod_study.cluster.remote import this_host
+from horovod_study.config.doors import accept
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError, StudyError, nearest, refuse
@@ -137,7 +138,8 @@ def hosts_of_allocation(environ: Mapping[str, str]) -> tuple[Host, ...]:
         (len(slots) != len(names), f"{told}({counted}); both must be those of the job"),
         error=StudyError,
     )
-    return tuple(Host(name=name, slots=count) for name, count in zip(names, slots, strict=True))
+    hosts = [{"name": name, "slots": count} for name, count in zip(names, slots, strict=True)]
+    return tuple(accept(list[Host], hosts, "SLURM_JOB_NODELIST"))
 
 
 _RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18}))?"

@@ -1,7 +1,7 @@
 """How workers communicate: one Backend protocol and its leaves.
 
 base          the protocol, and what every leaf shares: agreement of the ranks, the flat gradient buffer
-launch        how this process was started: by whom, which rank, how many workers
+launch        how this process was started: by whom, which rank, how many workers; the MPI library that is loaded
 settings      the communication settings that ship with the package, and what became of them
 serial        one worker, no communication library
 horovod       Horovod over NCCL, MPI or Gloo
@@ -9,12 +9,9 @@ builds        several builds of Horovod side by side, one of which is loaded
 distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce, over NCCL or Gloo
 mpi           MPI's all-reduce through mpi4py, of one flat buffer or of buckets
 ps            a parameter server over MPI
-buckets       gradients that leave from hooks during backward
 priority      who gets the core when gradients arrive
-traffic       the path that the gradients really took, from the kernel's counters
-nccl_log      what NCCL says about the way it took
+traffic       the path that the gradients really took: from the kernel's counters, and from what NCCL says
 gpus          which GPU is a rank's, and who shares one
-libmpi        the MPI library that is loaded: where from, what it can, whether it is the launcher's
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor
 liveness      ends a rank that waits too long for another one, and names that one where somebody knows it
 stop          SIGTERM and SIGUSR1: a request to stop that all ranks follow at the same step

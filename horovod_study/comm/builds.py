@@ -39,7 +39,7 @@ def gpu_allreduce(package: Path) -> str | None:
     except (OSError, ValueError):
         return None
     by = noted.get("gpu_allreduce") if isinstance(noted, dict) else None
-    return by if isinstance(by, str) else None
+    return None if by is None else str(by)
 
 
 def select(name: str | None, *, transport: str = "auto", folder: Path | None = None) -> dict[str, Any]:
@@ -55,19 +55,17 @@ def select(name: str | None, *, transport: str = "auto", folder: Path | None = N
         if transport not in names:
             return {"value": None, "source": "installed"}
         name, source = transport, f"chosen: transport {transport} was asked for"
+    site, loaded, problem = str(parent / name), sys.modules.get("horovod"), ""
     if name not in names:
         have = f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else ", which has none"
-        raise BackendError(
-            f"horovod_build is {name!r}, and no such build is in {parent}{have}{nearest(name, names)}; make "
-            'builds with `make setup BUILDS="nccl mpi"`, or leave horovod_build out'
+        problem = (
+            f"and no such build is in {parent}{have}{nearest(name, names)}; make builds with "
+            '`make setup BUILDS="nccl mpi"`, or leave horovod_build out'
         )
-    site = str(parent / name)
-    loaded = sys.modules.get("horovod")
-    if loaded is not None and not str(loaded.__file__).startswith(f"{site}/"):
-        raise BackendError(
-            f"horovod_build is {name!r}, but this process has already loaded Horovod from {loaded.__file__}; "
-            "start a new process"
-        )
+    elif loaded is not None and not str(loaded.__file__).startswith(f"{site}/"):
+        problem = f"but this process has already loaded Horovod from {loaded.__file__}; start a new process"
+    if problem:
+        raise BackendError(f"horovod_build is {name!r}, {problem}")
     if site not in sys.path:
         sys.path.insert(0, site)
         importlib.invalidate_caches()

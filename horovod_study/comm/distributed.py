@@ -22,8 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import gpus, settings
 from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
-from horovod_study.comm.libmpi import find_open_mpi, require_connection, require_launchers_mpi
+from horovod_study.comm.launch import (
+    Launch,
+    find_open_mpi,
+    meeting_at,
+    meeting_point,
+    require_connection,
+    require_interfaces,
+    require_launchers_mpi,
+)
 from horovod_study.comm.liveness import PATIENCE
 from horovod_study.comm.priority import NewThreads
 from horovod_study.config.run import COMMUNICATION, OPTIONS, RunConfig
@@ -52,13 +59,9 @@ class DistributedBackend(Averaging):
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         on_gpu = config.device != "cpu" and torch.cuda.is_available()
         self.transport = ("nccl" if on_gpu else "gloo") if config.transport == "auto" else config.transport
-        available = {
-            "gloo": dist.is_gloo_available(),
-            "nccl": dist.is_nccl_available() and on_gpu,
-            "mpi": dist.is_mpi_available(),
-        }
-        if not available.get(self.transport, False):
-            have = [name for name, there in available.items() if there]
+        have = [name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available")()]
+        have = [name for name in have if name != "nccl" or on_gpu]
+        if self.transport not in have:
             raise BackendError(
                 f"torch.distributed cannot use {self.transport} here (it can use {', '.join(have)}); "
                 f"use --transport {have[0]}"
@@ -66,13 +69,9 @@ class DistributedBackend(Averaging):
         met = None if self.transport == "mpi" else meeting_point(os.environ)
         if launch.launcher == "torchrun":
             met = None  # torch reads it itself
-        needed = (
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            *(() if launch.launcher in ("mpirun", "srun") else ("RANK", "WORLD_SIZE")),
-        )
-        missing = [] if met else [name for name in needed if name not in os.environ]
-        if missing and self.transport != "mpi":  # MPI connects its ranks itself
+        own = () if launch.launcher in ("mpirun", "srun") else ("RANK", "WORLD_SIZE")
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", *own) if name not in os.environ]
+        if missing and not met and self.transport != "mpi":  # MPI connects its ranks itself
             raise BackendError(
                 f"backend ddp needs {', '.join(missing)} in the environment; launch with "
                 "`torchrun --nproc-per-node N -m horovod_study.train --backend ddp`, or with mpirun or srun and "
@@ -91,12 +90,10 @@ class DistributedBackend(Averaging):
             dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
         else:
             (host, port), patience = met, timedelta(seconds=patient_s)
-            try:
+            with meeting_at(host, port, launch.rank):
                 store = dist.TCPStore(  # type: ignore[attr-defined]
                     host, port, launch.workers, is_master=launch.rank == 0, timeout=patience
                 )
-            except RuntimeError as error:  # torch has several for this
-                raise foreign_port(host, port, launch.rank, error) from None
             dist.init_process_group(
                 self.transport, store=store, rank=launch.rank, world_size=launch.workers, timeout=patience
             )
@@ -122,8 +119,6 @@ class DistributedBackend(Averaging):
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config
         asked = [name for name in _HOOKS_ONLY if getattr(config, name) != OPTIONS[name].default]
-        if asked and config.reduction == "flat":
-            raise BackendError(f"{asked[0]} has no effect on reduction flat; leave it out, or use --reduction hooks")
         self.reduction, self.settings["reduction"] = choose_reduction(
             config,
             self.workers,

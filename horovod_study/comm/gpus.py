@@ -119,18 +119,15 @@ def _gathered(backend: Backend) -> list[Seen]:
     except RuntimeError as error:  # the driver is there, and does not work
         problem = first_line(error)
     told: list[tuple[str, list[str], str]] = backend.gather((os.uname().nodename, own, problem))
-    for rank, (host, _, problem) in enumerate(told):
-        if problem:
-            raise BackendError(
-                f"rank {rank} on {host}: PyTorch cannot ask its GPUs ({problem}); look with nvidia-smi, or use "
-                "--device cpu"
-            )
-    everybody: list[Seen] = [(host, uuids) for host, uuids, _ in told]
-    blind = next((rank for rank, (_, uuids) in enumerate(everybody) if not uuids), None)
-    sees = next((rank for rank, (_, uuids) in enumerate(everybody) if uuids), None)
-    if blind is not None and sees is not None:
-        raise BackendError(
-            f"rank {blind} on {everybody[blind][0]} sees no GPU, and rank {sees} on {everybody[sees][0]} does; give "
-            "every rank one (CUDA_VISIBLE_DEVICES, --gpus-per-task=1), or use --device cpu"
-        )
-    return everybody
+    named = [f"rank {rank} on {host}" for rank, (host, *_) in enumerate(told)]
+    broken = next((rank for rank, (*_, why) in enumerate(told) if why), None)
+    blind = [name for name, (_, uuids, _) in zip(named, told, strict=True) if not uuids]
+    if broken is not None:
+        problem = f"{named[broken]}: PyTorch cannot ask its GPUs ({told[broken][2]}); look with nvidia-smi"
+    elif 0 < len(blind) < len(told):
+        sees = next(name for name in named if name not in blind)
+        problem = f"{blind[0]} sees no GPU, and {sees} does; give every rank one (CUDA_VISIBLE_DEVICES, "
+        problem += "--gpus-per-task=1)"
+    if problem:
+        raise BackendError(f"{problem}, or use --device cpu")
+    return [(host, uuids) for host, uuids, _ in told]

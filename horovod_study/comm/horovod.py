@@ -30,20 +30,18 @@ from horovod_study.comm import builds, gpus, settings
 from horovod_study.comm.base import Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.launch import (
     Launch,
-    foreign_port,
-    meeting_point,
-    require_controller,
-    require_interfaces,
-    require_rendezvous,
-)
-from horovod_study.comm.libmpi import (
     cuda_aware,
     find_open_mpi,
     load_mpi,
     loaded_library,
+    meeting_at,
+    meeting_point,
     own_takes_gpu_memory,
     require_connection,
+    require_controller,
+    require_interfaces,
     require_launchers_mpi,
+    require_rendezvous,
 )
 from horovod_study.comm.priority import NewThreads, busiest_thread
 from horovod_study.config.run import RunConfig
@@ -80,33 +78,10 @@ class HorovodBackend(Averaging):
             ) from None
         self._hvd = hvd
         built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
-        needed = {name for name in (controller, wanted) if name not in ("auto", "none")}
-        for name in sorted(needed - set(built)):
-            again = 'make setup BUILDS="nccl mpi"' if name == "nccl" else "make setup"
-            raise BackendError(
-                f"Horovod was built without {name} (it has {', '.join(built)}); launch over one of these, "
-                f"or build Horovod again with `{again}`"
-            )
-        if wanted in ("mpi", "gloo") and wanted != controller:
-            flag = "horovodrun --gloo" if wanted == "gloo" else "horovodrun --mpi or mpirun"
-            raise BackendError(
-                f"transport {wanted} was asked for, but this run was launched over {controller}; launch with {flag}, "
-                f"or use --transport {controller}"
-            )
         # What carries tensors on a GPU is compiled in: a build with NCCL uses nothing else for them.
         self.transport = "nccl" if on_gpu and "nccl" in built else controller
-        if wanted not in ("auto", self.transport):
-            why = "no GPU is visible" if wanted == "nccl" else f"this build has {', '.join(built)}"
-            others = f", or one of the builds {', '.join(there)}" if (there := builds.available()) else ""
-            raise BackendError(
-                f"transport {wanted} was asked for, but gradients would go over {self.transport} ({why}); "
-                f"use --transport {self.transport}{others}"
-            )
-        if config.groups is not None and config.reduction == "flat":
-            raise BackendError(
-                f"groups is {config.groups}, but reduction flat has one buffer for all gradients; leave groups out, or "
-                "use --reduction hooks"
-            )
+        if problem := _why_not(wanted, controller, built, self.transport):
+            raise BackendError(problem)
         # Read by the libraries when Horovod starts.
         self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=_unknown_settings())
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
@@ -134,29 +109,31 @@ class HorovodBackend(Averaging):
 
     def _check_gpu_tensors(self) -> None:
         """Raise BackendError where the loaded Horovod could not average tensors on a GPU in this run."""
-        hvd = self._hvd
+        hvd, problem = self._hvd, ""
         by = builds.gpu_allreduce(Path(hvd.__file__).parents[1])
         if by is None and not hvd.nccl_built():  # somebody's own build
             by = "MPI" if hvd.cuda_built() else "none"
         self.settings["gpu_allreduce"] = {"value": by, "source": "loaded"}
         if by == "none":
-            raise BackendError(
-                "this build of Horovod takes no tensors on a GPU, it was compiled without CUDA; load the CUDA toolkit "
-                "of PyTorch's CUDA version and run `make setup` again, or use --backend mpi or ddp, or --device cpu"
+            problem = (
+                "takes no tensors on a GPU, it was compiled without CUDA; load the CUDA toolkit of PyTorch's CUDA "
+                "version and run `make setup` again, or use --backend mpi or ddp, or --device cpu"
             )
-        if by == "MPI" and self.transport == "gloo":
-            raise BackendError(
-                "this build of Horovod gives tensors on a GPU to MPI alone, but this run was launched over Gloo; "
-                "launch with horovodrun --mpi or mpirun, or leave --horovod-build out"
+        elif by == "MPI" and self.transport == "gloo":
+            problem = (
+                "gives tensors on a GPU to MPI alone, but this run was launched over Gloo; launch with horovodrun "
+                "--mpi or mpirun, or leave --horovod-build out"
             )
-        if by == "MPI":
+        elif by == "MPI":
             self.settings["cuda_aware"] = cuda_aware()
             if not self.settings["cuda_aware"]["value"]:
-                raise BackendError(
-                    f"this build of Horovod gives MPI pointers to GPU memory, and {loaded_library()} does not take "
-                    "them; leave --horovod-build and --transport out (the installed Horovod copies to the host), or "
-                    "install for an MPI that is CUDA-aware: make setup MPI=site"
+                problem = (
+                    f"gives MPI pointers to GPU memory, and {loaded_library()} does not take them; leave "
+                    "--horovod-build and --transport out (the installed Horovod copies to the host), or install for an "
+                    "MPI that is CUDA-aware: make setup MPI=site"
                 )
+        if problem:
+            raise BackendError(f"this build of Horovod {problem}")
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         if self.transport == "nccl" and next(model.parameters()).is_cuda:
@@ -179,10 +156,7 @@ class HorovodBackend(Averaging):
             groups = self._config.groups
             self.settings["groups"] = {"value": groups, "source": "library default" if groups is None else "asked"}
             optimizer = self._hvd.DistributedOptimizer(
-                optimizer,
-                named_parameters=model.named_parameters(),
-                op=self._hvd.Average,
-                num_groups=groups or 0,
+                optimizer, named_parameters=model.named_parameters(), op=self._hvd.Average, num_groups=groups or 0
             )
             self._bound = optimizer
         elif self.reduction == "flat":
@@ -294,6 +268,27 @@ class HorovodBackend(Averaging):
         return bool(self.settings["HOROVOD_CYCLE_TIME"]["value"] == "0")
 
 
+def _why_not(wanted: str, controller: str, built: Sequence[str], transport: str) -> str:
+    """Return why Horovod cannot use the `wanted` transport, and what to do; "" where it can."""
+    have = ", ".join(built)
+    missing = sorted({controller, wanted} - {"auto", "none", *built})
+    if missing:
+        again = 'make setup BUILDS="nccl mpi"' if missing[0] == "nccl" else "make setup"
+        return (
+            f"Horovod was built without {missing[0]} (it has {have}); launch over one of these, or build Horovod again "
+            f"with `{again}`"
+        )
+    asked = f"transport {wanted} was asked for, but"
+    if wanted in ("mpi", "gloo") and wanted != controller:
+        flag = "horovodrun --gloo" if wanted == "gloo" else "horovodrun --mpi or mpirun"
+        return f"{asked} this run was launched over {controller}; launch with {flag}, or use --transport {controller}"
+    if wanted not in ("auto", transport):
+        why = "no GPU is visible" if wanted == "nccl" else f"this build has {have}"
+        others = f", or one of the builds {', '.join(there)}" if (there := builds.available()) else ""
+        return f"{asked} gradients would go over {transport} ({why}); use --transport {transport}{others}"
+    return ""
+
+
 @contextmanager
 def meeting(host: str, port: int, launch: Launch, timeout_s: float) -> Iterator[None]:
     """Do for ranks that mpirun or srun started what horovodrun does: say who is where, and serve while they connect.
@@ -306,7 +301,7 @@ def meeting(host: str, port: int, launch: Launch, timeout_s: float) -> Iterator[
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     rank, workers, here = launch.rank, launch.workers, os.uname().nodename
-    try:
+    with meeting_at(host, port, rank):
         store = TCPStore(
             host, port, workers, is_master=rank == 0, timeout=timedelta(seconds=max(1, math.ceil(timeout_s)))
         )
@@ -322,22 +317,18 @@ def meeting(host: str, port: int, launch: Launch, timeout_s: float) -> Iterator[
         address = "127.0.0.1" if here == hosts[0] else socket.gethostbyname(host)
         os.environ[_RENDEZVOUS[0]] = address
         os.environ[_RENDEZVOUS[1]] = store.get("port").decode()
-    except (RuntimeError, OSError) as error:
-        raise foreign_port(host, port, rank, error) from None
     own = places[rank]
     os.environ["HOROVOD_HOSTNAME"] = own.hostname
     for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
         os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(own, name))
     os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     yield
-    try:  # the servers are needed until the last rank has what it came for, and rank 0 ends them
+    with meeting_at(host, port, rank):  # the servers are needed until the last rank has what it came for
         store.set(f"connected {rank}", "")
         if server is not None:
             for each in range(workers):
                 store.get(f"connected {each}")
             server.stop()
-    except RuntimeError as error:
-        raise foreign_port(host, port, rank, error) from None
 
 
 def horovod_places(hosts: Sequence[str]) -> list[dict[str, Any]]:
@@ -351,17 +342,9 @@ def horovod_places(hosts: Sequence[str]) -> list[dict[str, Any]]:
     for rank, host in enumerate(hosts):
         local_rank = hosts[:rank].count(host)
         peers = [each for each in order if sizes[each] > local_rank]
-        places.append(
-            {
-                "hostname": host,
-                "rank": rank,
-                "size": len(hosts),
-                "local_rank": local_rank,
-                "local_size": sizes[host],
-                "cross_rank": peers.index(host),
-                "cross_size": len(peers),
-            }
-        )
+        place = {"hostname": host, "rank": rank, "size": len(hosts)}
+        place |= {"local_rank": local_rank, "local_size": sizes[host]}
+        places.append({**place, "cross_rank": peers.index(host), "cross_size": len(peers)})
     return places
 
 

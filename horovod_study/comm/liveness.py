@@ -126,7 +126,13 @@ class Liveness:
             if waited_s < self._timeout_s:
                 continue
             if self._backend is None:
-                self._end(self._absent())
+                launch, at = self._launch, os.environ.get("MASTER_ADDR")
+                addressed = at is not None and launch.launcher in ("mpirun", "srun")
+                where = f" (at {at}:{os.environ.get('MASTER_PORT')})" if addressed else ""
+                self._end(
+                    f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to "
+                    f"start{where}; start all ranks with the same options, or raise --start-timeout-s"
+                )
             if not (lost := self._seen()) and waited_s < self._timeout_s * self.patience:
                 continue
             lost = lost or named_ranks(self._backend.find_missing(_GRACE_S))
@@ -158,15 +164,6 @@ class Liveness:
     def _speaks(self, lost: Collection[int]) -> bool:
         """Return whether this rank is the first that is not lost; all are where nobody knows who is."""
         return not lost or self._backend.rank == min(set(range(len(self._names))) - set(lost))
-
-    def _absent(self) -> str:
-        launch = self._launch
-        addressed = launch.launcher in ("mpirun", "srun") and "MASTER_ADDR" in os.environ
-        where = f" (at {os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')})" if addressed else ""
-        return (
-            f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to start{where}; "
-            "start all ranks with the same options, or raise --start-timeout-s"
-        )
 
     def _reason(self, lost: Collection[int], what: str) -> str:
         """Return in one line who is lost, or `what` happened to this rank where nobody knows who is."""

@@ -5,11 +5,13 @@ hooks    buckets of gradients leave during backward, each with an all-reduce tha
 
 Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and through page-locked host memory otherwise
 (always with hooks: Open MPI's all-reduce that does not block is not CUDA-aware).
-`MpiRanks` is what all backends over MPI share; they differ in how a part of the buffer is averaged, see `Exchange`.
+`MpiRanks` is what all backends over MPI share; they differ in how a part of the buffer is averaged, see `_exchange`.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +20,89 @@ from torch import nn
 
 from horovod_study.comm import settings
 from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
-from horovod_study.comm.buckets import Bucket, GradientBuckets
-from horovod_study.comm.launch import Launch
-from horovod_study.comm.libmpi import cuda_aware, load_mpi, loaded_library, require_connection, require_launchers_mpi
+from horovod_study.comm.launch import (
+    Launch,
+    cuda_aware,
+    load_mpi,
+    loaded_library,
+    require_connection,
+    require_launchers_mpi,
+)
 from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A contiguous part of the gradient buffer: its number, and first and last + 1 element."""
+
+    number: int
+    start: int
+    stop: int
+
+
+class GradientBuckets:
+    """One buffer for all gradients, in reverse order of the parameters, cut into buckets of about `bucket_bytes`.
+
+    A bucket ends with the parameter that fills it, so one larger parameter is one larger bucket. `send` is called from
+    within backward with each bucket when it is full, always in the order of their numbers: the order in which gradients
+    arrive may differ from rank to rank, that of collectives must not.
+    """
+
+    silent = False
+    """Gradients stay where backward made them, and nothing is sent; see Backend.no_sync."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, workers: int, bucket_bytes: float, send: Callable[[Bucket], None]
+    ) -> None:
+        trained = [parameter for parameter in reversed(list(parameters)) if parameter.requires_grad]
+        first = trained[0]
+        self.buffer = torch.zeros(
+            sum(parameter.numel() for parameter in trained), dtype=first.dtype, device=first.device
+        )  # (number of parameters,)
+        self._share = 1 / workers
+        self._send = send
+        self.buckets: list[Bucket] = []
+        self._members: list[int] = []  # bucket -> how many gradients it has
+        start = stop = members = 0
+        for number, parameter in enumerate(trained):
+            view = self.buffer[stop : stop + parameter.numel()].view(parameter.shape)
+            stop += parameter.numel()
+            members += 1
+            bucket = len(self.buckets)
+            parameter.register_post_accumulate_grad_hook(self._hook(bucket, view))  # type: ignore[no-untyped-call]
+            if (stop - start) * self.buffer.element_size() >= bucket_bytes or number + 1 == len(trained):
+                self.buckets.append(Bucket(bucket, start, stop))
+                self._members.append(members)
+                start, members = stop, 0
+        self._missing = list(self._members)
+        self._next = 0  # the first bucket that has not been sent in this step
+
+    def _hook(self, bucket: int, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        """Return what to call when the gradient that `view` has room for is there."""
+
+        def arrived(parameter: torch.Tensor) -> None:
+            if parameter.grad is None or self.silent:
+                return
+            # Divided here, on the way into the bucket: the sum over the workers is then the mean.
+            torch.mul(parameter.grad, self._share, out=view)
+            parameter.grad = view
+            self._missing[bucket] -= 1
+            while self._next < len(self.buckets) and self._missing[self._next] <= 0:
+                self._send(self.buckets[self._next])
+                self._next += 1
+
+        return arrived
+
+    def require_all_sent(self) -> None:
+        """Be ready for the next step; raises BackendError if this step left a parameter without a gradient."""
+        if self._next != len(self.buckets):
+            raise BackendError(
+                "a parameter got no gradient in this step, and the others would wait for it; use --reduction flat, or "
+                "a model that uses all its parameters"
+            )
+        self._missing = list(self._members)
+        self._next = 0
 
 
 class _Wire:
@@ -59,19 +139,6 @@ def message(tensor: torch.Tensor) -> Any:
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
-class Exchange(Protocol):
-    """How parts of the wire become the sum over ranks. Every rank makes the same calls in the same order."""
-
-    def whole(self) -> None:
-        """Return when the whole wire is the sum."""
-
-    def start(self, bucket: Bucket) -> None:
-        """Begin with a bucket whose elements are on the wire; called from within backward."""
-
-    def finish(self) -> None:
-        """Return when all buckets that were begun are the sum."""
-
-
 class MpiRanks(Averaging, ABC):
     """Ranks that MPI started and connects; leaves say how they average."""
 
@@ -90,8 +157,6 @@ class MpiRanks(Averaging, ABC):
         self._world = MPI.COMM_WORLD
         self.rank, self.workers = self._world.Get_rank(), self._world.Get_size()
         require_launchers_mpi(launch, self.workers, "mpi4py")
-        if config.bucket_mb is not None and config.reduction == "flat":
-            raise BackendError("bucket_mb has no effect on reduction flat; leave it out, or use --reduction hooks")
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
         self._buckets: GradientBuckets | None = None
@@ -99,8 +164,12 @@ class MpiRanks(Averaging, ABC):
         self.settings["cuda_aware"] = cuda_aware()
 
     @abstractmethod
-    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Exchange:
-        """Return how the wire is averaged; `buckets` cover it, in the order in which they will start."""
+    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
+        """Return what makes the wire the sum over ranks; `buckets` cover it, in the order in which they will start.
+
+        `whole()` returns when all of it is the sum, `start(bucket)` begins with a part, from within backward, and
+        `finish()` returns when all parts that were begun are.
+        """
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         for parameter in model.parameters():
@@ -185,7 +254,7 @@ class MpiBackend(MpiRanks):
     name = "mpi"
     buckets_on_device = False
 
-    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Exchange:
+    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
         return _AllReduce(self._MPI, wire)
 
 

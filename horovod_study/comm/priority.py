@@ -41,22 +41,18 @@ class NewThreads:
         """
         source = "shipped" if asked == "auto" else "asked"
         started = sorted(threads() - self._before - set(spare))
-        if asked == "realtime" and polling:
-            raise BackendError(
-                "thread_priority realtime with a cycle time of 0 would let Horovod's thread keep its core for ever; "
-                "use thread_priority slice, or a cycle time above 0"
-            )
         wanted = {"auto": ("slice",) if polling else ("realtime", "slice"), "off": ()}.get(asked, (asked,))
-        problem = ""
-        for way in wanted:
+        problem, for_ever = "", asked == "realtime" and polling
+        for way in () if for_ever else wanted:
             problem = _set(way, started)
             if not problem:
                 return {"value": way, "source": source, "threads": len(started)}
+        why = f"was asked for, but the system does not permit it ({problem}); use thread_priority auto, or off"
+        if for_ever:
+            why = "with a cycle time of 0 would let Horovod's thread keep its core for ever; use thread_priority "
+            why += "slice, or a cycle time above 0"
         if asked in ("realtime", "slice"):
-            raise BackendError(
-                f"thread_priority {asked} was asked for, but the system does not permit it ({problem}); use "
-                "thread_priority auto, or off"
-            )
+            raise BackendError(f"thread_priority {asked} {why}")
         return {"value": "off", "source": f"not permitted ({problem})" if problem else source, "threads": len(started)}
 
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from horovod_study.comm.buckets import Bucket
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.mpi import Exchange, MpiRanks, message
+from horovod_study.comm.mpi import Bucket, MpiRanks, message
 from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 
@@ -42,7 +41,7 @@ class PsBackend(MpiRanks):
         asked = "shipped" if config.ps_servers == 1 else "asked"
         self.settings["ps_servers"] = {"value": config.ps_servers, "source": asked}
 
-    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Exchange:
+    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
         return _Servers(self._MPI, wire, buckets, servers=self._config.ps_servers)
 
 

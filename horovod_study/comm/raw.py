@@ -14,6 +14,8 @@ two can be compared call by call.
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -23,9 +25,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from horovod_study.comm import gpus
 from horovod_study.comm.base import Backend, fail_together
-from horovod_study.comm.launch import detect
-from horovod_study.comm.libmpi import load_mpi
-from horovod_study.errors import BackendError, first_line, require_known
+from horovod_study.comm.launch import detect, load_mpi
+from horovod_study.errors import BackendError, first_line, nearest
 
 TRANSPORTS = ("mpi", "gloo", "nccl")
 
@@ -73,13 +74,11 @@ def open_raw(transport: str, backend: Backend) -> Raw:
 
     Raises BackendError, on every rank, when the transport is not there or not known.
     """
-    require_known("transport", transport, TRANSPORTS, error=BackendError)
     missing = why_missing(backend)
-    if transport in missing:
-        have = [name for name in TRANSPORTS if name not in missing]
-        raise BackendError(
-            f"transport {transport} cannot be used here: {missing[transport]}; available: {', '.join(have) or 'none'}"
-        )
+    have = [name for name in TRANSPORTS if name not in missing]
+    if transport not in have:
+        why = missing.get(transport) or f"it is not known{nearest(transport, TRANSPORTS)}"
+        raise BackendError(f"transport {transport} cannot be used here: {why}; available: {', '.join(have) or 'none'}")
     return MpiRaw(backend) if transport == "mpi" else _GroupRaw(transport, backend)
 
 
@@ -194,33 +193,33 @@ class _GroupRaw(Raw):
         address = "127.0.0.1" if one_host else hosts[0]  # names of single machines often resolve to nothing
         self.device = gpus.take("cuda" if transport == "nccl" else "cpu", backend)
         own: Any = None
-        with fail_together(backend):
+        with self._connecting(backend, address):
             if backend.rank == 0:
-                try:
-                    own = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-                except (RuntimeError, OSError) as error:
-                    raise BackendError(
-                        f"{transport}: no port can be opened on {address} for the ranks to meet ({first_line(error)})"
-                    ) from None
+                own = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         port = backend.gather(own.port if own else None)[0]
-        with fail_together(backend):
-            try:
-                self._store = own or TCPStore(address, port, is_master=False, timeout=timeout)
-                store = PrefixStore(f"horovod_study/{transport}/{_opened}", self._store)
-                if transport == "nccl":
-                    self._group: Any = dist.ProcessGroupNCCL(
-                        store, backend.rank, backend.workers, dist.ProcessGroupNCCL.Options()
-                    )
-                else:
-                    self._group = dist.ProcessGroupGloo(store, backend.rank, backend.workers, timeout)
-            except (RuntimeError, OSError) as error:
-                raise BackendError(
-                    f"{transport}: the ranks cannot connect to {address}:{port} ({first_line(error)}); where hosts "
-                    "have several networks, set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME"
-                ) from None
+        with self._connecting(backend, f"{address}:{port}"):
+            self._store = own or TCPStore(address, port, is_master=False, timeout=timeout)
+            store = PrefixStore(f"horovod_study/{transport}/{_opened}", self._store)
+            if transport == "nccl":
+                self._group: Any = dist.ProcessGroupNCCL(
+                    store, backend.rank, backend.workers, dist.ProcessGroupNCCL.Options()
+                )
+            else:
+                self._group = dist.ProcessGroupGloo(store, backend.rank, backend.workers, timeout)
         # NCCL connects at the first collective, Gloo in part: not what a measurement should see.
         self.allreduce_(torch.zeros(1, device=self.device))
         self.settle()
+
+    @contextmanager
+    def _connecting(self, backend: Backend, where: str) -> Iterator[None]:
+        with fail_together(backend):
+            try:
+                yield
+            except (RuntimeError, OSError) as error:
+                raise BackendError(
+                    f"{self.name}: the ranks cannot meet at {where} ({first_line(error)}); where hosts have several "
+                    "networks, set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME"
+                ) from None
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         self._group.allreduce([tensor]).wait()
@@ -241,7 +240,13 @@ class _GroupRaw(Raw):
         del self._store
 
 
-class _HorovodRuntime(Raw):
+class _Runtime(Raw):
+    def __init__(self, backend: Backend) -> None:
+        self.name = f"{backend.name}/{backend.transport}"
+        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
+
+
+class _HorovodRuntime(_Runtime):
     """The all-reduce of a run whose backend is Horovod: its thread, its cycle and its negotiation included.
 
     Messages are named after their size, as gradients are after their parameters: from the second one on the negotiation
@@ -251,9 +256,8 @@ class _HorovodRuntime(Raw):
     def __init__(self, backend: Backend) -> None:
         import horovod.torch as hvd
 
+        super().__init__(backend)
         self._hvd = hvd
-        self.name = f"horovod/{backend.transport}"
-        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         self._hvd.allreduce_(tensor, name=f"in place {tensor.numel()}", op=self._hvd.Sum)
@@ -268,12 +272,8 @@ class _HorovodRuntime(Raw):
         self._hvd.barrier()
 
 
-class _DistributedRuntime(Raw):
+class _DistributedRuntime(_Runtime):
     """The all-reduce of a run whose backend is ddp: torch.distributed's, which sums the buckets of gradients."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.name = f"ddp/{backend.transport}"
-        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)

@@ -44,8 +44,19 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
     of Horovod's that holds no number.
     """
     for name in COMMUNICATION:
-        if getattr(config, name) != OPTIONS[name].default and not OPTIONS[name].matters(runtime):
-            raise BackendError(f"{name} has no effect on {runtime}; leave it out, or use a runtime that has it")
+        about = OPTIONS[name]
+        if getattr(config, name) == about.default:
+            continue
+        if not about.matters(runtime):
+            fault = f"has no effect on {runtime}; leave it out, or use a runtime that has it"
+        elif about.hooks and not about.variable and config.reduction == "flat":
+            fault = "has no effect on reduction flat; leave it out, or use --reduction hooks"
+        elif about.variable in unknown:
+            fault = f"was asked for, but the installed Horovod does not know {about.variable}; run `make setup`, which "
+            fault += "builds one that does, or leave it out"
+        else:
+            continue
+        raise BackendError(f"{name} {fault}")
     shipped = {} if config.horovod_defaults else SHIPPED.get(runtime, {})
     effective: dict[str, Any] = {}
     refuse_other_than_numbers(os.environ)
@@ -56,16 +67,15 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
         asked = getattr(config, option)
         if not is_set(name, os.environ):
             os.environ.pop(name, None)  # an empty one ends Horovod in a C++ exception
-        if name in unknown and asked is not None:
-            raise BackendError(
-                f"{option} was asked for, but the installed Horovod does not know {name}; run `make setup`, which "
-                "builds one that does, or leave it out"
-            )
         value, source = os.environ.get(name), "user"
         if name in unknown:
             value, source = None, "not in this build"
         elif asked is not None:
-            value, source = _text(option, asked), "asked"
+            value, source = str(int(asked)) if isinstance(asked, bool) else f"{asked:g}", "asked"
+            if option == "fusion_mb":
+                value = str(round(asked * 1e6))
+            elif option == "single_copy":
+                value = "cma" if asked else "none"
         elif value is None:
             value, source = _LIBRARY_DEFAULTS[name], "library default"
             if name in shipped:
@@ -74,12 +84,3 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
             os.environ[name] = str(value)
         effective[name] = {"value": value, "source": source}
     return effective
-
-
-def _text(option: str, value: Any) -> str:
-    """Return the value of an option as the library reads it."""
-    if option == "fusion_mb":
-        return str(round(value * 1e6))
-    if option == "single_copy":
-        return "cma" if value else "none"
-    return str(int(value)) if isinstance(value, bool) else f"{value:g}"

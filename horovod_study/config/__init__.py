@@ -6,7 +6,9 @@ run           the options of how a run communicates, is measured and placed; cel
 workload      a training as studies know it
 scripted      anybody's script or command as a workload
 requirements  what must be true of a run, --require
-partitions    what a node is and how work gets there, from YAML files; yaml_keys checks what such files say
+study_file    what the files of studies and searches may say
+partitions    what a node is and how work gets there, from YAML files
+schemas       what all these may say, for editors
 doors         forms of what comes from outside, and the one text of what is wrong with it
 documents     the one reader of JSON, YAML and small CSV files
 variables     the one reader of numbers in environment variables

@@ -15,9 +15,11 @@ one field, `wrong("...")` about several. Inside the door values are what their a
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Self
 
+import pydantic
 from annotated_types import Ge, Gt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, model_validator
 from pydantic import ValidationError as ValidationError
@@ -99,7 +101,7 @@ def _flag(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(_text), pydantic.WithJsonSchema({"type": ["string", "number"]})]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 KINDS: Mapping[type, Any] = {int: Whole, float: Number, str: Text, bool: Flag}
 
@@ -114,6 +116,16 @@ def above(low: float) -> Any:
     return Gt(low)
 
 
+@dataclass(frozen=True)
+class _Check(AfterValidator):
+    """A check of which an editor is told: `schema` is what JSON Schema calls it."""
+
+    schema: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __get_pydantic_json_schema__(self, inner: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return {**handler(inner), **self.schema}
+
+
 def one_of(allowed: Iterable[str]) -> Any:
     """Return what follows a text in Annotated that is one of `allowed`."""
     names = tuple(allowed)
@@ -123,12 +135,37 @@ def one_of(allowed: Iterable[str]) -> Any:
             raise PydanticCustomError("choice", "{text}", {"text": _choices(value, names)})
         return value
 
-    return AfterValidator(check)
+    return _Check(check, {"enum": names})
+
+
+def matching(pattern: str, text: str) -> Any:
+    """Return what follows a text in Annotated that has a pattern; `text` says what that is."""
+
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(text)
+        return value
+
+    return _Check(check, {"pattern": f"^({pattern})$"})
 
 
 def _choices(value: Any, names: Iterable[str]) -> str:
     allowed = tuple(names)
     return f"{short(value)}{nearest(str(value), allowed)}; allowed: {', '.join(allowed)}"
+
+
+def keyed(title: str, forms: Mapping[str, Any], *, needed: Iterable[str] = ()) -> Any:
+    """Return the form of a mapping with these keys, whatever they are called; gives a dict of those there."""
+    keys = {name: f"key{at}" for at, name in enumerate(forms)}
+    optional: dict[str, Any] = {name: {"default_factory": lambda: None} for name in forms if name not in needed}
+    told = {name: pydantic.Field(alias=name, **optional.get(name, {})) for name in forms}
+    fields: dict[str, Any] = {keys[name]: (form, told[name]) for name, form in forms.items()}
+
+    def plain(content: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
+        found = check(content)
+        return {name: getattr(found, keys[name]) for name in content}
+
+    return Annotated[pydantic.create_model(title, __base__=Form, **fields), pydantic.WrapValidator(plain)]
 
 
 def several(value: Any) -> Any:

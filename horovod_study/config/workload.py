@@ -14,7 +14,7 @@ from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from horovod_study.config.documents import read_bytes
 from horovod_study.config.roles import Option, Role, declared, named, options_of
@@ -126,9 +126,7 @@ class Configuration:
     def __post_init__(self) -> None:
         from horovod_study.config.doors import accept  # pydantic, which --help does without
 
-        values = accept(self.workload.form, vars(self), "run")
-        for name in self.workload.options:
-            object.__setattr__(self, name, getattr(values, name))
+        vars(self).update(accept(self.workload.form, vars(self), "run"))
         self.check_together()
 
     @property
@@ -216,12 +214,12 @@ class Workload:
     @cached_property
     def form(self) -> Any:
         """The pydantic model of the values of all options: what a command line or a file may say of a run."""
-        from pydantic import create_model
+        from pydantic import Field
 
-        from horovod_study.config.doors import Form
+        from horovod_study.config.doors import keyed
 
-        fields: dict[str, Any] = {name: (each.form, each.default) for name, each in self.options.items()}
-        return create_model(self.name, __base__=Form, **fields)
+        helped = {each.name: Annotated[each.form, Field(description=each.help)] for each in self.options.values()}
+        return keyed(self.name, helped)
 
     def named(self, *roles: Role) -> tuple[str, ...]:
         """Return the names of the options that have one of `roles`, in their order."""

@@ -25,15 +25,6 @@ def since(stretches: Stretches, from_s: float) -> list[list[float]]:
     return [[max(begin, from_s), end] for begin, end in stretches if end > from_s]
 
 
-def by_integral(at_s: Floats, power_w: Floats, stretches: Stretches) -> float:
-    """Return the joules of power readings (N,) in the stretches, by the trapezoid rule over the true times (N,)."""
-    total = 0.0
-    for begin, end in stretches:
-        times = np.concatenate([[begin], at_s[(at_s > begin) & (at_s < end)], [end]])
-        total += float(np.trapezoid(np.interp(times, at_s, power_w), times))
-    return total
-
-
 def device_energy(
     name: str,
     at_s: Floats,
@@ -66,8 +57,13 @@ def device_energy(
     elif why := _useless("power reading", at_s[known], stretches):
         reasons.append(why)
     else:
-        integral_j = by_integral(at_s[known], power_w[known], stretches)
-        if (unseen := _unseen_s(at_s[known], stretches, interval_s) / window_s) > UNSEEN:
+        at_s, power_w, integral_j = at_s[known], power_w[known], 0.0
+        for begin, end in stretches:  # by the trapezoid rule over the true times
+            times = np.concatenate([[begin], at_s[(at_s > begin) & (at_s < end)], [end]])
+            integral_j += float(np.trapezoid(np.interp(times, at_s, power_w), times))
+        wide = np.flatnonzero(np.diff(at_s) > 2 * interval_s)
+        unseen = sum(_overlap_s(stretches, at_s[place], at_s[place + 1]) for place in wide) / window_s
+        if unseen > UNSEEN:
             doubts.append(f"no power reading in {100 * unseen:.0f} % of the window")
     if counter_j is not None and integral_j is not None and counter_j > 0:
         gap = (integral_j - counter_j) / counter_j
@@ -91,12 +87,6 @@ def _useless(what: str, times: Floats, stretches: Stretches) -> str:
 
 def _overlap_s(stretches: Stretches, first_s: float, last_s: float) -> float:
     return float(sum(max(0.0, min(end, last_s) - max(begin, first_s)) for begin, end in stretches))
-
-
-def _unseen_s(times: Floats, stretches: Stretches, interval_s: float) -> float:
-    """Return how much of the stretches is between samples that are further apart than two intervals."""
-    wide = np.flatnonzero(np.diff(times) > 2 * interval_s)
-    return sum(_overlap_s(stretches, times[place], times[place + 1]) for place in wide)
 
 
 def host_energy(
@@ -160,11 +150,18 @@ def host_summary(columns: Mapping[str, Any], stretches: Stretches) -> dict[str, 
     for name in dict.fromkeys(part.tolist()):
         mine = {each: np.asarray(values)[part == name] for each, values in columns.items() if each != "part"}
         at_s = mine["at_s"].astype(np.float64)
+        before, over_s = np.concatenate([at_s[:1], at_s[:-1]]), np.zeros(len(at_s))  # a reading: since the one before
+        for begin, end in stretches:
+            over_s += np.clip(np.minimum(end, at_s) - np.maximum(begin, before), 0.0, None)
         for key, column in _OF_HOST:
-            known = mine[column][np.isfinite(mine[column])]
-            if not len(known) or (key == "ranks_cpu_percent" and not name.startswith("rank ")):
+            known = np.isfinite(mine[column])
+            if not known.any() or (key == "ranks_cpu_percent" and not name.startswith("rank ")):
                 continue
-            value = float(known.max()) if key.endswith("_max") else _weighted(at_s, mine[column], stretches)
+            weights, value = np.where(known, over_s, 0.0), None
+            if key.endswith("_max"):
+                value = float(mine[column][known].max())
+            elif weights.sum() > 0:
+                value = float((weights * np.nan_to_num(mine[column])).sum() / weights.sum())
             found[key][name.removeprefix("rank ")] = value
     return dict(found)
 
@@ -176,14 +173,3 @@ _OF_HOST = (  # what is known of a host, and the column that it is from
     ("gpu_memory_mb_max", "gpu_memory_mb"),
     ("power_w", "power_w"),
 )
-
-
-def _weighted(at_s: Floats, values: Floats, stretches: Stretches) -> float | None:
-    """Return the mean of readings (N,), each of which stands for the time since the one before, in the stretches."""
-    before = np.concatenate([at_s[:1], at_s[:-1]])
-    weights = np.zeros(len(at_s))
-    for begin, end in stretches:
-        weights += np.clip(np.minimum(end, at_s) - np.maximum(begin, before), 0.0, None)
-    weights[~np.isfinite(values)] = 0.0
-    total = weights.sum()
-    return float((weights * np.nan_to_num(values)).sum() / total) if total > 0 else None

@@ -23,8 +23,13 @@ BUSY_CORES = 0.25
 
 def describe() -> dict[str, Any]:
     """Return machine and versions; what is not installed or cannot be read is None."""
+    cpu: list[str] = []
+    with suppress(OSError):
+        cpu = Path("/proc/cpuinfo").read_text().splitlines()
     return {
-        "cpu_model": _cpu_model(),
+        "cpu_model": next((line.split(":", 1)[1].strip() for line in cpu if line.startswith("model name")), None)
+        or platform.processor()
+        or None,
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "os": f"{platform.system()} {platform.release()}",
@@ -66,20 +71,6 @@ def cores_near(bus_id: str, *, pci: Path = PCI) -> list[int]:
         return []
 
 
-def peak_rss_mb() -> float:
-    """Return the largest resident memory of this process so far, in MB (1e6 bytes)."""
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes * (1 if sys.platform == "darwin" else 1024) / 1e6
-
-
-def pss_mb() -> float | None:
-    """Return the proportional memory of this process in MB (shared pages divided by their users), None if unknown."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
-    return None
-
-
 def own_cpu_s() -> float:
     """Return the processor seconds of this process and the children it waited for."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -99,14 +90,6 @@ def busy_s(cores: Sequence[int], *, proc: Path = Path("/proc")) -> float | None:
         return None
     idle = sum(int(idle) + int(disk) for _, _, _, _, idle, disk, *_ in there)
     return len(there) * now() - idle / os.sysconf("SC_CLK_TCK")
-
-
-def _cpu_model() -> str | None:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or None
 
 
 def installed(package: str) -> str | None:

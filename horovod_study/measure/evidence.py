@@ -3,7 +3,6 @@
 Beside it what makes a measurement worth less: cores that workers share, and other programs on them.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study.config.run import COMMUNICATION, OPTIONS
-from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
 from horovod_study.measure.sensors import Gpus
@@ -19,7 +17,6 @@ from horovod_study.text.words import plural
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 def describe_rank(
@@ -38,17 +35,9 @@ def describe_rank(
     gpu: dict[str, Any] | None = dict(gpu_identity(device)) if device.type == "cuda" else None
     if gpu is not None:
         gpu["processes"] = Gpus([gpu["uuid"]]).processes().get("gpu 0")
-    return {
-        "host": host,
-        "local_rank": local_rank,
-        "pid": os.getpid(),
-        "cores": list(cores),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-        "gpu": gpu,
-        "lr": lr,
-        "communication": communication(settings),
-    }
+    place = {"host": host, "local_rank": local_rank, "pid": os.getpid(), "cores": list(cores)}
+    place |= {"threads": torch.get_num_threads(), "device": str(device), "gpu": gpu, "lr": lr}
+    return {**place, "communication": communication(settings)}
 
 
 def gpu_identity(device: "torch.device") -> dict[str, str]:
@@ -81,37 +70,6 @@ def _as_option(name: str, value: Any) -> Any:
         return float(value) / 1e6 if isinstance(value, str) else value
     off = ("0", "false", "no", "off", "none", "")
     return value.lower() not in off if OPTIONS[name].kind is bool else OPTIONS[name].kind(value)
-
-
-def parameter_count(model: "nn.Module") -> int:
-    """Return the number of trained parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def parameter_sha256(model: "nn.Module") -> str:
-    """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit.
-
-    Of parameters that are sharded over ranks (DTensor) it is that of this rank's shards: nothing is communicated.
-    """
-    import torch
-
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        own = parameter.detach()
-        if hasattr(own, "to_local"):
-            own = own.to_local()
-        # As bytes, because NumPy does not know every type of number that PyTorch has.
-        digest.update(own.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Raise BackendError if the optimisers of the ranks have different learning rates; names the first that differs."""
-    for number, rank in enumerate(ranks):
-        if rank["lr"] != ranks[0]["lr"]:
-            own = f"rank {number} on {rank['host']} has a learning rate of {rank['lr']!r} in its optimiser"
-            first = f"rank 0 on {ranks[0]['host']} has {ranks[0]['lr']!r}"
-            raise BackendError(f"{own}, {first}; start all ranks with the same options")
 
 
 def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:

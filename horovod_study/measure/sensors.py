@@ -98,13 +98,8 @@ class Trees:
         self, root: int, counts: dict[tuple[int, str, int, str], float], *, shares: bool, threads: bool
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """Return the sums over a process and all below it, and by how much its counts have grown; fill `counts`."""
-        row: dict[str, Any] = {
-            "processes": 0,
-            "threads": 0,
-            "rss_mb": 0.0,
-            "own_mb": 0.0,
-            "pss_mb": 0.0 if shares else None,
-        }
+        row: dict[str, Any] = {"processes": 0, "threads": 0, "rss_mb": 0.0, "own_mb": 0.0}
+        row["pss_mb"] = 0.0 if shares else None
         grown: dict[str, float] = defaultdict(float)
         waiting, seen = [root], {os.getpid()}  # the sampler is a child of a rank, and no part of the training
         while waiting:
@@ -119,19 +114,13 @@ class Trees:
             row["own_mb"] += _kb(self._text(f"{pid}/status"), "RssAnon:") / 1e3  # neither of files nor shared
             if shares and row["pss_mb"] is not None:
                 rollup = self._text(f"{pid}/smaps_rollup")
-                row["pss_mb"] = (
-                    None
-                    if self._lacks(pid, "pss_mb", rollup, "smaps_rollup")
-                    else row["pss_mb"] + _kb(rollup, "Pss:") / 1e3
-                )
+                lacks = self._lacks(pid, "pss_mb", rollup, "smaps_rollup")
+                row["pss_mb"] = None if lacks else row["pss_mb"] + _kb(rollup, "Pss:") / 1e3
             ticks = int(stat[11]) + int(stat[12])
             found: dict[tuple[int, str], float] = {(0, "cpu_s"): ticks / os.sysconf("SC_CLK_TCK")}
             io = self._text(f"{pid}/io")
             if not self._lacks(pid, "disk", io, "io"):
-                found |= {
-                    (0, name): _kb(io, f"{key}:", 1)
-                    for name, key in zip(_MOVED, ("read_bytes", "write_bytes"), strict=True)
-                }
+                found |= {(0, _MOVED[0]): _kb(io, "read_bytes:", 1), (0, _MOVED[1]): _kb(io, "write_bytes:", 1)}
             if threads:
                 self._children[pid, stat[19]] = []
                 for thread in self._threads(pid):
@@ -302,6 +291,11 @@ class Gpus:
 
     def _one(self, part: str, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
+
+        def energy_j(gpu: Any) -> float:
+            energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+            return float(energy_mj - self._first_mj.setdefault(part, energy_mj)) / 1e3
+
         asked: dict[str, Callable[[Any], float]] = {
             "gpu_percent": lambda gpu: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
             "gpu_memory_mb": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6,
@@ -309,14 +303,10 @@ class Gpus:
             "sm_mhz": lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
             "memory_mhz": lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
             "temperature_c": lambda gpu: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
-            "energy_j": lambda gpu: self._energy_j(part, gpu),
+            "energy_j": energy_j,
         }
         row = {name: self._asked(f"{part} {name}", ask, handle) for name, ask in asked.items()}
         return {name: value for name, value in row.items() if value is not None}
-
-    def _energy_j(self, part: str, handle: Any) -> float:
-        energy_mj = self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        return float(energy_mj - self._first_mj.setdefault(part, energy_mj)) / 1e3
 
 
 def _begun(library: Any) -> tuple[Any, str]:

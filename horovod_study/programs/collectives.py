@@ -28,7 +28,6 @@ from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
 from horovod_study.errors import BackendError, ConfigError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.measure.evidence import parameter_count
 from horovod_study.programs.answer import Told, serve_measurement
 from horovod_study.programs.loading import LoneStep
 from horovod_study.programs.microbench import (
@@ -40,6 +39,7 @@ from horovod_study.programs.microbench import (
     step_flops,
     step_roofline,
 )
+from horovod_study.recording.rank import facts
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
@@ -49,11 +49,9 @@ ELEMENT_BYTES = 4
 PERIOD = 1021
 """The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
 
-_SLOW_S = 0.1
-"""An operation that takes longer than this is measured in fewer rounds, and its warm-up is its check."""
+_SLOW_S = 0.1  # an operation that takes longer than this is measured in fewer rounds, and its warm-up is its check
 _BARRIERS = 100
-_COPY_BYTES = 64 * 1024 * 1024
-"""Size of the copies: beyond the caches of a core."""
+_COPY_BYTES = 64 * 1024 * 1024  # beyond the caches of a core
 
 
 def model_facts(widths: str, batch: int) -> dict[str, Any]:
@@ -73,9 +71,9 @@ def model_facts(widths: str, batch: int) -> dict[str, Any]:
     return {
         "widths": widths,
         "batch": batch,
-        "parameters": parameter_count(model),
+        "parameters": facts.count([model]),
         "gradients": {name: each.numel() * ELEMENT_BYTES for name, each in model.named_parameters()},
-        "flat_bytes": parameter_count(model) * ELEMENT_BYTES,
+        "flat_bytes": facts.count([model]) * ELEMENT_BYTES,
         "step_flops": batch * step_flops(parse_widths(widths)),
         "activations_per_curve": sum(outputs),
     }
@@ -223,25 +221,16 @@ def measure_collectives(
     for at, (size, way, operation, place) in enumerate(keys):
         by_round = list(zip(*(theirs["times"][at] for theirs in everybody), strict=True))  # (mean, median) of each rank
         medians = None if raws[way].device.type == "cuda" else [max(m for _, m in each) for each in by_round]
-        points.append(
-            {
-                "way": raws[way].name,
-                "operation": operation,
-                "place": place,
-                "bytes": size,
-                "iterations": counts[at],
-                "seconds": [max(mean for mean, _ in each) for each in by_round],
-                "seconds_median_op": medians,
-                "wrong": sum(theirs["wrong"][at] for theirs in everybody),
-            }
-        )
+        what = {"way": raws[way].name, "operation": operation, "place": place, "bytes": size}
+        times = {"seconds": [max(mean for mean, _ in each) for each in by_round], "seconds_median_op": medians}
+        wrong_in_all = sum(theirs["wrong"][at] for theirs in everybody)
+        points.append({**what, "iterations": counts[at], **times, "wrong": wrong_in_all})
     spent = np.max(np.array([theirs["barriers"] for theirs in everybody]), axis=0).tolist()
     named = [{"way": raw.name, "iterations": _BARRIERS, "seconds": each} for raw, each in zip(raws, spent, strict=True)]
     return points, named
 
 
-_Key = tuple[int, int, str, str]
-"""What is measured: a size in bytes, the place of a way, operation, place."""
+_Key = tuple[int, int, str, str]  # what is measured: a size in bytes, the place of a way, operation, place
 
 
 def in_words(size: int) -> str:
@@ -316,15 +305,6 @@ def measure_step(widths: str, batch: int, backend: Backend, *, rounds: int, seco
     everybody = backend.gather((mine, launches_of(step) if device.type == "cuda" else None))
     slowest = np.max(np.array([seconds for seconds, _ in everybody]), axis=0).tolist()
     return {"batch": batch, "seconds": slowest, "launches": everybody[0][1]}
-
-
-def _measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure matrix products on all ranks at the same time; of each type and size the slowest rank's rates."""
-    device, sizes = ("cuda", (2048, 8192)) if torch.cuda.is_available() else ("cpu", (256, 512, 1024))
-    backend.barrier()
-    rates = matrix_rates(sizes=sizes, rounds=rounds, seconds=seconds, device=device)
-    everybody = backend.gather([rate._asdict() for rate in rates])
-    return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
 
 
 def _measure_launches(
@@ -437,7 +417,11 @@ def _measure_machine(plan: Mapping[str, Any], backend: Backend, on_progress: Tol
     on_progress("the training step without communication")
     machine["step"] = measure_step(widths, batch, backend, rounds=rounds, seconds=2 * share_s)
     on_progress("matrix products")
-    machine["matrices"] = _measure_matrices(backend, rounds=min(3, rounds), seconds=share_s / 2)
+    device, sizes = ("cuda", (2048, 8192)) if torch.cuda.is_available() else ("cpu", (256, 512, 1024))
+    backend.barrier()
+    rates = matrix_rates(sizes=sizes, rounds=min(3, rounds), seconds=share_s / 2, device=device)
+    everybody = backend.gather([rate._asdict() for rate in rates])  # of each type and size the slowest rank's
+    machine["matrices"] = [min(same, key=lambda rate: rate["gflops_median"]) for same in zip(*everybody, strict=True)]
     return machine | _measure_launches(widths, batch, backend, machine, seconds=share_s / 2)
 
 

@@ -17,8 +17,9 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -110,20 +111,6 @@ class _Watched:
         self._backend.step(optimizer)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Trained:
-    """What one rank knows after a trial; vectors over all parameters are float64 whatever was computed with."""
-
-    start: NDArray[np.float64]  # (P,)
-    end: NDArray[np.float64]  # (P,)
-    gradients: NDArray[np.float64]  # (min(S, 10), P), averaged over the workers
-    rows: NDArray[np.int64]  # (S, b_r): curve numbers
-    rates: list[float]  # (S,)
-    reduction: str
-    names: list[str]
-    sizes: list[int]
-
-
 def flat(tensors: Iterable[torch.Tensor]) -> NDArray[np.float64]:
     """Return all elements of all tensors in order, shape (P,)."""
     return torch.cat([tensor.detach().flatten().cpu().double() for tensor in tensors]).numpy()
@@ -147,7 +134,7 @@ def order_sha256(rows: NDArray[np.int64]) -> str:
     return hashlib.sha256(np.ascontiguousarray(rows, dtype="<i8").tobytes()).hexdigest()
 
 
-def _apart(run: _Trained, ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> list[tuple[float, float]]:
+def _apart(run: SimpleNamespace, ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> list[tuple[float, float]]:
     """Return the distances of two vectors (P,) for each of the model's tensors."""
     places = np.cumsum(run.sizes)[:-1]
     return [distance(*pair) for pair in zip(np.split(ours, places), np.split(theirs, places), strict=True)]
@@ -245,22 +232,15 @@ def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     return {"cases": cases}
 
 
-def _difference(folder: Path, trial: Trial, run: _Trained, backend: Backend) -> dict[str, Any]:
+def _difference(folder: Path, trial: Trial, run: SimpleNamespace, backend: Backend) -> dict[str, Any]:
     """Return how the parallel run differs from its sequential counterpart, the worst rank counting; collective."""
     with np.load(folder / trial["reference"], allow_pickle=False) as file:
         start, end, gradients, theirs = (file[name] for name in ("start", "end", "gradients", "rows"))
     apart = [_apart(run, *pair) for pair in ((run.end, end), *zip(run.gradients, gradients, strict=True))]
     first, known = run.gradients[0], gradients[0]
-    everybody = backend.gather(
-        {
-            "apart": apart,
-            "factor": float(first @ known / (known @ known)),
-            "start": float(np.abs(run.start - start).max()),
-            "end": hashlib.sha256(run.end.tobytes()).hexdigest(),
-            "rows": run.rows.tolist(),
-            "rates": run.rates,
-        }
-    )
+    mine = {"apart": apart, "factor": float(first @ known / (known @ known)), "rows": run.rows.tolist()}
+    mine |= {"start": float(np.abs(run.start - start).max()), "end": hashlib.sha256(run.end.tobytes()).hexdigest()}
+    everybody = backend.gather({**mine, "rates": run.rates})
     worst = np.max([rank["apart"] for rank in everybody], axis=0)  # (1 + gradient steps, tensors, 2)
     rows = np.concatenate([np.asarray(rank["rows"]) for rank in everybody], axis=1)
     factors = [rank["factor"] for rank in everybody]
@@ -306,8 +286,8 @@ def _order_difference(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> str
 
 def _train(
     config: StrainConfig, trial: Trial, backend: Backend, dataset: data.Dataset, wrong: str | None = None
-) -> _Trained:
-    """Train `trial` for S steps with the trainer's own step and return what this rank saw.
+) -> SimpleNamespace:
+    """Train `trial` for S steps with the trainer's own step and return what this rank saw, vectors in float64.
 
     Ranks other than 0 begin with parameters of their own: making all equal to rank 0 is a duty of the backend, and a
     part of what is proven. `wrong` on purpose: `sum`, gradients are summed and not averaged; `shard`, one rank's curves
@@ -356,12 +336,12 @@ def _train(
         if step % 100 == 99:
             clock.drain()
     loader.close()
-    return _Trained(
-        start=start,
-        end=flat(bare_model.parameters()),
-        gradients=np.stack(watched.gradients),
-        rows=np.stack(rows),
-        rates=rates,
+    return SimpleNamespace(
+        start=start,  # (P,)
+        end=flat(bare_model.parameters()),  # (P,)
+        gradients=np.stack(watched.gradients),  # (min(S, 10), P), averaged over the workers
+        rows=np.stack(rows),  # (S, b_r): curve numbers
+        rates=rates,  # (S,)
         reduction=backend.reduction,
         names=[name for name, _ in bare_model.named_parameters()],
         sizes=[parameter.numel() for parameter in bare_model.parameters()],

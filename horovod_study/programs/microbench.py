@@ -23,8 +23,7 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 _GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
 
-_MAX_CALLS = 100_000
-"""So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
+_MAX_CALLS = 100_000  # so many calls are in a row at most: the queue of a GPU has an end, and so has patience
 
 
 class MatrixRate(NamedTuple):
@@ -265,19 +264,10 @@ def step_roofline(
     if launches is not None:
         parts["launching"] = launches * launch_each_s
     bound = max(parts, key=lambda name: parts[name])
-    return {
-        "step_s": step_s,
-        "launches": launches,
-        "launch_each_s": launch_each_s,
-        "launching_s": None,
-        "bytes": moved,
-        "bytes_per_s": bytes_per_s,
-        "operations": operations,
-        "flop_per_s": flop_per_s,
-        **{f"{name}_s": seconds for name, seconds in parts.items()},
-        "bound": bound,
-        "share": parts[bound] / step_s,
-    }
+    found = {"step_s": step_s, "launches": launches, "launch_each_s": launch_each_s, "launching_s": None}
+    found |= {"bytes": moved, "bytes_per_s": bytes_per_s, "operations": operations, "flop_per_s": flop_per_s}
+    found |= {f"{name}_s": seconds for name, seconds in parts.items()}
+    return {**found, "bound": bound, "share": parts[bound] / step_s}
 
 
 def launches_of(work: Callable[[], object]) -> int | None:

@@ -87,7 +87,7 @@ def _script(options: argparse.Namespace, backend: str) -> int:
     if launch.launcher in ("mpirun", "srun"):
         from horovod_study.comm.distributed import local_rank
         from horovod_study.comm.horovod import meeting
-        from horovod_study.comm.libmpi import find_open_mpi
+        from horovod_study.comm.launch import find_open_mpi
 
         if backend == "horovod" and met and os.environ.get("HOROVOD_CONTROLLER") == "gloo":
             with meeting(*met, launch, 600.0):  # the file server of a site may be slow

@@ -54,8 +54,7 @@ from horovod_study.workload.trainer import train_step
 BESIDE = ("nothing", "torch.profiler", "cProfile", "module hooks")
 """What a user would do otherwise; `nothing` keeps not even the losses, to see what mode off costs."""
 
-_LEAD_STEPS = 1
-"""Steps at the begin of each block that are not timed: they follow steps of another way, and a barrier."""
+_LEAD_STEPS = 1  # steps at the begin of each block that are not timed: they follow steps of another way, and a barrier
 
 _MOST_ROUNDS = 20_000
 
@@ -121,14 +120,10 @@ def measure(
         steps.alternate(plan, rows_per_drain, on_progress)
         calls_s = {mode: steps.calls(mode, rows_per_drain) for mode in TIMER_MODES}
     variants = steps.variants
-    everybody = backend.gather(
-        {
-            "block_s": {name: each.block_s for name, each in variants.items()},
-            "around_s": {name: each.around_s for name, each in variants.items() if each.around_s},
-            "drains": {name: each.drains for name, each in variants.items() if each.recorder is not None},
-            "calls_s": calls_s,
-        }
-    )
+    mine: dict[str, Any] = {"block_s": {name: each.block_s for name, each in variants.items()}}
+    mine["around_s"] = {name: each.around_s for name, each in variants.items() if each.around_s}
+    mine["drains"] = {name: each.drains for name, each in variants.items() if each.recorder is not None}
+    everybody = backend.gather({**mine, "calls_s": calls_s})
     samples = backend.gather(load.sample(at_least_s=0.0))
     others = evidence.other_cores(samples, [{"host": host} for host, _ in places])
     captured = f", CUDA graphs, {config.kernels} kernels" if config.cuda_graphs else ""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.errors import ConfigError
-from horovod_study.recording.recorder import Recording, recorder
+from horovod_study.recording.recorder import recorder
 
 
 def _installed() -> Any:
@@ -46,7 +46,7 @@ class StepRecorder(_Callback):  # type: ignore[misc]
     def __init__(self, out: str | Path | None = None, **options: Any) -> None:
         super().__init__()
         self._out, self._options = out, options
-        self._record: Recording | None = None
+        self._record: Any = None  # a Recording, while it is open
         self._skipped: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -59,26 +59,23 @@ class StepRecorder(_Callback):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a loop over the batches of an epoch."""
-        if self._record is not None:
-            self._record.begin_loop(trainer.train_dataloader)
-            self._record.begin()
+        self._record.begin_loop(trainer.train_dataloader)
+        self._record.begin()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """The batch is there."""
-        if self._record is not None:
-            self._record.fetched(batch)
+        self._record.fetched(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """The training step is done."""
-        if self._record is not None and self._record.in_step:
+        if self._record.in_step:
             self._record.lap("forward")
             self._record.loss(loss)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Wait for the next batch; a step ends here where this one has made an update."""
-        if self._record is not None:
-            self._record.begin()
-            trainer.should_stop |= self._record.ended
+        self._record.begin()
+        trainer.should_stop |= self._record.ended
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Leave the validation out of all steps."""
@@ -94,8 +91,7 @@ class StepRecorder(_Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Nothing is waited for after the last batch."""
-        if self._record is not None:
-            self._record.leave()
+        self._record.leave()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Finish the record."""

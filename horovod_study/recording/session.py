@@ -21,14 +21,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
 from horovod_study import records
 from horovod_study.cluster import alive
 from horovod_study.comm import fail_together
-from horovod_study.comm.base import Peers
+from horovod_study.comm.base import Backend
 from horovod_study.comm.liveness import Liveness
 from horovod_study.comm.stop import LostPeer, Stopped, Terminated
 from horovod_study.config.roles import Role, named
@@ -39,21 +39,10 @@ from horovod_study.measure import energy, environment, evidence, steady, system
 from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
-from horovod_study.recording.rank import turns
-from horovod_study.recording.trainings import described
+from horovod_study.recording.rank import facts, turns
+from horovod_study.recording.trainings import described, window_totals
 from horovod_study.studies import lease
 from horovod_study.text.progress import say
-
-
-class Workers(Peers, Protocol):
-    """The workers of a run."""
-
-    rank: int
-    workers: int
-
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
-
 
 SCRIPT = workload("script", __file__, {name: OPTIONS[name] for name in named(OPTIONS, Role.WINDOW | Role.CLOCK)})
 """Anybody's training: it has options of how it is measured and filed."""
@@ -77,11 +66,6 @@ class RecordOptions:
         """Return the options that an object holds as attributes."""
         return cls(**{each.name: getattr(values, each.name) for each in fields(cls)})
 
-    @classmethod
-    def read(cls, values: Mapping[str, Any], *, source: str) -> Self:
-        """Return the options that a script gave; ConfigError, which names `source`, for one that is not valid."""
-        return cls.of(SCRIPT.configure(values, source=source))
-
 
 class Session:
     """A run while it is recorded; see the head of this file for the order of use."""
@@ -93,7 +77,7 @@ class Session:
     rows: Recorder
     clock: LapClock
 
-    def __init__(self, workers: Workers, options: RecordOptions, *, liveness: Liveness | None = None) -> None:
+    def __init__(self, workers: Backend, options: RecordOptions, *, liveness: Liveness | None = None) -> None:
         """Meet the other ranks and start the sampler; `liveness` sees which of them is lost."""
         self.workers, self.options, self.liveness = workers, options, liveness
         self.is_root = workers.rank == 0
@@ -222,12 +206,8 @@ class Session:
             self.rows.take_up(self.writer.kept)
             self.writer.kept = None  # they are in the file
         if self.sampler is not None:
-            self.sampler.watch(
-                self.directory,
-                self.effective["ranks"],
-                interval_s=self.options.system_interval_s,
-                resumed=from_step is not None,
-            )
+            how: dict[str, Any] = {"interval_s": self.options.system_interval_s, "resumed": from_step is not None}
+            self.sampler.watch(self.directory, self.effective["ranks"], **how)
 
     def start(self, device: torch.device, *, elapsed_s: float = 0.0) -> None:
         """Settle the zero of all times of the run, of which `elapsed_s` are over."""
@@ -279,14 +259,8 @@ class Session:
         if self.turns is None:
             return "go"
         began = now()
-        said = self.turns.wait(
-            steps=made,
-            samples=samples,
-            trained_s=self.trained_s,
-            warm=made >= self.options.warmup_steps,
-            enough=enough,
-            least=least,
-        )
+        told: dict[str, Any] = {"samples": samples, "trained_s": self.trained_s, "enough": enough, "least": least}
+        said = self.turns.wait(steps=made, warm=made >= self.options.warmup_steps, **told)
         self._waits.append(made)
         self._waited_s += now() - began
         if math.isinf(self.turns.until):  # it trains alone from here on
@@ -299,12 +273,8 @@ class Session:
         The window is that of the slowest rank, which everybody takes up: one that began a stretch earlier than others
         has longer steps, and would sum them to more than its window.
         """
-        return {
-            "window_s": max(self.workers.gather(self.window_s)),
-            "stretches": self.stretches,
-            "waits": list(self._waits),
-            "waited_s": self._waited_s,
-        }
+        waited = {"waits": list(self._waits), "waited_s": self._waited_s}
+        return {"window_s": max(self.workers.gather(self.window_s)), "stretches": self.stretches, **waited}
 
     def take_up(self, progress: Mapping[str, Any]) -> None:
         """Go on from what `progress` returned earlier; checkpoints of older versions know their window alone."""
@@ -375,31 +345,14 @@ class Session:
         if first.step > first.declared:  # the laps tile the window: what it loses is the time of these steps
             cut_s = float(self.rows.timed("step_s")[first.declared : first.step].sum())
             stretches = energy.since(stretches, float(self.rows.timed("begin_s")[first.step]))
-        everybody = self.workers.gather(
-            {
-                "window_s": self.window_s - cut_s,
-                "samples": samples,
-                "steps": made,
-                "summary": self.rows.summary(first.step),
-                "rows_lost": self.rows.rows_lost,
-                "memory": (environment.peak_rss_mb(), environment.pss_mb()),
-                "system": None if self.sampler is None else system.told(self.directory, self.sampler, stretches),
-            }
-        )
+        mine = {"window_s": self.window_s - cut_s, "samples": samples, "steps": made, "memory": facts.memory_mb()}
+        mine |= {"summary": self.rows.summary(first.step), "rows_lost": self.rows.rows_lost}
+        mine["system"] = None if self.sampler is None else system.told(self.directory, self.sampler, stretches)
+        everybody = self.workers.gather(mine)
         slowest_s, done = max(each["window_s"] for each in everybody), sum(each["samples"] for each in everybody)
-        return {
-            "samples_per_s": done / slowest_s,
-            "window_s": slowest_s,
-            "steps": min(each["steps"] for each in everybody) - first.step,
-            "excluded_steps": first.step,
-            "steady": asdict(first),
-            **records.step_totals([each["summary"] for each in everybody]),
-            "rows_lost": [each["rows_lost"] for each in everybody],
-            **({"turns": {"before": self._waits, "waited_s": self._waited_s}} if self._waits else {}),
-            "rss_mb_max": max(each["memory"][0] for each in everybody),
-            "pss_mb_max": records.max_over_ranks([each["memory"][1] for each in everybody]),
-            **system.totals([each["system"] for each in everybody], samples=done),
-        }
+        waited: dict[str, Any] = {"waits": self._waits, "waited_s": self._waited_s}
+        found = window_totals(everybody, first, rate=done / slowest_s, window_s=slowest_s, **waited)
+        return found | system.totals([each["system"] for each in everybody], samples=done)
 
     def finish(self, totals: Mapping[str, Any]) -> None:
         """Close the files and the record."""

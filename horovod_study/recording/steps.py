@@ -32,16 +32,10 @@ _FOR_ONE = ("barrier", "monitored_barrier", "broadcast", "scatter", "gather", "a
 """Calls that wait for what one rank does, or has to tell, and average nothing."""
 UNKNOWN_SIZE = 2**40
 """Stands for the bytes of a call that does not tell them."""
-_OFTEN = 0.5
-"""What is in so many of the steps is a part of a step, but for calls of what is trained in eval mode."""
 _EVALUATION = -4
 _SAVED, _WAITED, _EVAL = -5, -6, -7
-_MOST_UPDATES = 20
-"""So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
 MOST_TURNS = 100
 """After so many turns of told loops without any update each turn is a step."""
-_LEAST_SHARE = 0.02
-_MOST_STACKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +108,7 @@ class NotedSteps:
         return len(self.columns["step_s"])
 
 
-def steps_of(
-    events: Events,
-    *,
-    batch: int | None = None,
-    waits_seen: bool = False,
-    told: bool = False,
-) -> NotedSteps:
+def steps_of(events: Events, *, batch: int | None = None, waits_seen: bool = False, told: bool = False) -> NotedSteps:
     """Return the steps that one rank has made, from when all of them is seen.
 
     `batch`: samples of each; None: counted. `waits_seen`: a step without a wait for
@@ -165,7 +153,8 @@ def _turns(events: Events, by: str) -> list[LoopTurn] | None:
     chosen: list[int] = []
     for loop in sorted(found, key=lambda each: (-of_data[each % DATA_SETS], int(found[each][0]))):
         own = found[loop]
-        once = len(own) > 1 and loop in single and int((updated > own[0]).sum()) > _MOST_UPDATES * len(own)
+        # so many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop
+        once = len(own) > 1 and loop in single and int((updated > own[0]).sum()) > 20 * len(own)
         if scores[loop] and not once and all(own[-1] < found[each][0] or own[0] > found[each][-1] for each in chosen):
             chosen.append(loop)
     chosen.sort(key=lambda each: int(found[each][0]))
@@ -366,10 +355,10 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     step = np.searchsorted(begins, places, side="right") - 1
     within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
     places, step = places[within], step[within]
-    often = {
+    often = {  # what is in half of the steps is a part of a step, but for calls of what is trained in eval mode
         kind
         for kind in set(sort[places].tolist()) - {_EVALUATION}
-        if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)
+        if len(set(step[sort[places] == kind])) >= 0.5 * len(steps)
     }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
@@ -555,6 +544,6 @@ def stacks_of(path: Path, names: Sequence[str], events: Events, steps: NotedStep
             named[where, names[number] if number < len(names) else "?"] += count
     return [
         {"where": LABELS[where], "share": round(count / len(samples), 4), "name": name}
-        for (where, name), count in named.most_common(_MOST_STACKS)
-        if count >= _LEAST_SHARE * len(samples)
+        for (where, name), count in named.most_common(8)
+        if count >= 0.02 * len(samples)
     ]

@@ -10,7 +10,7 @@ import os
 import resource
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +25,6 @@ from horovod_study.config.run import LAPS
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.recording.output import Output
 from horovod_study.recording.rank import turns
 from horovod_study.recording.said import rate_said, said_workers
 from horovod_study.recording.steps import Events, NotedSteps, losses_of, stacks_of, steps_of
@@ -37,10 +36,7 @@ from horovod_study.text.words import plural
 OWN_RECORDER = "own recorder"
 ASKED = "asked.json"
 """What a command was recorded as, in the folder of its events."""
-_IRREGULAR = 0.05
-"""Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
-_GAP_S = 0.05
-"""A pause between two steps that is longer begins another stretch of the window, for energy and sensors."""
+_GAP_S = 0.05  # a pause between two steps that is longer begins another stretch of the window, for energy and sensors
 _AT_ONCE = 65536
 
 
@@ -132,16 +128,11 @@ def processes_in(meeting: Path) -> tuple[list[str], list[RankNotes]]:
         seen += told.get("seen", [])
         opened = {**told.get("opened", [{}])[-1]}
         if opened or "stopped" in told:
+            opened = {**opened, **told.get("joined", [{}])[-1]} if opened else {}
+            ended, why = told.get("ended", [{}])[-1], {name: told.get(name, [""])[0] for name in ("failed", "stopped")}
+            names, more = told.get("name", []), "more" in told
             found.append(
-                RankNotes(
-                    path=path.with_suffix(""),
-                    opened={**opened, **told.get("joined", [{}])[-1]} if opened else {},
-                    names=told.get("name", []),
-                    ended=told.get("ended", [{}])[-1],
-                    failed=next(iter(told.get("failed", [])), ""),
-                    stopped=next(iter(told.get("stopped", [])), ""),
-                    more="more" in told,
-                )
+                RankNotes(path=path.with_suffix(""), opened=opened, names=names, ended=ended, more=more, **why)
             )
     return seen, found
 
@@ -214,17 +205,33 @@ def described(
     hosts = Counter(each["host"] for each in ranks)
     shared = evidence.oversubscribed(ranks)
     doubts = (shared, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
-    return {
-        "workers": workers,
-        "nodes": len(hosts),
-        "lr": lr,
-        "device": device,
-        "ranks_per_host": list(hosts.values()),
-        "shared_cores": shared is not None,
-        "other_programs_cores": busy,
-        "other_gpu_processes": holders,
-        "ranks": list(ranks),
-    }, [each for each in doubts if each]
+    told: dict[str, Any] = {"workers": workers, "nodes": len(hosts), "lr": lr, "device": device}
+    told |= {"ranks_per_host": list(hosts.values()), "shared_cores": shared is not None}
+    told |= {"other_programs_cores": busy, "other_gpu_processes": holders, "ranks": list(ranks)}
+    return told, [each for each in doubts if each]
+
+
+def window_totals(
+    ranks: Sequence[Mapping[str, Any]],
+    found: steady.Steady,
+    *,
+    rate: float,
+    window_s: float,
+    waits: Sequence[int],
+    waited_s: float,
+) -> dict[str, Any]:
+    """Return what `totals` says of the timed window of any run, which begins at the step that was `found`.
+
+    `ranks`: of each its `steps`, `summary`, `rows_lost`, and `memory`, resident and proportional; `waits`: the steps
+    before which it waited for its turn.
+    """
+    made = min(each["steps"] for each in ranks)
+    totals = {"samples_per_s": rate, "window_s": window_s, "steps": made - found.step, "excluded_steps": found.step}
+    totals |= {"steady": asdict(found), **records.step_totals([each["summary"] for each in ranks])}
+    totals |= {"rows_lost": [each["rows_lost"] for each in ranks]}
+    totals |= {"turns": {"before": waits, "waited_s": waited_s}} if waits else {}
+    rss_mb, pss_mb = (records.max_over_ranks(each) for each in zip(*(each["memory"] for each in ranks), strict=True))
+    return {**totals, "rss_mb_max": rss_mb, "pss_mb_max": pss_mb}
 
 
 class CommandRun:
@@ -245,7 +252,7 @@ class CommandRun:
         `loads`: what each rank has seen of other programs, where they tell; `over`: somebody else has begun it.
         """
         self.out, self.meeting, self.options = out, meeting, options
-        self.output: Output | None = None
+        self.printed: Callable[[], str] = lambda: ""  # what the command has printed
         self._batch, self._about, self._host = about["batch"], about, os.uname().nodename
         self._held = ExitStack()
         self._record = records.read_run(out) if over and (out / records.MANIFEST).exists() else None
@@ -285,10 +292,8 @@ class CommandRun:
 
     def ended(self) -> None:
         """The command has ended."""
-        self._wall_s, self._cpu_s = (
-            now() - self._began,
-            sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - self._cpu_s,
-        )
+        self._wall_s = now() - self._began
+        self._cpu_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - self._cpu_s
 
     def close(self) -> None:
         """Give everything back."""
@@ -315,7 +320,9 @@ class CommandRun:
             alone = more["workers"] == 1
             effective = {"measured": "command", "workers": more["workers"], "nodes": 1, "transport": "none"}
             effective |= {"backend": "serial" if alone else "command", "reduction": "none" if alone else "own"}
-            effective |= {"model": self._about["model_name"] or _named(more["command"]), "batch": self._batch}
+            scripts = [word for word in more["command"] if word.endswith((".py", ".sh", ".ipynb"))]
+            program = Path([*scripts, more["command"][0]][0]).stem
+            effective |= {"model": self._about["model_name"] or program, "batch": self._batch}
             effective |= {"ranks": [], "warmup_steps": 0}
         else:
             first, effective = training.ranks[0].opened, self._effective(training)
@@ -352,12 +359,9 @@ class CommandRun:
         hosts = [each.opened["host"] for each in training.ranks]
         named = ("host", "pid", "cores", "threads", "device", "gpu", "lr")
         ranks = [
-            {
-                **{name: each.opened[name] for name in named},
-                "local_rank": hosts[:number].count(each.opened["host"]),
-                "communication": {},
-            }
-            for number, each in enumerate(training.ranks)
+            {name: each.opened[name] for name in named}
+            | {"local_rank": hosts[:at].count(hosts[at]), "communication": {}}
+            for at, each in enumerate(training.ranks)
         ]
         others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
         busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
@@ -371,13 +375,14 @@ class CommandRun:
             launcher = detect(first["environ"]).launcher
         except BackendError:
             launcher = "none"
+        reduction = "hooks" if first["averaging"] in ("backward", "synchronize") else "own"
         return {
             **told,
             "warmup_steps": self.options["warmup_steps"],
             "timer_mode": mode,
             **{name: first[name] for name in ("backend", "parameters", "transport", "optimizer")},
             "model": self._about["model_name"] or first["model"],
-            "reduction": "none" if training.workers == 1 else "hooks" if first["averaging"] in _HOOKS else "own",
+            "reduction": "none" if training.workers == 1 else reduction,
             "launcher": launcher,
             "batch": self._batch,
             "global_batch": None if self._batch is None else self._batch * training.workers,
@@ -432,7 +437,11 @@ class CommandRun:
         for each in training.ranks:
             each.file("events").unlink()  # which makes room for the rows
         off = self.options.get("timer_mode") == "off"
-        zero = _zeros(training, steps)
+        begun = sorted(
+            (float(own.columns["begin_s"][0]) if len(own) else math.inf, each.opened["host"])
+            for each, own in zip(training.ranks, steps, strict=True)
+        )  # the zero of the run's times on a host's clock: when the first of its ranks began its first step
+        zero = {host: 0.0 if math.isinf(begin) else begin for begin, host in reversed(begun)}
         for rank, (process, own) in enumerate(zip(training.ranks, steps, strict=True)):
             if (losses := process.file("losses")).exists():
                 own.columns["loss"] = losses_of(losses, events[rank], own)
@@ -580,9 +589,8 @@ class CommandRun:
 
         `ended`: what has ended it from outside, and is no failure.
         """
-        text = "" if self.output is None else self.output.text()
         count = workers or said_workers(command)
-        said = None if code else rate_said(text, rate, count)
+        said = None if code else rate_said(self.printed(), rate, count)
         per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         record = self._document(self.out, None, workers=count, command=list(command))
         record = replace(record, effective={**record.effective, "ended": f"by {ended}"}) if ended else record
@@ -606,26 +614,8 @@ class CommandRun:
         )
 
 
-_HOOKS = ("backward", "synchronize")
-
-
-def _named(command: Sequence[str]) -> str:
-    """Return the name of the program that a command runs: its script, or its first word."""
-    scripts = [word for word in command if word.endswith((".py", ".sh", ".ipynb"))]
-    return Path(scripts[0] if scripts else command[0]).stem
-
-
 def _common(values: Sequence[str | None]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
-
-
-def _zeros(training: RankGroup, steps: Sequence[NotedSteps]) -> dict[str, float]:
-    """Return host -> the zero of the run's times on its clock: when the first of its ranks began its first step."""
-    begun = sorted(
-        (float(own.columns["begin_s"][0]) if len(own) else math.inf, each.opened["host"])
-        for each, own in zip(training.ranks, steps, strict=True)
-    )
-    return {host: 0.0 if math.isinf(begin) else begin for begin, host in reversed(begun)}
 
 
 def _stretches(steps: NotedSteps, first: int, zero: float) -> list[list[float]]:
@@ -652,7 +642,7 @@ def _update_doubt(steps: NotedSteps) -> str:
     if steps.by == "turns":
         return f"{total:,} of {total:,} steps made no update that was seen: they are turns of the loop"
     usual, count = steps.turns.most_common(1)[0] if steps.turns else (1, 0)
-    if total - count > _IRREGULAR * total:
+    if total - count > 0.05 * total:  # a loss scaler skips some
         return (
             f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
         )
@@ -662,25 +652,19 @@ def _update_doubt(steps: NotedSteps) -> str:
 def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Steady, *, off: bool) -> dict[str, Any]:
     """Return the totals of the window, from step `found.step` on; `off`: nothing but the window was timed."""
     first, ranks = found.step, training.ranks
-    made = min(map(len, steps))
     windows = [float(each.columns["step_s"][first:].sum()) for each in steps]
     samples = [int(each.columns["samples"][first:].sum()) for each in steps]
     alone = not training.connected
     rate = sum(a / b for a, b in zip(samples, windows, strict=True)) if alone else sum(samples) / max(windows)
-    rss = [each.ended.get("rss_mb") for each in ranks]
-    waits = steps[0].waits
     sha256 = _common([each.ended.get("sha256") for each in ranks])
+    everybody = []
+    for each, own in zip(steps, ranks, strict=True):
+        summary = _summary({} if off else each.columns, first)
+        memory = (own.ended.get("rss_mb"), own.ended.get("pss_mb"))
+        everybody.append({"steps": len(each), "summary": summary, "rows_lost": 0, "memory": memory})
+    waits, waited_s = steps[0].waits, steps[0].waited_s
     return {
-        "samples_per_s": rate,
-        "window_s": max(windows),
-        "steps": made - first,
-        "excluded_steps": first,
-        "steady": asdict(found),
-        **records.step_totals([_summary({} if off else each.columns, first) for each in steps]),
-        "rows_lost": [0 for _ in steps],
-        **({"turns": {"before": waits, "waited_s": steps[0].waited_s}} if waits else {}),
-        "rss_mb_max": records.max_over_ranks(rss),
-        "pss_mb_max": records.max_over_ranks([each.ended.get("pss_mb") for each in ranks]),
+        **window_totals(everybody, found, rate=rate, window_s=max(windows), waits=waits, waited_s=waited_s),
         "epochs": int(steps[0].columns["epoch"][-1]) + 1,
         **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
         "train_s": max(windows),
@@ -694,16 +678,11 @@ def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
     begin, length = steps.columns["begin_s"][first:], steps.columns["step_s"][first:]
     gaps = np.maximum(begin[1:] - begin[:-1] - length[:-1], 0.0)
     gaps = np.append(gaps, steps.after_s)
-    inside, outside = float(length.sum()), float(gaps.sum()) - steps.waited_s
-    outside = max(0.0, outside)
-    return {
-        "seconds": outside,
-        "share": outside / (inside + outside),
-        "samples_per_s": rate * inside / (inside + outside),
-        "longest_s": float(gaps.max(initial=0.0)),
-        "gaps": int((gaps > _GAP_S).sum()),
-        "after_s": steps.after_s,
-    }
+    inside, outside = float(length.sum()), max(0.0, float(gaps.sum()) - steps.waited_s)
+    whole = inside + outside
+    found = {"seconds": outside, "share": outside / whole, "samples_per_s": rate * inside / whole}
+    found |= {"longest_s": float(gaps.max(initial=0.0)), "gaps": int((gaps > _GAP_S).sum())}
+    return {**found, "after_s": steps.after_s}
 
 
 def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@
       bench.json             what the job measured after its timed window, with --measure-sync, --measure-ablation
       system-<host>.arrows   what the sensors of a host read, one row per sample and part, see measure/system.py
       profile/               what a profiler wrote, per rank, with --profile (workload/probes/profiling.py)
-      timeline.json          Horovod's own timeline of some steps, with --timeline-steps (workload/probes/timeline.py)
+      timeline.json          Horovod's own timeline of some steps, with --timeline-steps (workload/probes/profiling.py)
       checkpoints/           the newest two states of the run, see workload/checkpoint.py
       .reserve               while it runs: room for its end on a disk that is full by then
 

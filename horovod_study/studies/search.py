@@ -25,7 +25,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import optuna
 import yaml
@@ -36,15 +36,15 @@ from optuna.trial import Trial, TrialState
 
 from horovod_study.cluster.process import stop_marked
 from horovod_study.config.documents import load_yaml, read_bytes
-from horovod_study.config.roles import Role, check_field, named
+from horovod_study.config.doors import Whole, accept, at_least
+from horovod_study.config.roles import Role, named
 from horovod_study.config.run import Cell, available_cores, local_cell
+from horovod_study.config.study_file import SearchFile, space_form
 from horovod_study.config.workload import Configuration, packaged
-from horovod_study.config.yaml_keys import limits, mapping, number, one_of
-from horovod_study.errors import ConfigError, StudyError, first_line, refuse, require_keys
+from horovod_study.errors import ConfigError, StudyError, first_line, refuse
 from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.records import MANIFEST, epoch_rows
-from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import attempt as attempts
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption, exit_code
@@ -67,9 +67,9 @@ from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
 
 OPTIONS = packaged().options
-PARTS = 20  # A trial is compared with others at twentieths of its budget
+_Trials = Annotated[Whole, at_least(1)]
+PARTS = 20  # a trial is compared with others at twentieths of its budget
 
-_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
 _ELSEWHERE = {
     **dict.fromkeys(named(OPTIONS, Role.RUNTIME), "runtime at the top of the file"),
     "study": "search at the top of the file",
@@ -142,35 +142,32 @@ def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
 
     `trials`: of the command line, in place of the file's.
     """
-    content, source = load_yaml(path), str(path)
-    require_keys(source, content, _KEYS)
-    for key in (key for key in ("search", "run", "space") if key not in content):
-        raise ConfigError(f"{source}: key {key!r} is missing; a search needs search, run and space")
-    fixed, varied = mapping(source, "run", content["run"]), mapping(source, "space", content["space"])
-    for name in (name for name in fixed if name in _ELSEWHERE):
-        raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {_ELSEWHERE[name]}")
-    named_by = {"study": content["search"], "partition": content.get("partition", "local")}
+    source = str(path)
+    file: SearchFile = accept(SearchFile, load_yaml(path), source)
+    fixed, varied = file.run or {}, file.space or {}
+    faults = [
+        f"run: {name} cannot be fixed here; it comes from {_ELSEWHERE[name]}" for name in fixed if name in _ELSEWHERE
+    ]
+    faults += [f"space: {name} cannot be searched over: {why}" for name, why in _NOT_VARIED.items() if name in varied]
+    twice = [name for name in varied if name in fixed]
+    faults += [f"{name} is both fixed under run and varied under space; give it once" for name in twice]
+    faults += [] if varied else ["space is empty; name at least one option to vary, for instance lr"]
+    if file.runtime == "serial" and file.workers > 1:
+        remedy = "name a runtime such as horovod/mpi, or leave workers out"
+        faults += [f"runtime serial has one worker, but workers is {file.workers}; {remedy}"]
+    if faults:
+        raise ConfigError(f"{source}: {faults[0]}")
+    named_by = {"study": file.search, "partition": file.partition}
     run = packaged().configure({**fixed, **named_by}, source=f"{source}: run")
-    if not varied:
-        raise ConfigError(f"{source}: space is empty; name at least one option to vary, for instance lr")
-    runtime, workers = content.get("runtime", "serial"), number(source, content, "workers", 1, int, 1)
-    if one_of(source, "runtime", runtime, RUNTIMES) == "serial" and workers > 1:
-        raise ConfigError(
-            f"{source}: runtime serial has one worker, but workers is {workers}; "
-            "name a runtime such as horovod/mpi, or leave workers out"
-        )
-    if trials is not None:
-        content["trials"] = number("strain search", {"--trials": trials}, "--trials", 20, int, 1)
+    options = {name: each for name, each in OPTIONS.items() if name not in _NOT_VARIED}
+    space = accept(space_form(options), varied, f"{source}: space")
     search = SearchConfig(
         name=run.study,
         run=run,
-        space={str(name): _dimension(source, str(name), value, fixed) for name, value in varied.items()},
-        trials=number(source, content, "trials", 20, int, 1),
-        runtime=runtime,
-        workers=workers,
-        seed=number(source, content, "seed", 1, int, 0),
-        timeout_s=number(source, content, "timeout_s", 3600.0, float, 1),
-        pruner=_pruner(source, content.get("pruner", "median")),
+        space={name: _distribution(f"{source}: space: {name}", name, values) for name, values in space.items()},
+        trials=file.trials if trials is None else accept(_Trials, trials, "strain search", name="--trials"),
+        pruner=_pruner(file.pruner),
+        **{name: getattr(file, name) for name in ("runtime", "workers", "seed", "timeout_s")},
     )
     for name, value in ((name, value) for name, values in search.space.items() for value in ends(values)):
         try:
@@ -181,51 +178,29 @@ def load_search(path: Path, *, trials: int | None = None) -> SearchConfig:
     return search
 
 
-def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> BaseDistribution:
-    where = f"{source}: space"
-    if name in _NOT_VARIED:
-        raise ConfigError(f"{where}: {name} cannot be searched over: {_NOT_VARIED[name]}")
-    require_keys(where, [name], [each for each in OPTIONS if each not in _NOT_VARIED])
-    if name in fixed:
-        raise ConfigError(f"{source}: {name} is both fixed under run and varied under space; give it once")
-    option = OPTIONS[name]
-    if isinstance(value, list):
-        values = [option.check(where, each) for each in value]
-        if len(values) < 2 or len(set(values)) < len(values):
-            raise ConfigError(f"{where}: {name} is {value}; give two or more different values, or put it under run")
-        return CategoricalDistribution(values)
-    if not isinstance(value, dict) or option.kind not in (int, float):
-        raise ConfigError(
-            f"{where}: {name} is {value!r}; it must be a list of values such as [64, 128], or of a number a range such "
-            "as {low: 1e-4, high: 1e-2, log: true}; a single value belongs under run"
-        )
-    keys = {"low": option, "high": option, "log": limits(bool), "step": limits(option.kind, above=0)}
-    require_keys(f"{where}: {name}", value, keys)
-    for key in (key for key in ("low", "high") if key not in value):
-        raise ConfigError(f"{where}: {name}: key {key!r} is missing; a range needs low and high")
-    told = {"log": False, "step": 1 if option.kind is int else None, **value}
-    how = {key: check_field(where, f"{name}: {key}", told[key], keys[key], optional=key == "step") for key in keys}
+def _distribution(where: str, name: str, values: Any) -> BaseDistribution:
+    """Return what Optuna draws from; ConfigError: values that are one, ends of a range or steps that do not fit."""
+    kind: Any = IntDistribution if OPTIONS[name].kind is int else FloatDistribution
     try:
-        return (IntDistribution if option.kind is int else FloatDistribution)(**how)
+        if isinstance(values, dict):
+            found: BaseDistribution = kind(**{key: value for key, value in values.items() if value is not None})
+            return found
+        if len(set(values)) > max(1, len(values) - 1):
+            return CategoricalDistribution(values)
+        problem = "give two or more different values, or put it under run"
     except ValueError as error:
-        raise ConfigError(f"{where}: {name}: {first_line(error)}") from None
+        problem = first_line(error)
+    raise ConfigError(f"{where}: {problem}")
 
 
-def _pruner(source: str, value: Any) -> BasePruner:
+def _pruner(told: Any) -> BasePruner:
     """Return Optuna's pruner, which counts in `PARTS` of a budget; a warm-up is a share of it."""
-    where = f"{source}: pruner"
-    options = {"kind": value} if isinstance(value, str) else mapping(source, "pruner", value)
-    own = {"median": ("startup_trials", "warmup"), "hyperband": ("warmup", "reduction_factor"), "none": ()}
-    kind = one_of(where, "kind", options.get("kind", "median"), own)
-    require_keys(f"{where} {kind}", options, ("kind", *own[kind]))
-    if (warmup := number(where, options, "warmup", 0.15, float, 0)) >= 1:
-        raise ConfigError(f"{where}: warmup is {warmup}; it is a share of a trial's budget, below 1")
-    first = max(1, math.ceil(warmup * PARTS - 1e-9))
-    startup = number(where, options, "startup_trials", 5, int, 1)
-    factor = number(where, options, "reduction_factor", 3, int, 2)
-    if kind == "hyperband":
-        return HyperbandPruner(min_resource=first, max_resource=PARTS, reduction_factor=factor)
-    return MedianPruner(n_startup_trials=startup, n_warmup_steps=first) if kind == "median" else NopPruner()
+    if told.kind == "none":
+        return NopPruner()
+    first = max(1, math.ceil(told.warmup * PARTS - 1e-9))
+    if told.kind == "hyperband":
+        return HyperbandPruner(min_resource=first, max_resource=PARTS, reduction_factor=told.reduction_factor)
+    return MedianPruner(n_startup_trials=told.startup_trials, n_warmup_steps=first)
 
 
 def budget_done(config: Configuration, row: Mapping[str, float]) -> float:

@@ -8,65 +8,39 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
 from horovod_study.config.documents import load_yaml
-from horovod_study.config.partitions import Host, Partition, find_partition, host_name, this_machine
-from horovod_study.config.roles import Option, Role, check_field, plain
+from horovod_study.config.doors import Whole, accept, at_least
+from horovod_study.config.partitions import Host, Partition, find_partition, this_machine
+from horovod_study.config.roles import Role, plain
 from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.config.scripted import PLACE, PLACED, check_rate, scripted
+from horovod_study.config.study_file import MAX_WORKERS, StudyFile, sweep_form
 from horovod_study.config.workload import Configuration, Workload, find_workload
-from horovod_study.config.yaml_keys import listed, mapping, one_of
-from horovod_study.errors import ConfigError, require_keys
+from horovod_study.errors import ConfigError, nearest
 from horovod_study.files import write_file, writing
 from horovod_study.recording.said import said_workers
-from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
+from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.sweep import Asked, StudyCells
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
-_PLACING = ("workers", "nodes", "workers_per_node", "placement")
-_QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")
 _BASELINES = ("plain", "wrapped")
+_PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _MAX_CELLS = 200_000
 """More than anybody runs, and few enough to be listed: a study that asks for more has a typing error in it."""
-MAX_WORKERS = 100_000
 _MAX_NAME_BYTES = 200  # file systems take 255
-_AS_THEY_ARE = {  # keys of the file
-    each.name: each
-    for each in (
-        Option(name="account"),
-        Option(name="repeats", kind=int, default=3, low=1),
-        Option(name="seed", kind=int, default=1, low=0),
-        Option(name="timeout_s", kind=float, default=900.0, low=1),
-        Option(name="turns", kind=bool, default=False),
-        Option(name="workload"),
-        Option(name="scaling", choices=("strong", "weak")),
-    )
-}
-_SWEPT = {  # keys of the sweep, beside options of the run
-    **{name: Option(name=name, kind=int, default=1, low=1) for name in _PLACING[:3]},
-    "placement": Option(name="placement", default="fill", choices=PLACEMENTS),
-    "runtime": Option(name="runtime", default="", choices=tuple(RUNTIMES)),
-    "backend": Option(name="backend", default="", choices=BACKENDS),
-    "transport": Option(name="transport", default="", choices=TRANSPORTS[1:]),
-    "global_batch": Option(name="global_batch", kind=int, default=1, low=1),
-}
-_BUDGET = {name: Option(name=name, kind=float, default=1.0, above=0) for name in ("gpu_hours", "core_hours", "hours")}
-_TARGET = Option(name="targets", kind=float, default=1.0, above=0)
 _FILLED = (*(name for name in PLACED if name != "global_batch"), "seed")  # places of a command that is typed
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
-STUDY_KEYS = (
-    *("study", "partition", "hosts", "run", "sweep", "baselines", "precision", "question", "targets"),
-    *("budget", "script", "command", "rate", *_AS_THEY_ARE),
-)
 
 
 @cache
@@ -111,8 +85,7 @@ class StudyConfig(Asked):
     @property
     def asked_workers(self) -> int | None:
         """The worker count that the question is about; None without a question."""
-        found = _QUESTION.fullmatch(self.question)
-        return int(found[2]) if found else None
+        return int(self.question.split()[-1]) if self.question else None
 
     @property
     def scaling(self) -> str:
@@ -122,9 +95,15 @@ class StudyConfig(Asked):
     def cells(self) -> list[Cell]:
         """Every run of the study, baselines included, each once, in a stable order (blocks come from the ledger)."""
         if not self._cells:
-            self._refuse_too_many(math.prod(map(len, self._axes())) * len(self.partitions), "combinations of values")
-            first = dict.fromkeys(run for partition in self.partitions.values() for run in self._wanted(partition))
-            self._refuse_too_many(len(first) * self.repeats, "cells")
+            combinations = math.prod(map(len, self._axes())) * len(self.partitions)
+            few = combinations <= _MAX_CELLS  # else they are not even listed
+            places = self.partitions.values() if few else ()
+            first = dict.fromkeys(run for partition in places for run in self._wanted(partition))
+            count = len(first) * self.repeats
+            if not few or count > _MAX_CELLS:
+                asked = f"{count} cells" if few else f"{combinations} combinations of values"
+                most = f"a study may have {_MAX_CELLS}: lower repeats, or vary less under sweep"
+                raise ConfigError(f"{self.here}: these are {asked}; {most}")
             told, layouts = self.told(), self._layouts()
             cells = []
             for config, runtime, placement in first:
@@ -160,27 +139,24 @@ class StudyConfig(Asked):
         self, config: Configuration, runtime: str, placement: Placement, told: Iterable[str], layouts: Collection[str]
     ) -> str:
         """Name what a cell is a repeat of: runtime, workers, and whatever else the study varies."""
-        parts = [plural(placement.workers, "worker")]
-        if not self.workload.starts_ranks or len(self.runtimes) > 1:  # else it is a guess of what the command uses
-            parts.insert(0, runtime)
-        if len(self.partitions) > 1:
-            parts.insert(0, placement.partition)
-        if placement.nodes > 1:
-            parts.append(f"{placement.nodes} nodes")
-        if placement.workers > 1 and len(layouts) > 1:
-            parts.append(config.placement)
-        if placement.workers > 1 and config.workers_per_node is not None:
-            parts.append(f"{config.workers_per_node} per node")
-        for name in told:
-            if self.workload.options[name].matters(runtime):
-                parts.append(f"{name} {plain(getattr(config, name))}")
-        return ", ".join(parts)
+        several, options = placement.workers > 1, self.workload.options
+        guessed = self.workload.starts_ranks and len(self.runtimes) == 1  # of what a command uses
+        parts = [
+            (len(self.partitions) > 1, placement.partition),
+            (not guessed, runtime),
+            (True, plural(placement.workers, "worker")),
+            (placement.nodes > 1, f"{placement.nodes} nodes"),
+            (several and len(layouts) > 1, config.placement),
+            (several and config.workers_per_node is not None, f"{config.workers_per_node} per node"),
+            *((options[name].matters(runtime), f"{name} {plain(getattr(config, name))}") for name in told),
+        ]
+        return ", ".join(part for wanted, part in parts if wanted)
 
     def told(self) -> tuple[str, ...]:
         """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
         strong = ["batch"] if self.scaling == "strong" else []
-        names = [name for axis in self._axes() for name in axis[0] if name not in _SWEPT]
-        return tuple(dict.fromkeys([*strong, *names]))
+        names = [name for axis in self._axes() for name in axis[0] if name in self.workload.options]
+        return tuple(name for name in dict.fromkeys([*strong, *names]) if name not in _PLACING)
 
     def until(self, precision: float) -> "StudyConfig":
         """Return this study with an aim: its cells alternate, in as many launches as the aim may take."""
@@ -225,13 +201,6 @@ class StudyConfig(Asked):
         """Return what is crossed but placements and runtimes: each axis is a list of values that go together."""
         return [*([{name: value} for value in values] for name, values in self.varied.items()), *self.zipped]
 
-    def _refuse_too_many(self, count: int, what: str) -> None:
-        if count > _MAX_CELLS:
-            raise ConfigError(
-                f"{self.here}: these are {count} {what}; a study may have {_MAX_CELLS}: lower repeats, or vary less "
-                "under sweep"
-            )
-
     def _batch(self, together: int, placement: Placement) -> dict[str, int]:
         """Return what each worker has of the batch of all of them together."""
         if together % placement.workers:
@@ -264,39 +233,35 @@ class StudyConfig(Asked):
         self, partition: Partition, workers: int, over: int | None, per_node: int | None, layout: str
     ) -> Placement:
         """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
-        here, name = f"{self.here}: sweep", partition.name
-        slots = partition.slots_per_node
-        if workers > MAX_WORKERS:
-            raise ConfigError(f"{here}: {workers} workers are asked for; at most {MAX_WORKERS} can be planned")
-        if partition.scheduler == "local":
-            needed = over or (1 if per_node is None else math.ceil(workers / per_node))
-            if layout == "list" or needed > 1 < workers:
-                what = "placement list" if layout == "list" else f"{workers} workers on {needed} nodes"
-                what += f" cannot be had on partition {name}, which is one machine"
-                raise ConfigError(f"{here}: {what}; name a partition with more nodes")
-            return Placement(partition=name, workers=workers, workers_per_node=workers)
-        most = per_node or slots
-        if layout == "spread" and per_node is None:
-            if workers > 1 and over is None and partition.nodes is None:
-                wanted = "placement spread needs to know over how many nodes; give nodes or workers_per_node"
-                raise ConfigError(f"{here}: {wanted}")
+        name, slots, listed = partition.name, partition.slots_per_node, layout == "list"
+        local, most, fault = partition.scheduler == "local", per_node or slots, ""
+        if local:
+            most = math.ceil(workers / over) if over else min(workers, per_node or workers)
+        elif layout == "spread" and per_node is None:
             most = math.ceil(workers / (over or partition.nodes or workers))
-        if most > slots:
-            raise ConfigError(
-                f"{here}: {most} workers per node are asked for, but a node of partition {name} takes {slots} "
-                f"({partition.node()}); lower workers_per_node, or raise nodes"
-            )
         needed = math.ceil(workers / most)
-        listed = layout == "list"
-        room = (
-            f"partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower workers or nodes"
-        )
-        names = f"hosts names {len(self.hosts)}: {', '.join(self.hosts)}; name more, or lower workers"
-        for offered, what in ((partition.nodes, room), (len(self.hosts) if listed else None, names)):
-            if offered is not None and needed > offered:
-                raise ConfigError(f"{here}: {workers} workers need {needed} nodes at {most} each, but {what}")
-        hosts = self.hosts[:needed] if listed else ()
-        most = min(most, workers)
+        asked = f"{workers} workers need {needed} nodes at {most} each, but"
+        if workers > MAX_WORKERS:
+            fault = f"{workers} workers are asked for; at most {MAX_WORKERS} can be planned"
+        elif local and (listed or needed > 1 < workers):
+            fault = "placement list" if listed else f"{workers} workers on {over or needed} nodes"
+            fault += f" cannot be had on partition {name}, which is one machine; name a partition with more nodes"
+        elif not local and layout == "spread" and workers > 1 and {per_node, over, partition.nodes} == {None}:
+            fault = "placement spread needs to know over how many nodes; give nodes or workers_per_node"
+        elif not local and most > slots:
+            fault = f"{most} workers per node are asked for, but a node of partition {name} takes {slots} "
+            fault += f"({partition.node()}); lower workers_per_node, or raise nodes"
+        elif not local and needed > (partition.nodes or needed):
+            fault = f"{asked} partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower "
+            fault += "workers or nodes"
+        elif listed and needed > len(self.hosts):
+            names = ", ".join(self.hosts)
+            fault = f"{asked} hosts names {len(self.hosts)}: {names}; name more, or lower workers"
+        if fault:
+            raise ConfigError(f"{self.here}: sweep: {fault}")
+        if local:
+            return Placement(partition=name, workers=workers, workers_per_node=workers)
+        hosts, most = self.hosts[:needed] if listed else (), min(most, workers)
         return Placement(partition=name, workers=workers, workers_per_node=most, layout=layout, hosts=hosts)
 
     def _alone(self, partition: Partition) -> Placement:
@@ -313,21 +278,8 @@ def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
     for name, each in study.partitions.items():
         cores = max(each.cores_per_node, slots * each.cores_per_worker)
         there: dict[str, Any] = {"scheduler": "ssh", "hosts": tuple(hosts), "nodes": len(hosts)}
-        partitions[name] = replace(each, **there, cores_per_node=cores)
+        partitions[name] = each.model_copy(update={**there, "cores_per_node": cores})
     return replace(study, partitions=partitions)
-
-
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Return the hosts meant by `node1:2,node2:2` or `node1,node2` (one worker each)."""
-    found = []
-    for part in text.split(","):
-        name, colon, slots = part.strip().partition(":")
-        if not name or (colon and not slots.isdecimal()):
-            raise ConfigError(
-                f"--hosts: {part.strip()!r} is not a host; write NAME or NAME:WORKERS, separated by commas"
-            )
-        found.append(Host(name=name, slots=int(slots) if colon else 1))
-    return tuple(found)
 
 
 def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
@@ -338,269 +290,182 @@ def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
     return StudyCells(**told, directory=directory, cells=cells, scaling=study.scaling)
 
 
-def sweep_keys(workload: Workload) -> tuple[str, ...]:
-    """Return what a study may vary."""
-    return (*_SWEPT, *workload.sweepable, "zip")
+@contextmanager
+def _told_of(source: str, where: str = "") -> Iterator[None]:
+    """Let what is refused inside begin with the file, and where in it."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).removeprefix("run: ")
+        raise ConfigError(text if text.startswith(source) else f"{source}: {where}{text}") from None
 
 
 def load_study(path: Path) -> StudyConfig:
     """Read a study file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
-    require_keys(source, content, STUDY_KEYS)
-    for key in ("study", "sweep"):
-        if key not in content:
-            raise ConfigError(f"{source}: key {key!r} is missing; a study needs study and sweep")
-    precision = _precision(source, content.get("precision"))
-    usual = {} if precision is None else {"turns": True, "repeats": MOST_LAUNCHES}
-    given = {
-        name: each.check(source, content.get(name, usual.get(name, each.default)))
-        for name, each in _AS_THEY_ARE.items()
-    }
-    if precision is not None and not given["turns"]:
-        raise ConfigError(f"{source}: precision is reached in turns; leave turns out, or set it to yes")
-    fixed, sweep = (dict(mapping(source, key, content.get(key))) for key in ("run", "sweep"))
-    account, named, scaling = (given.pop(each) for each in ("account", "workload", "scaling"))
-    workload = scripted(path, content) or find_workload(named, beside=path.parent)
-    require_keys(f"{source}: sweep", sweep, sweep_keys(workload))
-    partitions = _partitions(source, content, path, account)
-    zipped = _zipped(source, workload, sweep.pop("zip", None))
-    together = [name for axis in zipped for name in axis[0]]
-    _refuse_misplaced(source, workload, fixed, sweep, together)
+    file: StudyFile = accept(StudyFile, content, source)
+    workload = scripted(path, content) or find_workload(file.workload, beside=path.parent)
+    told = accept(sweep_form(workload), file.sweep or {}, f"{source}: sweep")
+    axes, fixed = told.pop("zip", None) or (), dict(file.run or {})
+    sweep = {name: values and tuple(dict.fromkeys(values)) for name, values in told.items()}
+    with _told_of(source):
+        found = [find_partition(name, beside=path) for name in dict.fromkeys(file.partition)]
+    for fault in _contradictions(file, workload, sweep, axes, found):
+        raise ConfigError(f"{source}: {fault}")
+    if file.account is not None:
+        found = [each.model_copy(update={"account": file.account}) for each in found]
+    partitions = {each.name: each for each in found}
     if "global_batch" in fixed:
-        sweep["global_batch"] = _SWEPT["global_batch"].check(f"{source}: run", fixed.pop("global_batch"))
-    named = {"study": content["study"], "partition": next(iter(partitions))}
+        count = Annotated[Whole, at_least(1)]
+        sweep["global_batch"] = (accept(count, fixed.pop("global_batch"), f"{source}: run", name="global_batch"),)
+    named = {"study": file.study, "partition": found[0].name}
     run = workload.configure({**fixed, **named}, source=f"{source}: run")
-    if (size := len(run.study.encode())) > _MAX_NAME_BYTES:
-        what = f"study is a name of {size} bytes; it names a folder"
-        raise ConfigError(f"{source}: {what}: at most {_MAX_NAME_BYTES}, better a few words")
-    runtimes, left_out = _runtimes(source, workload, sweep, together, partitions.values())
-    values = {
-        name: _values(source, workload, name, listed(source, sweep, name, []))
-        for name in sweep
-        if name not in ("workers", "runtime", "backend", "transport")  # these are read by themselves
-    }
-    budget = mapping(source, "budget", content.get("budget"))
-    require_keys(f"{source}: budget", budget, _BUDGET)
+    aim = file.precision is not None
+    usual = workload.usual_runtime
+    usual = "ddp/nccl" if usual == "ddp/gloo" and any(each.gpus_per_node for each in found) else usual
+    runtimes, left_out, _ = _crossed(sweep.get("backend", ()), sweep.get("transport", ()))
+    # A script that connects its workers may not run without them.
+    baselines = (("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines
+    own = {name: getattr(file, name) for name in ("hosts", "precision", "seed", "timeout_s")}
+    own |= {name: sweep[name] for name in ("nodes", "workers_per_node") if name in sweep}
     study = StudyConfig(
         name=run.study,
         run=run,
-        workers=_worker_counts(source, workload, sweep, together, partitions.values()),
-        nodes=values.get("nodes", ()),
-        workers_per_node=values.get("workers_per_node", ()),
-        placements=values.get("placement", ("fill",)),
-        hosts=tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", [])),
-        runtimes=runtimes,
-        varied={name: values[name] for name in (*workload.sweepable, "global_batch") if name in values},
-        zipped=zipped,
-        baselines=_baselines(source, workload, content),
-        targets=tuple(sorted({_TARGET.check(source, each) for each in listed(source, content, "targets", [])}))[::-1],
-        budget={name: _BUDGET[name].check(f"{source}: budget", each) for name, each in budget.items()},
-        precision=precision,
-        question=_question(source, content.get("question")),
+        workers=_worker_counts(sweep, axes),
+        placements=sweep.get("placement", ("fill",)),
+        runtimes=runtimes or sweep.get("runtime", (usual,)),
+        varied={name: sweep[name] for name in (*workload.sweepable, "global_batch") if name in sweep},
+        zipped=tuple(
+            tuple(dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True)) for axis in axes
+        ),
+        baselines=baselines,
+        targets=tuple(sorted(set(file.targets), reverse=True)),
+        question=file.question or "",
+        budget={str(name): hours for name, hours in (file.budget or {}).items()},
+        repeats=file.repeats or (MOST_LAUNCHES if aim else 3),
+        turns=aim if file.turns is None else file.turns,
         partitions=partitions,
         identity={name: identity.identify(each) for name, each in partitions.items()},
         left_out=left_out,
         source=path,
         text=path.read_text(encoding="utf-8"),
-        **given,
+        **own,
     )
-    for fault in _contradictions(study, scaling, fixed, {*sweep, *together}):
-        raise ConfigError(f"{source}: {fault}")
-    names = [host.name for partition in partitions.values() for host in partition.hosts]
-    for host in study.hosts if names else ():
-        one_of(source, "hosts", host, names)
-    try:
+    with _told_of(source, "sweep: "):
         study.cells()  # for its complaints
-    except ConfigError as error:
-        if str(error).startswith(source):
-            raise
-        raise ConfigError(f"{source}: sweep: {str(error).removeprefix('run: ')}") from None
     return study
 
 
-def _refuse_misplaced(
-    source: str, workload: Workload, fixed: Collection[str], sweep: Mapping[str, Any], together: Sequence[str]
-) -> None:
-    """Refuse what cannot be `fixed` under run, and what is given twice: there, in the sweep, `together` under zip."""
+def _contradictions(
+    file: StudyFile,
+    workload: Workload,
+    sweep: Mapping[str, Any],
+    axes: Sequence[Mapping[str, Any]],
+    found: Sequence[Partition],
+) -> Iterator[str]:
+    """Yield in words which keys of a file contradict each other: `axes` are those under zip."""
+    fixed = file.run or {}
+    given = {**sweep, **{name: values for axis in axes for name, values in axis.items()}}
+    yield from (f"sweep: {fault}" for fault in _unfit(sweep, axes))
+    if (size := len(file.study.encode())) > _MAX_NAME_BYTES:
+        yield f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
+    if file.precision is not None and file.turns is False:
+        yield "precision is reached in turns; leave turns out, or set it to yes"
+    for places in (file.partition, [each.name for each in found]):
+        yield from (f"partition {name} is named twice; give each once" for name in places if places.count(name) > 1)
     for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
         hint = "the top level of the file" if roles & Role.NAMING else hint
-        raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
-    for name in (*sweep, *together):
-        if [*sweep, *together].count(name) > 1:
-            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
-        if name in fixed:
-            raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
-
-
-def _baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> tuple[str, ...]:
-    if content.get("baselines") == []:
-        return ()
-    # A script that connects its workers may not run without them.
-    usual = ["wrapped"] if workload.version else list(_BASELINES)
-    return tuple(one_of(source, "baselines", each, _BASELINES) for each in listed(source, content, "baselines", usual))
-
-
-def _partitions(source: str, content: Mapping[str, Any], path: Path, account: str | None) -> dict[str, Partition]:
-    """Return the partitions of the study by name, with its account."""
-    partitions: dict[str, Partition] = {}
-    for each in listed(source, content, "partition", ["local"]):
-        name = check_field(source, "partition", each, Option(), optional=False)
-        try:
-            partition = find_partition(name, beside=path)
-            partition = partition if account is None else replace(partition, account=account)
-        except ConfigError as error:
-            raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
-        if partition.name in partitions:
-            raise ConfigError(f"{source}: partition {partition.name} is named twice; give each once")
-        partitions[partition.name] = partition
-    return partitions
-
-
-def _values(source: str, workload: Workload, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values of one key of the sweep as what they must be."""
-    form = _SWEPT[name] if name in _SWEPT else workload.options[name]
-    return tuple(form.check(f"{source}: sweep", value) for value in values)
-
-
-def _runtimes(
-    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], partitions: Iterable[Partition]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the runtimes of the sweep or the usual one, and pairs of backend and transport that do not exist."""
-    where = f"{source}: sweep"
-    apart = [name for name in ("backend", "transport") if name in sweep]
-    if not apart:
-        usual = workload.usual_runtime
-        if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions):
-            usual = "ddp/nccl"
-        return _values(source, workload, "runtime", listed(source, sweep, "runtime", [usual])), ()
-    if "runtime" in sweep or "runtime" in together:
-        raise ConfigError(f"{where}: runtime and {apart[0]} are both given; a runtime is a backend with its transport")
-    if "backend" not in sweep:
-        raise ConfigError(f"{where}: transport is given without backend; give both, or runtime")
-    backends, transports = (
-        _values(source, workload, each, listed(source, sweep, each, [])) for each in ("backend", "transport")
+        yield f"run: {name} cannot be fixed here; it comes from {hint}"
+    yield from (
+        f"{name} is both fixed under run and varied under sweep; give it once" for name in given if name in fixed
     )
-    runtimes, left_out = [], []
-    for backend in backends:
-        own = [runtime for runtime in RUNTIMES if runtime.partition("/")[0] == backend]
-        found = [runtime for runtime in own if runtime.partition("/")[2] in transports]
-        if len(own) == 1 and (backend == "serial" or not transports):
-            found = own
-        if not found:
-            wrong = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
-            raise ConfigError(f"{where}: backend {backend} {wrong}; give transport too: {', '.join(own)}")
-        runtimes += found
-        if backend != "serial":
-            left_out += [f"{backend}/{each}" for each in transports if f"{backend}/{each}" not in own]
-    for transport in transports:
-        if not any(runtime.endswith(f"/{transport}") for runtime in runtimes):
-            others = ", ".join(runtime for runtime in RUNTIMES if runtime.endswith(f"/{transport}"))
-            raise ConfigError(
-                f"{where}: transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
-                + (f", or add a backend that has it: {others}" if others else "")
-            )
-    return tuple(dict.fromkeys(runtimes)), tuple(left_out)
-
-
-def _zipped(source: str, workload: Workload, value: Any) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-    """Return the axes along which several keys change together: one mapping of equally long lists is one axis."""
-    where = f"{source}: sweep: zip"
-    if value is None:
-        return ()
-    axes = []
-    for each in value if isinstance(value, list) else [value]:
-        if not isinstance(each, dict) or not each:
-            raise ConfigError(
-                f"{where} must hold lists that go together, such as {{workers: [1, 2], batch: [150, 75]}}"
-            )
-        require_keys(where, each, (key for key in sweep_keys(workload) if key not in ("zip", "backend", "transport")))
-        for name, values in each.items():
-            if not isinstance(values, list) or not values:
-                raise ConfigError(f"{where}: {name} is {values!r}; it must be a list, as long as the others")
-        if len({len(values) for values in each.values()}) > 1:
-            told = ", ".join(f"{name} has {len(values)}" for name, values in each.items())
-            raise ConfigError(f"{where}: {told}; lists that go together must be equally long")
-        checked = {name: _values(source, workload, name, values) for name, values in each.items()}
-        axes.append(tuple(dict(zip(checked, row, strict=True)) for row in zip(*checked.values(), strict=True)))
-    return tuple(axes)
-
-
-def share(text: str) -> float:
-    """Return what "2 %" or "0.02" says; ValueError where it is no share between 0 and 1."""
-    words = text.strip()
-    value = float(words.removesuffix("%")) / (100 if words.endswith("%") else 1)
-    if not 0 < value < 1:
-        raise ValueError(text)
-    return value
-
-
-def _precision(source: str, value: Any) -> float | None:
-    try:
-        return None if value is None else share(f"{value}")
-    except ValueError:
-        raise ConfigError(
-            f"{source}: precision: {plain(value)} is none; give the half width of the intervals, such as 2 % or 0.02"
-        ) from None
-
-
-def _question(source: str, value: Any) -> str:
-    if value is None:
-        return ""
-    words = " ".join(f"{value}".split())
-    found = _QUESTION.fullmatch(words)
-    if found is None or not 1 <= int(found[2]) <= MAX_WORKERS:
-        raise ConfigError(
-            f"{source}: question: {plain(value)} is none that is known; write speedup at N, throughput at N or "
-            f"efficiency at N, N from 1 to {MAX_WORKERS:,}"
-        )
-    return words
-
-
-def _contradictions(
-    study: StudyConfig, scaling: str | None, fixed: Collection[str], given: Collection[str]
-) -> Iterator[str]:
-    """Yield in words which keys contradict each other: `fixed` are those under run, `given` those under sweep."""
-    if study.scaling == "strong" and ("batch" in fixed or any("batch" in axis[0] for axis in study._axes())):
+    strong = "global_batch" in given or "global_batch" in fixed
+    if strong and ("batch" in given or "batch" in fixed):
         yield "batch and global_batch are both given; batch is of each worker, global_batch of all together"
-    if scaling == "strong" != study.scaling:
+    if file.scaling == "strong" and not strong:
         yield "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
-    if scaling == "weak" != study.scaling:
+    if file.scaling == "weak" and strong:
         yield "scaling is weak, but global_batch is given; give batch, that of each worker"
-    layouts, both = study._layouts(), "workers" in given and "nodes" in given
-    if both and "spread" not in layouts:
-        full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
-        yield f"sweep: workers and nodes are both given; {full}"
-    if both and "workers_per_node" in given:
-        yield "sweep: workers, nodes and workers_per_node are all given; give two of them"
-    if ("list" in layouts) != bool(study.hosts):
+    layouts = given.get("placement", ("fill",))
+    if ("list" in layouts) != bool(file.hosts):
         wanted = "give both sweep.placement and hosts, or neither"
         yield f"placement list needs the names of its nodes, and only list has any; {wanted}"
-    if study.hosts and len(study.partitions) > 1:
-        yield f"hosts are those of one partition, but {len(study.partitions)} are named"
+    if file.hosts and len(found) > 1:
+        yield f"hosts are those of one partition, but {len(found)} are named"
+    hosts = dict.fromkeys(host.name for each in found for host in each.hosts)
+    for name in file.hosts if hosts else ():
+        if name not in hosts:
+            yield f"hosts {name!r} is not known{nearest(name, hosts)}; allowed: {', '.join(hosts)}"
+    elsewhere = [each.name for each in found if each.scheduler != "local"]
+    if elsewhere and given.get("workers") is None and ("workers" in given or "nodes" not in given):
+        yield (
+            f"sweep: workers counts up to the cores of this machine, but the study runs on partition {elsewhere[0]}; "
+            "give counts such as [1, 2, 4], or nodes"
+        )
 
 
-def _worker_counts(
-    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], partitions: Iterable[Partition]
-) -> tuple[int, ...]:
+def _unfit(sweep: Mapping[str, Any], axes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield in words what does not fit together in a sweep: `axes` are those under zip."""
+    names = [*sweep, *(name for axis in axes for name in axis)]
+    yield from (f"{name} is varied twice, once under zip; give it once" for name in names if names.count(name) > 1)
+    for axis in axes:
+        if len(lengths := {len(values) for values in axis.values()}) != 1 or 0 in lengths:
+            told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
+            yield f"zip: {told}; give lists that are equally long, as {{workers: [1, 2], batch: [150, 75]}}"
+    apart = [name for name in ("backend", "transport") if name in sweep]
+    if apart and "runtime" in names:
+        yield f"runtime and {apart[0]} are both given; a runtime is a backend with its transport"
+    if apart == ["transport"]:
+        yield "transport is given without backend; give both, or runtime"
+    yield from _crossed(sweep.get("backend", ()), sweep.get("transport", ()))[2]
+    both, layouts = (
+        {"workers", "nodes"} <= {*names},
+        [axis["placement"] for axis in (*axes, sweep) if "placement" in axis],
+    )
+    if both and "spread" not in itertools.chain(*layouts):
+        full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
+        yield f"workers and nodes are both given; {full}"
+    if both and "workers_per_node" in names:
+        yield "workers, nodes and workers_per_node are all given; give two of them"
+
+
+def _crossed(
+    backends: Sequence[str], transports: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the runtimes of backends over transports, pairs that do not exist, and in words what has no pair at all.
+
+    A backend that works over a single transport needs none named.
+    """
+    runtimes, left_out, faults = list[str](), list[str](), list[str]()
+    for backend in backends:
+        own = [each for each in RUNTIMES if each.partition("/")[0] == backend]
+        asked = [f"{backend}/{each}" for each in transports if backend != "serial"]
+        found = own if len(own) == 1 and not asked else [each for each in own if each in asked]
+        runtimes += found
+        left_out += [each for each in asked if each not in own]
+        if not found:
+            wrong = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
+            faults.append(f"backend {backend} {wrong}; give transport too: {', '.join(own)}")
+    for transport in transports:
+        others = [each for each in RUNTIMES if each.endswith(f"/{transport}")]
+        if not set(others) & set(runtimes):
+            none = f"transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
+            faults.append(f"{none}, or add a backend that has it: {', '.join(others)}")
+    return tuple(dict.fromkeys(runtimes)), tuple(left_out), tuple(faults)
+
+
+def _worker_counts(sweep: Mapping[str, Any], axes: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
     """`cores` means 1..cores, thinned to powers of two (and the last) above eight; else a list of counts."""
-    if "workers" in together or ("nodes" in (*sweep, *together) and "workers" not in sweep):
+    zipped = [name for axis in axes for name in axis]
+    if "workers" in zipped or ("nodes" in (*sweep, *zipped) and "workers" not in sweep):
         return ()
-    value = sweep.get("workers", "cores")
-    if value == "cores":
-        if elsewhere := [partition.name for partition in partitions if partition.scheduler != "local"]:
-            raise ConfigError(
-                f"{source}: sweep: workers counts up to the cores of this machine, but the study runs on partition "
-                f"{elsewhere[0]}; give counts such as [1, 2, 4], or nodes"
-            )
-        count = available_cores()
-        powers = {2**k for k in range(count.bit_length())}
-        return tuple(range(1, count + 1)) if count <= 8 else tuple(sorted({*powers, count}))
-    counts = value if isinstance(value, list) else [value]
-    if not counts:
-        raise ConfigError(f"{source}: sweep: workers is empty; give counts such as [1, 2, 4], or cores")
-    return tuple(sorted(set(_values(source, workload, "workers", counts))))
+    if (counts := sweep.get("workers")) is not None:
+        return tuple(sorted(set(counts)))
+    count = available_cores()
+    powers = {2**k for k in range(count.bit_length())}
+    return tuple(range(1, count + 1)) if count <= 8 else tuple(sorted({*powers, count}))
 
 
 def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Sequence[Host] = ()) -> Path:
@@ -610,15 +475,14 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
     to what this machine, or the `hosts`, take; without a place for {workers} the count that the command says. `rate`:
     the pattern of the rate in its output. Raises ConfigError for a command without words and for an unknown place.
     """
-    if not command:
-        raise ConfigError("run: no command; write `horovod-study run -- torchrun --nproc-per-node {workers} train.py`")
-    check_rate("--rate", rate)
     places = list(dict.fromkeys(PLACE.findall(" ".join(command))))
-    if unknown := [name for name in places if name not in _FILLED]:
-        raise ConfigError(
-            f"run: nothing is known to put in the place of {{{unknown[0]}}}; there are {{{'}, {'.join(_FILLED)}}}, and "
-            "a study file (docs/studies.md) gives others their values"
-        )
+    unknown = [name for name in places if name not in _FILLED]
+    if unknown or not command:
+        nothing = "no command; write `horovod-study run -- torchrun --nproc-per-node {workers} train.py`"
+        others = f"there are {{{'}, {'.join(_FILLED)}}}, and a study file (docs/studies.md) gives others their values"
+        strange = f"nothing is known to put in the place of {{{''.join(unknown[:1])}}}; {others}"
+        raise ConfigError(f"run: {strange if command else nothing}")
+    check_rate("--rate", rate)
     most = sum(host.slots for host in hosts) or this_machine().slots_per_node
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     if "workers" not in places:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -129,7 +129,7 @@ def _drafts(sweep: StudyCells, cells: Sequence[Cell], planned: Mapping[str, str]
         text = script(allocation, partition, **where, python=Path(sys.executable), code=code, variables=own)
         inside = {
             "study": facts(sweep, "name", "seed", "timeout_s"),
-            "partition": asdict(partition),
+            "partition": partition.model_dump(),
             "cells": [cell_values(cell) for cell in allocation.cells],
             "planned": {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells},
             "environment": environment(partition),

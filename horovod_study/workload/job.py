@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_study.comm import Backend, fail_together, gpus, nccl_log, require_parity, traffic
+from horovod_study.comm import Backend, fail_together, gpus, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.config.run import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
-from horovod_study.measure import evidence
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import affinity
-from horovod_study.measure.evidence import parameter_count, parameter_sha256
 from horovod_study.measure.recorder import Recorder
+from horovod_study.recording.rank import facts
 from horovod_study.recording.session import Session, settle
 from horovod_study.text.progress import say
 from horovod_study.workload import dataset as data
@@ -66,7 +65,7 @@ class TrainingJob:
             widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
         ).to(device)
         optimizer, self.optimizer_text = make_optimizer(config, self.bare_model.parameters(), workers=backend.workers)
-        self.initial_sha256 = parameter_sha256(self.bare_model)
+        self.initial_sha256 = facts.digest([self.bare_model])
         require_parity(backend, {"initial parameters": self.initial_sha256})
         with fail_together(backend):
             profiling.require_possible(config, backend, device)
@@ -92,7 +91,7 @@ class TrainingJob:
             "global_batch": config.batch * self.backend.workers,
             "optimizer": self.optimizer_text,
             "graphs": captured if config.cuda_graphs else "no",
-            "parameters": parameter_count(self.bare_model),
+            "parameters": facts.count([self.bare_model]),
             "initial_parameter_sha256": self.initial_sha256,
             "dataset": str(dataset.path),
             "dataset_digest": dataset.digest(),
@@ -103,7 +102,7 @@ class TrainingJob:
         }
 
 
-def describe(job: TrainingJob, session: Session, nccl: nccl_log.Capture) -> dict[str, Any]:
+def describe(job: TrainingJob, session: Session, nccl: traffic.Capture) -> dict[str, Any]:
     """Return what really runs, and where gradients pass, for the record. Collective."""
     config, backend, optimizer = job.config, job.backend, job.optimizer
     taken = traffic.watch(
@@ -121,7 +120,7 @@ def describe(job: TrainingJob, session: Session, nccl: nccl_log.Capture) -> dict
     session.describe_ranks(
         job.device, lr=learning_rate(optimizer), settings=backend.settings, path=taken["ranks"][backend.rank]
     )
-    evidence.require_equal_rates(session.effective["ranks"])
+    require_parity(backend, {"learning rate": learning_rate(optimizer)})
     return {
         **session.effective,
         **job.settings(),

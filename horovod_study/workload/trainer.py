@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from horovod_study import records
-from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_backend, require_parity
+from horovod_study.comm import Backend, Launch, fail_together, open_backend, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.config import requirements
@@ -22,8 +22,8 @@ from horovod_study.config.doors import conform
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
-from horovod_study.measure.evidence import parameter_sha256
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
+from horovod_study.recording.rank import facts
 from horovod_study.recording.session import RecordOptions, Session, settle
 from horovod_study.text.progress import say
 from horovod_study.workload import checkpoint
@@ -34,7 +34,7 @@ from horovod_study.workload.job import TrainingJob, describe, greeting, name_bro
 from horovod_study.workload.loaders import feed, open_loader, resident
 from horovod_study.workload.optimizer import Arithmetic, learning_rate, set_learning_rate
 from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes import ablation, profiling, synchronisation, timeline
+from horovod_study.workload.probes import ablation, profiling, synchronisation
 from horovod_study.workload.probes.scratch import Scratch
 from horovod_study.workload.resume import Resumption, notes, require_same_run
 from horovod_study.workload.schedule import Budget, lr_factor, next_evaluation, scaled_lr
@@ -65,7 +65,7 @@ def run(
     torch.set_flush_denormal(True)
     liveness = Liveness(config.start_timeout_s, launch)
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
-    nccl = nccl_log.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
+    nccl = traffic.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
     try:
         backend = open_backend(config, launch)
         own = ("threads", "start_timeout_s")  # each rank may have its own
@@ -418,7 +418,7 @@ class Training:
             why = f"by {signal_name(number)}" if number else "because the runner that gave its turns has ended"
             raise Stopped(f"stopped {why} after step {self.step:,}", totals=self.keeper.cost)
 
-        hashes = backend.gather(parameter_sha256(job.bare_model))
+        hashes = backend.gather(facts.digest([job.bare_model]))
         if len(set(hashes)) > 1:
             other = next(rank for rank, digest in enumerate(hashes) if digest != hashes[0])
             raise BackendError(
@@ -463,7 +463,7 @@ class Training:
         if config.profile:
             told += profiling.profile(scratch, kind=config.profile, steps=config.profile_steps, **where)
         if config.timeline_steps:  # the last of all: Horovod is not what it was afterwards
-            told += timeline.record(scratch, steps=config.timeline_steps, **where)
+            told += profiling.horovod_timeline(scratch, steps=config.timeline_steps, **where)
         if is_root and told:
             say("\n".join(told))
 

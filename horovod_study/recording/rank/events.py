@@ -58,10 +58,8 @@ CALLS = (
     *("all_to_all_single", "wait", "wait_tensor", "synchronize", "send", "isend", "irecv", "batch_isend_irecv"),
 )
 """Calls in which a script waits for other ranks: torch.distributed's, and Horovod's `synchronize`."""
-_KEPT = 6144
-"""So many numbers are kept of a process in which no training was seen yet."""
-_PART = 3 << 16
-"""Bytes by which a file of events grows: whole events of either width, and whole pages."""
+_KEPT = 6144  # so many numbers are kept of a process in which no training was seen yet
+_PART = 3 << 16  # bytes by which a file of events grows: whole events of either width, and whole pages
 _AMPLE = 1 << 28
 """With fewer bytes left on the disk a file is written and not mapped: a store to it could not fail with an error."""
 _LIBC = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""What runs in a rank: its models and optimizers by name, the library of its workers, its place and its numbers."""
+"""What runs in a rank: models and optimizers by name, what they compute in, the library of the workers, its place."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
 _LIBRARIES = ("torch", "horovod", "mpi4py", "numpy")
 _WRAPPERS = ("torch", "deepspeed", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "apex", "timm")
-_MAX_NAMES = 4
-"""So many models are named, of those that are trained together."""
 
 
 class LooseParameters(nn.Module):
@@ -65,12 +65,8 @@ def models_of(wanted: set[int], modules: Sequence[nn.Module] | None = None) -> l
 
 def models_with_gradients() -> list[nn.Module]:
     """Return the outermost modules whose parameters have gradients; where none has, what else has some, as one."""
-    wanted = {
-        id(each)
-        for module in objects(nn.Module)
-        for each in module._parameters.values()
-        if each is not None and each.grad is not None
-    }
+    held = (each for module in objects(nn.Module) for each in module._parameters.values() if each is not None)
+    wanted = {id(each) for each in held if each.grad is not None}
     leaves = (each for each in objects(torch.Tensor) if each.is_leaf and each.requires_grad and each.grad is not None)
     return models_of(wanted) or [LooseParameters(leaves)]
 
@@ -110,29 +106,24 @@ def workers_of(models: Sequence[nn.Module], optimizer: object, *, on_gpu: bool) 
         hooks = averages_in_synchronize(optimizer)
         if hooks or not connected:
             controller = "mpi" if horovod.mpi_enabled() else "gloo"
-            return {
-                "backend": "horovod",
-                "transport": "nccl" if on_gpu and horovod.nccl_built() else controller,
-                "averaging": "synchronize" if hooks else None,
-                "rank": int(horovod.rank()),
-                "workers": int(horovod.size()),
-            }
+            transport = "nccl" if on_gpu and horovod.nccl_built() else controller
+            return _library("horovod", transport, "synchronize" if hooks else None, horovod.rank(), horovod.size())
     if connected:
         group = None if wrapped is None else wrapped.process_group
-        named = str(dist.get_backend(group))
-        return {
-            "backend": "distributed" if wrapped is None else "ddp",
-            # started without a name it has one library for each kind of device
-            "transport": named if named in ("nccl", "gloo", "mpi") else "nccl" if on_gpu else "gloo",
-            "averaging": "backward" if wrapped is not None or any(map(sharded, models)) else None,
-            "rank": int(dist.get_rank(group)),
-            "workers": int(dist.get_world_size(group)),
-        }
+        named, averaged = str(dist.get_backend(group)), wrapped is not None or any(map(sharded, models))
+        if named not in ("nccl", "gloo", "mpi"):  # started without a name it has one library for each kind of device
+            named = "nccl" if on_gpu else "gloo"
+        by, ranks = "distributed" if wrapped is None else "ddp", (dist.get_rank(group), dist.get_world_size(group))
+        return _library(by, named, "backward" if averaged else None, *ranks)
     mpi = None if mpi4py is None or not mpi4py.Is_initialized() or mpi4py.Is_finalized() else mpi4py.COMM_WORLD
     if mpi is not None and mpi.Get_size() > 1:
-        rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
-        return {"backend": "mpi", "transport": "mpi", "averaging": "unseen", "rank": rank, "workers": size}
-    return {"backend": "serial", "transport": "none", "averaging": None, "rank": 0, "workers": 1}
+        return _library("mpi", "mpi", "unseen", mpi.Get_rank(), mpi.Get_size())
+    return _library("serial", "none", None, 0, 1)
+
+
+def _library(backend: str, transport: str, averaging: str | None, rank: Any, workers: Any) -> dict[str, Any]:
+    place = {"rank": int(rank), "workers": int(workers)}
+    return {"backend": backend, "transport": transport, "averaging": averaging, **place}
 
 
 def model_name(model: nn.Module) -> str:
@@ -159,8 +150,7 @@ def _inside(model: nn.Module) -> nn.Module | None:
 def names_of(models: Sequence[nn.Module], script: str) -> str:
     """Return the names of the models that are trained together; the script's where parameters are in no module."""
     names = [script if isinstance(each, LooseParameters) else model_name(each) for each in models]
-    more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-    return " + ".join([*names[:_MAX_NAMES], *more])
+    return " + ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
 
 
 def time_first(model: nn.Module) -> nn.Module | None:
@@ -198,11 +188,8 @@ def _shape(batch: Any) -> Any:
     parts = batch.values() if hasattr(batch, "keys") and hasattr(batch, "values") else batch
     if hasattr(batch, "shape") or not hasattr(batch, "__len__") or isinstance(batch, (str, bytes)):
         return getattr(batch, "shape", ())
-    return next((found for found in map(_shape, parts) if len(found)), ()) if _is_plain(batch) else ()
-
-
-def _is_plain(batch: Any) -> bool:
-    return isinstance(batch, (list, tuple)) or hasattr(batch, "keys")
+    plain = isinstance(batch, (list, tuple)) or hasattr(batch, "keys")
+    return next((found for found in map(_shape, parts) if len(found)), ()) if plain else ()
 
 
 def digest(models: Sequence[nn.Module]) -> str:
@@ -237,19 +224,11 @@ def of_process(device: torch.device) -> dict[str, Any]:
         about = torch.cuda.get_device_properties(device)
         gpu = {"name": about.name, "uuid": str(getattr(about, "uuid", "")), "processes": None}
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return {
-        "host": os.uname().nodename,
-        "pid": os.getpid(),
-        "cores": sorted(cores),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-        "gpu": gpu,
-        "environment": {
-            "python": platform.python_version(),
-            "command": [sys.executable, *sys.argv],
-            **{name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES},
-        },
-    }
+    environment: dict[str, Any] = {"python": platform.python_version(), "command": [sys.executable, *sys.argv]}
+    environment.update({name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES})
+    place = {"host": os.uname().nodename, "pid": os.getpid(), "cores": sorted(cores)}
+    computes = {"threads": torch.get_num_threads(), "device": str(device), "gpu": gpu}
+    return {**place, **computes, "environment": environment}
 
 
 def memory_mb() -> tuple[float, float | None]:
@@ -261,3 +240,80 @@ def memory_mb() -> tuple[float, float | None]:
     except OSError:
         own = None
     return peak, None if own is None else own * 1024 / 1e6
+
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+_MULTIPLYING = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, _ConvNd, nn.RNNBase, nn.RNNCellBase)
+
+
+class PrecisionObserver:
+    """Watches layers that multiply by weights until `stop`, because what these return is what they computed in.
+
+    The type of the parameters does not say it: under autocast parameters in float32 are multiplied in bfloat16.
+
+    Not seen, and therefore of no type: compiled models, whose layers are not called one by one, and layers with a
+    `forward` that is not PyTorch's, because what it returns may be converted.
+    """
+
+    def __init__(self, model: nn.Module, safe: Callable[[Callable[..., None]], Any] = lambda call: call) -> None:
+        """`safe` returns a hook that calls what it is given, and keeps what goes wrong in it from the model."""
+        self._weights: dict[nn.Module, int] = {}  # layer -> weights of two or more dimensions, none of them twice
+        self._types: dict[nn.Module, set[str | None]] = {}  # of what it returned
+        self._handles: list[Any] = []
+        inside: set[nn.Module] = set()
+        for module in model.modules():
+            # rows are copied, nothing is computed
+            if module in inside or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                continue
+            whole = isinstance(module, nn.MultiheadAttention)  # it does not call the layer inside it
+            if whole:
+                inside |= set(module.modules())
+            count = sum(each.numel() for each in module.parameters(recurse=whole) if each.dim() > 1)
+            if count:
+                self._weights[module] = count
+        for module in model.modules():
+            if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+                return
+        for module in self._weights:
+            own = type(module).forward.__module__.startswith("torch.") and "forward" not in vars(module)
+            if isinstance(module, _MULTIPLYING) and own:
+                self._handles.append(module.register_forward_hook(safe(self._note)))
+
+    def _note(self, module: nn.Module, _: Any, result: Any) -> None:
+        first = result[0] if isinstance(result, tuple) else result
+        if isinstance(first, torch.Tensor) and first.is_floating_point() and torch.is_grad_enabled():
+            self._types.setdefault(module, set()).add(_computed_in(module, first))
+
+    def stop(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def found(self) -> str | None:
+        """Return fp32, tf32, bf16, fp16 or fp64; None unless most weights were seen to compute in one of them."""
+        seen: Counter[str | None] = Counter()
+        for module, types in self._types.items():
+            if len(types) == 1:
+                seen[next(iter(types))] += self._weights[module]
+        name, count = max(seen.items(), key=lambda each: each[1], default=(None, 0))
+        return name if count >= 0.9 * sum(self._weights.values()) else None
+
+
+def _computed_in(module: nn.Module, result: torch.Tensor) -> str | None:
+    """Return the type that a layer multiplied in; None where that is the library's choice."""
+    if result.dtype != torch.float32:
+        return NAMES.get(result.dtype)
+    on_gpu = result.device.type == "cuda"
+    kinds: Any = torch.backends.cudnn if on_gpu else torch.backends.mkldnn
+    if isinstance(module, _ConvNd):
+        kind = kinds.conv
+    elif isinstance(module, nn.RNNBase):
+        kind = kinds.rnn
+    else:
+        kind = torch.backends.cuda.matmul if on_gpu else kinds.matmul
+    rounds = kind.fp32_precision in ("tf32", "bf16")
+    if on_gpu:  # TF32 is of NVIDIA's GPUs from compute capability 8 on
+        rounds = rounds and not torch.version.hip and torch.cuda.get_device_capability(result.device) >= (8, 0)
+        return "tf32" if rounds else "fp32"
+    return None if rounds else "fp32"  # allowed, and done where the processor can

@@ -17,9 +17,6 @@ from typing import Any
 
 from horovod_study.recording.rank.events import now
 
-_INTERVAL_S = 0.05
-_WRITTEN = 64
-"""So many numbers are written at a time: two a sample."""
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SAYS_NOTHING = ("wrapper", "wrapped", "inner", "call", "decorate_context", "<lambda>")
 _LIBRARIES = tuple(
@@ -53,9 +50,9 @@ class Stacks:
     def _sample(self) -> None:
         pending = array("d")
         try:
-            while not self._over.acquire(timeout=_INTERVAL_S):
+            while not self._over.acquire(timeout=0.05):
                 pending.extend((now(), -1 if self._in_lap() else self._number(sys._current_frames().get(self._thread))))
-                if len(pending) >= _WRITTEN:
+                if len(pending) >= 64:  # two numbers a sample
                     self._write(pending)
             self._write(pending)
         except Exception:  # what is sampled so far is enough
@@ -74,7 +71,8 @@ class Stacks:
         called = None
         while frame.f_back is not None and _is_library(frame.f_code.co_filename):
             code = frame.f_code
-            if not code.co_filename.startswith(_OWN) and (called is None or not _says_nothing(code.co_name)):
+            says_nothing = code.co_name.startswith("_") or code.co_name in _SAYS_NOTHING
+            if not code.co_filename.startswith(_OWN) and (called is None or not says_nothing):
                 called = code
             frame = frame.f_back
         code = frame.f_code
@@ -88,10 +86,6 @@ class Stacks:
 @functools.lru_cache(maxsize=4096)
 def _is_library(file: str) -> bool:
     return file.startswith((*_LIBRARIES, _OWN, "<")) or "torchinductor_" in file
-
-
-def _says_nothing(name: str) -> bool:
-    return name.startswith("_") or name in _SAYS_NOTHING
 
 
 def _name(code: Any, line: int, called: Any) -> str:

@@ -59,12 +59,10 @@ class Channel:
         data = self.stream.recv(MAX_LINE)
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
-        if not data or len(self._buffer) > MAX_LINE:
-            raise EOFError
-        try:
-            found = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
-            raise EOFError from None
+        found: list[Any] = [None]
+        if data and len(self._buffer) <= MAX_LINE:
+            with suppress(ValueError, RecursionError):
+                found = [json.loads(line) for line in lines]
         if not all(isinstance(each, dict) for each in found):
             raise EOFError
         return found

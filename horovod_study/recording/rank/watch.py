@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import sys
 import weakref
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -34,8 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from horovod_study.recording.rank import facts
-from horovod_study.recording.rank.events import CALLS, DATA_SETS, NUMBER, DeviceLog, Log, StrictLog, now, wall
-from horovod_study.recording.rank.precision import PrecisionObserver
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, LAPS, NUMBER, DeviceLog, Log, StrictLog, now, wall
 from horovod_study.recording.rank.stacks import Stacks
 from horovod_study.recording.rank.turns import Turns, connect
 
@@ -48,21 +48,11 @@ _SAVE, _SAVED, _EVAL = NUMBER["save"], NUMBER["saved"], NUMBER["eval"]
 
 _LOOKED_AT = 3
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
-_PROBES = 256
-_MOST_UNSEEN = 64
-"""So many of them, and a backward is a step although no parameter was seen to change."""
-_FEW_STEPS = 3
-"""So many tell what a training computes in, which model is called, and which gradients come last."""
-_KEPT = 2
-"""So many of the last gradients of a backward stay watched: the order of the last may change."""
-_MORE_UPDATES = 20
-"""So many updates more than ever in a turn of the loop over the loader: the loop is over."""
-_MOST_JOINED = 16
-"""So many optimizers of one training are looked at for their models."""
+_FEW_STEPS = 3  # so many tell what a training computes in, which model is called, and which gradients come last
+_KEPT = 2  # so many of the last gradients of a backward stay watched: the order of the last may change
+_MORE_UPDATES = 20  # so many updates more than ever in a turn of the loop over the loader: the loop is over
 _STRANGERS = 3
 """So many updates by optimizers that are not recorded, and none by those that are: another training has begun."""
-_MOST_PATIENCE = 100
-"""As many at most where several step one after the other: twice the longest run of one of them."""
 
 
 class Door:
@@ -168,7 +158,7 @@ class Watcher:
         self._turns: Turns | None = None
         self._opened_s = self._waited_s = 0.0
         self._stacks: Stacks | None = None
-        self._precision: PrecisionObserver | None = None
+        self._precision: facts.PrecisionObserver | None = None
         self._called: set[int] = set()  # ids of models
         self._counting: int | None = None  # id of the one whose samples are counted where no loader gives them
         self._elsewhere = 0  # batches that another thread has fetched
@@ -191,7 +181,7 @@ class Watcher:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)
         atexit.register(self.finish)
-        self._watch_errors()
+        sys.excepthook = self._watched_errors(sys.excepthook)
         torch.jit.script = self._without_hooks(torch.jit.script)
         torch.save = self._watched_save(torch.save)
 
@@ -211,7 +201,9 @@ class Watcher:
         self._in_update = 0
         if self._fetching or self._thread != get_ident():
             if not self._fetching:
-                self._report_more()
+                if not self._more:  # said once: this process trains what is not recorded
+                    self._report("more", True)
+                self._more = True
             return
         if self.state == "watching":
             self._note(_UPDATED)
@@ -245,7 +237,8 @@ class Watcher:
         """See to an update that is not like the one before it."""
         self._longest = max(self._longest, self._run)
         if len(self._optimizers) > 1:
-            self._patience = max(_STRANGERS, min(2 * self._longest, _MOST_PATIENCE))
+            # where several step one after the other: twice the longest run of one of them
+            self._patience = max(_STRANGERS, min(2 * self._longest, 100))
         if id(optimizer) not in self._optimizers and not self._is_of_training(optimizer):
             self._strangers.append(optimizer)
             if len(self._strangers) < self._patience:
@@ -269,7 +262,7 @@ class Watcher:
 
     def _is_of_training(self, optimizer: torch.optim.Optimizer) -> bool:
         """Take up an optimizer that was made again for the same parameters, or was there and has another phase."""
-        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        own = set(map(id, _held_by(optimizer)))
         if not self._optimizers:  # the training was found without an update
             self._first = optimizer
         elif own & self._parameters:
@@ -340,7 +333,7 @@ class Watcher:
         if self._unseen == self._look_next or (self._unseen == 2 and not backward):
             self._looked, self._look_next = self._unseen, max(2 * self._unseen, 2 * _LOOKED_AT)
             leaves = (each for each in facts.objects(torch.Tensor) if each.is_leaf and each.requires_grad)
-            self._probes = [(each, _state(each)) for each in itertools.islice(leaves, _PROBES)]
+            self._probes = [(each, _state(each)) for each in itertools.islice(leaves, 256)]
             return
         if not self._probes or self._unseen > self._looked + 2:
             return
@@ -348,12 +341,8 @@ class Watcher:
         if facts.optimizers():  # one will step: other tensors, such as inputs that are attacked, are not trained
             others = [each for each in others if isinstance(each, nn.Parameter)]
         changed = set(map(id, others))
-        if changed or (backward and self._unseen >= _MOST_UNSEEN):
-            owners = [
-                each
-                for each in facts.optimizers()
-                if any(id(own) in changed for group in each.param_groups for own in group["params"])
-            ]
+        if changed or (backward and self._unseen >= 64):  # a step although no parameter was seen to change
+            owners = [each for each in facts.optimizers() if changed & {id(own) for own in _held_by(each)}]
             self._open(owners, changed=changed)
 
     def _notice_change(self) -> None:
@@ -540,9 +529,8 @@ class Watcher:
         first = next((each for each in given if isinstance(each, torch.Tensor)), None)
         if first is not None and first.ndim == 1 and first.is_floating_point():
             if len(first) not in self._vectors:
-                self._vectors[len(first)] = any(
-                    getattr(each, "in_features", 0) == len(first) for each in module.modules()
-                )
+                features = {getattr(each, "in_features", 0) for each in module.modules()}
+                self._vectors[len(first)] = len(first) in features
             if self._vectors[len(first)]:
                 return 1
         return facts.samples_of(given, second=self._second)
@@ -626,6 +614,7 @@ class Watcher:
             if self._here() and waits:
                 self._note(_SYNCED)
 
+        own = name in vars(place)  # a method of an object's class goes back there
         entering, leaving = Door(before, self.give_up), Door(after, self.give_up)
 
         @functools.wraps(original)
@@ -641,27 +630,7 @@ class Watcher:
                 leaving()
 
         setattr(place, name, observed)
-        self._undo.append(lambda: setattr(place, name, original))
-
-    def _hook_synchronize(self, optimizer: Any) -> None:
-        """See the wait in `synchronize` of Horovod's optimizer, which its step calls, or the script."""
-        original = optimizer.synchronize
-        before = Door(lambda: self._note(_SYNC, CALLS.index("synchronize")), self.give_up)
-        after = Door(lambda: self._note(_SYNCED), self.give_up)
-
-        def synchronize(*given: Any, **named: Any) -> Any:
-            if self._in_call:
-                return original(*given, **named)
-            self._in_call = 1
-            before()
-            try:
-                return original(*given, **named)
-            finally:
-                self._in_call = 0
-                after()
-
-        optimizer.synchronize = synchronize
-        self._undo.append(lambda: delattr(optimizer, "synchronize"))
+        self._undo.append(lambda: setattr(place, name, original) if own else delattr(place, name))
 
     # ------------------------------------------------------------------------------------------------ the training
 
@@ -671,16 +640,13 @@ class Watcher:
         `changed`: ids of parameters that are others than before, where no update was seen.
         """
         by_update = changed is None
-        if (
-            self._training == 1
-            and not self._told
-            and any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
-        ):
+        own = any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
+        if own and self._training == 1 and not self._told:
             self._report("seen", "own recorder")
-            self._over()
-            return
+            self.state = "over"
         if torch.utils.data.get_worker_info() is not None:  # a data set that optimizes something
-            self._over()
+            self.state = "over"
+        if self.state == "over":
             return
         if by_update:
             self._optimizers = {id(each): each for each in stepped}
@@ -691,7 +657,7 @@ class Watcher:
             self._alive = weakref.WeakSet(each for each in there if issubclass(type(each), torch.optim.Optimizer))
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
-        parameters = [each for group in groups for each in group["params"]]
+        parameters = [each for one in stepped for each in _held_by(one)]
         self._parameters = {id(each) for each in parameters}
         self._models = self._models if self._told else self._models_of(stepped, there, changed or set())
         held = parameters or [each for model in self._models for each in model.parameters()]
@@ -711,8 +677,9 @@ class Watcher:
         if (workers["workers"] > 1 or self._told) and self._timed:
             for wrapped in filter(None, map(facts.averaging, self._models)):
                 self._hook_gradients(wrapped)
-            for each in filter(facts.averages_in_synchronize, stepped):
-                self._hook_synchronize(each)
+            averaging: Any = filter(facts.averages_in_synchronize, stepped)
+            for each in averaging:
+                self._wrap(each, "synchronize", each.synchronize, CALLS.index("synchronize"), waits=True)
         for model in self._models if self._timed and self._asked.get("forward", True) else ():
             self._hook(model)
         if self._timed:
@@ -720,15 +687,14 @@ class Watcher:
         for layer in filter(None, map(facts.time_first, self._models)):
             called = Door(self._before_layer, self.give_up)
             self._watched_layers.append(layer.register_forward_pre_hook(called).remove)
-        self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
+        self._precision = facts.PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes, self._samples = [], [], 0
         self.state, self._fresh, self._updates = "recording", True, 0
         if multiprocessing.parent_process() is not None and not self._told:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
         if self._timed:
-            self._stacks = Stacks(
-                get_ident(), self._path("stacks"), functools.partial(self._report, "name"), self._in_lap
-            )
+            named = functools.partial(self._report, "name")
+            self._stacks = Stacks(get_ident(), self._path("stacks"), named, self._in_lap)
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
         self._opened_s = now()
         self._note(_OPENED)
@@ -741,7 +707,7 @@ class Watcher:
         found: list[nn.Module] = []
         modules = [each for each in there if issubclass(type(each), nn.Module)]
         for optimizer in stepped:
-            own = [each for group in optimizer.param_groups for each in group["params"]]
+            own = _held_by(optimizer)
             found += facts.models_of(set(map(id, own)), modules) or [facts.LooseParameters(own)]
         if not stepped:
             found = facts.models_of(changed, modules) or facts.models_with_gradients()
@@ -753,7 +719,7 @@ class Watcher:
             several = len(self._optimizers) > 1
             if several and optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first):
                 continue  # made again for each task: looking for its model takes a while, and nobody is to keep it
-            if len(self._optimizers) >= _MOST_JOINED:
+            if len(self._optimizers) >= 16:  # so many are looked at for their models
                 return
             self._optimizers[id(optimizer)] = optimizer
             for model in self._models_of([optimizer], facts.objects(nn.Module), set()):
@@ -771,7 +737,12 @@ class Watcher:
         self._steps_of[self._training] = self.made
         drops = len(self._steps_of) == self._asked.get("trainings", 8)
         if drops:
-            self._drop(min(self._steps_of, key=lambda number: self._steps_of[number]))
+            # Of many, such as trials before the training, the long ones are kept.
+            shortest = min(self._steps_of, key=lambda number: self._steps_of[number])
+            del self._steps_of[shortest]
+            for ending in ("facts", "events", "stacks", "losses"):
+                with suppress(OSError):
+                    os.unlink(self._path(ending, shortest))
         self._training += 1
         if drops:
             self._report("more", True)
@@ -780,13 +751,6 @@ class Watcher:
         self.state = "watching"
         for each in strangers:
             (self._watch_update if self.state == "watching" else self._note_update)(each)
-
-    def _drop(self, number: int) -> None:
-        """Forget the shortest training: of many, such as trials before the training, the long ones are kept."""
-        del self._steps_of[number]
-        for ending in ("facts", "events", "stacks", "losses"):
-            with suppress(OSError):
-                os.unlink(self._path(ending, number))
 
     # ------------------------------------------------------------------------------------------------ limit and turns
 
@@ -797,8 +761,13 @@ class Watcher:
 
     def _reach(self) -> None:
         """End the training where it has made the steps that were asked for, or wait for a turn."""
-        if self.made == _FEW_STEPS:
-            self._look_at_few()
+        if self.made == _FEW_STEPS and self._precision is not None:
+            self._precision.stop()
+        # A model that was not called in so many steps is a container; the models in it are.
+        for model in self._models if self.made == _FEW_STEPS and not self._told else ():
+            for module in () if id(model) in self._called else model.children():
+                if any(parameter.requires_grad for parameter in module.parameters()):
+                    self._hook(module)
         if self._turns is not None and self.made >= self._turns.until:
             self._wait_for_turn()
         limit = self._asked.get("steps") or math.inf
@@ -806,17 +775,6 @@ class Watcher:
             self._log.write()
             raise SystemExit
         self._settle_due()
-
-    def _look_at_few(self) -> None:
-        """Do what a few steps suffice for."""
-        if self._precision is not None:
-            self._precision.stop()
-        for model in (
-            () if self._told else self._models
-        ):  # one that was not called in so many steps is a container; the models in it are
-            for module in () if id(model) in self._called else model.children():
-                if any(parameter.requires_grad for parameter in module.parameters()):
-                    self._hook(module)
 
     def _settle_due(self) -> None:
         granted = math.inf if self._turns is None else self._turns.until
@@ -862,12 +820,6 @@ class Watcher:
         with suppress(OSError), open(self._path("facts"), "a", encoding="utf-8") as stream:
             stream.write(json.dumps([what, value]) + "\n")
 
-    def _report_more(self) -> None:
-        """Say once that this process trains what is not recorded: after this training, or in another thread."""
-        if not self._more:
-            self._more = True
-            self._report("more", True)
-
     def _about(self, stepped: list[torch.optim.Optimizer]) -> dict[str, Any]:
         return {
             "model": facts.names_of(self._models, os.path.basename(sys.argv[0])),
@@ -878,26 +830,14 @@ class Watcher:
     def _tell_opened(
         self, workers: dict[str, Any], device: torch.device, stepped: list[Any], groups: list[dict[str, Any]]
     ) -> None:
-        names = self._asked.get("variables", ())
-        self._report(
-            "opened",
-            {
-                **facts.of_process(device),
-                **workers,
-                **self._about(stepped),
-                "environ": {name: os.environ[name] for name in names if name in os.environ},
-                "training": self._training,
-                "told": self._told,
-                "initial_sha256": facts.digest(self._models),
-                "sharded": any(map(facts.sharded, self._models)),
-                "lr": float(groups[0]["lr"]) if groups and "lr" in groups[0] else None,
-                "data": self._lengths,
-                "script": sys.argv[0],
-                "width": self._log.width,
-                "waits": device.type != "cuda" and workers["backend"] in ("ddp", "distributed", "horovod"),
-                "at": [wall(), now()],
-            },
-        )
+        environ = {name: os.environ[name] for name in self._asked.get("variables", ()) if name in os.environ}
+        opened = {**facts.of_process(device), **workers, **self._about(stepped), "environ": environ}
+        opened["initial_sha256"] = facts.digest(self._models)
+        opened["sharded"] = any(map(facts.sharded, self._models))
+        opened["lr"] = float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+        opened["waits"] = device.type != "cuda" and workers["backend"] in ("ddp", "distributed", "horovod")
+        known = {"training": self._training, "told": self._told, "data": self._lengths, "script": sys.argv[0]}
+        self._report("opened", {**opened, **known, "width": self._log.width, "at": [wall(), now()]})
 
     def _end(self) -> None:
         """Close the log, and tell what only now is known."""
@@ -911,17 +851,9 @@ class Watcher:
             self._turns.leave()
         self._log.close()
         rss_mb, pss_mb = facts.memory_mb()
-        self._report(
-            "ended",
-            {
-                "sha256": facts.digest(self._models),
-                "precision": None if self._precision is None else self._precision.found(),
-                "rss_mb": rss_mb,
-                "pss_mb": pss_mb,
-                "elsewhere": self._elsewhere,
-                "data": self._lengths,
-            },
-        )
+        computed = None if self._precision is None else self._precision.found()
+        ended = {"sha256": facts.digest(self._models), "precision": computed, "rss_mb": rss_mb, "pss_mb": pss_mb}
+        self._report("ended", {**ended, "elsewhere": self._elsewhere, "data": self._lengths})
         self.state = "over"
 
     def finish(self, failed: str = "") -> None:
@@ -954,9 +886,6 @@ class Watcher:
             if self._stacks is not None:
                 self._stacks.stop()
 
-    def _over(self) -> None:
-        self.state = "over"
-
     def _leave(self) -> None:
         """Leave the record to the parent of this fork; where it has none, the child may train, as a rank does."""
         if self.state == "watching":
@@ -966,15 +895,98 @@ class Watcher:
             self._log.leave()
             self.state = "over"
 
-    def _watch_errors(self) -> None:
-        original = sys.excepthook
-
+    def _watched_errors(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             if self.state == "recording" and not issubclass(kind, KeyboardInterrupt):
                 self._report("failed", _named(error))
             original(kind, error, trace)
 
-        sys.excepthook = hook
+        return hook
+
+
+_TOGETHER = 512  # so many losses of a GPU become one tensor, which needs less of its memory
+
+
+class Told(Watcher):
+    """Notes the events of one model, one optimizer and the loops that are told of, for `horovod_study.recorder`.
+
+    Hooks are on what the script gives alone, and gone at the end. What a loop says of itself is an event as all others.
+    """
+
+    _told = True
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        super().__init__(asked)
+        self._losses = array("d")  # pairs of a moment and the loss
+        self._moments = array("d")  # of the losses of a GPU, ...
+        self._newest: list[torch.Tensor] = []
+        self._read_later: list[torch.Tensor] = []  # ... which are here, the older ones together
+
+    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """See the training of these until `finish`, after which they and PyTorch are as they were."""
+        for name in ("backward", "grad") if self._timed else ():
+            original = getattr(torch.autograd, name)
+            setattr(torch.autograd, name, self._watched_backward(original))
+            self._undo.append(functools.partial(setattr, torch.autograd, name, original))
+        self._undo.append(optimizer.register_step_pre_hook(Door(self._before_update, self.give_up)).remove)
+        self._undo.append(optimizer.register_step_post_hook(Door(self._after_update, self.give_up)).remove)
+        if hasattr(os, "register_at_fork"):
+            me = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: None if (own := me()) is None else own._leave())
+        self._models, self._in_loop, self._most = [model], True, math.inf
+        self._open([optimizer])
+
+    def begin_loop(self, data: Any) -> None:
+        """A loop over a loader begins, whose data set is `data`."""
+        self._loops, self._fresh, self._thread = self._loops + 1, True, get_ident()
+        number = self._number_of(data)
+        self._loop = self._loops * DATA_SETS + number
+        self._note(NUMBER["start"], number)
+
+    def fetch(self) -> None:
+        """The loop asks for a batch: its turn before is over."""
+        self._turn()
+        if self._turns is not None and self.made >= self._turns.until:
+            self._wait_for_turn()
+        self._log.write()
+        self._note(NUMBER["fetch"], self._loop)
+
+    def samples_of(self, batch: Any, size: Any) -> int:
+        """Return how many samples a batch has, of a loader that calls it `size`; 0: unknown."""
+        return facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
+
+    def report(self, kind: str, number: int = 0) -> None:
+        """Note that something of these kinds happens now: batch, ended, lap, skip, skipped, left."""
+        self._note(NUMBER[kind], number)
+        if kind == "batch":
+            self._samples += number
+        elif kind == "left":
+            self._turn()
+            self._fresh = True
+        elif kind == "lap":
+            self._updates += LAPS[number] == "update"
+        elif kind in ("skip", "skipped"):
+            self._thread = 0 if kind == "skip" else get_ident()  # hooks see nothing of what is in no step
+
+    def loss(self, loss: torch.Tensor) -> None:
+        """Keep a loss, shape (); of a GPU it is read at the end, and not waited for."""
+        if loss.device.type == "cpu":
+            self._losses.extend((now(), float(loss)))
+            return
+        self._moments.append(now())
+        self._newest.append(loss.clone())  # a captured step writes the next one to the same place
+        if len(self._newest) == _TOGETHER:
+            self._read_later.append(torch.stack(self._newest))
+            self._newest = []
+
+    def finish(self, failed: str = "") -> None:
+        """End the record in good order, and take all hooks away; `failed`: why the training has failed."""
+        if self.state == "recording":
+            with suppress(Exception), open(self._path("losses"), "wb") as stream:
+                values = [each.reshape(-1).tolist() for each in (*self._read_later, *self._newest)]
+                self._losses.extend(itertools.chain(*zip(self._moments, itertools.chain(*values))))  # noqa: B905
+                self._losses.tofile(stream)
+        super().finish(failed)
 
 
 def _hooks_of(module: nn.Module) -> tuple[OrderedDict[int, Any], ...]:
@@ -985,9 +997,12 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
+def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
 def _kind_of(optimizer: torch.optim.Optimizer | None) -> Any:
-    groups = () if optimizer is None else optimizer.param_groups
-    return type(optimizer), [each.shape for group in groups for each in group["params"]]
+    return type(optimizer), [] if optimizer is None else [each.shape for each in _held_by(optimizer)]
 
 
 def _state(tensor: torch.Tensor, *, on_gpu: bool = True) -> tuple[int, Any]:

@@ -3,7 +3,5 @@
 scratch          steps that leave no trace
 synchronisation  what a synchronisation is made of
 ablation         what communication costs, measured by leaving it out
-profiling        some steps under a profiler
-sync_points      which operations wait for the device
-timeline         Horovod's own timeline of some steps
+profiling        steps under a profiler, operations that wait for the device, and Horovod's own timeline
 """

@@ -102,9 +102,7 @@ def measure(
             blocks[name] = None
     return {
         "backend": backend.name,
-        "transport": backend.transport,
-        "reduction": backend.reduction,
-        "workers": backend.workers,
+        **{name: getattr(backend, name) for name in ("transport", "reduction", "workers")},
         "seed": seed,
         "pairs": made_pairs,
         "steps": steps,

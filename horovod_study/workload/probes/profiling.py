@@ -4,7 +4,8 @@
     cprofile      Python's own profiler: a table by function
     nsys          opens the window in which NVIDIA's nsys records, which was started outside
     pyspy         py-spy, attached to this process from outside: a flame graph, the stacks, and a table by function
-    sync-points   calls at which the host waits for the device, with their source lines (sync_points.py)
+    sync-points   calls at which the host waits for the device, with their source lines; on a CPU, where nothing waits,
+                  they are seen by their operation, and "would wait on a GPU"
 
 The steps are scratch steps: model and optimiser are put back afterwards. Every rank profiles itself and writes its own
 files, because the slow rank is the interesting one. A profiler that fails is a warning: the training is done, and must
@@ -14,45 +15,43 @@ not be lost for it.
 import cProfile
 import ctypes
 import json
+import linecache
 import math
 import os
+import shlex
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import sysconfig
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from types import FrameType
+from typing import IO, Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from horovod_study import records
-from horovod_study.comm.base import Backend
-from horovod_study.config.run import RunConfig
-from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
+from horovod_study.comm.base import Backend, fail_together
+from horovod_study.comm.horovod import HorovodBackend
+from horovod_study.config.run import LAPS, RunConfig
+from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.files import writing
 from horovod_study.measure import ranges
 from horovod_study.measure.clock import now, open_clock, sleep
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload.probes.scratch import Scratch
-from horovod_study.workload.probes.sync_points import Finder
 
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
 
-LINES = 10
-"""So many findings are told on the terminal; the files hold all."""
-
-_NSYS = (
-    "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
-    "<the command that starts the run>"
-)
-
-_PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _SPY_START_S = 20.0
 
 Place = Callable[[str], Path]
@@ -60,33 +59,37 @@ Place = Callable[[str], Path]
 
 
 def require_possible(config: RunConfig, backend: Backend, device: torch.device) -> None:
-    """Raise StudyError before training for a profiler, ranges or a timeline that cannot work here."""
+    """Raise BackendError before training for a profiler, ranges or a timeline that cannot work here."""
+    if problem := next(_hindrances(config, backend, device), ""):
+        raise BackendError(problem)
+
+
+def _hindrances(config: RunConfig, backend: Backend, device: torch.device) -> Iterator[str]:
+    """Yield why what was asked for cannot work here, with what to do instead."""
     if reason := ranges.why_not(config.ranges):
-        raise BackendError(f"ranges {config.ranges} cannot be made: {reason}; leave ranges out, or use the other kind")
-    if config.timeline_steps:
-        if backend.name != "horovod":
-            raise ConfigError(
-                f"run: timeline_steps is {config.timeline_steps}, and the timeline is Horovod's own: backend "
-                f"{backend.name} has none; leave timeline_steps out, or use --backend horovod"
-            )
-        if backend.workers == 1:
-            raise ConfigError(
-                f"run: timeline_steps is {config.timeline_steps}, but one worker alone reduces nothing, and its "
-                "timeline is empty; start two workers or more, or leave timeline_steps out"
-            )
-    if config.profile == "nsys":
-        if device.type != "cuda":
-            raise BackendError(
-                "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile"
-            )
-        # variables that nsys gives to what it starts
-        if not any(
-            name in os.environ
-            for name in ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
-        ):
-            raise BackendError(f"profile nsys was asked for, but nsys did not start this process; start it as: {_NSYS}")
+        yield f"ranges {config.ranges} cannot be made: {reason}; leave ranges out, or use the other kind"
+    if config.timeline_steps and backend.name != "horovod":
+        yield (
+            f"run: timeline_steps is {config.timeline_steps}, and the timeline is Horovod's own: backend "
+            f"{backend.name} has none; leave timeline_steps out, or use --backend horovod"
+        )
+    if config.timeline_steps and backend.workers == 1:
+        yield (
+            f"run: timeline_steps is {config.timeline_steps}, but one worker alone reduces nothing, and its timeline "
+            "is empty; start two workers or more, or leave timeline_steps out"
+        )
+    if config.profile == "nsys" and device.type != "cuda":
+        yield "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile"
+    # variables that nsys gives to what it starts
+    given = {"NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"}
+    if config.profile == "nsys" and not given & os.environ.keys():
+        yield (
+            "profile nsys was asked for, but nsys did not start this process; start it as: nsys profile "
+            "--capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
+            "<the command that starts the run>"
+        )
     if config.profile == "pyspy":
-        _require_spy()
+        yield from _spy_hindrances()
 
 
 def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_step_s: float) -> list[str]:
@@ -115,16 +118,9 @@ def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_s
             problem = problem or failed or _tried(manager.__exit__, None, None, None)
             step_s.extend(watched.drain()["step_s"].tolist())
     files = [] if problem else [str(path) for path in records.profile_paths(directory, kind, scratch.backend.rank)]
-    everybody = scratch.backend.gather(
-        {
-            "median_s": statistics.median(step_s),
-            "timed_s": timed_step_s,
-            "files": [(path, os.path.getsize(path)) for path in files],
-            "notes": notes,
-            "problem": problem,
-        }
-    )
-    return _lines(kind, steps, everybody)
+    found = {"median_s": statistics.median(step_s), "timed_s": timed_step_s, "notes": notes, "problem": problem}
+    found["files"] = [(path, os.path.getsize(path)) for path in files]
+    return _lines(kind, steps, scratch.backend.gather(found))
 
 
 def _tried(call: Callable[..., object], *arguments: Any) -> str:
@@ -199,18 +195,10 @@ def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
     profiler.export_chrome_trace(str(place("json.gz")))
     rows = []
     for each in profiler.key_averages():
-        row = {
-            "operator": each.key,
-            "calls": each.count,
-            "calls_per_step": each.count / steps,
-            "self_host_s": each.self_cpu_time_total / 1e6,
-            "total_host_s": each.cpu_time_total / 1e6,
-        }
+        row = {"operator": each.key, "calls": each.count, "calls_per_step": each.count / steps}
+        row |= {"self_host_s": each.self_cpu_time_total / 1e6, "total_host_s": each.cpu_time_total / 1e6}
         if device.type == "cuda":
-            row |= {
-                "self_device_s": each.self_device_time_total / 1e6,
-                "total_device_s": each.device_time_total / 1e6,
-            }
+            row |= {"self_device_s": each.self_device_time_total / 1e6, "total_device_s": each.device_time_total / 1e6}
         rows.append(row)
     by = "self_device_s" if device.type == "cuda" else "self_host_s"
     records.write_profile_table(place("csv"), sorted(rows, key=lambda row: (-row[by], row["operator"])))
@@ -231,17 +219,10 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
     for each in profiler.getstats():
         code: Any = each.code
         builtin = isinstance(code, str)
-        rows.append(
-            {
-                "function": code.strip("<>") if builtin else code.co_qualname,
-                "file": "" if builtin else code.co_filename,
-                "line": 0 if builtin else code.co_firstlineno,
-                "calls": each.callcount,
-                "calls_per_step": each.callcount / steps,
-                "self_s": each.inlinetime,
-                "total_s": each.totaltime,
-            }
-        )
+        where = (code.strip("<>"), "", 0) if builtin else (code.co_qualname, code.co_filename, code.co_firstlineno)
+        row = dict(zip(("function", "file", "line"), where, strict=True))
+        row |= {"calls": each.callcount, "calls_per_step": each.callcount / steps}
+        rows.append({**row, "self_s": each.inlinetime, "total_s": each.totaltime})
     rows.sort(key=lambda row: (-row["self_s"], row["function"], row["file"], row["line"]))
     records.write_profile_table(place("csv"), rows)
     lines = [f"{steps} steps; seconds are sums over them, self is without what a function calls", ""]
@@ -275,22 +256,20 @@ def _nsys(notes: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _sync_points(finder: Finder, device: torch.device, steps: int, place: Place, notes: list[str]) -> Iterator[None]:
+def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Place, notes: list[str]) -> Iterator[None]:
     with finder.watching(device):
         yield
     points = finder.points()
     columns = ("operation", "file", "line", "function", "count", "per_step", "source")
-    rows = [
-        {name: each.count / steps if name == "per_step" else getattr(each, name) for name in columns} for each in points
-    ]
+    rows = [{**each._asdict(), "count": each.number, "per_step": each.number / steps} for each in points]
     records.write_profile_table(place("csv"), rows, columns)
     waits = "waits for the device" if device.type == "cuda" else "would wait on a GPU"
     if not points:
         notes.append(f"no call in a step {waits}")
-    for each in points[:LINES]:
-        notes.append(f"{each.count / steps:.3g} per step: {each} ({waits})")
-    if len(points) > LINES:
-        notes.append(f"and {len(points) - LINES} more places")
+    for each in points[:10]:  # the file holds all
+        notes.append(f"{each.number / steps:.3g} per step: {each} ({waits})")
+    if len(points) > 10:
+        notes.append(f"and {len(points) - 10} more places")
 
 
 # ------------------------------------------------------------------------------------------------------------- py-spy
@@ -301,23 +280,25 @@ def _spy_program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def _require_spy() -> None:
-    """Raise BackendError where py-spy is not installed or may not look into this process, which is tried."""
+def _spy_hindrances() -> Iterator[str]:
+    """Yield why py-spy is not there, or may not look into this process, which is tried."""
     program = _spy_program()
     if program is None:
-        raise BackendError(
+        yield (
             "profile pyspy needs py-spy, which is not installed; pip install 'horovod_study[probes]', or use --profile "
             "cprofile"
         )
+        return
     with _looking_permitted():
         line = [program, "dump", "--pid", str(os.getpid())]
         try:
             tried = subprocess.run(line, capture_output=True, text=True, timeout=_SPY_START_S)
         except (OSError, subprocess.SubprocessError) as error:
-            raise BackendError(f"profile pyspy: {program} does not start ({_words(error)}); install it again") from None
+            yield f"profile pyspy: {program} does not start ({_words(error)}); install it again"
+            return
     if tried.returncode:
         why = next((text.strip() for text in reversed(tried.stderr.splitlines()) if text.strip()), "no reason given")
-        raise BackendError(
+        yield (
             f"profile pyspy: py-spy may not look into this process ({why}); run as root, in a container with "
             "--cap-add SYS_PTRACE, or use --profile cprofile"
         )
@@ -326,24 +307,20 @@ def _require_spy() -> None:
 @contextmanager
 def _looking_permitted() -> Iterator[None]:
     """Let py-spy, a child, look at this process where the system lets only parents look at their children (Yama)."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1)), 0, 0, 0)
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
+    set_ptracer = 0x59616D61  # linux/prctl.h
+    prctl(set_ptracer, ctypes.c_ulong(-1), 0, 0, 0)  # any process
     try:
         yield
     finally:
-        if prctl is not None:
-            prctl(_PR_SET_PTRACER, 0, 0, 0, 0)
+        prctl(set_ptracer, 0, 0, 0, 0)
 
 
 @contextmanager
 def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> Iterator[None]:
     """Attach py-spy for the time of the block; with `table`, sum up the stacks that it wrote."""
-    program = _spy_program()
-    if program is None:
-        raise BackendError("py-spy is not there any more; install it again")
     with _looking_permitted():
-        line = [program, "record", "--pid", str(os.getpid()), "--rate", "500"]
+        line = [_spy_program() or "py-spy", "record", "--pid", str(os.getpid()), "--rate", "500"]
         line += ["--format", form, "--output", str(path)]
         spy = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         assert spy.stdout is not None
@@ -396,13 +373,227 @@ def _sums(path: Path) -> tuple[list[dict[str, Any]], int]:
             own[names[-1]] += 1
             total.update(set(names))
     rows = [
-        {
-            "function": name[0],
-            "file": name[1],
-            "line": lines[name],
-            "self_samples": own[name],
-            "total_samples": count,
-        }
+        {"function": name[0], "file": name[1], "line": lines[name], "self_samples": own[name], "total_samples": count}
         for name, count in total.items()
     ]
     return sorted(rows, key=lambda row: (-row["self_samples"], -row["total_samples"], row["function"])), samples
+
+
+_WAITING = {
+    "_local_scalar_dense": "item",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    **{name: name for name in ("nonzero", "masked_select", "unique_consecutive", "equal", "allclose", "bincount")},
+    "repeat_interleave": "repeat_interleave",
+}
+"""Operation of ATen -> what it is called in Python. The host needs their result, or the size of it, to go on."""
+
+_CUDA_WARNING = "called a synchronizing CUDA operation"
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_STANDARD = (sysconfig.get_paths()["stdlib"] + os.sep, "<frozen ")
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class SyncPoint(NamedTuple):
+    """One source line that makes the host wait, and how often it did."""
+
+    operation: str
+    file: str
+    line: int
+    function: str
+    source: str  # the text of the line
+    number: int  # how often
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.operation} in {self.function}: {self.source}"
+
+
+class Finder:
+    """Collects the calls that wait while its `watching` is entered."""
+
+    def __init__(self) -> None:
+        self._found: Counter[tuple[str, str, int, str]] = Counter()
+        self.paused = False
+
+    def note(self, operation: str, frame: FrameType | None) -> None:
+        """Count one call, made below `frame`."""
+        if self.paused:
+            return
+        user = _users_frame(frame)
+        if user is None:
+            self._found[operation, "?", 0, "?"] += 1
+        else:
+            code = user.f_code
+            self._found[operation, code.co_filename, user.f_lineno, code.co_qualname] += 1
+
+    def points(self) -> list[SyncPoint]:
+        """Return what was found, the most frequent first, then by place."""
+        rows = sorted(self._found.items(), key=lambda each: (-each[1], each[0][1:3], each[0][0]))
+        return [
+            SyncPoint(operation, _short(file), line, function, linecache.getline(file, line).strip(), count)
+            for (operation, file, line, function), count in rows
+        ]
+
+    @contextmanager
+    def watching(self, device: torch.device) -> Iterator[None]:
+        """Note the waiting calls that are made inside, in the way of the device that computes."""
+        if device.type == "cuda":
+            with self._warned():
+                yield
+        else:
+            with _ToHost(self.note), _Waiting(self.note):
+                yield
+
+    @property
+    def not_in_data(self) -> tuple[Callable[[str], object], Callable[[], object]]:
+        """Ranges in which the lap data is passed over: on a CPU batches are made from tensors of the host anywhere."""
+
+        def push(name: str) -> None:
+            self.paused = name == LAPS[0]
+
+        return push, lambda: None
+
+    @contextmanager
+    def _warned(self) -> Iterator[None]:
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if _CUDA_WARNING in str(message):
+                self.note("CUDA call", sys._getframe(1))
+            else:
+                shown(message, category, *rest, **named)
+
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            shown = warnings.showwarning
+            warnings.filterwarnings("always", message=f".*{_CUDA_WARNING}")
+            # PyTorch says so when it is switched on
+            warnings.filterwarnings("ignore", message=".*Synchronization debug mode is a prototype feature")
+            warnings.showwarning = show  # the place that a warning names is a line of PyTorch where that made the call
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+
+
+class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation that really runs, backward and hooks included."""
+
+    def __init__(self, note: Callable[[str, FrameType | None], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._note = note
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        operation = _WAITING.get(name, "")
+        indices = args[1] if name in ("index", "index_put", "index_put_") and len(args) > 1 else ()
+        if any(isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices):
+            operation = "indexing by a mask"
+        if name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None:
+            operation = ""
+        # Optimisers keep their step counts on the host on a GPU too, and read them there.
+        frames = _stack(sys._getframe(1)) if operation == "item" else ()
+        if operation and not any(each.f_code.co_filename.startswith(f"{_TORCH}optim{os.sep}") for each in frames):
+            self._note(operation, sys._getframe(1))
+        return func(*args, **(kwargs or {}))
+
+
+class _ToHost(TorchFunctionMode):
+    """Sees the methods that are no operation on a CPU, because the tensor is there already."""
+
+    def __init__(self, note: Callable[[str, FrameType | None], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        # Tensor.numpy is none of them: on a GPU it fails instead of waiting.
+        if name in ("cpu", "tolist") and args and isinstance(args[0], torch.Tensor):
+            self._note(name, sys._getframe(1))
+        return func(*args, **(kwargs or {}))
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames from the innermost outwards."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of no installed package, else the innermost of another package than PyTorch."""
+    candidate = None
+    for each in _stack(frame):
+        file = each.f_code.co_filename
+        installed = any(part in file for part in _PACKAGES)
+        if file == __file__ or file.startswith(_TORCH) or (file.startswith(_STANDARD) and not installed):
+            continue
+        if not installed:
+            return each
+        candidate = candidate or each
+    return candidate
+
+
+def _short(file: str) -> str:
+    """Return a path relative to the folder we are in where it is below it."""
+    path = Path(file)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return file
+
+
+_LIMIT_BYTES = 64_000_000  # recording ends early when the file has so many bytes
+
+
+def horovod_timeline(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float) -> list[str]:
+    """Write Horovod's timeline of `steps` scratch steps into the run directory; return what there is to say.
+
+    Horovod writes it from a thread of rank 0 that never sleeps, from the moment it is told at its start that there may
+    be a timeline. So it is stopped after the timed window and started once more, and nothing is to be measured after.
+    Collective. `timed_step_s` is the median timed step of this rank. Raises RecordError, on all ranks, if Horovod wrote
+    no file.
+    """
+    backend = scratch.backend
+    assert isinstance(backend, HorovodBackend)
+    path = directory.absolute() / records.TIMELINE
+    writes = backend.rank == 0
+    ended_at: list[int] = []
+
+    def watch_size(step: int) -> None:
+        if writes and not ended_at and path.exists() and path.stat().st_size > _LIMIT_BYTES:
+            backend.stop_timeline()
+            ended_at.append(step)
+
+    with fail_together(backend):
+        if writes:  # that of an earlier attempt would be taken for this one's
+            with writing(path, "move it away"):
+                path.unlink(missing_ok=True)
+    with scratch.kept():
+        backend.restart_with_timeline()
+        clock = open_clock("light", scratch.device)
+        scratch.timed(10, clock)  # Horovod remembers what it negotiated
+        backend.barrier()
+        if writes:
+            backend.start_timeline(path)
+        backend.barrier()
+        step_s = statistics.median(scratch.timed(steps, clock, watch_size)["step_s"].tolist())
+        if writes and not ended_at:
+            backend.stop_timeline()
+    with fail_together(backend):
+        if writes and not path.exists():
+            raise RecordError(f"{path}: Horovod wrote no timeline; make the run directory writable for rank 0")
+    everybody = backend.gather((step_s, timed_step_s))
+    slow_s, timed_s = max(everybody)
+    size = path.stat().st_size if writes else 0
+    made = ended_at[0] if ended_at else steps
+    return [
+        f"timeline: {made} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median of the slowest rank), "
+        f"{slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones; these steps are not the timed ones",
+        *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}"] if ended_at else []),
+        f"  wrote {path} ({amount(size)}); read it with horovod-study explain --part timeline "
+        f"{shlex.quote(str(directory))}",
+    ]

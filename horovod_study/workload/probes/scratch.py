@@ -23,9 +23,6 @@ from horovod_study.workload.graphs import CapturedStep
 from horovod_study.workload.loaders import Batch, Loader, feed
 from horovod_study.workload.optimizer import Arithmetic
 
-_TrainStep = Callable[[nn.Module, Optimizer, torch.Tensor, torch.Tensor, Backend, LapClock, Arithmetic], torch.Tensor]
-"""`workload.trainer.train_step`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
@@ -38,7 +35,7 @@ class Scratch:
     arithmetic: Arithmetic
     loader: Loader
     device: torch.device
-    train_step: _TrainStep
+    train_step: Callable[..., torch.Tensor]  # that of workload.trainer
     captured: CapturedStep | None = None  # what makes a step instead, where steps are CUDA graphs
     _given: list[Iterator[Batch | None]] = field(default_factory=list)
     _stream: list[Iterator[Batch]] = field(default_factory=list)
@@ -63,7 +60,10 @@ class Scratch:
                 before(step)
             clock.begin(None if self.captured is None else self.captured.begin_of_next(clock))
             if self.captured is not None:
-                self.captured.take(next(self._feed(self.captured)), clock)
+                if not self._given:  # what captured steps are given, one epoch after the other
+                    epochs = (feed(self.loader, self.captured, epoch) for epoch in itertools.count())
+                    self._given.append(itertools.chain.from_iterable(epochs))
+                self.captured.take(next(self._given[0]), clock)
                 continue
             curves, targets = self.batch()
             clock.lap("data")
@@ -75,13 +75,6 @@ class Scratch:
         self.steps(count, clock, before)
         self.settle()
         return clock.drain()
-
-    def _feed(self, captured: CapturedStep) -> Iterator[Batch | None]:
-        """Return what captured steps are given, one epoch after the other."""
-        if not self._given:
-            epochs = (feed(self.loader, captured, epoch) for epoch in itertools.count())
-            self._given.append(itertools.chain.from_iterable(epochs))
-        return self._given[0]
 
     def settle(self) -> None:
         """Return when the device has done what it was given."""
@@ -96,24 +89,27 @@ class Scratch:
         were before, or not the same on all ranks; nothing is put back after an error.
         """
         before = self.fingerprint()
-        everybody = self.backend.gather(before)
-        if len(set(everybody)) > 1:
-            rank = next(rank for rank, each in enumerate(everybody) if each != everybody[0])
-            raise BackendError(
-                f"rank {rank} has other parameters or another optimiser than rank 0 at the end of training; do not use "
-                "this run, and report its settings"
-            )
+        self._require_all(
+            before,
+            "has other parameters or another optimiser than rank 0 at the end of training; do not use this run, and "
+            "report its settings",
+        )
         self._kept.append(self._remember())
         yield before
         self.put_back()
         self._kept.pop()
-        everybody = self.backend.gather(self.fingerprint())
-        if set(everybody) != {before}:
-            rank = next(rank for rank, each in enumerate(everybody) if each != before)
-            raise BackendError(
-                f"rank {rank} could not put its parameters and optimiser back after measuring; do not use its "
-                "checkpoint, and report the settings of this run"
-            )
+        self._require_all(
+            self.fingerprint(),
+            "could not put its parameters and optimiser back after measuring; do not use its checkpoint, and report "
+            "the settings of this run",
+            wanted=before,
+        )
+
+    def _require_all(self, own: str, otherwise: str, *, wanted: str = "") -> None:
+        everybody = self.backend.gather(own)
+        for rank, found in enumerate(everybody):
+            if found != (wanted or everybody[0]):
+                raise BackendError(f"rank {rank} {otherwise}")
 
     def put_back(self) -> None:
         """Put everything back to what it was at the begin of `kept`, inside of which it is called, as `kept` will."""

@@ -37,11 +37,6 @@ REPEATS = 200
 BLOCK = 10
 """Steps of one kind in a row. One more goes before them and is not kept: it follows a step of the other kind."""
 
-_WITH_HOOKS = (
-    "with hooks the transfers begin in backward, and sync is only what is left of them then: how much of that is "
-    "transfer and how much runtime cannot be distinguished from here"
-)
-
 
 def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
     """Return what is the section "synchronisation" of bench.json; collective, and the same on all ranks.
@@ -67,6 +62,10 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
     floor_s, common = after_the_last([spans for _, spans, _, _ in everybody], one_host=one_host)
     through_s = after_the_last([spans for _, _, spans, _ in everybody], one_host=one_host)[0]
     packs = [pack_s for *_, pack_s in everybody]
+    why = (
+        "with hooks the transfers begin in backward, and sync is only what is left of them then: how much of that is "
+        "transfer and how much runtime cannot be distinguished from here"
+    )
     return {
         "transport": raw.name,
         "reduction": backend.reduction,
@@ -77,7 +76,7 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
         "floor_s": _plain(floor_s),
         "pack_s": _plain(np.mean(packs, axis=0)) if steps.through_known else None,
         "through_s": _plain(through_s) if steps.through_known else None,
-        "why_not_through": "" if steps.through_known else _WITH_HOOKS,
+        "why_not_through": "" if steps.through_known else why,
     }
 
 
@@ -101,10 +100,8 @@ class _SyncSteps:
 
     def __init__(self, scratch: Scratch, raw: Raw) -> None:
         backend = scratch.backend
-        self._scratch, self._backend, self._optimizer, self._arithmetic = (
-            scratch, backend, scratch.optimizer, scratch.arithmetic,
-        )  # fmt: skip
-        self._raw = raw
+        self._scratch, self._backend, self._raw = scratch, backend, raw
+        self._optimizer, self._arithmetic = scratch.optimizer, scratch.arithmetic
         self.through_known = backend.reduction != "hooks"
         # Hooks would send each gradient of the network that is trained; a copy of it has none.
         self._model = scratch.model if self.through_known else copy.deepcopy(scratch.bare_model)
