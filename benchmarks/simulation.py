@@ -37,6 +37,7 @@ from horovod_study.analysis.simulate.calibration import Given, calibrate, run_ti
 from horovod_study.analysis.simulate.network import Network
 from horovod_study.analysis.simulate.scaling import Scenario, simulate
 from horovod_study.analysis.simulate.step import Compute, Runtime
+from horovod_study.config.doors import asked
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.records import read_run, recorded_run
@@ -124,7 +125,7 @@ def foretell(folder: Path, *, runtime: str, per_host: bool) -> dict[str, Any]:
     known = content["fits"]
     way = next(name for name in (runtime, runtime.partition("/")[2]) if name in known)
     found = calibrate(
-        Given(way=way, workers_per_node=1 if per_host else 2),
+        asked(Given, {"way": way, "workers_per_node": 1 if per_host else 2}, "simulate"),
         # The hosts share one machine, so a worker on each computes beside the other although they share no node.
         runs=besides if per_host else [alone],
         beside=() if per_host else besides,

@@ -42,6 +42,7 @@ from horovod_study.analysis.steps.accounting import Accounting, account, account
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.config.documents import logs, parse_json, read_text
+from horovod_study.config.doors import asked
 from horovod_study.config.run import available_cores
 from horovod_study.errors import DataError, refuse
 from horovod_study.text.progress import Line
@@ -240,7 +241,8 @@ def simulate(
     `constants` have the names and units of the verb's options: `compute_ms=5`, `alpha_us=10`, `gb_per_s=1`, ...
     Raises ConfigError for contradictions and for what nobody said.
     """
-    given, recorded = Given(**constants), [run_times(records.recorded_run(Path(each))) for each in runs]
+    given = asked(Given, constants, "simulate")
+    recorded = [run_times(records.recorded_run(Path(each))) for each in runs]
     size = recorded[0].gradient_bytes if recorded and given.gradient_mb is None else (given.gradient_mb or 0.0) * 1e6
     networks = [
         (content, str(each))

@@ -27,6 +27,7 @@ from horovod_study.analysis.machine.advice import (
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.recording.rank import facts
+from horovod_study.records import finite
 from horovod_study.workload.model import StressCNN
 
 NETWORK = Link(alpha_s=1e-5, bytes_per_s=1e9, source="manually")
@@ -119,7 +120,7 @@ def test_constants_from_a_benchmark(golden: Golden) -> None:
     for content in ({}, {"workers": 1, "fits": fits}, {"workers": 2, "fits": {}}):
         with golden.raises(AnalysisError):
             network_of(content, source="b", way=None, size=1)
-    with pytest.raises(AnalysisError, match="a fit is damaged"):
+    with pytest.raises(AnalysisError, match=r"fits\.x\.alpha_s is missing"):
         network_of({"workers": 2, "fits": {"x": {}}}, source="b", way=None, size=1)
     with golden.raises(AnalysisError, match="JSON"):
         benches_of("{", source="b")
@@ -192,7 +193,7 @@ def test_a_small_model_is_for_data_parallel(golden: Golden) -> None:
     golden(advice.reasons[-1], f"{least:,}")
     text = "\n".join(advice.lines())
     assert "P = 153,441 parameters; gradients S = 4 P = 613,764 B = 614 kB" in text
-    assert json.loads(json.dumps(advice.to_dict(), allow_nan=False))["model"]["gradient_bytes"] == 613_764
+    assert json.loads(json.dumps(finite(advice), allow_nan=False))["model"]["gradient_bytes"] == 613_764
 
 
 def test_a_model_that_does_not_fit_is_sharded(golden: Golden) -> None:
@@ -268,6 +269,7 @@ LAYER = {"name": "x", "parameters": 1, "activations": 1, "flop": 1}
         ({"layers": [LAYER, {"name": "y"}]}, ""),
         ({"layers": [{**LAYER, "flop": -1}]}, ""),
         ({"layers": [{**LAYER, "times": "many"}]}, "many"),
+        ({"layers": [{**LAYER, "times": 60_000}] * 2}, "100,000 layers"),
         ({"layers": [{**LAYER, "parameters": 0}]}, ""),
     ],
 )

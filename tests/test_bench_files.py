@@ -15,6 +15,7 @@ from horovod_study.analysis.costs import ERROR_BEYOND, moved_share, rounds
 from horovod_study.analysis.importers import benches_of
 from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, measured_network
 from horovod_study.cli import main
+from horovod_study.config.doors import asked
 from horovod_study.errors import AnalysisError
 
 SIZES = [8 * 4**k for k in range(13)]
@@ -111,7 +112,7 @@ def test_of_several_counts_the_largest_is_used_and_the_others_are_compared_with_
     (told,) = doubts
     assert float(re.search(r"took ([\d.]+) of what", told)[1]) == pytest.approx(2 * 1.75 / 1.5, rel=0.05)
     others = [each for each in found if each not in kept]
-    known = calibrate(Given(compute_ms=1.0, batch=1), benches=kept, further=others)
+    known = calibrate(asked(Given, {"compute_ms": 1.0, "batch": 1}, "simulate"), benches=kept, further=others)
     assert [each.workers for each in known.scenario.network.measured.sweeps] == [8, 16, 4]
 
 

@@ -16,6 +16,7 @@ from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import places
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 
 # Throughput of a benchmark on a Cisco machine against concurrency 1..32, and the coefficients of the USL fit to it, as
 # printed in B. Schwartz, "Practical Scalability Analysis with the Universal Scalability Law";
@@ -157,7 +158,7 @@ class TestProperties:
     @settings(max_examples=examples(10))
     def test_row_order_does_not_matter(self, order):
         table = sweep("usl", 3, repeats=3, counts=(1, 2, 4, 8, 16)).assign(repeat=np.tile(range(3), 5))
-        assert fit_series(table)[""].to_dict() == fit_series(table.iloc[list(order)])[""].to_dict()
+        assert finite(fit_series(table)[""]) == finite(fit_series(table.iloc[list(order)])[""])
 
     @given(values=st.lists(st.floats(0.5, 30), min_size=6, max_size=6))
     @settings(max_examples=examples(20))
@@ -179,7 +180,7 @@ class TestProperties:
         x = np.repeat(values, repeats) * (1 + 0.01 * np.tile(np.arange(repeats), size))
         series = fit_series(points(np.repeat(counts, repeats), x))[""]
 
-        json.dumps(series.to_dict(), allow_nan=False)
+        json.dumps(finite(series), allow_nan=False)
         for fitted in series.fits.values():
             for name, value in fitted.params.items():
                 low, high = fitted.ci95[name]
@@ -215,7 +216,7 @@ class TestProperties:
         first, second = fit_series(table), fit_series(table)
 
         pd.testing.assert_frame_equal(copy, table)
-        assert first["a"].to_dict() == second["a"].to_dict()
+        assert finite(first["a"]) == finite(second["a"])
 
     @pytest.mark.slow
     @pytest.mark.parametrize("repeats", [1, 5])
@@ -482,7 +483,7 @@ class TestContradictions:
     def test_speedups_far_above_the_workers_select_nothing(self, text, told):
         found = speedups(text)
         assert found.selected is None and any(told in doubt and "no law is selected" in doubt for doubt in found.doubts)
-        assert found.to_dict()["laws"]["constant"]["limit"] is None
+        assert finite(found)["laws"]["constant"]["limit"] is None
 
     def test_what_bends_upwards_is_not_described_by_a_law_that_cannot(self):
         found = fit_series(points([1, 2, 4, 8], [100, 250, 650, 1400]))[""]
@@ -532,7 +533,7 @@ class TestContradictions:
             rates = 100 * shape * np.exp(generator.choice([0.005, 0.05, 0.3]) * generator.standard_normal(len(counts)))
             series = fit_series(points(counts, rates))[""]
             runs = rates / series.base_samples_per_s
-            for law, fitted in series.to_dict()["laws"].items():
+            for law, fitted in finite(series)["laws"].items():
                 limit, peak = fitted["limit"], fitted["peak"]
                 assert limit is None or limit >= runs.max() * (1 - 1e-12), (law, limit)
                 beyond = [np.median(runs[counts == n]) for n in np.unique(counts) if peak is not None and n > peak]
@@ -616,7 +617,7 @@ class TestDoubts:
 class TestJson:
     def test_form(self):
         table = sweep("usl", 0, repeats=3).assign(series="alpha horovod/nccl")
-        found = fit_series(table, baseline_samples_per_s={"alpha horovod/nccl": 100})["alpha horovod/nccl"].to_dict()
+        found = finite(fit_series(table, baseline_samples_per_s={"alpha horovod/nccl": 100})["alpha horovod/nccl"])
 
         assert {"baseline", "base_samples_per_s", "mode", "assumed", "laws", "selected", "doubts"} == set(found)
         assert list(LAWS) == list(found["laws"])
@@ -657,7 +658,7 @@ class TestJson:
         ],
     )
     def test_odd_points_give_numbers_or_null(self, n, x):
-        json.dumps(fit_series(points(n, x))[""].to_dict(), allow_nan=False)
+        json.dumps(finite(fit_series(points(n, x))[""]), allow_nan=False)
 
     def test_how_the_interval_was_made_is_said(self, golden):
         repeated = fit_series(sweep("usl", 0, repeats=3))[""].fits["usl"]
@@ -761,7 +762,7 @@ class TestLawsOfSteps:
         golden(unknown.assumed)
         assert unknown.fits["ring"].params == weak.fits["ring"].params
         assert not weak.fits["amdahl"].applies
-        golden(weak.to_dict()["laws"]["amdahl"]["why_not"])
+        golden(finite(weak)["laws"]["amdahl"]["why_not"])
         # A fixed data set makes epochs scale strongly with the same points.
         both = fit_series(points(n, 100 * n**0.9, batch_size=64, train_samples=10_000))[""]
         assert both.fits["amdahl"].applies
@@ -842,7 +843,7 @@ class TestQuantities:
         assert {"base": 0.002, "alpha": 1e-4, "beta": 3e-3} == pytest.approx(found.fits["ring"].params)
         assert "ring" == found.selected
         assert y[-1] == pytest.approx(float(found.fits["ring"](32)))
-        json.dumps(found.to_dict(), allow_nan=False)
+        json.dumps(finite(found), allow_nan=False)
 
     def test_line_and_power(self):
         n = np.array([1, 2, 4, 8, 16])

@@ -11,7 +11,8 @@ from horovod_study import cli
 from horovod_study.analysis.forecast import holdout
 from horovod_study.analysis.forecast.holdout import COMBINED, score, summarise
 from horovod_study.analysis.laws import LAWS
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import ConfigError
+from horovod_study.records import finite
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 
@@ -93,7 +94,7 @@ class TestFailing:
         law = holdout._law_score([target], "")
         assert target.covered is None and law["coverage"] is None and law["median_width"] is None
         assert law["median_ape"] == pytest.approx(0.3)
-        assert json.loads(json.dumps(target.to_dict(), allow_nan=False))["covered"] is None
+        assert json.loads(json.dumps(finite(target), allow_nan=False))["covered"] is None
 
 
 class TestWhatIsHidden:
@@ -145,11 +146,11 @@ class TestBadInput:
         assert one.laws == {} and one.forecasts == ()
 
     def test_hiding_nothing_is_refused(self, golden):
-        with golden.raises(AnalysisError, match="0 worker"):
+        with golden.raises(ConfigError, match="--holdout is 0"):
             score(points(COUNTS, usl(COUNTS, 0.1, 0)), hide=0)
 
     def test_an_unknown_law_is_refused(self, golden):
-        with golden.raises(AnalysisError, match="amdal"):
+        with golden.raises(ConfigError, match="amdal"):
             score(points(COUNTS, usl(COUNTS, 0.1, 0)), laws=("amdal",))
 
     def test_mixed_units_are_a_doubt(self):
@@ -161,9 +162,9 @@ class TestOrder:
     def test_rows_in_any_order_give_the_same_scores_and_stay_as_they_are(self):
         table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=3)
         before = table.copy()
-        a = holdout.to_dict(score(table))
+        a = holdout.document(score(table))
         pd.testing.assert_frame_equal(table, before)
-        b = holdout.to_dict(score(table.sample(frac=1, random_state=3)))
+        b = holdout.document(score(table.sample(frac=1, random_state=3)))
         assert json.dumps(a, allow_nan=False) == json.dumps(b, allow_nan=False)
 
     def test_the_summary_takes_all_targets_of_all_series(self):
@@ -227,8 +228,8 @@ class TestCommandLine:
         ("words", "message"),
         [
             (("--holdout", "5"), "6 distinct"),
-            (("--holdout", "0"), "0 worker"),
-            (("--holdout", "-1"), "-1 worker"),
+            (("--holdout", "0"), "--holdout is 0"),
+            (("--holdout", "-1"), "--holdout is -1"),
             (("--batch", "50"), "--recommend"),
         ],
     )

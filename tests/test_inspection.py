@@ -16,6 +16,7 @@ from horovod_study import cli, records
 from horovod_study.analysis.steps.inspection import Inspection, inspect
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.errors import AnalysisError, RecordError
+from horovod_study.records import finite
 from horovod_study.report.figures.inspection import headline, result_lines
 
 EFFECTIVE = {
@@ -196,7 +197,7 @@ def test_lost_rows_and_doubts_about_the_steady_state_are_passed_on(tmp_path: Pat
     found = seen(recorded(tmp_path / "run", slow_rows(), totals=totals))
     assert (found.first_step, found.excluded) == (120, 120)
     golden(found.doubts, "20 rows", "it drifts")
-    assert found.to_dict()["rows_lost"] == [0, 20]
+    assert finite(found)["rows_lost"] == [0, 20]
 
 
 def test_what_cannot_be_looked_at_is_one_line(
@@ -252,7 +253,7 @@ def test_other_recordings_are_named(tmp_path: Path, golden: Golden) -> None:
     text = "\n".join(result_lines(found))
     golden(text.replace("\n", " "), "--part", run)
     assert "torch-00000.txt" in text
-    assert found.to_dict()["recorded_beside"] == {
+    assert finite(found)["recorded_beside"] == {
         "timeline": [str(run / "timeline.json")],
         "profile": [str(run / "profile" / "torch-00000.txt")],
     }

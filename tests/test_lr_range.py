@@ -22,6 +22,7 @@ from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import AnalysisError, ConfigError, RecordError, StudyError
+from horovod_study.records import finite
 from horovod_study.report.figures.lr_range import caption, write_lr_range
 from horovod_study.studies.range_run import range_config, run_range
 from horovod_study.studies.runner import RunOptions
@@ -103,7 +104,7 @@ def test_a_loss_that_stops_being_a_number_has_diverged() -> None:
     test = find_rate(rates, losses)
 
     assert test.diverged_rate == pytest.approx(rates[800], rel=0.15)
-    assert json.dumps(test.to_dict(), allow_nan=False)
+    assert json.dumps(finite(test), allow_nan=False)
 
 
 def test_an_upset_that_is_overcome_is_no_divergence() -> None:

@@ -16,7 +16,8 @@ from horovod_study.analysis.forecast.holdout import score
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.records import finite
 
 # Published total throughputs: (source, {workers: samples/s}, workers that are forecast from the others).
 PUBLISHED = [
@@ -80,7 +81,7 @@ class TestLimits:
         for forecast in predict(points(counts, values), workers=workers)[""]:
             assert 0 < forecast.samples_per_s <= forecast.workers * best * (1 + 1e-9)
             assert 0 < forecast.low <= forecast.samples_per_s <= forecast.high
-            json.dumps(forecast.to_dict(), allow_nan=False)
+            json.dumps(finite(forecast), allow_nan=False)
 
     def test_perfect_scaling_goes_on(self):
         forecast = one(points([1, 2, 4, 8], [100, 200, 400, 800], nodes=[1, 1, 2, 4]), 64)
@@ -407,7 +408,7 @@ class TestMicroBenchmark:
 
 class TestForm:
     def test_json(self):
-        found = one(points([1, 2, 4], [100, 190, 370], nodes=1), 4, workers_per_node=4).to_dict()
+        found = finite(one(points([1, 2, 4], [100, 190, 370], nodes=1), 4, workers_per_node=4))
         assert ["workers", "nodes", "samples_per_s", "low", "high", "law", "weights", "ideal", "doubts"] == list(found)
         assert (4, 1) == (found["workers"], found["nodes"])
         assert 400 == pytest.approx(found["ideal"])
@@ -482,11 +483,11 @@ class TestBadInput:
 
     @pytest.mark.parametrize("count", [0, -4, 2.5])
     def test_impossible_request(self, count, golden):
-        with golden.raises(AnalysisError, match=f"{count}"):
+        with golden.raises(ConfigError, match=f"{count}"):
             predict(points([1, 2], [1, 2]), workers=[count])
 
     def test_impossible_node(self, golden):
-        with golden.raises(AnalysisError, match="0 workers.*1 worker"):
+        with golden.raises(ConfigError, match="--workers-per-node is 0"):
             predict(points([1, 2], [1, 2]), workers=[4], workers_per_node=0)
 
     def test_impossible_points(self, golden):
@@ -586,7 +587,7 @@ class TestBatch:
         ],
     )
     def test_impossible_batches(self, options, golden):
-        with golden.raises(AnalysisError):
+        with golden.raises(ConfigError):
             one(self.table({1: 64, 2: 64}), 4, **options)
 
     def test_points_without_a_batch_have_none_to_change(self):

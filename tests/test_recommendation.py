@@ -11,14 +11,16 @@ from make.scaling_curves import noisy, points, usl
 from horovod_study import cli
 from horovod_study.analysis.forecast import recommendation
 from horovod_study.analysis.forecast.prediction import Prediction
-from horovod_study.analysis.forecast.recommendation import Questions, duration, recommend, samples_of, seconds_of
-from horovod_study.errors import AnalysisError
+from horovod_study.analysis.forecast.recommendation import Questions, duration, recommend
+from horovod_study.config.doors import asked
+from horovod_study.errors import ConfigError
+from horovod_study.records import finite
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def answers(table, **questions):
-    return recommend(table, Questions(**questions))[""].answers
+    return recommend(table, asked(Questions, questions, "predict"))[""].answers
 
 
 def exactly(monkeypatch, curve, width=0.0):
@@ -82,7 +84,7 @@ class TestClosedForms:
 
     def test_deadline_budget_and_cheapest_of_a_known_curve(self, monkeypatch):
         exactly(monkeypatch, lambda n: usl(n, 0.05, 0.0))
-        found = answers(points(COUNTS, usl(COUNTS, 0.05, 0.0)), samples=1e6, deadline_s=1500.0, gpu_hours=4.0)
+        found = answers(points(COUNTS, usl(COUNTS, 0.05, 0.0)), samples=1e6, deadline=1500.0, gpu_hours=4.0)
         n = np.arange(1, 513)
         x = usl(n, 0.05, 0.0)
         assert found["deadline"].workers == n[x >= 1e6 / 1500][0]
@@ -95,7 +97,7 @@ class TestClosedForms:
         """X = N, E = E_min (1 + N / N_crit): d log(X/E)/d log N = 1 / (1 + N / N_crit), a half at N_crit."""
         exactly(monkeypatch, lambda n: 100 * n)
         needed = {n: 1e6 * (1 + n / 40) for n in (1, 4, 16, 64)}
-        found = answers(points(COUNTS, 100 * np.array(COUNTS)), samples_to_target=needed)
+        found = answers(points(COUNTS, 100 * np.array(COUNTS)), target_samples=needed)
         assert found["target_knee"].workers == pytest.approx(40, abs=1)
         assert found["fastest_to_target"].workers is None  # more workers never harm here
         samples = found["target_knee"].values["duration_s"][0] * found["target_knee"].values["samples_per_s"][0]
@@ -104,8 +106,8 @@ class TestClosedForms:
     def test_samples_to_the_target_move_the_fastest_count_down(self, monkeypatch, golden):
         exactly(monkeypatch, lambda n: usl(n, 0.02, 0.0005))
         table = points(COUNTS, usl(COUNTS, 0.02, 0.0005))
-        same = answers(table, samples_to_target={1: 1e6})["fastest_to_target"]
-        grown = answers(table, samples_to_target={n: 1e6 * (1 + n / 40) for n in (1, 4, 16)})["fastest_to_target"]
+        same = answers(table, target_samples={1: 1e6})["fastest_to_target"]
+        grown = answers(table, target_samples={n: 1e6 * (1 + n / 40) for n in (1, 4, 16)})["fastest_to_target"]
         assert same.workers == pytest.approx(math.sqrt(0.98 / 0.0005), abs=1)
         assert grown.workers < same.workers
         golden(same.doubts)
@@ -135,12 +137,12 @@ class TestIntervals:
         spans = []
         for width in (0.0, 0.05, 0.2):
             exactly(monkeypatch, lambda n: usl(n, 0.05, 0.0), width)
-            one = answers(table, samples=1e6, deadline_s=1000)["deadline"]
+            one = answers(table, samples=1e6, deadline=1000)["deadline"]
             spans.append((one.high or math.inf) - one.low)
         assert spans[0] == 0 < spans[1] < spans[2]
 
     def test_an_answer_beyond_the_measured_counts_is_doubtful(self):
-        one = answers(noisy((1, 2, 4, 8), usl((1, 2, 4, 8), 0.02, 0.0), repeats=5), samples=1e6, deadline_s=700)[
+        one = answers(noisy((1, 2, 4, 8), usl((1, 2, 4, 8), 0.02, 0.0), repeats=5), samples=1e6, deadline=700)[
             "deadline"
         ]
         assert one.workers > 8
@@ -153,7 +155,9 @@ class TestIntervals:
         inside = 0
         for seed in range(60):
             table = noisy(COUNTS, usl(COUNTS, 0.05, 0.0005), repeats=3, sigma=0.02, seed=seed)
-            one = recommend(table, Questions(samples=1e6, deadline_s=1100), draws=300)[""].answers["deadline"]
+            one = recommend(table, asked(Questions, {"samples": 1e6, "deadline": 1100}, "predict"), draws=300)[
+                ""
+            ].answers["deadline"]
             inside += one.low <= truth <= (one.high or math.inf)
         assert inside >= 54
 
@@ -171,7 +175,7 @@ class TestIntervals:
 
 class TestImpossible:
     def test_a_deadline_that_nobody_meets_says_what_is_possible(self, golden):
-        one = answers(noisy(COUNTS, usl(COUNTS, 0.3, 0.02), repeats=5), samples=1e9, deadline_s=60.0)["deadline"]
+        one = answers(noisy(COUNTS, usl(COUNTS, 0.3, 0.02), repeats=5), samples=1e9, deadline=60.0)["deadline"]
         assert (one.workers, one.low, one.high) == (None, None, None)
         golden(one.why_not, "512 meets")
         assert one.values == {}
@@ -196,50 +200,53 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("questions", "message"),
         [
-            ({"price_per_gpu_hour": 0.0}, "a price per GPU hour of 0: allowed is a number above 0"),
-            ({"samples": -1.0}, "samples of -1: "),
-            ({"samples": math.nan}, "samples of nan: "),
-            ({"samples": 1.0, "deadline_s": math.inf}, "a deadline of inf: "),
-            ({"deadline_s": 60.0}, "a deadline without samples: "),
-            ({"gpu_hours": 1.0}, "a budget of GPU hours without samples: "),
-            ({"samples": 1.0, "gpu_hours": 0.0}, "a budget of GPU hours of 0: "),
-            ({"samples": 1e308}, "samples of 1e+308: allowed is a number above 0, at most 1e"),
-            ({"price_per_gpu_hour": 2.0}, "a price without samples: give the samples of the whole training, too"),
+            ({"price_per_gpu_hour": 0.0}, "--price-per-gpu-hour is 0.0; it must be at least 1e-24"),
+            ({"samples": -1.0}, "--samples is -1.0; it must be at least 1e-24"),
+            ({"samples": math.nan}, "--samples is nan; it must be a number"),
+            ({"samples": 1.0, "deadline": math.inf}, "--deadline is inf; it must be a number"),
+            ({"deadline": 60.0}, "--deadline says nothing without samples: "),
+            ({"gpu_hours": 1.0}, "--gpu-hours says nothing without samples: "),
+            ({"samples": 1.0, "gpu_hours": 0.0}, "--gpu-hours is 0.0; it must be at least 1e-24"),
+            ({"samples": 1e308}, "--samples is 1e+308; it must be at most 1e"),
             (
-                {"samples_to_target": {10**23: 5.0}},
-                f"samples to the target at {10**23} workers: a worker count is a whole number from 1 to 10,000,000",
+                {"price_per_gpu_hour": 2.0},
+                "--price-per-gpu-hour says nothing without samples: give --samples of the whole training, too",
             ),
-            ({"marginal": 0.0}, "a marginal efficiency of 0: "),
-            ({"marginal": 1.0}, "a marginal efficiency of 1: "),
-            ({"samples_to_target": {1: 0.0}}, "samples to the target at 1 workers of 0: "),
-            ({"samples_to_target": {0: 5.0}}, "samples to the target at 0 workers: "),
+            (
+                {"target_samples": {10**23: 5.0}},
+                "it must be a whole number of at most 64 bits",
+            ),
+            ({"marginal": 0.0}, "--marginal is 0.0; it must be greater than 0"),
+            ({"marginal": 1.0}, "--marginal is 1.0; it must be less than 1"),
+            ({"target_samples": {1: 0.0}}, "it must be at least 1e-24"),
+            ({"target_samples": {0: 5.0}}, "it must be at least 1"),
         ],
     )
     def test_questions_that_cannot_be_asked(self, questions, message):
-        with pytest.raises(AnalysisError) as caught:
-            Questions(**questions)
-        assert str(caught.value).startswith(message)
+        with pytest.raises(ConfigError) as caught:
+            asked(Questions, questions, "predict")
+        assert message in str(caught.value)
 
     @pytest.mark.parametrize(
         ("text", "seconds"),
         [("90s", 90), ("45m", 2700), ("1h30m", 5400), ("2.5h", 9000), ("1d", 86400), ("5 min", 300)],
     )
     def test_times(self, text, seconds):
-        assert seconds_of(text) == seconds
+        assert asked(Questions, {"samples": 1, "deadline": text}, "predict").deadline == seconds
 
     @pytest.mark.parametrize("text", ["", "90", "1x", "h", "-1h", "0h", "1h30", "nan h"])
     def test_what_is_no_time(self, text, golden):
-        with golden.raises(AnalysisError):
-            seconds_of(text)
+        with golden.raises(ConfigError):
+            asked(Questions, {"samples": 1, "deadline": text}, "predict")
 
     def test_samples_to_a_target(self):
-        assert samples_of(["2e6"]) == {1: 2e6}
-        assert samples_of(["1:2e6", "8:2.6e6"]) == {1: 2e6, 8: 2.6e6}
+        for words, found in ((["2e6"], {1: 2e6}), (["1:2e6", "8:2.6e6"], {1: 2e6, 8: 2.6e6})):
+            assert asked(Questions, {"target_samples": words}, "predict").target_samples == found
 
     @pytest.mark.parametrize("words", [["x"], ["1:2", "3"], ["0:5"], ["1:-2"], ["a:2"], ["1:nan"], ["1:2", "1:3"]])
     def test_what_are_no_samples(self, words, golden):
-        with golden.raises(AnalysisError):
-            samples_of(words)
+        with golden.raises(ConfigError):
+            asked(Questions, {"target_samples": words}, "predict")
 
     @pytest.mark.parametrize(
         ("seconds", "text"), [(45, "45 s"), (750, "12.5 min"), (11520, "3.2 h"), (181440, "2.1 d"), (3600, "1 h")]
@@ -252,18 +259,22 @@ class TestOrderAndForm:
     def test_rows_in_any_order_give_the_same_answers_and_stay_as_they_are(self):
         table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=5)
         before = table.copy()
-        asked = Questions(samples=1e6, deadline_s=900, gpu_hours=5, samples_to_target={1: 1e6, 8: 2e6, 64: 3e6})
-        one = recommend(table, asked)[""].to_dict()
+        given = {"samples": 1e6, "deadline": 900, "gpu_hours": 5, "target_samples": {1: 1e6, 8: 2e6, 64: 3e6}}
+        questions = asked(Questions, given, "predict")
+        one = finite(recommend(table, questions)[""])
         pd.testing.assert_frame_equal(table, before)
-        again = recommend(table.sample(frac=1, random_state=2), asked)[""].to_dict()
+        again = finite(recommend(table.sample(frac=1, random_state=2), questions)[""])
         assert json.dumps(one, allow_nan=False) == json.dumps(again, allow_nan=False)
 
     @pytest.mark.parametrize("counts", [(1, 2), (1, 10_000_000), (7, 9), (3, 4, 5, 6, 7)])
     def test_any_counts_give_json_without_nan(self, counts):
-        found = recommend(points(counts, usl(counts, 0.01, 0.0)), Questions(samples=1e6, deadline_s=1, gpu_hours=1e-9))
+        found = recommend(
+            points(counts, usl(counts, 0.01, 0.0)),
+            asked(Questions, {"samples": 1e6, "deadline": 1, "gpu_hours": 1e-9}, "predict"),
+        )
         for one in found[""].answers.values():
             assert one.workers is None or one.low <= one.workers <= (one.high or math.inf)
-        json.dumps(found[""].to_dict(), allow_nan=False)
+        json.dumps(finite(found[""]), allow_nan=False)
 
     def test_knots_hold_the_measured_counts_and_both_sides_of_full_nodes(self):
         found = recommendation.knots(1, 64, (3, 5), 8)
@@ -315,10 +326,10 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("--recommend", "--price-per-gpu-hour", "0"), "GPU"),
+            (("--recommend", "--price-per-gpu-hour", "0"), "--price-per-gpu-hour is 0.0"),
             (("--deadline", "1h"), ""),
             (("--samples", "1", "--deadline", "soon"), "soon"),
-            (("--target-samples", "1:x"), "1:x"),
+            (("--target-samples", "1:x"), "'x'; it must be a number"),
         ],
     )
     def test_wrong_use_is_one_line(self, capsys, file, words, message, golden):

@@ -571,7 +571,7 @@ def test_what_if_of_everything_else() -> None:
     [
         (
             "bandwith=2x",
-            "--what-if bandwith=2x.*bandwidth",
+            "--what-if bandwith=2x.*did you mean 'bandwidth'",
         ),
         ("bandwidth", "bandwidth.*KEY=VALUE"),
         ("", "KEY=VALUE"),
@@ -583,14 +583,15 @@ def test_what_if_of_everything_else() -> None:
         ("batch=0", ""),
         ("batch=0.001x", ""),
         ("slow-node=0.5x", ""),
-        ("gradients=fp61", "fp61.*fp16.*fp32"),
+        ("gradients=fp61", "fp61.*fp32.*did you mean 'fp16'"),
         ("algorithm=rings", "ring"),
         ("buckets=many", ""),
         ("cache=maybe", ""),
         ("stragglers=some", ""),
         ("fusion=x", "MiB"),
         ("batch=8x,cycle=soon", "cycle=soon"),
-        ("buckets=999999999", "999,999,999"),
+        ("buckets=999999999", "10,000"),
+        ("latency=1e9x," * 36 + "latency=1e9x", "alpha is inf"),
     ],
 )
 def test_a_wrong_what_if_is_one_line(text: str, message: str, golden: Golden) -> None:
@@ -612,22 +613,22 @@ def test_every_change_has_an_example_in_the_tests() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: only(scenario(), 0), "--workers is 0; allowed: 1 to 10,000,000"),
+        (lambda: only(scenario(), 0), "--workers is 0; it must be at least 1"),
         (lambda: only(scenario()), "no worker count was given"),
         (lambda: only(scenario(scaling="strong"), 2, global_batch=0), "--global-batch is 0"),
-        (lambda: scenario(scaling="weakly"), r"scaling 'weakly' is not known \(did you mean 'weak'\?\)"),
-        (lambda: scenario(algorithm="rng"), r"algorithm 'rng' is not known \(did you mean 'ring'\?\); allowed"),
         (lambda: scenario(gradient_bytes=math.nan), "gradients is nan"),
         (lambda: scenario(buckets=0), "buckets is 0"),
-        (lambda: Compute(mean_s=0.0), "computing is 0;"),
-        (lambda: Runtime(overhead_s=-1.0), "overhead of the runtime, s, is -1; allowed: 0 or more"),
-        (lambda: Runtime(cycle_s=math.inf), "cycle, s, is inf; allowed: 0 to 3600"),
-        (lambda: Runtime(negotiation="ful"), r"negotiation 'ful' is not known \(did you mean 'full'\?\)"),
+        (lambda: scenario(compute=Compute(mean_s=0.0)), "computing is 0"),
+        (lambda: scenario(runtime=Runtime(overhead_s=-1.0)), "overhead of the runtime, s, is -1"),
+        (lambda: scenario(runtime=Runtime(cycle_s=math.inf)), "cycle, s, is inf; allowed: 0 to 3,600"),
         (lambda: Link(alpha_s=-1e-6, bytes_per_s=1.0), "alpha is -1e-06 s"),
         (lambda: Link(alpha_s=0.0, bytes_per_s=0.0), "bandwidth is 0 bytes/s"),
-        (lambda: flat(workers_per_node=0), "workers per node is 0"),
-        (lambda: Level(nodes=0), "nodes below a switch is 0"),
-        (lambda: Level(nodes=1, latency_s=math.nan), "latency of a switch, s, is nan"),
+        (lambda: scenario(network=flat(workers_per_node=0)), "workers per node is 0"),
+        (lambda: network_from({**GOOD, "levels": [{"nodes": 0}]}, source="n"), "levels.0.nodes is 0"),
+        (
+            lambda: scenario(network=flat(levels=(Level(nodes=1, latency_s=math.nan),))),
+            "latency of switches, s, is nan",
+        ),
     ],
 )
 def test_values_that_cannot_be_are_refused(make: Any, message: str) -> None:
@@ -663,13 +664,13 @@ def test_a_described_network_is_read() -> None:
         ({"inter": None}, r"n\.yaml"),
         ({"inter": {"alpha_us": 1}}, r"n\.yaml"),
         ({"inter": {"alpha_us": "1 us", "gb_per_s": 1}}, r"n\.yaml.*alpha_us.*1 us"),
-        ({"inter": {"alpha_us": 1, "gb_per_s": math.inf}}, "gb_per_s.*1e-15"),
+        ({"inter": {"alpha_us": 1, "gb_per_s": math.inf}}, "gb_per_s is inf"),
         ({"inter": {"alpha_us": 1, "gb_per_s": 0}}, "gb_per_s.*1e-15"),
         ({"workers_per_node": 2.5}, r"workers_per_node.*2\.5"),
         ({"workers_per_node": True}, "workers_per_node"),
         ({"levels": {"nodes": 3}}, ""),
-        ({"levels": [3]}, r"n\.yaml.*level 1"),
-        ({"levels": [{"nodes": 1, "over": 2}]}, r"n\.yaml.*level 1.*over"),
+        ({"levels": [3]}, r"n\.yaml.*levels\.0"),
+        ({"levels": [{"nodes": 1, "over": 2}]}, r"n\.yaml.*levels\.0.*over"),
     ],
 )
 def test_a_network_that_is_wrong_is_one_line(change: dict[str, Any], message: str, golden: Golden) -> None:

@@ -11,6 +11,7 @@ from horovod_study.analysis.stats import median_ratio
 from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
 from horovod_study.analysis.sync.batch_size import PIECEWISE, SATURATION, knee
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 
 MPI, GLOO = "local horovod/mpi batch 75", "local horovod/gloo batch 75"
 BATCHES = (32, 75, 150, 300, 700, 1024, 2048)
@@ -106,7 +107,7 @@ def test_one_worker_is_in_no_fit():
     runs = timed(lambda n: 1e-3 * n, workers=(1, 2, 4, 8))
     huge = runs.assign(sync_s=runs["sync_s"].where(runs["workers"] > 1, 1.0))
 
-    assert synchronisation.fits(huge)[MPI].to_dict() == synchronisation.fits(runs)[MPI].to_dict()
+    assert finite(synchronisation.fits(huge)[MPI]) == finite(synchronisation.fits(runs)[MPI])
 
 
 def test_a_smooth_law_is_not_drawn_through_a_node_boundary(golden):

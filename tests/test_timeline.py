@@ -21,7 +21,7 @@ from horovod_study.analysis.steps.timeline import PHASES, Timeline, decompose, p
 from horovod_study.comm.horovod import kept_mpi
 from horovod_study.comm.priority import busiest_thread
 from horovod_study.errors import AnalysisError, BackendError, RecordError
-from horovod_study.records import reader
+from horovod_study.records import finite, reader
 from horovod_study.report.figures.timeline import caption, lines, sentence
 
 DATA = Path(__file__).parent / "data"
@@ -237,7 +237,7 @@ def test_hooks_over_mpi_without_remembered_negotiations(golden: Golden) -> None:
     assert found.last is not None
     assert sum(found.last.values()) == 24
     golden(sentence(found), "24")
-    shares = found.to_dict()["together"]
+    shares = finite(found)["together"]
     assert sum(each["share"] for each in shares.values()) == pytest.approx(1)
     assert found.table[found.table["tensor"] == "allreduce.fc1.weight"]["share"].sum() == pytest.approx(1)
 

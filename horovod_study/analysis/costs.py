@@ -69,6 +69,7 @@ def rounds(n: Any) -> Any:
 class Link:
     """What a message between two workers takes: alpha_s + bytes / bytes_per_s. ConfigError where that is impossible."""
 
+    DOCUMENT = "alpha_s bytes_per_s source"
     alpha_s: Value
     bytes_per_s: Value
     source: str = "as given"
@@ -77,11 +78,11 @@ class Link:
     doubt: str = ""
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.alpha_s).all() and np.all(np.asarray(self.alpha_s) >= 0)):
-            raise ConfigError(f"network: alpha is {np.ravel(self.alpha_s)[0]:g} s; it must be 0 or greater")
-        if not np.all(np.asarray(self.bytes_per_s) > 0):
+        alpha, bandwidth = np.ravel(self.alpha_s), np.ravel(self.bytes_per_s)
+        if not (np.isfinite(alpha).all() and (alpha >= 0).all() and (bandwidth > 0).all()):
             raise ConfigError(
-                f"network: bandwidth is {np.ravel(self.bytes_per_s)[0]:g} bytes/s; it must be greater than 0"
+                f"network: alpha is {alpha[0]:g} s and bandwidth is {bandwidth[0]:g} bytes/s; alpha must be 0 or "
+                "greater, bandwidth greater than 0"
             )
 
     @property

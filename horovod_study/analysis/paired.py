@@ -32,10 +32,8 @@ MIN_ROUNDS = 16
 """Rounds of a launch before anything is decided on it: fewer say nothing of the memory between neighbours. Those that
 are set aside count, and slices that were made again: a launch on a busy machine would have no end, and it is several of
 them that narrow an interval."""
-LOOKS = 1.25
-"""A launch is judged when its rounds have grown by this factor, so that few looks are made."""
-LAUNCHES = 3
-"""Launches before an answer: with two of them, the scatter between them has one degree of freedom."""
+LOOKS = 1.25  # a launch is judged when its rounds have grown by this factor, so that few looks are made
+LAUNCHES = 3  # launches before an answer: with two of them, the scatter between them has one degree of freedom
 MOST_LAUNCHES = 10
 _PLANNED = 5
 """Launches for which the length of one is chosen: the scatter of fewer makes intervals much wider than rounds do."""
@@ -192,6 +190,11 @@ def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
 class RatioEstimate:
     """A ratio of two rates from L launches, with both components of its variance."""
 
+    DOCUMENT = (
+        "ratio=ratio.value ratio_low=ratio.low ratio_high=ratio.high launches rounds half_width round_sd "
+        "memory round_error launch_sd cancelled set_aside stalls shared"
+    )
+
     ratio: Interval  # n: rounds
     launches: int
     rounds: int
@@ -208,13 +211,6 @@ class RatioEstimate:
     def half_width(self) -> float:
         """Half of the interval as a share of the ratio, from the logarithms; infinite where it is not known."""
         return math.log(self.ratio.high / self.ratio.low) / 2 if self.ratio.known else math.inf
-
-    def to_dict(self) -> dict[str, float | int | bool | None]:
-        names = ("launches", "rounds", "half_width", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
-        return {
-            **{f"ratio_{name}".removesuffix("_value"): value for name, value in self.ratio.to_dict().items()},
-            **{name: stats.finite_or_none(getattr(self, name)) for name in (*names, "set_aside", "stalls", "shared")},
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +352,11 @@ class Precision:
     look_level: float = stats.LEVEL  # of the interval that is compared with the aim, and printed
 
     def __post_init__(self) -> None:
-        if not 0 < self.half_width < 1:
-            raise AnalysisError(f"a precision of {self.half_width:g}: allowed is a share between 0 and 1, such as 0.02")
-        if not 1 <= self.launches <= self.most_launches:
-            raise AnalysisError(f"{self.launches} launches: allowed are 1 to {self.most_launches}")
+        if not (0 < self.half_width < 1 and 1 <= self.launches <= self.most_launches):
+            raise AnalysisError(
+                f"a precision of {self.half_width:g} in {self.launches} launches: allowed are a share between 0 and 1, "
+                f"such as 0.02, and 1 to {self.most_launches} launches"
+            )
 
     def judge(self, slices: Sequence[Slice], wanted: Iterable[tuple[str, str]]) -> list[RatioVerdict]:
         """Return a verdict for each wanted (cell, base); the last launch of a pair is the present one."""
@@ -375,13 +372,7 @@ class Precision:
         resolved = known is not None and done and counted >= self.launches and known.half_width <= self.half_width
         rounds, launches = (0, 0) if resolved else self._further(found, known, done)
         return RatioVerdict(
-            cell=cell,
-            base=base,
-            estimate=known,
-            resolved=resolved,
-            launch_done=done,
-            rounds=rounds,
-            launches=launches,
+            cell=cell, base=base, estimate=known, resolved=resolved, launch_done=done, rounds=rounds, launches=launches
         )
 
     def _launch_done(self, found: Pairs) -> bool:

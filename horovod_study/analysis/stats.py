@@ -43,6 +43,8 @@ _NO_SCATTER, _NO_DIFFERENCE = 1e-14, 1e-12  # what rounding leaves of values of 
 class Interval:
     """A number with its confidence interval; NaN for what is not known, infinite for an end that is open."""
 
+    DOCUMENT = "value low high"
+
     value: float
     low: float = math.nan
     high: float = math.nan
@@ -75,10 +77,6 @@ class Interval:
     def named(self, value: str, low: str, high: str) -> dict[str, float]:
         """Return value and ends under the names of columns."""
         return {value: self.value, low: self.low, high: self.high}
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Return value and ends as plain values; None for what is not known."""
-        return {name: finite_or_none(getattr(self, name)) for name in ("value", "low", "high")}
 
 
 def finite_or_none(value: float) -> float | None:
@@ -415,14 +413,15 @@ def sign_flip_p(values: ArrayLike, *, seed: int = 1) -> Floats:
 class PairedRatio:
     """B/A over n pairs: the geometric mean with Student's interval on logarithms and the p of `sign_flip_p`."""
 
+    DOCUMENT = "ratio=ratio.value low=ratio.low high=ratio.high p=ratio.p blocks=ratio.n exact log_sd"
+
     ratio: Interval
     log_sd: float | None  # standard deviation of the log ratios; None for a single pair
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; `exact` says that every pattern of signs was tried."""
-        ends = self.ratio.to_dict()
-        counted = {"p": self.ratio.p, "blocks": self.ratio.n, "exact": self.ratio.n <= EXACT_UP_TO}
-        return {"ratio": ends["value"], "low": ends["low"], "high": ends["high"], **counted, "log_sd": self.log_sd}
+    @property
+    def exact(self) -> bool:
+        """Whether every pattern of signs was tried."""
+        return self.ratio.n <= EXACT_UP_TO
 
 
 def paired_ratio(a: ArrayLike, b: ArrayLike, *, seed: int = 1) -> PairedRatio:

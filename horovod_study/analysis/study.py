@@ -24,9 +24,9 @@ from horovod_study.analysis.steps import attribution, losses, run_profiles
 from horovod_study.analysis.steps import breakdown as laps
 from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 
-SCHEMA = 1
-"""Of provenance.json; raised when a key changes its meaning."""
+SCHEMA = 1  # of provenance.json; raised when a key changes its meaning
 
 CURVE_COLUMNS = (
     *("series", "law", "selected", "workers", "speedup", "low", "high"),
@@ -43,8 +43,7 @@ _TEXTS = (
     *("reason", "hosts", "launcher", "command", "excluded_by", "steady_doubt", "energy_doubt", "budget"),
 )
 
-_OPTIONS = (*scaling.CHOICES, "horovod_defaults")
-"""Empty where another script did not record them."""
+_OPTIONS = (*scaling.CHOICES, "horovod_defaults")  # empty where another script did not record them
 
 
 _POINTS = ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing")
@@ -99,26 +98,25 @@ class Analysis:
     network: Mapping[str, Any] = field(default_factory=lambda: {"machines": []})
 
     def __post_init__(self) -> None:
+        lacking = []
         for each in fields(self):
             if "columns" not in each.metadata:
                 continue
             name, frame = each.name, getattr(self, each.name)
             missing = [column for column in each.metadata["columns"]() if column not in frame.columns]
             if missing:
-                raise AnalysisError(
-                    f"{name}.csv: column {missing[0]} is missing; make the directory again with horovod-study report"
-                )
+                lacking.append(f"{name}.csv: column {missing[0]} is missing")
+                continue
             # An empty text is an empty cell in CSV and comes back as NaN.
             unknown = [column for column in _OPTIONS if column in frame.columns and frame[column].isna().any()]
             columns = [*(column for column in _TEXTS if column in frame.columns), *unknown]
             texts = {column: frame[column].astype(object).fillna("") for column in columns}
             # A copy is one block of memory: pandas warns of a table to which a hundred columns were added one by one.
             object.__setattr__(self, name, frame.assign(**texts).copy())
-        if self.provenance.get("schema") != SCHEMA:
-            raise AnalysisError(
-                f"provenance.json: schema is {self.provenance.get('schema')!r}, this program reads {SCHEMA}; "
-                "make the directory again with horovod-study report"
-            )
+        if (schema := self.provenance.get("schema")) != SCHEMA:
+            lacking.append(f"provenance.json: schema is {schema!r}, this program reads {SCHEMA}")
+        if lacking:
+            raise AnalysisError(f"{lacking[0]}; make the directory again with horovod-study report")
 
     @property
     def rate_unit(self) -> str:
@@ -216,7 +214,7 @@ def analyze(
         resources=resources.resources(table),
         quantity_curves=resources.quantity_curves(quantities),
         crossings=learning.crossings,
-        quantities={"fits": [each.to_dict() for each in quantities]},
+        quantities={"fits": [finite(each) for each in quantities]},
         synchronisation=waits,
         sync_curves=synchronisation.curves(wait_laws, waits),
         sync_fits=synchronisation.document(wait_laws),
@@ -264,9 +262,6 @@ def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[
         "measurement": _measurement(table),
         "learning": _common(table),
     }
-
-
-# ---------------------------------------------------------------------------------------------------- fitted laws
 
 
 def _baseline(points: pd.DataFrame) -> str:
@@ -331,7 +326,7 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, un
         else ""
     )
     return {
-        **fit.to_dict(),
+        **finite(fit),
         "baseline": f"{baseline}: {base}, {row['setting']}{rate}",
         "mode": row["mode"],
         "work": row["work"],
@@ -351,9 +346,6 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
             beyond = [fit.extrapolates(n) for n in grid]
             frames.append(pd.DataFrame({**names, **values, "extrapolated": beyond}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS))
-
-
-# ---------------------------------------------------------------------------------------------------- findings
 
 
 def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, baseline: str) -> list[dict[str, Any]]:
@@ -398,11 +390,7 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
     return found
 
 
-_OUTSIDE = {
-    "share": "outside_share_median",
-    "samples_per_s": "whole_samples_per_s_median",
-    "speedup": "speedup_whole",
-}
+_OUTSIDE = {"share": "outside_share_median", "samples_per_s": "whole_samples_per_s_median", "speedup": "speedup_whole"}
 """What is said of the time outside of steps, by columns of the points."""
 
 
@@ -461,9 +449,6 @@ def _step(parts: pd.DataFrame, best: Any, baseline: str) -> dict[str, Any] | Non
         "growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in grown},
         "note": by_lap.at["sync", "note"],
     }
-
-
-# ---------------------------------------------------------------------------------------------------- provenance
 
 
 def _distinct(column: pd.Series) -> list[str]:

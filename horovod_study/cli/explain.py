@@ -96,7 +96,7 @@ def _steps(options: argparse.Namespace) -> Result:
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
     found = inspect(run, beside)
     paths = write_inspection(found, run, beside, options.out, look=figure_look(options)) if options.out else []
-    return Result(document=found.to_dict(), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
+    return Result(document=records.finite(found), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
 
 
 def _account(options: argparse.Namespace) -> Result:
@@ -113,7 +113,7 @@ def _account(options: argparse.Namespace) -> Result:
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
     paths = write_accounting(found, judged, options.out) if options.out else []
-    document, code = {**found.to_dict(), "gate": judged}, 0 if judged is None else judged.exit_code
+    document, code = {**records.finite(found), "gate": judged}, 0 if judged is None else judged.exit_code
     return Result(document=document, lines=text(found, judged), files=paths, exit_code=code)
 
 
@@ -163,7 +163,8 @@ def _timeline(options: argparse.Namespace) -> Result:
     events, doubts = parse_events(text, source=str(path))
     found = decompose(events, source=str(path), doubts=doubts)
     paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=figure_look(options))
-    document, told = {"source": str(path), **found.to_dict()}, [*lines(found, source=str(path)), *figure_lines(paths)]
+    told = [*lines(found, source=str(path)), *figure_lines(paths)]
+    document = {"source": str(path), **records.finite(found)}
     return Result(document=document, lines=told, files=paths, doubts=found.doubts)
 
 

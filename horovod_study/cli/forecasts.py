@@ -69,6 +69,7 @@ def predict(options: argparse.Namespace) -> Result:
     """Fit laws to anybody's points; forecast, score, recommend worker counts."""
     from horovod_study.analysis.forecast import holdout, recommendation
     from horovod_study.analysis.forecast.prediction import predict as predict_points
+    from horovod_study.records import finite
 
     points = _points(options)
     size = None if options.gradient_mb is None else options.gradient_mb * 1e6
@@ -113,9 +114,9 @@ def predict(options: argparse.Namespace) -> Result:
     if recommended:
         _refuse(options, "no worker count can be recommended", {name: one.why_not for name, one in answers.items()})
     parts = {
-        "forecast": {"series": {name: [one.to_dict() for one in each] for name, each in forecasts.items()}},
-        "holdout": holdout.to_dict(scores) if scores else {},
-        "recommendation": {"series": {name: one.to_dict() for name, one in answers.items()}},
+        "forecast": {"series": finite(forecasts)},
+        "holdout": holdout.document(scores) if scores else {},
+        "recommendation": {"series": finite(answers)},
     }
     # One thing asked for is the document; of several, the first is, and the others are keys of it.
     first, *others = [name for name, known in zip(parts, (forecasts, scores, answers), strict=True) if known]
@@ -149,24 +150,19 @@ def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) 
 
 def _questions(options: argparse.Namespace) -> Any:
     """The questions about worker counts that were asked on the command line."""
-    from horovod_study.analysis.forecast.recommendation import Questions, samples_of, seconds_of
+    from horovod_study.analysis.forecast.recommendation import Questions
+    from horovod_study.config.doors import asked
 
-    return Questions(
-        marginal=options.marginal,
-        samples=options.samples,
-        deadline_s=None if options.deadline is None else seconds_of(options.deadline),
-        gpu_hours=options.gpu_hours,
-        price_per_gpu_hour=options.price_per_gpu_hour,
-        samples_to_target=None if options.target_samples is None else samples_of(options.target_samples),
-    )
+    return asked(Questions, {name: getattr(options, name) for name in Questions.model_fields}, "predict")
 
 
 def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:
     """The scaling laws of each series."""
     from horovod_study.analysis.fit.fitting import fit_series
+    from horovod_study.records import finite
     from horovod_study.report.laws import laws_text
 
-    series = {name: one.to_dict() for name, one in fit_series(points, baseline_samples_per_s=baseline).items()}
+    series = finite(fit_series(points, baseline_samples_per_s=baseline))
     notes = (
         "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; loo: median",
         " error of a worker count that is left out of the fit; step times are relative to one worker; details: --json)",
@@ -230,16 +226,16 @@ def _simulate_arguments(parser: Parser) -> None:
 
 def simulate(options: argparse.Namespace) -> Result:
     """Simulate a data-parallel step on up to 10 million workers, and what-ifs."""
-    from dataclasses import fields
-
     from horovod_study.analysis.simulate import scaling
     from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
     from horovod_study.analysis.simulate.network import network_from
     from horovod_study.analysis.simulate.what_if import what_if
     from horovod_study.config.documents import load_yaml
+    from horovod_study.config.doors import asked
     from horovod_study.records import recorded_run
     from horovod_study.report.figures.simulation import content, text, write_simulation
 
+    given = asked(Given, {name: getattr(options, name) for name in Given.model_fields}, "simulate")
     runs = [run_times(recorded_run(each)) for each in options.run]
     size = (
         runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6 or None
@@ -248,7 +244,7 @@ def simulate(options: argparse.Namespace) -> Result:
     benches, set_aside = largest_of_each_kind(read)
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))
     calibration = calibrate(
-        Given(**{each.name: getattr(options, each.name) for each in fields(Given)}),
+        given,
         network=network,
         runs=runs,
         beside=[run_times(recorded_run(each)) for each in options.beside],
@@ -299,7 +295,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.machine.advice import advise as advise_on
     from horovod_study.analysis.machine.advice import case_of, layered_model
     from horovod_study.config.documents import load_yaml
-    from horovod_study.records import read_run
+    from horovod_study.records import finite, read_run
     from horovod_study.workload.room import worker_memory
 
     source = str(options.model or "")
@@ -308,7 +304,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
     recorded = options.run and (asdict(read_run(options.run)), str(options.run))
     case = case_of(vars(options), model=model, bench=bench, run=recorded, memory_of=worker_memory)
     advice = advise_on(case)
-    return Result(document=advice.to_dict(), lines=advice.lines())
+    return Result(document=finite(advice), lines=advice.lines())
 
 
 VERBS = (

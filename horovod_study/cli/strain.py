@@ -186,6 +186,7 @@ def _lr_range_arguments(parser: Parser) -> None:
 def lr_range(options: argparse.Namespace) -> Result:
     """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
     from horovod_study.analysis.learning.lr_range import find_rate
+    from horovod_study.records import finite
     from horovod_study.report.figures.lr_range import write_lr_range
     from horovod_study.studies.range_run import range_config, run_range
 
@@ -195,7 +196,7 @@ def lr_range(options: argparse.Namespace) -> Result:
     found = find_rate(rates, losses)
     paths = write_lr_range(found, options.out, batch=record.effective["global_batch"])
     return Result(
-        document={**found.to_dict(), "run_dir": str(options.out / record.key)},
+        document={**finite(found), "run_dir": str(options.out / record.key)},
         lines=[*found.lines(), f"figure: {options.out / 'lr_range.png'}"],
         files=paths,
     )

@@ -42,7 +42,7 @@ def next_runs(options: argparse.Namespace) -> Result:
     found = forecast.next_runs(points, target, candidates=counts | doubled, seconds=sorted(times)[len(times) // 2])
     text = [f"what narrows the forecast at {target:,} workers most, the most per GPU hour first:"]
     text += [line for step in found.values() for line in ("", *forecast.lines(step))]
-    return Result(document={"series": {name: step.to_dict() for name, step in found.items()}}, lines=text)
+    return Result(document={"series": {name: records.finite(step) for name, step in found.items()}}, lines=text)
 
 
 def _run_arguments(parser: Parser) -> None:

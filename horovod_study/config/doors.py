@@ -218,6 +218,18 @@ def accept(
         raise error(f"{source}: {fault(problem, content, name)}{again and '; '}{again}") from None
 
 
+class Said(Form):
+    """What options say; keys are written as on a command line, `--alpha-us` for the field `alpha_us`."""
+
+    model_config = ConfigDict(alias_generator=lambda name: f"--{name.replace('_', '-')}")
+
+
+def asked(form: type[Said], values: Mapping[str, Any], source: str) -> Any:
+    """Return values by the names of their fields as what `form` makes of them; ConfigError names the option."""
+    said = {f"--{name.replace('_', '-')}": value for name, value in values.items() if value is not None}
+    return accept(form, said, source)
+
+
 def conform(content: Any, form: Any, source: str, error: type[StudyError] = RecordError, again: str = "") -> Any:
     """Return a JSON document if it has the form that the pydantic type, or dataclass, `form` declares."""
     if form is Any:
@@ -269,6 +281,8 @@ def fault(problem: ValidationError, content: Any, name: str = "") -> str:
     elif kind in ("literal_error", "union_tag_invalid"):
         allowed = re.findall(r"'([^']*)'", ctx.get("expected") or ctx.get("expected_tags", ""))
         text = f"{name} is {_choices(ctx.get('tag', first['input']), allowed)}"
+    elif kind == "too_short":
+        text = f"{name} is {given}; it must have {ctx['min_length']} or more"
     elif kind in _RANGES:
         key, words = _RANGES[kind]
         text = f"{name} is {str(first['input'])[:60]}; it must be {words} {ctx[key]:g}"

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -175,14 +176,19 @@ def step_totals(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Return a value as JSON takes it: dataclasses by `to_dict` or their fields, tables by rows, numbers of numpy as
-    Python's, None for what is no finite number."""
+    """Return a value as JSON takes it: dataclasses by their DOCUMENT or fields, tables by rows, numbers of numpy as
+    Python's, None for what is no finite number.
+
+    DOCUMENT: `name` or `name=attribute` each, where `name?` is None if it is empty, and `*attribute` a mapping to join.
+    """
     if hasattr(value, "columns"):
         value = value.to_dict("records")
     elif hasattr(value, "to_dict"):
         value = value.to_dict()
     elif isinstance(value, SimpleNamespace):
         value = vars(value)
+    elif hasattr(value, "DOCUMENT"):
+        value = _declared(value)
     elif is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):
@@ -192,6 +198,15 @@ def finite(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return finite(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _declared(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for told in value.DOCUMENT.split():
+        name, _, path = told.partition("=")
+        each = attrgetter(path or name.strip("*?"))(value)
+        found |= each if name[0] == "*" else {name.rstrip("?"): each or None if name[-1] == "?" else each}
+    return found
 
 
 def facts(value: Any, *names: str) -> dict[str, Any]:

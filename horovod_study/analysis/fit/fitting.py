@@ -39,7 +39,7 @@ from horovod_study.analysis.laws.law import Law, Places, best_counts, knee, plac
 from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
-from horovod_study.records import COMMANDS, facts, finite
+from horovod_study.records import COMMANDS, finite
 from horovod_study.text.words import cut, listed
 
 REACH = 1.5
@@ -55,6 +55,11 @@ _HOPELESS = 0.25  # error of a law at counts left out from which on it is not se
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingFit:
     """One law fitted to one series; call it with worker counts (and nodes, where known), shape (N,) -> (N,)."""
+
+    DOCUMENT = (
+        "formula=law.formula params ci95 rmse aicc loo_error=loo_median loo_error_rms=loo_rms applies "
+        "why_not? identifiable doubts interval_method"
+    )
 
     law: Law  # in the form that was fitted
     params: Mapping[str, float]
@@ -183,18 +188,6 @@ class ScalingFit:
         """
         return self.law.bottleneck(self.workers[1] if n is None else n, **self.params)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: parameters with intervals, how good the fit is and what speaks against it; null if not known."""
-        return {
-            "formula": self.law.formula,
-            **facts(self, "params", "ci95", "rmse", "aicc"),
-            "loo_error": finite(self.loo_median),
-            "loo_error_rms": finite(self.loo_rms),
-            "applies": self.applies,
-            "why_not": self.why_not or None,
-            **facts(self, "identifiable", "doubts", "interval_method"),
-        }
-
     @property
     def _values(self) -> Floats:
         return np.array(list(self.params.values()))
@@ -211,6 +204,8 @@ class ScalingFit:
 class SeriesFit:
     """All laws fitted to one series, the one selected, and every reason to doubt them."""
 
+    DOCUMENT = "baseline base_samples_per_s mode assumed laws selected doubts"
+
     name: str
     baseline: str  # what the speedup is relative to, in words
     base_samples_per_s: float  # throughput of one worker of that baseline
@@ -223,35 +218,33 @@ class SeriesFit:
     possible: bool = field(default=True, repr=False)  # whether all numbers can be; else no law is selected
     contradicted: Sequence[str] = field(default=(), repr=False)  # those of the doubts that are about what laws deny
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON of one series as the command line prints it."""
+    @property
+    def laws(self) -> dict[str, Any]:
+        """The documents of all fits, with where they turn; its interval of the selected one."""
         laws = {}
         for name, fitted in self.fits.items():
             ends = {"peak": fitted.peak_ci95, "knee": fitted.knee_ci95} if name == self.selected else {}
             laws[name] = {
-                **fitted.to_dict(),
-                "peak": finite(fitted.peak),
+                **finite(fitted),
+                "peak": fitted.peak,
                 "peak_ci95": _ends(ends.get("peak")),
-                "knee": finite(fitted.knee),
+                "knee": fitted.knee,
                 "knee_ci95": _ends(ends.get("knee")),
-                "limit": finite(fitted.limit),
+                "limit": fitted.limit,
                 "bottleneck": fitted.bottleneck(),
             }
-        series = facts(self, "baseline", "base_samples_per_s", "mode", "assumed")
-        return {**series, "laws": laws, **facts(self, "selected", "doubts")}
+        return laws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantityFit:
     """Laws fitted to any positive quantity y(N): the one selected, and every reason to doubt them."""
 
+    DOCUMENT = "laws=fits selected doubts"
+
     fits: Mapping[str, ScalingFit]
     selected: str | None
     doubts: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, in the form of one series of `fit --json`."""
-        return {"laws": finite(self.fits), **facts(self, "selected", "doubts")}
 
 
 def fit(

@@ -67,14 +67,15 @@ def sample_of(
     repeat: ArrayLike | None = None,
 ) -> Sample:
     n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
-    if n.shape != s.shape or n.size == 0:
-        raise AnalysisError(f"{n.size} worker counts and {s.size} speedups: give one speedup per worker count")
-    _check_numbers(n, s, kind)
     labels = np.arange(n.size) if runs is None else pd.factorize(np.asarray(runs), sort=True)[0]
-    if labels.shape != n.shape:
-        raise AnalysisError(f"{n.size} rows but {labels.size} run labels: give one label per row")
-    if scaled_by is not None and not np.any(n == scaled_by):
-        raise AnalysisError(f"speedups cannot be scaled by {scaled_by} workers: no row has that worker count")
+    for wrong, text in (
+        (n.shape != s.shape or n.size == 0, f"{n.size} worker counts and {s.size} speedups: give one per worker count"),
+        (labels.shape != n.shape, f"{n.size} rows but {labels.size} run labels: give one label per row"),
+        (scaled_by and scaled_by not in n, f"speedups cannot be scaled by {scaled_by} workers: no row has that count"),
+    ):
+        if wrong:
+            raise AnalysisError(text)
+    _check_numbers(n, s, kind)
     where = places(n, nodes, per_node=per_node)
     keys = (where.fullest, where.nodes, n)
     order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
@@ -191,23 +192,20 @@ def by_series(points: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def check_points(points: pd.DataFrame) -> None:
     """Raise AnalysisError unless there are rows with worker counts of at least 1 and throughputs above 0."""
     missing = [column for column in ("workers", "samples_per_s") if column not in points]
-    if missing:
-        raise AnalysisError(f"points without column {missing[0]!r}: needed are 'workers' and 'samples_per_s'")
-    if points.empty:
-        raise AnalysisError("there are no points to fit: at least 2 distinct worker counts are needed")
+    if missing or points.empty:
+        what = f"without column {missing[0]!r}" if missing else "without rows"
+        raise AnalysisError(f"points {what}: needed are workers and samples_per_s of 2 distinct worker counts")
     _check_numbers(points["workers"].to_numpy(dtype=np.float64), points["samples_per_s"].to_numpy(dtype=np.float64))
 
 
 def _check_numbers(
     n: Floats, value: Floats, kind: str = "no throughput: leave out runs without a value above 0"
 ) -> None:
-    wrong = ~(np.isfinite(n) & (n >= 1))
-    if wrong.any():
-        raise AnalysisError(f"{n[wrong][0]:g} workers: every point needs a worker count of at least 1")
-    wrong = ~(np.isfinite(value) & (value > 0))
-    if wrong.any():
-        at, bad = n[wrong][0], value[wrong][0]
-        raise AnalysisError(f"{bad:g} at {at:g} workers is {kind}")
+    counted, usable = np.isfinite(n) & (n >= 1), np.isfinite(value) & (value > 0)
+    if not (counted & usable).all():
+        at = int(np.argmin(counted if not counted.all() else usable))
+        few = f"{n[at]:g} workers: every point needs a worker count of at least 1"
+        raise AnalysisError(f"{value[at]:g} at {n[at]:g} workers is {kind}" if counted.all() else few)
 
 
 def medians_at(workers: Floats, values: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:

@@ -11,7 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -23,12 +23,12 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
+from horovod_study.config.doors import Said, Text, Whole, asked, at_least, one_of
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts, finite
+from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
 
-COMBINED = "combined"
-"""The name of `prediction.predict` among the laws."""
+COMBINED = "combined"  # the name of `prediction.predict` among the laws
 
 _MIN_KNOWN = 2
 """Fewer worker counts say nothing about a trend; the default hides no more than leaves three, where there are four."""
@@ -39,6 +39,8 @@ _ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast i
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One forecast of one hidden worker count, samples/s of all workers."""
+
+    DOCUMENT = "law known_to workers nodes measured forecast low high error covered"
 
     law: str
     known_to: int  # largest worker count that was known
@@ -62,15 +64,12 @@ class Target:
         slack = _ROUNDING * self.measured
         return self.low - slack <= self.measured <= self.high + slack
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; null where there is no interval."""
-        names = ("law", "known_to", "workers", "nodes", "measured", "forecast", "low", "high", "error", "covered")
-        return facts(self, *names)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldoutScore:
     """The scores of one series; `why_not` says why there are none."""
+
+    DOCUMENT = "hidden known laws forecasts doubts why_not?"
 
     series: str
     known: tuple[int, ...]  # worker counts that stayed known when all of `hidden` were hidden
@@ -80,9 +79,10 @@ class HoldoutScore:
     doubts: tuple[str, ...] = ()
     why_not: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        names = ("hidden", "known", "laws", "forecasts", "doubts")
-        return {**facts(self, *names), "why_not": self.why_not or None}
+
+class _HoldoutOptions(Said):
+    holdout: Annotated[Whole, at_least(1)] | None = None
+    laws: list[Annotated[Text, one_of(LAWS)]] | None = None
 
 
 def score(
@@ -105,10 +105,7 @@ def score(
     Raises AnalysisError for rows that are not positive numbers and for a `hide` below 1.
     """
     check_points(points)
-    if hide is not None and (hide < 1 or hide != int(hide)):
-        raise AnalysisError(f"cannot hide {hide} worker counts: hide a whole number of them, at least 1")
-    if unknown := sorted(set(laws or ()) - set(LAWS)):
-        raise AnalysisError(f"there is no law {unknown[0]!r}; the laws are {', '.join(LAWS)}")
+    asked(_HoldoutOptions, {"holdout": hide, "laws": laws and list(laws)}, "predict")
     known: dict[str, Any] = {
         "per_node": workers_per_node,
         "bench": bench,
@@ -137,7 +134,7 @@ def _over_all(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
     return {law: _law_score([each for each in targets if each.law == law], "") for law in laws}
 
 
-def to_dict(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
+def document(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
     """The JSON of `horovod-study predict --holdout`."""
     return {"series": finite(scores), "summary": summarise(scores)}
 
@@ -209,13 +206,6 @@ def planned_per_node(rows: pd.DataFrame) -> int | None:
     return int(np.ceil(rows["workers"] / rows["nodes"]).max()) if several else None
 
 
-def _planned_batches(known: pd.DataFrame, asked: pd.DataFrame) -> list[float] | None:
-    """Samples per worker and step at each count of `asked`: whoever plans a run chooses it. None where not known."""
-    if "batch_size" not in known or known["batch_size"].isna().any() or asked["batch_size"].isna().any():
-        return None
-    return [float(each) for each in asked.groupby("workers")["batch_size"].median()]
-
-
 def _targets(
     law: Law | None, known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
 ) -> Iterator[Target]:
@@ -223,7 +213,9 @@ def _targets(
     measured = asked.groupby("workers")["samples_per_s"].median()
     counts = [int(count) for count in measured.index]
     if law is None:
-        points, batch = known.drop(columns="series", errors="ignore"), _planned_batches(known, asked)
+        points, batch = known.drop(columns="series", errors="ignore"), None  # which whoever plans a run chooses
+        if "batch_size" in known and not (known["batch_size"].isna().any() or asked["batch_size"].isna().any()):
+            batch = [float(each) for each in asked.groupby("workers")["batch_size"].median()]
         made = predict(points, workers=counts, workers_per_node=per_node, bench=bench, batch=batch)[""]
         found = [(one.nodes, one.samples_per_s, one.low, one.high) for one in made]
     else:

@@ -19,7 +19,6 @@ from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.holdout import planned_per_node
 from horovod_study.analysis.forecast.prediction import Prediction, predict
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 from horovod_study.text.words import plural
 
 _NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a normal variable, with their weights
@@ -29,26 +28,15 @@ _NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a n
 class _NextStep:
     """The forecast of one series at the target as it is, and further runs, the best per GPU hour first."""
 
+    DOCUMENT = "target samples_per_s=now.samples_per_s low=now.low high=now.high doubts=now.doubts choices"
+
     series: str
     target: int
     now: Prediction
     choices: tuple[dict[str, Any], ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            **facts(self.now, "samples_per_s", "low", "high", "doubts"),
-            **facts(self, "choices"),
-        }
 
-
-def next_runs(
-    points: pd.DataFrame,
-    target: int,
-    *,
-    candidates: Iterable[int],
-    seconds: float,
-) -> dict[str, _NextStep]:
+def next_runs(points: pd.DataFrame, target: int, *, candidates: Iterable[int], seconds: float) -> dict[str, _NextStep]:
     """Return for each series of `points` what further runs are expected to narrow its forecast at `target` workers.
 
     Columns as for `prediction.predict`, one row a run. `candidates` are the worker counts that can be run, `seconds`
@@ -57,25 +45,17 @@ def next_runs(
     """
     check_points(points)
     wanted = sorted(set(candidates))
-    if not wanted or wanted[0] < 1 or seconds <= 0:
-        raise AnalysisError("no worker count can be run, or a run takes no time: nothing can be measured next")
     found = {
         name: _next_step(name, rows, target, wanted, seconds)
         for name, rows in by_series(points)
-        if rows["workers"].nunique() > 1
+        if wanted and rows["workers"].nunique() > 1
     }
     if not found:
-        raise AnalysisError("every series has one worker count: run a second one, there is nothing to forecast yet")
+        raise AnalysisError("no worker count can be run, or every series has one: run a second one, then forecast")
     return found
 
 
-def _next_step(
-    name: str,
-    rows: pd.DataFrame,
-    target: int,
-    candidates: Sequence[int],
-    seconds: float,
-) -> _NextStep:
+def _next_step(name: str, rows: pd.DataFrame, target: int, candidates: Sequence[int], seconds: float) -> _NextStep:
     rows = rows.assign(series=name)
     per_node = planned_per_node(rows)
     now, *at = predict(rows, workers=[target, *candidates], workers_per_node=per_node)[name]

@@ -15,10 +15,11 @@ Letters: K distinct worker counts known, M counts to forecast.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field, model_validator
 
 from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts, off_doubts
@@ -27,10 +28,11 @@ from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, 
 from horovod_study.analysis.laws.law import MAX_WORKERS, Trend
 from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.machine.advice import network_of
+from horovod_study.analysis.machine.network import FittedModel, fitted
 from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities
 from horovod_study.analysis.stats import Floats, normal_deviation
+from horovod_study.config.doors import Number, Said, Whole, above, asked, at_least, wrong
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 
 _MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
 DRIFT = 0.06  # log error of a good forecast one doubling beyond the data, before the data has its say
@@ -50,6 +52,8 @@ _CERTAIN = 0.9  # weight from which on a law is named alone
 class Prediction:
     """Forecast throughput of one worker count, samples/s of all workers, with its 95 % interval."""
 
+    DOCUMENT = "workers *asked nodes samples_per_s low high law weights ideal doubts"
+
     workers: int
     nodes: int | None
     samples_per_s: float
@@ -61,11 +65,33 @@ class Prediction:
     doubts: tuple[str, ...] = ()
     batch_size: float | None = None  # samples per worker and step, where that was asked for
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; `batch_size` only where a batch was asked for."""
-        asked = () if self.batch_size is None else ("batch_size",)
-        names = ("nodes", "samples_per_s", "low", "high", "law", "weights", "ideal", "doubts")
-        return facts(self, "workers", *asked, *names)
+    @property
+    def asked(self) -> dict[str, float]:
+        """The batch where one was asked for."""
+        return {} if self.batch_size is None else {"batch_size": self.batch_size}
+
+
+class _PredictOptions(Said):
+    workers: list[Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]]
+    workers_per_node: Annotated[Whole, at_least(1)] | None = None
+    batch: list[Annotated[Number, above(0)]] | None = None
+    global_batch: Annotated[Number, above(0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> "_PredictOptions":
+        given = len(self.batch or ())
+        both = self.batch is not None and self.global_batch is not None
+        if both or (given > 1 and given != len(self.workers)):
+            counts = f"{given} values of --batch, {len(self.workers)} worker counts"
+            raise wrong(f"{counts}: give --batch or --global-batch, and one value, or one for each worker count")
+        return self
+
+    @property
+    def batches(self) -> list[float] | None:
+        """Samples per worker and step at each of `workers`; None where nothing is said."""
+        if self.global_batch is not None:
+            return [self.global_batch / count for count in self.workers]
+        return None if self.batch is None else self.batch * (len(self.workers) if len(self.batch) == 1 else 1)
 
 
 def predict(
@@ -91,16 +117,11 @@ def predict(
     importers) joins the doubts.
     """
     check_points(points)
-    for count in workers:
-        if not 1 <= count <= MAX_WORKERS or count != int(count):
-            raise AnalysisError(
-                f"cannot forecast {count} workers: worker counts are whole numbers from 1 to {MAX_WORKERS:,}"
-            )
-    if workers_per_node is not None and workers_per_node < 1:
-        raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1 worker")
+    each = None if batch is None else np.ravel(np.asarray(batch, dtype=np.float64)).tolist()
+    options = {"workers": list(workers), "workers_per_node": workers_per_node, "batch": each}
+    told = asked(_PredictOptions, {**options, "global_batch": global_batch}, "predict")
     network = None if bench is None else _network(bench)
-    batches = _batches(workers, batch, global_batch)
-    of_file, counts = tuple(points.attrs.get("doubts", ())), [int(count) for count in workers]
+    counts, batches, of_file = told.workers, told.batches, tuple(points.attrs.get("doubts", ()))
     return {
         name: [
             replace(one, doubts=(*of_file, *one.doubts))
@@ -108,30 +129,6 @@ def predict(
         ]
         for name, rows in by_series(points)
     }
-
-
-def _batches(
-    workers: Sequence[int], batch: float | Sequence[float] | None, global_batch: float | None
-) -> list[float] | None:
-    """Samples per worker and step at each of `workers`; None where nothing is said."""
-    if batch is None and global_batch is None:
-        return None
-    if batch is not None and global_batch is not None:
-        raise AnalysisError("the batch is given per worker and for all workers together: give one of the two")
-    if global_batch is not None:
-        found = [global_batch / count for count in workers]
-    else:
-        found = [float(one) for one in np.atleast_1d(np.asarray(batch, dtype=np.float64))]
-        found = found * len(workers) if len(found) == 1 else found
-    if len(found) != len(workers):
-        raise AnalysisError(f"{len(found)} batches for {len(workers)} worker counts: give one, or one for each count")
-    for one in found:
-        if not 0 < one < math.inf:
-            raise AnalysisError(f"cannot forecast a batch of {one:g}: a batch is a number of samples above 0")
-    return found
-
-
-# --- what is known ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,14 +166,9 @@ class _Known:
 
 def _network(bench: Mapping[str, Any]) -> _Network:
     source = "the micro-benchmark"
-    try:
-        size = float(bench["model"]["flat_bytes"])
-        jobs = [job["conditions"] for job in bench.get("measured", [])]
-        hosts = max((len({rank["host"] for rank in job["ranks"]}) for job in jobs), default=1)
-    except (KeyError, TypeError, ValueError) as error:
-        raise AnalysisError(
-            f"{source} is damaged ({error!r} is missing or wrong); give the bench.json of `horovod-study bench`"
-        ) from None
+    told = fitted(bench, source=source, form=FittedModel)
+    size = told.model.flat_bytes
+    hosts = max((len({rank.host for rank in job.conditions.ranks}) for job in told.measured), default=1)
     found = network_of(bench, source=source, way=None, size=size)
     spread = math.hypot(_MEASURED_NETWORK, found.error)
     return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts, error=spread, doubt=found.doubt)
@@ -254,9 +246,6 @@ def _falls_at_boundary(known: _Known) -> bool:
     n, log_rate = known.part(inside)
     trend = fit_trend(POWER, n, np.exp(log_rate))
     return bool(np.median(trend(known.workers[known.beyond]) - known.log_rate[known.beyond]) > _BOUNDARY)
-
-
-# --- one series -------------------------------------------------------------------------------------------------------
 
 
 def _predict_series(

@@ -14,10 +14,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import BeforeValidator, Field, model_validator
 from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
@@ -28,58 +29,74 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import MAX_WORKERS
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
+from horovod_study.config.doors import Number, Said, Whole, wrong
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 
-REACH = 8
-"""Times the largest measured worker count: as far as answers are looked for."""
+REACH = 8  # times the largest measured worker count: as far as answers are looked for
 
-TOGETHER = 2.0
-"""Doublings within which a forecast errs to the same side."""
+TOGETHER = 2.0  # doublings within which a forecast errs to the same side
 
-MOST = 1e24
-"""Samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a mistake."""
+MOST = 1e24  # samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a mistake
 
 DRAWS = 1000
 _MAX_CANDIDATES = 1024
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
-    """What a user wants to know beside the knee; None is not asked."""
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
-    marginal: float = 0.5  # share of the mean worker's throughput that a further one must bring
-    samples: float | None = None  # of the whole training
-    deadline_s: float | None = None
-    gpu_hours: float | None = None
-    price_per_gpu_hour: float | None = None  # in any currency
-    samples_to_target: Mapping[int, float] | None = None  # worker count -> samples
 
-    def __post_init__(self) -> None:
-        if not 0 < self.marginal < 1:
-            raise AnalysisError(f"a marginal efficiency of {self.marginal:g}: allowed is a share between 0 and 1")
-        amounts = {"samples": self.samples, "a deadline": self.deadline_s, "a budget of GPU hours": self.gpu_hours}
-        prices = {"a price per GPU hour": self.price_per_gpu_hour}
-        targets = {f"samples to the target at {n} workers": each for n, each in (self.samples_to_target or {}).items()}
-        for what, value in (amounts | prices | targets).items():
-            if value is not None and not 1 / MOST <= value <= MOST:
-                raise AnalysisError(f"{what} of {value:g}: allowed is a number above 0, at most {MOST:g}")
-            if what in amounts and value is not None and self.samples is None:
-                raise AnalysisError(f"{what} without samples: give the samples of the whole training, too")
-        if self.price_per_gpu_hour is not None and self.samples is None and not self.samples_to_target:
-            raise AnalysisError("a price without samples: give the samples of the whole training, too")
-        for count in self.samples_to_target or {}:
-            if not 1 <= count <= MAX_WORKERS or count != int(count):
-                raise AnalysisError(
-                    f"samples to the target at {count} workers: a worker count is a whole number from 1 to "
-                    f"{MAX_WORKERS:,}"
-                )
+def _seconds(value: Any) -> Any:
+    """Return the seconds of `90s`, `45m`, `1h30m`, `2.5h`, `1d`; numbers are seconds already."""
+    if not isinstance(value, str):
+        return value
+    form = r"(\d+(?:\.\d*)?|\.\d+)\s*(s|min|m|h|d)\s*"
+    if not re.fullmatch(f"(?:{form})+", text := value.strip().lower()):
+        raise ValueError("it must be a number and a unit (s, m, h or d), such as 90m, 1h30m or 2d")
+    return sum(float(number) * _SECONDS[unit] for number, unit in re.findall(form, text))
+
+
+def _by_count(value: Any) -> Any:
+    """Return samples to a target by worker count, of `2e6` alone or `1:2e6 8:2.6e6`."""
+    if isinstance(value, Mapping):
+        return value
+    told = [word.rpartition(":") for word in value]
+    found = {count: samples for count, _, samples in told}
+    if len(found) < len(told) or (len(told) > 1 and "" in found):
+        raise ValueError("it must be one number, or WORKERS:SAMPLES for each worker count, each of them once")
+    return {count or 1: samples for count, samples in found.items()}
+
+
+_Amount = Annotated[Number, Field(ge=1 / MOST, le=MOST)]
+_Samples = dict[Annotated[Whole, Field(ge=1, le=MAX_WORKERS)], _Amount]
+
+
+class Questions(Said):
+    """What a user wants to know beside the knee, as options say it; None is not asked."""
+
+    marginal: Annotated[Number, Field(gt=0, lt=1)] = 0.5  # share of the mean worker's that a further one must bring
+    samples: _Amount | None = None  # of the whole training
+    deadline: Annotated[_Amount, BeforeValidator(_seconds)] | None = None  # in s
+    gpu_hours: _Amount | None = None
+    price_per_gpu_hour: _Amount | None = None  # in any currency
+    target_samples: Annotated[_Samples, BeforeValidator(_by_count)] | None = None  # worker count -> samples
+
+    @model_validator(mode="after")
+    def _of_samples(self) -> "Questions":
+        asked = {"--deadline": self.deadline, "--gpu-hours": self.gpu_hours}
+        if not self.target_samples:
+            asked["--price-per-gpu-hour"] = self.price_per_gpu_hour
+        for name, value in asked.items():
+            if self.samples is None and value is not None:
+                raise wrong(f"{name} says nothing without samples: give --samples of the whole training, too")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RecommendedCount:
     """One recommended worker count with its 95 % interval; None where there is none, or no end was seen."""
+
+    DOCUMENT = "question workers low high searched_to *numbers doubts why_not?"
 
     question: str  # in words
     workers: int | None = None
@@ -95,26 +112,25 @@ class _RecommendedCount:
         """Whether the answer is beyond the largest count that was looked at."""
         return self.workers is None and not self.why_not
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def numbers(self) -> dict[str, float | None]:
         values: dict[str, float | None] = {}
         for name in ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost"):
             value, low, high = self.values.get(name, (None, None, None))
             values |= {name: value, f"{name}_low": low, f"{name}_high": high}
-        count = facts(self, "question", "workers", "low", "high", "searched_to")
-        return {**count, **values, "doubts": list(self.doubts), "why_not": self.why_not or None}
+        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recommendation:
     """The answers for one series, in the order of the module's table."""
 
+    DOCUMENT = "measured answers why_not?"
+
     series: str
     measured: tuple[int, int]  # smallest and largest worker count
     answers: Mapping[str, _RecommendedCount]
     why_not: str = ""  # why there are no answers
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**facts(self, "measured", "answers"), "why_not": self.why_not or None}
 
 
 def recommend(
@@ -251,11 +267,11 @@ def _series(
     answers = {"knee": _answer(case, question, found, samples=samples), "usl_peak": _peak(case, rows, fits)}
     cheapest = _highest(case.rate, counts)
     answers["cheapest"] = _answer(case, "the fewest GPU hours per sample", cheapest, samples=samples)
-    if questions.deadline_s is not None:
+    if questions.deadline is not None:
         answers["deadline"] = _deadline(case)
     if questions.gpu_hours is not None:
         answers["budget"] = _budget(case)
-    if questions.samples_to_target:
+    if questions.target_samples:
         answers |= _to_target(case, seed)
     return _Recommendation(series=name, measured=case.measured, answers=answers)
 
@@ -290,7 +306,7 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> _Recommend
 
 
 def _deadline(case: _Case) -> _RecommendedCount:
-    samples, deadline_s = case.questions.samples, case.questions.deadline_s
+    samples, deadline_s = case.questions.samples, case.questions.deadline
     assert samples is not None and deadline_s is not None
     found = _first(case.speed >= math.log(samples / deadline_s) - _ROUNDING, case.counts)
     why_not = ""
@@ -324,7 +340,7 @@ def _budget(case: _Case) -> _RecommendedCount:
 
 
 def _to_target(case: _Case, seed: int) -> dict[str, _RecommendedCount]:
-    given = case.questions.samples_to_target
+    given = case.questions.target_samples
     assert given is not None
     needed, doubts = _samples_needed(given, case.counts, len(case.rate) - 1, seed)  # (1 + B, C)
     speed = case.speed - np.log(needed)
@@ -501,42 +517,6 @@ def _told(one: _RecommendedCount, unit: str) -> Iterator[str]:
         if name in one.values:
             value, low, high = one.values[name]
             yield f"{form(value)}{words} [{form(low)}, {form(high)}]"
-
-
-_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|min|m|h|d)\s*")
-
-
-def seconds_of(text: str) -> float:
-    """Seconds of `90s`, `45m`, `1h30m`, `2.5h`, `1d`; raises AnalysisError for anything else."""
-    rest, total = text.strip().lower(), 0.0
-    while rest and (found := _TIME.match(rest)):
-        total += float(found[1]) * _SECONDS[found[2]]
-        rest = rest[found.end() :]
-    if rest or not 0 < total < math.inf:
-        raise AnalysisError(
-            f"{text!r} is not a time: give a number and a unit (s, m, h or d), such as 90m, 1h30m or 2d"
-        )
-    return total
-
-
-def samples_of(words: Sequence[str]) -> dict[int, float]:
-    """Samples to a target by worker count, from `2e6` alone or `1:2e6 8:2.6e6`; raises AnalysisError otherwise."""
-    found: dict[int, float] = {}
-    for word in words:
-        count, colon, samples = word.rpartition(":")
-        try:
-            workers, number = int(count) if colon else 1, float(samples)
-        except ValueError:
-            workers, number = 0, 0.0
-        if workers < 1 or not 0 < number < math.inf or (not colon and len(words) > 1):
-            raise AnalysisError(
-                f"{word!r} are no samples to a target: give one number, or WORKERS:SAMPLES for each worker count"
-            )
-        if workers in found:
-            raise AnalysisError(f"samples to the target at {workers} workers are given twice; keep one of them")
-        found[workers] = number
-    return found
 
 
 def duration(seconds: float) -> str:

@@ -20,9 +20,9 @@ from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.forecast.recommendation import knots, recommend
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.series.baselines import base_of, impossibilities
+from horovod_study.records import finite
 
-_MULTIPLES = (2, 4, 8)
-"""Times the largest measured worker count."""
+_MULTIPLES = (2, 4, 8)  # times the largest measured worker count
 
 MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"
 """Kinds of rows: a worker count that was run, one that is forecast, and one between that only draws the line."""
@@ -77,7 +77,7 @@ def outlook(
             continue
         law = (name in fits and fits[name].selected) or ""
         scores[name] = holdout.score(own, laws=(law,) if law in LAWS else ())[name]
-        document = {**scores[name].to_dict(), "rolling": None, "recommendation": None, "no_forecast": ""}
+        document = {**finite(scores[name]), "rolling": None, "recommendation": None, "no_forecast": ""}
         if not scores[name].why_not:
             document["rolling"] = holdout.score(own, rolling=True, laws=())[name].laws[holdout.COMBINED]
         counts, most = own["workers"].nunique(), (room or {}).get(name)
@@ -95,7 +95,7 @@ def outlook(
                 own_lines = _lines(own, name, bases.get(name), per_node, most)
                 lines += [{"series": name, "setting": setting, **line} for line in own_lines]
             found = recommend(own, workers_per_node=per_node, fits=fits, draws=DRAWS, seed=seed)
-            document["recommendation"] = found[name].to_dict()
+            document["recommendation"] = finite(found[name])
         documents[name] = document
     if not documents:
         return nothing()

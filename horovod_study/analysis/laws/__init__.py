@@ -17,8 +17,7 @@ from horovod_study.analysis.laws.law import Law, Trend
 _MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 _FOUND: list[Law] = sorted((each.LAW for each in _MODULES if hasattr(each, "LAW")), key=lambda law: law.place)
 
-LAWS: Mapping[str, Law] = MappingProxyType({law.name: law for law in _FOUND})
-"""Laws of the speedup."""
+LAWS: Mapping[str, Law] = MappingProxyType({law.name: law for law in _FOUND})  # laws of the speedup
 
 _OF_QUANTITIES = [law.quantity for law in _FOUND if law.quantity is not None]
 QUANTITY_LAWS: Mapping[str, Law] = MappingProxyType(

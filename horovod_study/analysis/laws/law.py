@@ -16,12 +16,10 @@ from scipy import optimize
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 
-MAX_WORKERS = 10_000_000
-"""Beyond this count nobody looks for a peak or a knee."""
+MAX_WORKERS = 10_000_000  # beyond this count nobody looks for a peak or a knee
 
 EVERY_MODE = frozenset({"strong", "weak", "mixed"})
-STEPS = frozenset({"strong", "weak"})
-"""Scaling modes in which a step is the work of one worker, or its Nth part."""
+STEPS = frozenset({"strong", "weak"})  # scaling modes in which a step is the work of one worker, or its Nth part
 
 UNLIKELY = 0.5
 """Prior of trends that level off too late, or too early, for nearly all published curves of the scaling mode."""
@@ -122,10 +120,6 @@ class Law:
     multi_node: "Law | None" = field(default=None, repr=False)  # the form with constants of its own across nodes
     quantity: "Law | None" = field(default=None, repr=False)  # the form for any positive quantity y(N), if any
     trends: tuple[Trend, ...] = ()  # as forecasts combine it
-
-    def __post_init__(self) -> None:
-        if len(self.parameters) != len(self.bounds):
-            raise ValueError(f"law {self.name!r}: {len(self.parameters)} parameters but {len(self.bounds)} bounds")
 
     def for_mode(self, mode: str) -> "Law":
         """This law for "strong" scaling (a fixed total of work), or as it is for any other mode."""

@@ -18,8 +18,7 @@ from horovod_study.analysis.series import points
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 
-_BELOW_FLOOR = 0.9
-"""A test MSE below this share of the statistical floor is a bug, not a success."""
+_BELOW_FLOOR = 0.9  # a test MSE below this share of the statistical floor is a bug, not a success
 
 _IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
 

@@ -14,19 +14,21 @@ import numpy as np
 
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 
 MIN_STEPS = 50
-UNSTEADY = 2.0
-"""Unsteady: more than this many times; and a loss that comes back below that has not diverged yet."""
-_DESCENDED = 0.9
-"""Descended: the smoothed loss has come below this part of the first."""
+UNSTEADY = 2.0  # unsteady: more than this many times; and a loss that comes back below that has not diverged yet
+_DESCENDED = 0.9  # descended: the smoothed loss has come below this part of the first
 MARGIN = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RangeTest:
     """What a range test says; rates are values of the option `lr`."""
+
+    DOCUMENT = (
+        "suggested reason steepest_rate slope diverged_rate tenth_of_diverged_rate=careful_rate lowest_rate "
+        "lowest_loss *course window doubts"
+    )
 
     rates: Floats  # (S,)
     losses: Floats  # (S,)
@@ -46,17 +48,10 @@ class RangeTest:
         """A tenth of the rate at which the loss diverged."""
         return None if self.diverged_rate is None else self.diverged_rate / MARGIN
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values without the curve."""
-        return {
-            **facts(self, "suggested", "reason", "steepest_rate", "slope", "diverged_rate"),
-            "tenth_of_diverged_rate": self.careful_rate,
-            **facts(self, "lowest_rate", "lowest_loss"),
-            "low": float(self.rates[0]),
-            "high": float(self.rates[-1]),
-            "steps": len(self.rates),
-            **facts(self, "window", "doubts"),
-        }
+    @property
+    def course(self) -> dict[str, Any]:
+        """Where the rates begin and end, and after how many steps."""
+        return {"low": self.rates[0], "high": self.rates[-1], "steps": len(self.rates)}
 
     def lines(self) -> list[str]:
         """Return the result in words."""
@@ -106,20 +101,16 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
     do not rise.
     """
     rates, losses = np.asarray(rates, dtype=np.float64), np.asarray(losses, dtype=np.float64)
+    window, why = max(5, len(rates) // 50 | 1), ""
     if rates.shape != losses.shape or rates.ndim != 1 or len(rates) < MIN_STEPS:
-        raise AnalysisError(
-            f"range test: {len(losses)} losses at {len(rates)} rates; at least {MIN_STEPS} steps are needed, "
-            "give more --steps"
-        )
-    if not (rates[0] > 0 and np.all(np.diff(rates) > 0)):
-        raise AnalysisError("range test: the rates do not rise from step to step; record it with schedule range")
-    window = max(5, len(rates) // 50 | 1)
-    smooth = smoothed(losses, window)
-    if not np.isfinite(smooth[0]):
-        raise AnalysisError(
-            f"range test: the loss is not a number from the start, at rate {rates[0]:.2g}; lower --low, or check the "
-            "data"
-        )
+        steps = f"at least {MIN_STEPS} steps are needed, give more --steps"
+        why = f"{len(losses)} losses at {len(rates)} rates; {steps}"
+    elif not (rates[0] > 0 and np.all(np.diff(rates) > 0)):
+        why = "the rates do not rise from step to step; record it with schedule range"
+    elif not np.isfinite((smooth := smoothed(losses, window))[0]):
+        why = f"the loss is not a number from the start, at rate {rates[0]:.2g}; lower --low, or check the data"
+    if why:
+        raise AnalysisError(f"range test: {why}")
     lowest, diverged = int(np.argmin(smooth)), None
     if smooth[lowest:].max() > 4.0 * smooth[lowest]:  # the limit of fastai's range test
         after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1

@@ -21,14 +21,17 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.machine.network import all_reduce_at, fits_of
-from horovod_study.config.roles import Option, check_field
+from horovod_study.config.doors import Form, Number, Said, Text, Whole, above, accept, at_least, one_of, wrong
+from horovod_study.config.doors import asked as accept_asked
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError, ConfigError, require_keys, require_known
-from horovod_study.records import facts, finite
+from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.records import facts
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
@@ -40,10 +43,8 @@ _STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4}
 """Optimiser state per parameter in float32: two moments of Adam, one momentum."""
 _ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Under autocast the activations are halved; weights, gradients and optimiser state stay in float32."""
-_LARGE = 0.1
-"""A layer with at least this share of the largest layer's parameters is split in tensor parallel."""
-CLOSE = 0.02
-"""Efficiencies nearer than this are a tie, and the simpler way is advised."""
+_LARGE = 0.1  # a layer with at least this share of the largest layer's parameters is split in tensor parallel
+CLOSE = 0.02  # efficiencies nearer than this are a tie, and the simpler way is advised
 
 _CHANNELS, _POINTS, _TARGETS, _KERNEL, _POOL = 3, 201, 2, 5, 3  # of the worked example, docs/guide.md
 
@@ -51,6 +52,8 @@ _CHANNELS, _POINTS, _TARGETS, _KERNEL, _POOL = 3, 201, 2, 5, 3  # of the worked 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
     """One layer, per sample: what it holds, keeps, hands on and computes."""
+
+    DOCUMENT = "name parameters activations indices output flop"
 
     name: str
     parameters: int
@@ -111,10 +114,6 @@ class Case:
     rate_source: str = ""
     waited_s: float | None = None  # measured wait for gradients per step, data parallel with these workers and batch
 
-    def __post_init__(self) -> None:
-        require_known("model-parallel: --optimizer", self.optimizer, _STATE_BYTES)
-        require_known("model-parallel: --precision", self.precision, _ACTIVATION_BYTES)
-
     @property
     def global_batch(self) -> int:
         """G = n b."""
@@ -129,6 +128,8 @@ class Case:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scheme:
     """One way to spread the model, with its sums; unknown is None."""
+
+    DOCUMENT = "name memory_bytes memory fits sent_bytes messages communication_s computing_s step_s efficiency notes"
 
     case: Case
     name: str
@@ -168,14 +169,18 @@ class _Scheme:
             return None
         return self.computing_s + self.communication_s
 
-    def to_dict(self) -> dict[str, Any]:
-        names = ("name", "memory_bytes", "memory", "fits", "sent_bytes", "messages", "communication_s")
-        return facts(self, *names, "computing_s", "step_s", "efficiency", "notes")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Advice:
     """The answer: the ways, the crossover, the verdict, and what is not known."""
+
+    DOCUMENT = (
+        "model batch=case.batch workers=case.workers nodes=case.nodes global_batch=case.global_batch "
+        "optimizer=case.optimizer precision=case.precision memory_bytes=case.memory_bytes "
+        "memory_source=case.memory_source network=case.network flop_per_s=case.flop_per_s "
+        "rate_source=case.rate_source ways=schemes crossover_batch "
+        "activation_crossover_batch=activation_crossover best verdict reasons missing doubts"
+    )
 
     case: Case
     schemes: tuple[_Scheme, ...]
@@ -188,28 +193,17 @@ class _Advice:
     missing: tuple[str, ...]
     doubts: tuple[str, ...] = field(default=())
 
-    def to_dict(self) -> dict[str, Any]:
-        case, model = self.case, self.case.model
-        layers = [
-            facts(each, "name", "parameters", "activations", "indices", "output", "flop") for each in model.layers
-        ]
+    @property
+    def model(self) -> dict[str, Any]:
+        """The document of the model."""
+        model = self.case.model
         return {
-            "model": {
-                **facts(model, "name", "parameters"),
-                "gradient_bytes": self.gradient_bytes,
-                "activation_bytes_per_sample": model.activation_bytes(case.precision),
-                "forward_flop_per_sample": model.flop,
-                "train_flop_per_sample": model.train_flop,
-                "layers": layers,
-            },
-            **facts(case, "batch", "workers", "nodes", "global_batch", "optimizer", "precision"),
-            **facts(case, "memory_bytes", "memory_source"),
-            "network": None if case.network is None else facts(case.network, "alpha_s", "bytes_per_s", "source"),
-            **facts(case, "flop_per_s", "rate_source"),
-            "ways": finite(self.schemes),
-            "crossover_batch": self.crossover_batch,
-            "activation_crossover_batch": self.activation_crossover,
-            **facts(self, "best", "verdict", "reasons", "missing", "doubts"),
+            **facts(model, "name", "parameters"),
+            "gradient_bytes": self.gradient_bytes,
+            "activation_bytes_per_sample": model.activation_bytes(self.case.precision),
+            "forward_flop_per_sample": model.flop,
+            "train_flop_per_sample": model.train_flop,
+            "layers": model.layers,
         }
 
     def lines(self) -> list[str]:
@@ -254,9 +248,6 @@ class _Advice:
         return [*lines, *([""] if self.doubts else []), *(f"doubt: {text}" for text in self.doubts)]
 
 
-# ------------------------------------------------------------------------------------------------------- the model
-
-
 def cnn(widths: str) -> LayeredModel:
     """Return the worked example for `widths` such as 15-38-197, counted from its shapes.
 
@@ -293,8 +284,35 @@ def cnn(widths: str) -> LayeredModel:
     )
 
 
-_MODEL_KEYS = ("name", "input", "layers")
-_LAYER_KEYS = ("name", "parameters", "activations", "flop", "output", "indices", "pairs", "times")
+_Count = Annotated[Whole, at_least(0)]
+
+
+class _LayerForm(Form):
+    name: Text | None = None
+    parameters: _Count
+    activations: _Count
+    flop: _Count
+    output: _Count | None = None
+    indices: _Count = 0
+    pairs: _Count = 0
+    times: Annotated[Whole, at_least(1)] = 1
+
+
+class _ModelForm(Form):
+    name: Text | None = None
+    input: _Count | None = None
+    layers: Annotated[list[_LayerForm], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _computes(self) -> "_ModelForm":
+        for odd, text in (
+            (not any(layer.parameters for layer in self.layers), "the layers have no parameters; correct them"),
+            (not any(layer.flop for layer in self.layers), "the layers have no FLOP; correct them"),
+            (sum(layer.times for layer in self.layers) > 100_000, "more than 100,000 layers are asked for"),
+        ):
+            if odd:
+                raise wrong(text)
+        return self
 
 
 def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
@@ -305,43 +323,17 @@ def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
     `indices`, `pairs` (see Layer), and `times` for so many equal layers in a row. Raises ConfigError naming file, layer
     and key.
     """
-    require_keys(source, content, _MODEL_KEYS)
-    layers = content.get("layers")
-    if not isinstance(layers, list) or not layers:
-        raise ConfigError(f"{source}: layers must be a list of layers with name, parameters, activations and flop")
-    made: list[Layer] = []
-    for number, entry in enumerate(layers, start=1):
-        where = f"{source}: layer {number}"
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{where}: must hold `key: value` lines, not {entry!r}")
-        require_keys(where, entry, _LAYER_KEYS)
-        for key in ("parameters", "activations", "flop"):
-            if key not in entry:
-                raise ConfigError(f"{where}: {key} is missing; a layer has name, parameters, activations and flop")
-        values = {
-            key: _whole(where, key, entry[key])
-            for key in ("parameters", "activations", "flop", "output", "indices", "pairs")
-            if key in entry
-        }
-        values.setdefault("output", values["activations"])
-        times = _whole(where, "times", entry.get("times", 1), low=1)
-        name = str(entry.get("name", f"layer {number}"))
-        made += [Layer(name=name if times == 1 else f"{name}.{copy}", **values) for copy in range(1, times + 1)]
-    model = LayeredModel(
-        name=str(content.get("name", source)),
-        input=_whole(source, "input", content.get("input", made[0].activations)),
-        layers=tuple(made),
-    )
-    if not model.parameters or not model.flop:
-        raise ConfigError(f"{source}: the layers have no {'FLOP' if model.parameters else 'parameters'}; correct them")
-    return model
-
-
-def _whole(source: str, key: str, value: Any, *, low: int = 0) -> int:
-    return int(check_field(source, key, value, Option(kind=int, low=low), optional=False))
-
-
-# ------------------------------------------------------------------------------------------- network and rate
+    again = "a layer has name, parameters, activations and flop"
+    told, made = accept(_ModelForm, content, source, again=again), []
+    for number, each in enumerate(told.layers, start=1):
+        values = each.model_dump(include={"parameters", "activations", "flop", "indices", "pairs"})
+        values["output"] = each.activations if each.output is None else each.output
+        name = each.name or f"layer {number}"
+        made += [
+            Layer(name=name if each.times == 1 else f"{name}.{copy}", **values) for copy in range(1, each.times + 1)
+        ]
+    entering = made[0].activations if told.input is None else told.input
+    return LayeredModel(name=told.name or source, input=entering, layers=tuple(made))
 
 
 def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size: float) -> Link:
@@ -353,10 +345,7 @@ def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size
     AnalysisError when the file has no fit, or not of this way.
     """
     fits, workers = fits_of(content, source=source, way=way)
-    try:
-        lines = {name: (float(fit["alpha_s"]), float(fit["beta_bytes_per_s"])) for name, fit in fits.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise AnalysisError(f"{source}: a fit is damaged ({error}); measure again with `horovod-study bench`") from None
+    lines = {name: (float(fit["alpha_s"]), float(fit["beta_bytes_per_s"])) for name, fit in fits.items()}
     chosen = way or min(lines, key=lambda name: lines[name][0] + size / lines[name][1])
     (alpha_s, beta), told = lines[chosen], f"{chosen}, {workers} workers, {source}"
     link = link_of_line(alpha_s, beta, workers, source=told)
@@ -372,13 +361,24 @@ def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
     return model.train_flop * batch / step_s
 
 
-ASKED: Mapping[str, Option] = {
-    **dict.fromkeys(("batch", "workers", "workers_per_node"), Option(kind=int, low=1)),
-    **dict.fromkeys(("memory_gb", "gb_per_s", "step_ms", "flops_per_s"), Option(kind=float, above=0)),
-    "alpha_us": Option(kind=float, low=0),
-    **dict.fromkeys(("widths", "optimizer", "precision", "way"), Option()),
-}
-"""What may be asked, in the names and units of the verb; it holds before a recorded run."""
+_Amount = Annotated[Number, above(0)]
+
+
+class _Asked(Said):
+    """What may be asked, in the names and units of the verb; it holds before a recorded run."""
+
+    batch: Annotated[Whole, at_least(1)] | None = None
+    workers: Annotated[Whole, at_least(1)] | None = None
+    workers_per_node: Annotated[Whole, at_least(1)] | None = None
+    memory_gb: _Amount | None = None
+    alpha_us: Annotated[Number, at_least(0)] | None = None
+    gb_per_s: _Amount | None = None
+    step_ms: _Amount | None = None
+    flops_per_s: _Amount | None = None
+    widths: Text | None = None
+    optimizer: Annotated[Text, one_of(_STATE_BYTES)] | None = None
+    precision: Annotated[Text, one_of(_ACTIVATION_BYTES)] | None = None
+    way: Text | None = None
 
 
 def case_of(
@@ -389,26 +389,23 @@ def case_of(
     run: tuple[Mapping[str, Any], str] | None = None,
     memory_of: Callable[[int], tuple[float, str] | None] | None = None,
 ) -> Case:
-    """Return the case that ASKED (None: not said), a model, a bench.json and a recorded run describe together.
+    """Return the case that what is asked (None: not said), a model, a bench.json and a recorded run describe together.
 
     `bench`, `run`: content of bench.json and of a run.json, each with its path. `memory_of`: bytes per worker of so
     many on this machine, and where the number is from. Raises ConfigError for contradictions and AnalysisError for
     files that do not hold what is needed.
     """
-    given = {name: value for name in ASKED if (value := asked.get(name)) is not None}
-    for name, value in given.items():
-        given[name] = check_field("model-parallel", f"--{name.replace('_', '-')}", value, ASKED[name], optional=False)
-    _refuse({*given, *(name for name, each in {"model": model, "bench": bench, "run": run}.items() if each)})
+    said = accept_asked(_Asked, {name: asked.get(name) for name in _Asked.model_fields}, "model-parallel")
+    given = said.model_dump(exclude_none=True)
+    there = {*given, *(name for name, each in {"model": model, "bench": bench, "run": run}.items() if each)}
     found = {} if run is None else _measured_run(*run)
     known = {"workers": 2, **{name: OPTIONS[name].default for name in ("widths", "batch", "optimizer", "precision")}}
     known |= {name: value for name, value in found.items() if value is not None} | given
     rated = model is None  # bench.json has the step of the worked example
     model, batch, n = model or cnn(known["widths"]), known["batch"], known["workers"]
-    if found and found["parameters"] != model.parameters:
-        raise ConfigError(
-            f"model-parallel: --widths {known['widths']} has {model.parameters:,} parameters, but the run trained "
-            f"{found['parameters']:,}; leave --widths out"
-        )
+    trained = found.get("parameters", model.parameters)
+    other = f"--widths {known['widths']} has {model.parameters:,} parameters, but the run trained {trained:,}"
+    _refuse(there, f"{other}; leave --widths out" if trained != model.parameters else "")
     network, per_node, memory = None, given.get("workers_per_node"), None
     if bench is not None:
         network = network_of(bench[0], source=bench[1], way=given.get("way"), size=_WEIGHT_BYTES * model.parameters)
@@ -435,19 +432,20 @@ def case_of(
     )
 
 
-def _refuse(there: Collection[str]) -> None:
-    """Raise ConfigError where two of what is `there` say the same, or one belongs to another that is missing."""
+def _refuse(there: Collection[str], other: str) -> None:
+    """Raise ConfigError where two of what is `there` say the same, one belongs to another, or the model is `other`."""
     rates = "--step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
     example = "--run is of the worked example and says nothing of --model; give --step-ms instead"
-    for wrong, text in (
+    for holds, text in (
         ({"widths", "model"}.issubset(there), "--widths and --model both name a model; give one of them"),
         (("alpha_us" in there) != ("gb_per_s" in there), "a network has --alpha-us and --gb-per-s; give both"),
         (len({"step_ms", "flops_per_s", "run"}.intersection(there)) > 1, rates),
         ({"bench", "alpha_us"}.issubset(there), "--bench and --alpha-us both describe the network; give one of them"),
         ("way" in there and "bench" not in there, "--way chooses from the file of --bench; give that too"),
         ({"model", "run"}.issubset(there), example),
+        (bool(other), other),
     ):
-        if wrong:
+        if holds:
             raise ConfigError(f"model-parallel: {text}")
 
 
@@ -467,24 +465,22 @@ def _rate(
 def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return batch, workers, model and seconds per step of a run.json; AnalysisError when the run has not finished."""
     effective, totals = content["effective"], content["totals"]
-    if content["status"] != "done" or not totals.get("step_s"):
-        raise AnalysisError(f"{source}: the run has not finished, so its step is not known; name a finished run")
     sync_s = 0.0 if effective.get("workers") == 1 else totals.get("sync_s")
-    if sync_s is None:
+    finished = content["status"] == "done" and totals.get("step_s")
+    if not finished or sync_s is None:
         where = "backward pass" if totals.get("compute_s") is None else "CUDA graph"
-        raise AnalysisError(
-            f"{source}: {effective.get('backend')} hides the wait for gradients in its {where}, so the run does "
-            "not say how fast it computes; name a run of one worker, or give --step-ms"
+        hidden = (
+            f"{effective.get('backend')} hides the wait for gradients in its {where}, so the run does not say how fast "
+            "it computes; name a run of one worker, or give --step-ms"
         )
+        unknown = "the run has not finished, so its step is not known; name a finished run"
+        raise AnalysisError(f"{source}: {hidden if finished else unknown}")
     return {
         **{name: effective.get(name) for name in ("batch", "workers", "widths", "precision", "parameters")},
         "optimizer": content["requested"].get("optimizer"),
         "sync_s": sync_s,
         "computing_s": totals["step_s"] - sync_s,
     }
-
-
-# ------------------------------------------------------------------------------------------------------- the ways
 
 
 def advise(case: Case) -> _Advice:
@@ -633,9 +629,6 @@ def _tensor(case: Case) -> _Scheme:
     )
 
 
-# ------------------------------------------------------------------------------------------------------ the verdict
-
-
 def _verdict(
     case: Case, schemes: Sequence[_Scheme], size: int, moved: float, share: float, crossover: float | None
 ) -> tuple[str, str, list[str]]:
@@ -745,9 +738,6 @@ def _doubts(case: Case) -> Iterator[str]:
     )
     if case.flop_per_s is not None:
         yield "all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones"
-
-
-# ------------------------------------------------------------------------------------------------------ the words
 
 
 _LAYER_HEADS = ("layer", "parameters", "kept per sample", "handed on", "FLOP forward")

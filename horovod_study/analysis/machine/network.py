@@ -7,20 +7,21 @@ the bandwidth conventions of nccl-tests (doc/PERFORMANCE.md there), the straight
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 from scipy import optimize
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import ERROR_BEYOND, moved_share, time_at
+from horovod_study.config.doors import conform
 from horovod_study.errors import AnalysisError, nearest
 
 WHOLE_GRADIENT = "all gradients"
-RESOLVED = 2.0
-"""An interval whose ends differ by more than this factor does not resolve its parameter."""
+RESOLVED = 2.0  # an interval whose ends differ by more than this factor does not resolve its parameter
 UNSTEADY = 2.0
 
 POINT_COLUMNS = (
@@ -61,12 +62,10 @@ def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> dict
     than three sizes, or times that are not positive.
     """
     x, t = np.asarray(sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    if len(np.unique(x)) < 3:
-        raise AnalysisError(
-            f"{way}: a line through {len(np.unique(x))} sizes says nothing about its own error; measure at least 3"
-        )
-    if not (np.isfinite(t).all() and (t > 0).all()):
-        raise AnalysisError(f"{way}: times must be positive numbers of seconds; measure again")
+    if len(np.unique(x)) < 3 or not (np.isfinite(t).all() and (t > 0).all()):
+        few = f"a line through {len(np.unique(x))} sizes says nothing about its own error; measure at least 3"
+        times = "times must be positive numbers of seconds; measure again"
+        raise AnalysisError(f"{way}: {few if len(np.unique(x)) < 3 else times}")
 
     def errors(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.log(np.exp(logs[0]) + x * np.exp(logs[1])) - np.log(t))
@@ -109,19 +108,60 @@ def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> dict
     }
 
 
+class _Loose(BaseModel):
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class _FitForm(_Loose):
+    alpha_s: Annotated[float, Field(ge=0)]
+    beta_bytes_per_s: Annotated[float, Field(gt=0)]
+
+
+class _BenchRank(_Loose):
+    host: str
+
+
+class _Conditions(_Loose):
+    ranks: list[_BenchRank]
+
+
+class _Job(_Loose):
+    conditions: _Conditions
+
+
+class _BenchModel(_Loose):
+    flat_bytes: Annotated[float, Field(gt=0)]
+
+
+class _Fitted(_Loose):
+    """What of a bench.json other analyses take: lines of all-reduces, and of which model and where."""
+
+    fits: Annotated[dict[str, _FitForm], Field(min_length=1)]
+    workers: Annotated[int, Field(ge=2)]
+
+
+class FittedModel(_Fitted):
+    """A bench.json that says of how many bytes the gradients of its model are, and on which hosts its ranks were."""
+
+    model: _BenchModel
+    measured: list[_Job] = []
+
+
+def fitted(content: Mapping[str, Any], *, source: str, form: type[_Fitted] = _Fitted) -> Any:
+    """Return what `form` has of a bench.json; AnalysisError where it holds no fit of an all-reduce of two workers."""
+    again = "give a bench.json with a fitted all-reduce of two or more workers, as `horovod-study bench` makes it"
+    return conform(content, form, source, AnalysisError, again)
+
+
 def fits_of(content: Mapping[str, Any], *, source: str, way: str | None) -> tuple[Mapping[str, Any], int]:
     """Return the fitted lines of a bench.json, one per way, and its workers.
 
     Raises AnalysisError where it holds no fit of an all-reduce of several workers, or none of the `way` that is asked.
     """
-    fits, workers = content.get("fits"), content.get("workers")
-    if not isinstance(fits, dict) or not fits or type(workers) is not int or workers < 2:
-        raise AnalysisError(
-            f"{source}: holds no fitted all-reduce of two or more workers; make one with `horovod-study bench`"
-        )
+    told, fits = fitted(content, source=source), content["fits"]
     if way is not None and way not in fits:
         raise AnalysisError(f"{source}: way {way!r} was not measured{nearest(way, fits)}; there are {', '.join(fits)}")
-    return fits, workers
+    return fits, told.workers
 
 
 class TimeAt(NamedTuple):

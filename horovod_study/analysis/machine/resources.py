@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
+from horovod_study.analysis.fit.fitting import QuantityFit, ScalingFit, fit_quantity
 from horovod_study.analysis.series import points
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 
 _TO_TARGET = ("samples", "train_s", "worker_hours", "energy_j")
 
@@ -43,6 +42,8 @@ QUANTITY_CURVE_COLUMNS = (
 class _FittedQuantity:
     """One quantity of one series against workers: the laws fitted to its runs, and what to doubt."""
 
+    DOCUMENT = "series quantity target_mse censored laws selected doubts"
+
     series: str
     quantity: str  # energy_per_sample_j, worker_hours_per_epoch, or one of _TO_TARGET
     target_mse: float  # NaN for quantities without a target
@@ -51,13 +52,13 @@ class _FittedQuantity:
     most_workers: int  # of its runs, those with lower bounds included
     doubts: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON of one fitted quantity; unknown is None."""
-        return {
-            **facts(self, "series", "quantity", "target_mse", "censored"),
-            **({"laws": {}, "selected": None} if self.fit is None else self.fit.to_dict()),
-            "doubts": list(self.doubts),
-        }
+    @property
+    def laws(self) -> Mapping[str, ScalingFit]:
+        return {} if self.fit is None else self.fit.fits
+
+    @property
+    def selected(self) -> str | None:
+        return None if self.fit is None else self.fit.selected
 
 
 def resources(runs: pd.DataFrame) -> pd.DataFrame:

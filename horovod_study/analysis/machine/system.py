@@ -56,8 +56,7 @@ _RATES = {
     "rdma_sent_mb_per_s": ("rdma_sent_bytes", 1e6),
 }
 
-BREAK_S = 0.05
-"""A shorter pause between two steps is not drawn as a phase."""
+BREAK_S = 0.05  # a shorter pause between two steps is not drawn as a phase
 _GAP_INTERVALS = 2.0
 OTHERS_PERCENT = 25.0
 GROWTH, _GROWTH_MB = 0.05, 20.0
@@ -85,12 +84,7 @@ def quantities(rows: pd.DataFrame, interval_s: float) -> pd.DataFrame:
 
 
 def phases(
-    steps: pd.DataFrame,
-    evaluations: Sequence[Mapping[str, float]],
-    *,
-    first_timed: int,
-    first_s: float,
-    last_s: float,
+    steps: pd.DataFrame, evaluations: Sequence[Mapping[str, float]], *, first_timed: int, first_s: float, last_s: float
 ) -> pd.DataFrame:
     """Return the phases of a run: `phase` (one of PHASES), `begin_s`, `end_s`, in order, without overlap.
 

@@ -53,8 +53,7 @@ def _head(cell: pd.DataFrame) -> dict[str, Any]:
     return {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")} | {"repeats": len(cell)}
 
 
-SLICES = 20
-"""Of a timed window: its course over the repeats is said of so many equal parts of its steps."""
+SLICES = 20  # of a timed window: its course over the repeats is said of so many equal parts of its steps
 
 OVER_TIME = ("step_s", "cpu_percent_per_rank", "rss_mb_per_rank", "gpu_percent", "gpu_memory_mb", "gpu_power_w")
 """Columns of the profiles of runs."""

@@ -16,8 +16,7 @@ from horovod_study.analysis.impossible import impossible
 from horovod_study.errors import AnalysisError
 from horovod_study.text.words import cut
 
-SPEEDUP = "speedup"
-"""The unit of a column that is a speedup, or an efficiency times the workers."""
+SPEEDUP = "speedup"  # the unit of a column that is a speedup, or an efficiency times the workers
 OWN = "the table's own base"
 
 
@@ -36,16 +35,12 @@ def base_of(rows: pd.DataFrame, name: str = "", given: float | Mapping[str, floa
 
     `given` takes its place: one number, or one for each name of a series. AnalysisError where it is none.
     """
-    if isinstance(given, Mapping):
-        if name not in given:
-            raise AnalysisError(
-                f"series {cut(name, 60)!r} has no baseline: give one for each of the series, in samples/s"
-            )
-        given = given[name]
     if given is not None:
+        given = given.get(name, math.nan) if isinstance(given, Mapping) else given
         if not 1e-9 <= given <= 1e15:
+            of = f" of series {cut(name, 60)!r}" if name else ""
             raise AnalysisError(
-                f"baseline {given!r} is not a throughput: give samples/s of one worker, above 0 and at most 1e15"
+                f"baseline{of} is {given!r}: give samples/s of one worker for each series, above 0 and at most 1e15"
             )
         return Base(samples_per_s=float(given), words=f"{given:g} samples/s (given)")
     smallest = int(rows["workers"].min())

@@ -14,12 +14,9 @@ from horovod_study.analysis.impossible import impossible
 from horovod_study.text.numbers import THIN, milliseconds, percent, rounded
 from horovod_study.text.words import plural
 
-WORTH = 0.03
-"""A share of the training's time outside of steps below this is no doubt."""
-STALLED = 0.05
-"""The same of the mean step in stalls."""
-UNSTEADY = "the run is not steady"
-"""In the recorder's doubt about such a run."""
+WORTH = 0.03  # a share of the training's time outside of steps below this is no doubt
+STALLED = 0.05  # the same of the mean step in stalls
+UNSTEADY = "the run is not steady"  # in the recorder's doubt about such a run
 
 Row = Mapping[str, Any]
 

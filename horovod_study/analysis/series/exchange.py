@@ -31,8 +31,6 @@ def points_of(runs: pd.DataFrame, left_out: dict[str, str] | None = None) -> pd.
     fitted to, and none whose speedup is withheld: into `left_out` comes {run: why}. Repeats are numbered again in a
     point whose numbers are not different. Raises AnalysisError where there are none.
     """
-    if not measured(runs).any():
-        raise AnalysisError("no run is finished; there is nothing to fit, to forecast or to export")
     place = ["series", "workers", "nodes"]
     points = scaling_points(runs)
     points["why"] = [withheld({f"{name}": value for name, value in row.items()}) for row in points.to_dict("records")]

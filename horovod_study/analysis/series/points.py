@@ -51,22 +51,18 @@ REPORTED = "reported"
 """The library, and the model, of rows of somebody's table (`series.reported`), of which neither is known."""
 GIVEN_BASE = "base_samples_per_s"
 """Column of such rows: what their speedups are over, samples/s of a worker, where that is none of the rows."""
-UNKNOWN = ""
-"""An option of training that was not recorded, as of another script's runs."""
-UNSEEN = "unknown"
-"""As a precision: that of a finished run of another script in which it could not be seen."""
+UNKNOWN = ""  # an option of training that was not recorded, as of another script's runs
+UNSEEN = "unknown"  # as a precision: that of a finished run of another script in which it could not be seen
 
 _NO_SIZE = -1.0
 
 _TEXTS = tuple(name for name in CHOICES if name in KNOBS or OPTIONS[name].default is None)
 """Choices that may be nobody's: they are texts in the table."""
 
-SETTINGS = (*_NAMED, *CHOICES)
-"""What stays the same along a series, whatever its scaling mode."""
+SETTINGS = (*_NAMED, *CHOICES)  # what stays the same along a series, whatever its scaling mode
 
 
-CELL = (*SETTINGS, "batch", "train_samples", "workers", "nodes")
-"""What the repeats of one point share."""
+CELL = (*SETTINGS, "batch", "train_samples", "workers", "nodes")  # what the repeats of one point share
 
 LAP_COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual"))
 """Mean seconds per step of each part of a step; with the residual they add up to `step_s`."""
@@ -115,17 +111,13 @@ FLAGS = {
 
 OF_RANKS = ("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s")
 """What the step rows say of the ranks of each run (`accounting.Accounting.run_rows`), as medians over repeats here."""
-OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")
-"""The same of its timed window and its epochs."""
+OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")  # the same of its timed window and its epochs
 
 _WIDE_SPREAD = 0.10
 _UNEQUAL_BASELINES = 0.05
 _DISTURBED = 1.25
 _PROCESSES = {"own": "several processes", "none": "one process"}  # by the reduction that no library makes
 FEW_STEPS = 100
-
-
-# ---------------------------------------------------------------------------------------------------- series
 
 
 def cores_of_one_machine(table: pd.DataFrame) -> dict[str, int]:
@@ -150,12 +142,11 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     """
     if "ref_batch" in runs.columns:
         return runs
-    if missing := [column for column in REQUIRED if column not in runs.columns]:
-        raise AnalysisError(
-            f"run table: column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
-        )
-    if runs.empty:
-        raise AnalysisError("run table: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
+    missing = [column for column in REQUIRED if column not in runs.columns]
+    if missing or runs.empty:
+        why = f"column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
+        none = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
+        raise AnalysisError(f"run table: {why if missing else none}")
     table = _completed(runs)
     table = table.assign(
         series="",
@@ -454,9 +445,6 @@ def _with_plain_texts(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table whose texts are objects: thousands of small groups are cut out of it, slowly from Arrow arrays."""
     texts = {name: object for name, kind in table.dtypes.items() if isinstance(kind, pd.StringDtype)}
     return table.astype(texts).copy()  # one block per type
-
-
-# ---------------------------------------------------------------------------------------------------- points
 
 
 def measured(runs: pd.DataFrame) -> pd.Series:
@@ -772,9 +760,6 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool,
     return columns
 
 
-# ---------------------------------------------------------------------------------------------------- doubts
-
-
 def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that gave no number, one row each: run, series, workers, nodes, repeat, status, reason."""
     table = with_series(runs)
@@ -789,8 +774,12 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
 
     `precision`: half width that the study had as its aim, a share; None without one.
     """
+    named, few = with_series(runs), points[~points["missing"] & (points["repeats"] < stats.MIN_REPEATS)]
     return [
-        *_doubt_commands(runs),
+        *(
+            f"{series}: {command_words(rows['rate_from'])}."
+            for series, rows in named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
+        ),
         *culprits(points[~points["missing"]]),
         *_doubt_failures(runs),
         *_doubt_impossible(points),
@@ -802,7 +791,11 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
             for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
         ),
         *_doubt_shared(points),
-        *_doubt_repeats(points),
+        *(
+            f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
+            "given there and differences cannot be judged."
+            for series, rows in few.groupby("series", sort=False)
+        ),
         *_doubt_spread(points),
         *_doubt_superlinear(points),
         *_doubt_unequal_baselines(points),
@@ -823,12 +816,6 @@ def command_words(rate_from: Iterable[str]) -> str:
     if any(re.match(r"it\b|its\b|steps?\b|batch|updates?|global_step|iter", unit) for unit in units):
         told += "; they hold where a step has the same number of samples with every worker count"
     return told
-
-
-def _doubt_commands(runs: pd.DataFrame) -> Iterator[str]:
-    named = with_series(runs)
-    for series, rows in named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False):
-        yield f"{series}: {command_words(rows['rate_from'])}."
 
 
 def efficiency_doubts(points: pd.DataFrame) -> list[str]:
@@ -979,15 +966,6 @@ def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:
                     f"{series}: lacks its points of {worker_counts(others['workers'])}, because these runs are in "
                     f"{names}, which they fit as well; analyse the two studies separately to have both."
                 )
-
-
-def _doubt_repeats(points: pd.DataFrame) -> list[str]:
-    few = points[~points["missing"] & (points["repeats"] < stats.MIN_REPEATS)]
-    return [
-        f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
-        "given there and differences cannot be judged."
-        for series, rows in few.groupby("series", sort=False)
-    ]
 
 
 def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:

@@ -21,8 +21,7 @@ from horovod_study.text.numbers import percent
 COLUMNS = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
 """What `paired.RatioEstimate` says beside the ratio, as columns `turns_...` of points (plain baseline, if any)."""
 FEWEST_LAUNCHES = 2
-_MANY_SET_ASIDE = 0.1
-"""A share of rounds that are set aside from which on it is told."""
+_MANY_SET_ASIDE = 0.1  # a share of rounds that are set aside from which on it is told
 
 
 class StudyTurns:

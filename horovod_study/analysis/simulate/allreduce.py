@@ -54,11 +54,13 @@ class Sweep:
     algorithm: str = "auto"
 
     def __post_init__(self) -> None:
-        usable = len(self.sizes) == len(self.seconds) > 0 and np.isfinite(self.sizes).all()
-        if not usable or not (np.isfinite(self.seconds).all() and self.sizes[0] > 0 and (self.seconds > 0).all()):
-            raise AnalysisError("all-reduces: times and sizes must be positive numbers, as many of one as of the other")
-        if (np.diff(self.sizes) <= 0).any() or self.workers < 2 or not 1 <= self.nodes <= self.workers:
-            raise AnalysisError("all-reduces: sizes must ascend, and two workers at least be on as many nodes or fewer")
+        positive = all((np.isfinite(each) & (each > 0)).all() for each in (self.sizes, self.seconds))
+        ascending = len(self.sizes) == len(self.seconds) > 0 and (np.diff(self.sizes) > 0).all()
+        if not (positive and ascending and 1 <= self.nodes <= self.workers and self.workers > 1):
+            raise AnalysisError(
+                "all-reduces: sizes must ascend, each with a time, all positive numbers, of two workers at least on as "
+                "many nodes or fewer"
+            )
 
     @property
     def carried(self) -> float:

@@ -18,20 +18,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Floats, Link, moved_share, rounds
 from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
 from horovod_study.analysis.simulate.allreduce import Curves, Sweep
-from horovod_study.analysis.simulate.network import Network, costs, small_allreduce_s, split
+from horovod_study.analysis.simulate.network import CHOICES, MAX_WORKERS, Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
-from horovod_study.errors import AnalysisError, ConfigError, require_within
+from horovod_study.config.doors import Number, Said, Text, Whole, one_of
+from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun
 
 _FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
@@ -62,30 +64,29 @@ def run_times(run: RecordedRun) -> RunTimes:
     are missing, where the wait for other workers is inside backward, or for fewer than 20 steps.
     """
     name, effective = str(run.directory), run.record.effective
-    if not run.rows or len(run.rows) < run.workers:
-        raise AnalysisError(
-            f"{name}: {run.workers - len(run.rows)} of its {run.workers} workers recorded no steps; name another run"
-        )
+    silent = run.workers - len(run.rows)
     tables = [
         {each: np.asarray(columns[each]) for each in ("step", "epoch", "sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))}
         for _, columns in sorted(run.rows.items())
     ]
-    last = min(int(table["step"].max()) for table in tables)
+    last = min((int(table["step"].max()) for table in tables), default=0)
     kept = [(table["step"] >= run.first_step) & (table["step"] <= last) for table in tables]
-    if len({int(each.sum()) for each in kept}) > 1:
-        raise AnalysisError(f"{name}: its workers recorded different steps; name another run")
+    if silent or len({int(each.sum()) for each in kept}) != 1:
+        none = f"{silent} of its {run.workers} workers recorded no steps"
+        raise AnalysisError(f"{name}: {none if silent else 'its workers recorded different steps'}; name another run")
     rows = [
         {each: column[chosen] for each, column in table.items()} for table, chosen in zip(tables, kept, strict=True)
     ]
     steps = ready_steps(rows, source=name)
-    if run.workers > 1 and np.isnan(steps.sync_s).any():
+    hidden = run.workers > 1 and np.isnan(steps.sync_s).any()
+    if hidden or not np.isfinite(steps.own_s).all():
         inside = ("CUDA graph", "without capture_sync") if steps.captured else ("backward pass", "with flat reduction")
-        raise AnalysisError(
-            f"{name}: the wait for other workers is inside its {inside[0]} and cannot be distinguished from "
-            f"computing; name a run of one worker, or one {inside[1]}"
+        waits = (
+            f"the wait for other workers is inside its {inside[0]} and cannot be distinguished from computing; name a "
+            f"run of one worker, or one {inside[1]}"
         )
-    if not np.isfinite(steps.own_s).all():
-        raise AnalysisError(f"{name}: its steps were recorded without laps; name a run recorded with them")
+        bare = "its steps were recorded without laps; name a run recorded with them"
+        raise AnalysisError(f"{name}: {waits if hidden else bare}")
     parameters = effective.get("parameters")
     hosts = [str(each.get("host")) for each in effective.get("ranks") or ()]
     return RunTimes(
@@ -102,9 +103,6 @@ def run_times(run: RecordedRun) -> RunTimes:
         sync_s=None if run.workers == 1 else steps.sync_s,
         backward_share=None if steps.captured else float(steps.backward_s.sum() / steps.own_s.sum()),
     )
-
-
-# -------------------------------------------------------------------------------------------------------- network
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -227,9 +225,6 @@ def _spread_of(interval: Any) -> float | None:
     return math.log(interval[1] / interval[0]) / 2 / stats.Z95
 
 
-# -------------------------------------------------------------------------------------------------------- runtime
-
-
 def _runtime(settings: Mapping[str, Any], *, horovod: bool) -> Runtime:
     if not horovod:
         return Runtime()
@@ -239,9 +234,6 @@ def _runtime(settings: Mapping[str, Any], *, horovod: bool) -> Runtime:
         negotiation="cached" if cached else "full",
         fusion_bytes=float(settings.get(_FUSION) or 128 * 2**20),
     )
-
-
-# --------------------------------------------------------------------------------------------------- all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -260,34 +252,29 @@ class _Notes:
     doubts: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
+_Positive = Annotated[Number, Field(ge=1e-12, le=1e12)]  # beyond it a product of several is not a number any more
+_Amount = Annotated[Number, Field(ge=0, le=1e12)]
+_Count = Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]
+
+
+class Given(Said):
     """What options say; they hold before what was measured. Names and units are those of the verb."""
 
-    way: str | None = None
-    alpha_us: float | None = None
-    gb_per_s: float | None = None
-    workers_per_node: int | None = None
-    compute_ms: float | None = None
-    compute_cv: float | None = None
-    compute_fixed_ms: float | None = None
-    batch: int | None = None
-    gradient_mb: float | None = None
-    overhead_us: float | None = None
-    cycle_ms: float | None = None
-    fusion_mb: float | None = None
-    buckets: int | None = None
-    algorithm: str | None = None
-    scaling: str = "weak"
-
-    def __post_init__(self) -> None:
-        if (self.alpha_us is None) != (self.gb_per_s is None):
-            raise ConfigError("simulate: a network has --alpha-us and --gb-per-s; give both")
-        require_within("simulate: --workers-per-node", 1 if self.workers_per_node is None else self.workers_per_node, 1)
-        for name in _IN_RANGE:
-            if getattr(self, name):  # beyond it a product of several is not a number any more
-                option = f"simulate: --{name.replace('_', '-')}"
-                require_within(f"{option}, where not 0,", getattr(self, name), 1e-12, 1e12)
+    way: Text | None = None
+    alpha_us: _Amount | None = None
+    gb_per_s: _Positive | None = None
+    workers_per_node: _Count | None = None
+    compute_ms: _Positive | None = None
+    compute_cv: _Amount | None = None
+    compute_fixed_ms: _Amount | None = None
+    batch: Annotated[Whole, Field(ge=1, le=10**12)] | None = None
+    gradient_mb: _Positive | None = None
+    overhead_us: _Amount | None = None
+    cycle_ms: Annotated[Number, Field(ge=0, le=3.6e6)] | None = None
+    fusion_mb: _Amount | None = None
+    buckets: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
+    algorithm: Annotated[Text, one_of(CHOICES)] = "auto"
+    scaling: Literal["weak", "strong"] = "weak"
 
     @property
     def link(self) -> Link | None:
@@ -295,12 +282,6 @@ class Given:
         if self.alpha_us is None or self.gb_per_s is None:
             return None
         return Link(alpha_s=self.alpha_us / 1e6, bytes_per_s=self.gb_per_s * 1e9)
-
-
-_IN_RANGE = (
-    *("alpha_us", "gb_per_s", "compute_ms", "compute_cv", "compute_fixed_ms"),
-    *("gradient_mb", "overhead_us", "cycle_ms", "fusion_mb"),
-)
 
 
 def calibrate(
@@ -334,10 +315,8 @@ def calibrate(
     found = [measured_network(content, source=source, way=way, size=size) for content, source in benches]
     if size is not None:
         notes.sources["gradients"] = "--gradient-mb" if first is None or given.gradient_mb is not None else first.source
-    elif found:
-        size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
     else:
-        raise ConfigError("simulate: nothing says how many bytes the gradients have; give --gradient-mb")
+        size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
 
     sweeps = tuple(each.sweep for each in found)
     for content, source in further:
@@ -367,7 +346,7 @@ def calibrate(
         **computing,
         gradient_bytes=size,
         network=made,
-        algorithm=given.algorithm or "auto",
+        algorithm=given.algorithm,
         runtime=runtime,
         scaling=given.scaling,
         buckets=1 if given.buckets is None else given.buckets,
@@ -383,28 +362,33 @@ def calibrate(
 
 def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
     """Raise ConfigError where two things say the same, or nothing says what is needed."""
-    if given.link is not None and (network or benches):
-        raise ConfigError("simulate: --alpha-us says what --bench or --network say too; give one of them")
-    if given.link is None and not network and not benches:
-        raise ConfigError(
-            "simulate: nothing says what the network does; give --bench bench.json, --network FILE.yaml, or --alpha-us "
-            "and --gb-per-s"
-        )
-    if given.compute_ms is not None and runs:
-        raise ConfigError(
-            "simulate: --compute-ms and recorded runs both say how long a worker computes; give one of them"
-        )
-    if given.compute_ms is None and not runs:
-        raise ConfigError("simulate: nothing says how long a worker computes; give --run RUN_DIR or --compute-ms")
-    if given.compute_cv is not None and given.compute_ms is None:
-        raise ConfigError("simulate: --compute-cv belongs to --compute-ms; a recorded run has its own scatter")
-    if given.compute_fixed_ms is not None and not given.compute_fixed_ms <= (given.compute_ms or 0.0):
-        raise ConfigError(
-            f"simulate: --compute-fixed-ms is {given.compute_fixed_ms:g}; it is a part of --compute-ms, which must "
-            "be given and not be less"
-        )
-    if given.way is not None and not benches:
-        raise ConfigError("simulate: --way names one of those in --bench; give --bench bench.json, or leave it out")
+    told, timed = given.link is not None, given.compute_ms is not None
+    nothing = (
+        "nothing says what the network does; give --bench bench.json, --network FILE.yaml, or --alpha-us and --gb-per-s"
+    )
+    apart = given.compute_fixed_ms is not None and not given.compute_fixed_ms <= (given.compute_ms or 0.0)
+    for wrong, text in (
+        ((given.alpha_us is None) != (given.gb_per_s is None), "a network has --alpha-us and --gb-per-s; give both"),
+        (told and (network or benches), "--alpha-us says what --bench or --network say too; give one of them"),
+        (not (told or network or benches), nothing),
+        (timed and runs, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
+        (not (timed or runs), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
+        (
+            given.compute_cv is not None and not timed,
+            "--compute-cv belongs to --compute-ms; a recorded run has its own scatter",
+        ),
+        (apart, "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"),
+        (
+            given.way is not None and not benches,
+            "--way names one of those in --bench; give --bench bench.json, or leave it out",
+        ),
+        (
+            given.gradient_mb is None and not (runs or benches),
+            "nothing says how many bytes the gradients have; give --gradient-mb",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(f"simulate: {text}")
 
 
 def _network(
@@ -455,20 +439,12 @@ def _computing(
     runs: Sequence[RunTimes], beside: Sequence[RunTimes], batch: int, notes: _Notes
 ) -> tuple[dict[str, Any], float]:
     """Return computing at `batch` as measured with the most workers on a node, as fields of a scenario; its spread."""
-    for each in beside:
-        if each.workers != 1:
-            raise AnalysisError(
-                f"{each.source}: has {each.workers} workers; --beside takes runs of one worker each, recorded at the "
-                "same time"
-            )
-    if len(beside) == 1:
-        raise AnalysisError(
-            f"{beside[0].source}: --beside takes all runs that were made at the same time, two at least"
-        )
     known = [(each, each.per_node) for each in runs] + [(each, len(beside)) for each in beside]
-    models = {each.gradient_bytes for each, _ in known}
-    if len(models) > 1:
-        raise AnalysisError("simulate: the runs trained different models; give runs of one model")
+    odd = [each for each in beside if each.workers != 1] or list(beside[:1] if len(beside) == 1 else ())
+    if odd or len({each.gradient_bytes for each, _ in known}) > 1:
+        apart = "simulate: the runs trained different models; give runs of one model"
+        several = "--beside takes runs of one worker each, recorded at the same time, two at least"
+        raise AnalysisError(f"{odd[0].source}: {several}" if odd else apart)
     batches = sorted({each.batch for each, _ in known})
     base = batch if batch in batches else known[0][0].batch
     at_base = [(each, k) for each, k in known if each.batch == base]
@@ -563,7 +539,7 @@ def _runtime_of(
         runtime = replace(runtime, overhead_s=given.overhead_us / 1e6)
         notes.sources["overhead"] = "--overhead-us"
     elif run is not None:
-        left = _left_over(run, network, given.algorithm or "auto", runtime, size, notes)
+        left = _left_over(run, network, given.algorithm, runtime, size, notes)
         runtime = replace(runtime, overhead_s=left)
         notes.sources["overhead"] = f"what is left of the synchronisation of {run.source}"
     if given.cycle_ms is not None:

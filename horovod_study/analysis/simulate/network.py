@@ -26,24 +26,22 @@ the uplinks together are narrower than one card.
 """
 
 import math
-import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+from pydantic import Field
 
 from horovod_study.analysis.costs import Link, Value, moved_share, ring_messages, rounds
 from horovod_study.analysis.simulate.allreduce import Curves, Extended
-from horovod_study.errors import ConfigError, require_keys, require_known, require_within
+from horovod_study.config.doors import Form, Number, Whole, accept
 
-_MAX_PER_NODE = 10_000_000
-"""Workers on a node, servers, nodes below a switch."""
+MAX_WORKERS = 10_000_000  # of a job; on a node, servers, nodes below a switch too
 CLOSED_FORM_ERROR = 0.7
 """Standard deviation of the logarithm of measured / closed form, from twice the workers on of which its two constants
 are (`make bench BENCH=allreduce`)."""
-LARGEST = 1e15
-"""Of the numbers in a file; larger ones are mistakes, and their products would be infinite."""
+LARGEST = 1e15  # of the numbers in a file; larger ones are mistakes, and their products would be infinite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +51,6 @@ class Level:
     nodes: int  # below one switch of this level
     latency_s: float = 0.0
     oversubscription: float = 1.0  # bandwidth of the nodes together / bandwidth out of the switch
-
-    def __post_init__(self) -> None:
-        require_within("network: nodes below a switch", self.nodes, 1)
-        require_within("network: latency of a switch, s,", self.latency_s, 0, LARGEST)
-        require_within("network: oversubscription", self.oversubscription, 1, LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,10 +64,6 @@ class Network:
     servers: int = 1  # of a parameter server
     source: str = "as given"
     measured: Curves | None = None
-
-    def __post_init__(self) -> None:
-        require_within("network: workers per node", self.workers_per_node, 1, _MAX_PER_NODE)
-        require_within("network: servers", self.servers, 1, _MAX_PER_NODE)
 
     def nodes(self, n: int) -> int:
         """Return on how many nodes `n` workers sit."""
@@ -200,9 +189,8 @@ def costs(network: Network, algorithm: str, n: int) -> tuple[Choice, ...]:
     """Return the costs of the algorithms among which `algorithm` lets the size choose; one worker costs nothing.
 
     `auto` on a network of which all-reduces were measured is what follows from these, since they show what the library
-    chooses. Raises ConfigError for an algorithm that is not known.
+    chooses.
     """
-    require_known("simulate: algorithm", algorithm, CHOICES)
     if n == 1:
         return (NOTHING,)
     nodes, known = network.nodes(n), network.measured
@@ -261,52 +249,47 @@ def small_allreduce_s(network: Network, n: int) -> Value:
     return 0.0 if n == 1 else doubling(network, n).latency_s
 
 
-_KEYS = ("description", "source", "workers_per_node", "intra", "inter", "levels", "servers")
-_LEVEL = {"nodes": 1, "latency_us": 0.0, "oversubscription": 1.0}  # with the least that each may be
-_LINK = {"alpha_us": 0.0, "gb_per_s": 1 / LARGEST}
+_Amount = Annotated[Number, Field(ge=0, le=LARGEST)]
+_Count = Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]
+
+
+class _LinkForm(Form):
+    alpha_us: _Amount
+    gb_per_s: Annotated[Number, Field(ge=1 / LARGEST, le=LARGEST)]
+
+    def link(self) -> Link:
+        return Link(alpha_s=self.alpha_us / 1e6, bytes_per_s=self.gb_per_s * 1e9)
+
+
+class _LevelForm(Form):
+    nodes: _Count
+    latency_us: _Amount = 0.0
+    oversubscription: Annotated[Number, Field(ge=1, le=LARGEST)] = 1.0
+
+
+class _NetworkForm(Form):
+    description: Any = None
+    source: Any = None
+    workers_per_node: _Count
+    intra: _LinkForm | None = None
+    inter: _LinkForm
+    levels: list[_LevelForm] | None = None
+    servers: _Count = 1
 
 
 def network_from(content: Mapping[str, Any], *, source: str) -> Network:
     """Return the network that a YAML file describes, see docs/simulate.md; ConfigError names the key that is wrong."""
-    require_keys(source, content, _KEYS)
-    for key in ("inter", "workers_per_node"):
-        if key not in content:
-            raise ConfigError(
-                f"{source}: has no {key}; a network needs inter: {{alpha_us, gb_per_s}} and workers_per_node"
-            )
-    levels = content.get("levels") or []
-    if not isinstance(levels, list):
-        raise ConfigError(f"{source}: levels must be a list of {{{', '.join(_LEVEL)}}}")
-    links = {}
-    for key in {"inter", "intra"} & set(content):
-        told = _numbers(f"{source}: {key}", content[key], _LINK, tuple(_LINK))
-        links[key] = Link(alpha_s=told["alpha_us"] / 1e6, bytes_per_s=told["gb_per_s"] * 1e9)
-    found = [
-        {**_LEVEL, **_numbers(f"{source}: level {place}", each, _LEVEL, ("nodes",))}
-        for place, each in enumerate(levels, start=1)
-    ]
-    counts = {key: content.get(key, 1) for key in ("workers_per_node", "servers")}
+    again = "a network needs inter: {alpha_us, gb_per_s} and workers_per_node"
+    told = accept(_NetworkForm, content, source, again=again)
+    inter = told.inter.link()
     return Network(
-        intra=links.get("intra", links["inter"]),
-        inter=links["inter"],
-        **_numbers(source, counts, dict.fromkeys(counts, 1), ()),
+        intra=told.intra.link() if told.intra else inter,
+        inter=inter,
+        workers_per_node=told.workers_per_node,
+        servers=told.servers,
         levels=tuple(
-            Level(nodes=each["nodes"], latency_s=each["latency_us"] / 1e6, oversubscription=each["oversubscription"])
-            for each in found
+            Level(nodes=each.nodes, latency_s=each.latency_us / 1e6, oversubscription=each.oversubscription)
+            for each in told.levels or ()
         ),
         source=source,
     )
-
-
-def _numbers(where: str, content: Any, least: Mapping[str, float], needed: Sequence[str]) -> dict[str, Any]:
-    """Return the numbers that a mapping gives, each of the type of its `least` and no less; ConfigError for others."""
-    if not isinstance(content, dict) or not set(needed) <= set(content):
-        raise ConfigError(f"{where}: must be {{{', '.join(least)}}}, of which {' and '.join(needed)} must be there")
-    require_keys(where, content, least)
-    for key, value in content.items():
-        whole = isinstance(least[key], int)
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            told = f"a {type(value).__name__}" if isinstance(value, list | dict) else reprlib.repr(value)
-            raise ConfigError(f"{where}: {key} is {told}; allowed: a{' whole' * whole} number from {least[key]:g} on")
-        require_within(f"{where}: {key}", value, least[key], _MAX_PER_NODE if whole else LARGEST)
-    return {key: type(least[key])(value) for key, value in content.items()}

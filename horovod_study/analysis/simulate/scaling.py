@@ -14,24 +14,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from horovod_study.analysis.costs import Floats, Value
-from horovod_study.analysis.simulate.network import CHOICES, Network, allreduce_s, costs, error_of, small_allreduce_s
+from horovod_study.analysis.simulate.network import (
+    MAX_WORKERS,
+    Network,
+    allreduce_s,
+    costs,
+    error_of,
+    small_allreduce_s,
+)
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
-from horovod_study.errors import ConfigError, require_known, require_within
+from horovod_study.config.doors import Said, Whole, asked
+from horovod_study.errors import ConfigError
 
-_SCALINGS = ("weak", "strong")
-STEPS = 2000
-"""Simulated steps per worker count."""
-DRAWS = 200
-"""Draws of the constants for an interval."""
-MAX_WORKERS = 10_000_000
-_MAX_SAMPLES = 10**12
-"""Of a step."""
+STEPS = 2000  # simulated steps per worker count
+DRAWS = 200  # draws of the constants for an interval
 
 COLUMNS = (
     *("scenario", "workers", "nodes", "batch", "step_s", "step_low_s", "step_high_s", "step_p90_s"),
@@ -41,6 +44,12 @@ COLUMNS = (
     *("allreduce_s", "allreduce_low_s", "allreduce_high_s"),
     *("hidden_s", "messages", "of_baseline", "of_baseline_low", "of_baseline_high"),
 )
+
+
+class _SimulateOptions(Said):
+    workers: list[Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]]
+    global_batch: Annotated[Whole, Field(ge=1, le=10**12)] | None = None
+    seed: Annotated[Whole, Field(ge=0)] = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,13 +84,22 @@ class Scenario:
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
 
     def __post_init__(self) -> None:
-        require_within("simulate: samples per worker", self.batch, 1, _MAX_SAMPLES)
-        require_within("simulate: bytes of gradients", self.gradient_bytes, 1e-12, 1e24)
-        require_known("simulate: scaling", self.scaling, _SCALINGS)
-        require_known("simulate: algorithm", self.algorithm, CHOICES)
-        require_within("simulate: number of buckets", self.buckets, 1, 10_000)
-        require_within("simulate: share of backward in computing", self.backward_share, 0, 1)
-        require_within("simulate: time of a slow node over that of others", self.slow_node, 1, 1e18)
+        compute, runtime, switches = self.compute, self.runtime, sum(level.latency_s for level in self.network.levels)
+        for what, value, low, high in (  # products of what files and options say; beyond, theirs are no numbers
+            ("samples per worker", self.batch, 1, 1e12),
+            ("bytes of gradients", self.gradient_bytes, 1e-12, 1e24),
+            ("number of buckets", self.buckets, 1, 1e4),
+            ("seconds of computing", compute.mean_s, 1e-18, 1e18),
+            ("scatter of computing over its mean", compute.cv, 0, 1e18),
+            ("time of a slow node over that of others", self.slow_node, 1, 1e18),
+            ("overhead of the runtime, s,", runtime.overhead_s, 0, 1e18),
+            ("cycle, s,", runtime.cycle_s, 0, 3600),
+            ("latency of switches, s,", switches, 0, 1e18),
+            ("workers per node", self.network.workers_per_node, 1, MAX_WORKERS),
+            ("servers", self.network.servers, 1, MAX_WORKERS),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"simulate: {what} is {value:,}; allowed: {low:,} to {high:,.0f}")
 
     def longer(self, workers_on_node: int) -> float:
         """Return computing beside so many workers of a node / computing as `compute` was measured.
@@ -107,11 +125,7 @@ class Scenario:
 
 
 def simulate(
-    scenarios: Mapping[str, Scenario],
-    workers: Sequence[int],
-    *,
-    global_batch: int | None = None,
-    seed: int = 1,
+    scenarios: Mapping[str, Scenario], workers: Sequence[int], *, global_batch: int | None = None, seed: int = 1
 ) -> pd.DataFrame:
     """Return COLUMNS for each scenario and worker count, in this order; the first scenario is the baseline of ratios.
 
@@ -120,16 +134,10 @@ def simulate(
     and for a negative seed.
     """
     counts = list(dict.fromkeys(workers))
-    for n in counts:
-        require_within("simulate: --workers", n, 1, MAX_WORKERS)
-    if not counts or not scenarios:
-        raise ConfigError("simulate: no worker count was given; name some with --workers")
-    require_within("simulate: --global-batch", 1 if global_batch is None else global_batch, 1, _MAX_SAMPLES)
-    if global_batch is not None and all(each.scaling == "weak" for each in scenarios.values()):
-        raise ConfigError(
-            "simulate: --global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
-        )
-    require_within("simulate: --seed", seed, 0)
+    asked(_SimulateOptions, {"workers": counts, "global_batch": global_batch, "seed": seed}, "simulate")
+    if not counts or (global_batch is not None and all(each.scaling == "weak" for each in scenarios.values())):
+        fixed = "--global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
+        raise ConfigError(f"simulate: {fixed if counts else 'no worker count was given; name some with --workers'}")
     fine, coarse = chance(STEPS, seed=seed), chance(100, seed=seed + 1)
     normal = np.random.default_rng(seed + 2).standard_normal((5, DRAWS, 1))
     rows: list[dict[str, Any]] = []
@@ -191,13 +199,7 @@ def _allreduce_s(scenario: Scenario, n: int, network: Network) -> Value:
 
 
 def _steps(
-    scenario: Scenario,
-    n: int,
-    global_batch: int,
-    luck: Chance,
-    network: Network,
-    runtime: Runtime,
-    slower: Value = 1.0,
+    scenario: Scenario, n: int, global_batch: int, luck: Chance, network: Network, runtime: Runtime, slower: Value = 1.0
 ) -> tuple[dict[str, Floats], Floats]:
     """Return the parts of simulated steps, each broadcastable to (K, D), and the steps, (K, D)."""
     on_node = min(n, scenario.network.workers_per_node)

@@ -30,7 +30,7 @@ from scipy import special
 
 from horovod_study.analysis.costs import Floats, Value
 from horovod_study.analysis.simulate.network import Choice, split
-from horovod_study.errors import AnalysisError, require_known, require_within
+from horovod_study.errors import AnalysisError
 
 PARTS = ("compute", "slowest", "cycle", "runtime", "latency", "transfer")
 """They add up to the step: mean computing of a worker, waiting for the slowest, for the runtime's look, its overhead
@@ -47,10 +47,6 @@ class Compute:
     mean_s: float
     times_s: Floats | None = None  # (m,), ascending; their mean is mean_s
     cv: float = 0.0  # standard deviation / mean of a lognormal distribution, where there are no times
-
-    def __post_init__(self) -> None:
-        require_within("simulate: seconds of computing", self.mean_s, 1e-18, 1e18)
-        require_within("simulate: scatter of computing over its mean", self.cv, 0, 1e18)
 
     @property
     def steps(self) -> int | None:
@@ -109,12 +105,6 @@ class Runtime:
     cycle_s: float = 0.0
     negotiation: str = "none"  # one of NEGOTIATIONS
     fusion_bytes: float = math.inf
-
-    def __post_init__(self) -> None:
-        require_within("simulate: overhead of the runtime, s,", self.overhead_s, 0)
-        require_within("simulate: cycle, s,", self.cycle_s, 0, 3600.0)
-        require_within("simulate: bytes of a fused message", self.fusion_bytes, 0)
-        require_known("simulate: negotiation", self.negotiation, NEGOTIATIONS)
 
 
 def communicate(

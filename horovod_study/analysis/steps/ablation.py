@@ -27,11 +27,9 @@ from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
 
 RESAMPLES = 4000
-MIN_PAIRS = 4
-"""Fewer pairs have no interval to speak of."""
+MIN_PAIRS = 4  # fewer pairs have no interval to speak of
 
-PARTS = (*LAPS, "residual")
-"""Laps that add up to the step."""
+PARTS = (*LAPS, "residual")  # laps that add up to the step
 
 AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
 
@@ -75,15 +73,13 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     Raises AnalysisError for fewer than 4 pairs of blocks.
     """
     workers, pairs = int(found["workers"]), int(found["pairs"])
-    if pairs < MIN_PAIRS:
-        raise AnalysisError(
-            f"ablation: {pairs} pair{'s' * (pairs != 1)} of blocks say nothing of their spread, at least "
-            f"{MIN_PAIRS} are needed; record a run with more steps"
-        )
     laps = {name: _blocks(found, f"{name}_s") for name in (*PARTS, "step")}
     step = laps["step"]
-    if step is None:
-        raise AnalysisError("ablation: the blocks have no step_s; record the run again with --measure-ablation")
+    if pairs < MIN_PAIRS or step is None:
+        raise AnalysisError(
+            f"ablation: {pairs} pair{'s' * (pairs != 1)} of timed blocks say nothing of their spread, at least "
+            f"{MIN_PAIRS} are needed; record a run with more steps"
+        )
     sync = None if found["why_no_timer"] else laps["sync"]
 
     # One column per quantity, one row per pair: what is resampled together stays together.

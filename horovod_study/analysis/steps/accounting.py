@@ -16,39 +16,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import Field
 
-from horovod_study.analysis.series.points import (
-    CELL,
-    LAP_COLUMNS,
-    measured,
-    whole_runs,
-    with_series,
-    worker_counts,
-)
+from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, measured, whole_runs, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import ablation
-from horovod_study.analysis.steps.attribution import (
-    Decomposition,
-    Observation,
-    decompose_observation,
-    observe,
-)
+from horovod_study.analysis.steps.attribution import Decomposition, Observation, decompose_observation, observe
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.steps.outside import Outside, Stalls, outside_of, stalls_of, stalls_over, whole_epoch
 from horovod_study.analysis.steps.rank_steps import common_steps, where
 from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
+from horovod_study.config.doors import Number, accept
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import RecordedRun, facts, finite, rows_lost, run_turns
+from horovod_study.records import RecordedRun, finite, rows_lost, run_turns
 from horovod_study.text.words import listed
 
-CLOSES_S = 1e-6
-"""Parts that miss their step by more than a microsecond do not add up."""
+CLOSES_S = 1e-6  # parts that miss their step by more than a microsecond do not add up
 
 _NOT_TIMED = "its steps have no laps"
 OFF = "recorded with --timer-mode off"
@@ -63,9 +52,6 @@ RUN_COLUMNS = (
 """Of `Accounting.run_rows`."""
 _GRADIENTS = ("compute_s", "backward_s", "residual_s")
 _OBSERVED = ("backend", "transport", "reduction", "workers", "batch")
-
-
-# ------------------------------------------------------------------------------------------------------- one run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +89,11 @@ class RankAccount:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunAccount:
     """The account of one run, times in s per step; means over its ranks."""
+
+    DOCUMENT = (
+        "run state reason repeat workers why_not parts_s residual steps first_step excluded excluded_by "
+        "notes ranks ablation=left_out pop skew_s outside stalls epoch_steps epoch_samples"
+    )
 
     run: str
     state: str
@@ -144,14 +135,6 @@ class RunAccount:
     def open_rank(self) -> RankAccount | None:
         """Return the rank with the step that misses its parts by most, or None where all steps close."""
         return max((rank for rank in self.ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **facts(self, "run", "state", "reason", "repeat", "workers", "why_not", "parts_s", "residual"),
-            **facts(self, "steps", "first_step", "excluded", "excluded_by", "notes", "ranks"),
-            "ablation": finite(self.left_out),
-            **facts(self, "pop", "skew_s", "outside", "stalls", "epoch_steps", "epoch_samples"),
-        }
 
 
 def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False) -> RunAccount:
@@ -456,21 +439,23 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
         return None, str(error).partition(": ")[2]
 
 
-# ---------------------------------------------------------------------------------------------------- all of them
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Accounting:
     """The account of a set of runs."""
+
+    DOCUMENT = "closes_within_s runs=of_series cells doubts"
 
     runs: tuple[RunAccount, ...]  # in the order of the series
     series: Mapping[str, str]  # run -> its series
     cells: pd.DataFrame  # breakdown.split of the runs' own means, one row per (series, workers, nodes, part)
     doubts: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        runs = [{"series": self.series[run.run], **run.to_dict()} for run in self.runs]
-        return {"closes_within_s": CLOSES_S, "runs": runs, **facts(self, "cells", "doubts")}
+    closes_within_s = CLOSES_S
+
+    @property
+    def of_series(self) -> list[dict[str, Any]]:
+        """The documents of the runs, each with its series."""
+        return [{"series": self.series[run.run], **finite(run)} for run in self.runs]
 
     def run_rows(self) -> pd.DataFrame:
         """Return one row per run and rank, and one for the mean over its ranks (rank is empty).
@@ -590,9 +575,6 @@ def open_words(run: RunAccount) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- the gate
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Over:
     """One thing that is not accounted for well enough."""
@@ -621,23 +603,20 @@ class ResidualGate:
         return 1 if self.over else 0
 
 
+_PerCent = Annotated[Number, Field(ge=0, le=100)]
+
+
 def allowed_share(text: str) -> float:
     """Return the share, 0..1, that `--max-residual` means: per cent, with or without the sign.
 
     ConfigError for what is not a number from 0 to 100, and for a number below 1 without the sign: nobody knows whether
     0.05 is a share or per cent.
     """
-    number = text.strip().removesuffix("%").strip()
-    wanted = "give per cent from 0 to 100, such as 5%"
-    try:
-        value = float(number)
-    except ValueError:
-        raise ConfigError(f"--max-residual {text}: is not a number; {wanted}") from None
-    if not 0 <= value <= 100:
-        raise ConfigError(f"--max-residual {text}: is out of range; {wanted}")
+    again = "give per cent from 0 to 100, such as 5%"
+    value = accept(_PerCent, text.strip().removesuffix("%"), "explain", name="--max-residual", again=again)
     if 0 < value < 1 and "%" not in text:
         raise ConfigError(f"--max-residual {text}: may be a share or per cent; write {100 * value:g}% or {value:g}%")
-    return value / 100
+    return float(value) / 100
 
 
 def gate(found: Accounting, allowed: float) -> ResidualGate:

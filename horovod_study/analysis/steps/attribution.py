@@ -45,16 +45,14 @@ OPTIONS = packaged().options
 _FLOOR_QUANTILE = 0.1
 """Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks
 every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-reduces beside it is no floor."""
-PARTS = ("floor", "skew", "runtime", "unexplained")
-"""They add up to the synchronisation."""
+PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
 
 RESAMPLES = 2000
 
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
 
-BUSY_CORES = 0.25
-"""Other programs that use more disturb workers on all cores."""
+BUSY_CORES = 0.25  # other programs that use more disturb workers on all cores
 
 INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
@@ -97,9 +95,6 @@ class Observation:
         """Return the seconds from the end of one synchronisation to the end of the next, mean over ranks, (S,)."""
         step: Floats = (self.ready_s if self.sync_s is None else self.ready_s + self.sync_s).mean(axis=1)
         return step
-
-
-# ------------------------------------------------------------------------------------------------- from a record
 
 
 def observe(
@@ -163,9 +158,6 @@ def _arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     given = {name: each for name, each in (effective.get("settings") or {}).items() if isinstance(each, Mapping)}
     words += [f"{name}={each['value']}" for name, each in given.items() if each.get("source") == "user"]
     return ", ".join(words)
-
-
-# ------------------------------------------------------------------------------------------------------- one run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,9 +260,6 @@ def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
     starts = rng.integers(0, rows, size=(RESAMPLES, math.ceil(rows / block)))
     # A part of the series at a time: those of a long run of many ranks would not fit into memory together.
     return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, 50)])
-
-
-# ---------------------------------------------------------------------------------------------------- all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -438,9 +427,6 @@ def over_runs(parts: Sequence[Part]) -> Interval:
     return stats.student([part.value for part in parts])
 
 
-# ------------------------------------------------------------------------------------------------- within rounds
-
-
 def _by_round(seen: Observation, parts: Mapping[str, Part]) -> tuple[list[int], dict[str, Floats]]:
     """Return the numbers of the n rounds of a run, and what they say, (n,) each, by the names of `parts_of`."""
     number, place = np.unique(seen.round[seen.round >= 0], return_inverse=True)
@@ -460,12 +446,12 @@ _ONCE = ("floor", "pack", "through", "runtime", "least", "rest")
 """What is measured once in a launch, when it has trained."""
 
 
-def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]]) -> paired.Pairs | None:
-    """Return what `of` the rounds of two arms is compared; None where some run of them did not alternate."""
+def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Callable[[Any], Any]) -> Interval | None:
+    """Return a ratio within rounds; None where some run did not alternate, or no two launches have rounds of both."""
     if not all(seen.turns.launch for seen, _ in (*cell, *base)):
         return None
     slices = []
-    for name, group, value_of in (("cell", cell, of[0]), ("base", base, of[1])):
+    for name, group, value_of in (("cell", cell, of_cell), ("base", base, of_base)):
         for seen, parts in group:
             launch, loads = seen.turns.launch, seen.turns.other_load
             numbers, columns = _by_round(seen, parts)
@@ -474,13 +460,7 @@ def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]]) -> pair
                 slices.append(paired.Slice(launch=launch, round=number, cell=name, rate=value, other_load=load))
     if not all(each.rate > 0 for each in slices):
         return None
-    return paired.pairs(slices, "cell", "base", ratio=True)
-
-
-def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Callable[[Any], Any]) -> Interval | None:
-    """Return a ratio within rounds; None where there are no two launches with rounds of both."""
-    found = _pairs(cell, base, (of_cell, of_base))
-    known = None if found is None else paired.estimate(found)
+    known = paired.estimate(paired.pairs(slices, "cell", "base", ratio=True))
     return None if known is None or known.launches < FEWEST_LAUNCHES else known.ratio
 
 
@@ -496,9 +476,6 @@ def leave_spread(seen: Observation) -> float:
         return math.nan
     period = seen.ready_s + seen.sync_s
     return float(np.std(period - period.mean(axis=1, keepdims=True)) / math.sqrt(2))
-
-
-# ------------------------------------------------------------------------------------------------- for a whole study
 
 
 ARM_COLUMNS = (

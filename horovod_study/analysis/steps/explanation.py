@@ -150,9 +150,6 @@ def explain(
     return replace(found, help=tuple(_advice(facts, slower_s, beside)))
 
 
-# ---------------------------------------------------------------------------------------------------- what there is
-
-
 def _cells(
     named: pd.DataFrame, points: pd.DataFrame, accounting: Accounting, records: Mapping[str, RecordedRun]
 ) -> list[Row]:
@@ -318,8 +315,6 @@ def _doubts(
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
         yield f"other programs used up to {max(busy):.1f} cores during {len(busy)} of {plural(len(used), 'run')}"
 
-
-# ------------------------------------------------------------------------------------------------- what would help
 
 _SENTENCES = """
 apart:processes | connect the {c.workers} processes (torchrun, and DistributedDataParallel around the model): they train

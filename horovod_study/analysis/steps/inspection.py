@@ -12,7 +12,7 @@ from horovod_study.analysis.steps.pauses import Pauses, find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedRun, RunSideFiles, facts, finite, hosts_of
+from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,11 @@ class _SystemUse:
 class Inspection:
     """What one run says of itself."""
 
+    DOCUMENT = (
+        "name directory state reason facts window rows_lost ablation why_no_ablation system "
+        "recorded_beside=files doubts ranks stragglers pop pauses"
+    )
+
     name: str
     state: str  # see records.RunRecord.state
     reason: str
@@ -61,14 +66,10 @@ class Inspection:
     directory: str
     doubts: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **facts(self, "name", "directory", "state", "reason", "facts"),
-            "window": {"first_step": self.first_step, "by": self.first_step_by, **facts(self, "excluded", "steps")},
-            **facts(self, "rows_lost", "ablation", "why_no_ablation", "system"),
-            "recorded_beside": finite(self.files),
-            **facts(self, "doubts", "ranks", "stragglers", "pop", "pauses"),
-        }
+    @property
+    def window(self) -> dict[str, Any]:
+        """The timed window."""
+        return {"first_step": self.first_step, "by": self.first_step_by, **facts(self, "excluded", "steps")}
 
 
 def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
@@ -77,16 +78,12 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     Raises AnalysisError for a run without rows.
     """
     # Long because it collects: one line for each thing that a run recorded, and what is doubtful about it.
-    if not run.rows:
-        why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
-        raise AnalysisError(
-            f"{run.directory}: holds no step rows{f' ({why})' if why else ''}; name a run that made steps"
-        )
-    record, doubts = run.record, []
     if all(np.isnan(np.asarray(rows["step_s"], dtype=np.float64)).all() for rows in run.rows.values()):
-        raise AnalysisError(
-            f"{run.directory}: its steps were not timed (--timer-mode off); record it again with --timer-mode light"
-        )
+        why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
+        none = f"holds no step rows{f' ({why})' if why else ''}; name a run that made steps"
+        untimed = "its steps were not timed (--timer-mode off); record it again with --timer-mode light"
+        raise AnalysisError(f"{run.directory}: {untimed if run.rows else none}")
+    record, doubts = run.record, []
     hosts = list(hosts_of(record, range(run.workers)).values())
     lay = partial(align, run.rows, workers=run.workers, hosts=hosts, missing=run.missing, name=str(run.directory))
     everything = lay()

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from horovod_study.analysis.stats import Floats
 
-FAR = 10.0
-"""A step that takes more than so many times the median one has stalled."""
+FAR = 10.0  # a step that takes more than so many times the median one has stalled
 _ROUNDED_S = 1e-6  # what sums of stamps are off by
 _MOST = 0.9  # the longest gaps that make up so much of the time say where it is
 _RARE = 1 / 3  # more steps than that are no stalls: a run of two kinds of steps

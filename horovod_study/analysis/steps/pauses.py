@@ -21,11 +21,9 @@ from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, RankSteps
 
 MIN_STEPS = 50
 WINDOW = 101
-_THRESHOLD = 10.0
-"""Scatters above the level."""
+_THRESHOLD = 10.0  # scatters above the level
 
-MOST = 20
-"""So many pauses are listed, the longest ones; all are counted."""
+MOST = 20  # so many pauses are listed, the longest ones; all are counted
 
 _FEWEST_TIMES, _SHORTEST, _REGULAR = 4, 10, 0.6
 """Pauses are regular where so many are at least so many steps apart, and such a share of their distances is one."""
@@ -149,16 +147,11 @@ def _describe(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> tuple[
     return lap, rows.ranks
 
 
-def _number(rows: RankSteps, place: int, lap: str) -> int:
-    """Return the number of the step in whose row the pause stands: an update is in that of the step before."""
-    return int(rows.step[place]) - int(lap == "update")
-
-
 def _pause(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, index: int) -> Pause:
     place = int(events.peak[index])
     lap, ranks = _describe(rows, laps, place)
     return Pause(
-        step=_number(rows, place, lap),
+        step=int(rows.step[place]) - int(lap == "update"),  # which is in the row of the step before
         at_s=None if rows.begin_s is None else float(rows.begin_s[place]),
         size_s=float(events.size_s[index]),
         steps=int(events.steps[index]),

@@ -33,8 +33,7 @@ NO_EXCHANGE = "no exchange between the ranks was seen in any step, so that none 
 _HOLDS_GRADIENTS = ("compute", "backward")
 """The lap at whose end gradients are there, one of these; a synchronisation that is not seen is in it."""
 
-MIN_STEPS = 20
-"""Of `ready_steps`; fewer say nothing of a mean step."""
+MIN_STEPS = 20  # of `ready_steps`; fewer say nothing of a mean step
 
 GAP_S = 1e-4
 """A step that begins later than this after the end of the one before begins a new stretch. Within a stretch the laps
@@ -188,10 +187,6 @@ def common_steps(
         if np.array_equal(own, common):
             own = common  # once in memory, not once for each rank
         steps[rank] = own
-    if not kept:
-        raise AnalysisError(
-            f"{name}: no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
-        )
     absent = [rank for rank in range(workers) if rank not in kept]
     explained = {rank: why for rank, why in (missing or {}).items() if rank in absent}
     few = [rank for rank in absent if rank not in explained]
@@ -202,12 +197,13 @@ def common_steps(
         whom = [rank for rank, each in explained.items() if each == why]
         verb, _, rest = why.partition(" ")
         notes.append(f"{_ranks(whom) if verb == 'has' else f'{_name(whom)} {verb}'} {rest} and {_are(whom)} left out")
-    assert common is not None and epoch is not None
     first = common
     for own in steps.values():
-        common = common if own is common else np.intersect1d(common, own, assume_unique=True)
-    if not len(common):
-        raise AnalysisError(f"{name}: its ranks have no step in common; the rows belong to different runs")
+        common = own if common is None or own is common else np.intersect1d(common, own, assume_unique=True)
+    if common is None or first is None or epoch is None or not len(common):
+        none = f"no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
+        apart = "its ranks have no step in common; the rows belong to different runs"
+        raise AnalysisError(f"{name}: {apart if kept else none}")
     most = max(len(own) for own in steps.values())
     if most > len(common):
         short = [rank for rank, own in steps.items() if len(own) < most]

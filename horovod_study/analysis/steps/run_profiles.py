@@ -19,11 +19,9 @@ from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-_MAX_PARTS = 40
-"""Of a run: as many as a small plot shows."""
+_MAX_PARTS = 40  # of a run: as many as a small plot shows
 
-MIN_STEPS = 8
-"""Of a part: the 90 % quantile of fewer is nearly their maximum."""
+MIN_STEPS = 8  # of a part: the 90 % quantile of fewer is nearly their maximum
 
 LOADS: Mapping[str, tuple[str, str, bool]] = {
     "cpu_percent_per_rank": ("rank", "cpu_percent", False),

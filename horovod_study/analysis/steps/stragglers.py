@@ -32,11 +32,9 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import rank_steps
 from horovod_study.analysis.steps.rank_steps import CommonSteps, RankSteps
-from horovod_study.records import facts
 
 MIN_STEPS = 20
-WORTH = 0.01
-"""A lateness below this share of the step is not worth mentioning."""
+WORTH = 0.01  # a lateness below this share of the step is not worth mentioning
 
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
@@ -82,6 +80,10 @@ class Lateness:
 class Stragglers:
     """What was found in F steps of R ranks, in s."""
 
+    DOCUMENT = (
+        "verdict why_not steps block_steps notes laps period_s skew_s skew_share spread_s resolution_s slow ranks"
+    )
+
     verdict: str  # named | none | unknown
     why_not: str = ""  # of unknown, in words
     notes: tuple[str, ...] = ()  # what a reader must know
@@ -112,10 +114,6 @@ class Stragglers:
     def balanced(self) -> tuple[Lateness, ...]:
         """Return the ranks that are longer in some laps and shorter in others, the longest first."""
         return tuple(sorted((each for each in self.ranks if each.balanced), key=lambda each: -each.cause_s))
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("verdict", "why_not", "steps", "block_steps", "notes", "laps", "period_s", "skew_s", "skew_share")
-        return facts(self, *names, "spread_s", "resolution_s", "slow", "ranks")
 
 
 def find_stragglers(rows: RankSteps) -> Stragglers:

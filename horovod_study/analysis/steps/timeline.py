@@ -25,7 +25,6 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts
 from horovod_study.text.words import plural
 
 PHASES = ("negotiation", "queue", "copy", "operation", "other", "rest")
@@ -51,6 +50,8 @@ _OPERATION = re.compile(
 class Timeline:
     """One timeline file, decomposed. Times in s."""
 
+    DOCUMENT = "steps collectives busy_s together=shares operations cycles last_rank=last tensors table doubts"
+
     table: pd.DataFrame  # one row per (tensor, collective, phase, activity); share is of the tensor's collective
     tensors: pd.DataFrame  # tensor, collectives, and the mean of a collective's phases in s; the longest first
     together: dict[str, float]  # phase -> s per step, each moment counted once; they add up to `busy_s`
@@ -66,16 +67,12 @@ class Timeline:
         """Seconds per step in which at least one tensor is under way."""
         return math.fsum(self.together.values())
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def shares(self) -> dict[str, Any]:
+        """Each phase per step, and its share of the time in which a tensor is under way."""
         return {
-            **facts(self, "steps", "collectives", "busy_s"),
-            "together": {
-                name: {"per_step_s": value, "share": value / self.busy_s if self.busy_s else None}
-                for name, value in self.together.items()
-            },
-            **facts(self, "operations", "cycles"),
-            "last_rank": None if self.last is None else {str(rank): count for rank, count in self.last.items()},
-            **facts(self, "tensors", "table", "doubts"),
+            name: {"per_step_s": value, "share": value / self.busy_s if self.busy_s else None}
+            for name, value in self.together.items()
         }
 
 
@@ -96,23 +93,21 @@ def parse_events(text: str, *, source: str) -> tuple[list[Mapping[str, Any]], li
     with half an event: what comes before is read. Raises AnalysisError, which names `source`, where nothing is.
     """
     again = "record it again with train --timeline-steps 50, over Horovod"
-    if not text.strip():
-        raise AnalysisError(f"{source}: is empty: Horovod recorded no event; {again}")
-    doubts = []
+    doubts, why = [], "is JSON, but no list of events, as a timeline is"
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
         content, place = _whole_events(text)
-        if not content:
-            raise AnalysisError(f"{source}: is not JSON (from character {place + 1} on); {again}") from None
+        empty = "is empty: Horovod recorded no event"
+        why = f"is not JSON (from character {place + 1} on)" if text.strip() else empty
         doubts.append(
             f"the file breaks off or is damaged at character {place + 1:,} of {len(text):,}; the {len(content):,} "
             "events before it are used"
         )
     if isinstance(content, dict):  # Chrome's other form, which some tools write
         content = content.get("traceEvents")
-    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
-        raise AnalysisError(f"{source}: is JSON, but no list of events, as a timeline is; {again}")
+    if not isinstance(content, list) or (doubts and not content) or not all(isinstance(each, dict) for each in content):
+        raise AnalysisError(f"{source}: {why}; {again}")
     return content, doubts
 
 

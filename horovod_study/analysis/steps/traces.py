@@ -35,7 +35,6 @@ LAPS = ("data", "forward", "backward", "update", "rest")
 COLUMNS = ("step", *LAPS, "communication", "exposed", "late")
 FEW_STEPS = 10
 
-# ---- the forms of traces: categories (in small letters), names of events (the first that fits), names of files
 
 _KINDS = {"cpu_op": "host", "operator": "host", "user_annotation": "range", "kernel": "kernel", "runtime": "launch"}
 _KINDS |= {f"{of}_{what}": "launch" for of in ("cuda", "hip", "xpu", "privateuse1") for what in ("runtime", "driver")}
@@ -55,8 +54,6 @@ _US, _MAX_US = 1e-6, 1e17  # ts and dur are in us
 _RANK = r"(?i)(?<!local[_-])(?<!node[_-])(?<![tpdec]p[_-])(?<![a-z])rank[ _=.-]?\[?(\d+)"
 _HANDLER = r"_\d+\.\d+(\.\d+)?\.pt\.trace\.json"  # HOST_PID.TIME, of tensorboard_trace_handler
 _TRACES, _RECORDS = (".json", ".json.gz"), (".log", ".jsonl", ".log.gz", ".jsonl.gz")
-
-# ----------------------------------------------------------------------------------------------------------- files
 
 
 @contextmanager
@@ -119,9 +116,6 @@ def trace_document(path: Path) -> Any:
     return parse_json(content, source=shown(path), error=DataError, again=again)
 
 
-# ------------------------------------------------------------------------------------------------- a trace is read
-
-
 @dataclass(slots=True)
 class _Trace:
     """What is kept of the trace of one rank; times in s."""
@@ -140,7 +134,7 @@ class _Trace:
 
 def read_trace(document: Any, *, source: str) -> _Trace:
     """Return what is needed of a trace. Raises AnalysisError where it holds no step with operators or kernels."""
-    events, categories, doubts = _events(document, source)
+    events, categories, doubts = _events(document)
     about: Mapping[str, Any] = document if isinstance(document, dict) else {}
     told = about.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
@@ -150,8 +144,8 @@ def read_trace(document: Any, *, source: str) -> _Trace:
     own = kernels if len(kernels) else events[(events["kind"] == "host") & events["role"].isin(("", "backward"))]
     if not len(steps) or not len(own):
         raise AnalysisError(
-            f"{source}: holds no operators or kernels in a step (categories of its events: {categories}); profile "
-            "several steps of training with torch.profiler"
+            f"{source}: holds no operators or kernels in a step (categories of its events: {categories}); give what "
+            "torch.profiler's export_chrome_trace wrote of several steps of training"
         )
     parts: dict[str, Any] = {"step": np.diff(steps)[:, 0], **_laps(events, steps)}
     parts |= dict.fromkeys(("communication", "exposed"), np.full(len(steps), np.nan))
@@ -170,13 +164,12 @@ def read_trace(document: Any, *, source: str) -> _Trace:
     return trace
 
 
-def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
+def _events(document: Any) -> tuple[pd.DataFrame, str, list[str]]:
     """Return the events of known kinds by begin: kind, name, begin, end, args, role, word; all categories; doubts."""
     about: Mapping[str, Any] = document if isinstance(document, dict) else {"traceEvents": document}
     events = about.get("traceEvents")
-    if not isinstance(events, list):
-        raise AnalysisError(f"{source}: has no list traceEvents; give what torch.profiler's export_chrome_trace wrote")
-    events = [*_with_ends(event for event in events if isinstance(event, dict))]
+    listed = events if isinstance(events, list) else []
+    events = [*_with_ends(event for event in listed if isinstance(event, dict))]
     categories = Counter([str(event.get("cat")) for event in events])
     kinds = {category: _KINDS.get(category.lower(), "") for category in categories}
     events = [event for event in events if event.get("ph") == "X" and kinds[str(event.get("cat"))]]
@@ -371,9 +364,6 @@ def _named(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
     return found.assign(args=told, word=found["word"].where(found["word"] != "", words))
 
 
-# ----------------------------------------------------------------------------------------------------------- spans
-
-
 def merged(spans: Any) -> Floats:
     """Return the union of spans (K, 2) as disjoint spans in order, (M, 2)."""
     table = np.asarray(spans, dtype=np.float64).reshape(-1, 2)
@@ -389,9 +379,6 @@ def covered(cover: Floats, spans: Floats) -> Floats:
     until = np.cumsum(lengths)
     edges = np.stack([until - lengths, until], axis=1).ravel()
     return np.diff(np.interp(spans, cover.ravel(), edges))[:, 0] if len(edges) else np.zeros(len(spans))
-
-
-# ----------------------------------------------------------------------------------------------------------- ranks
 
 
 def compare(traces: Sequence[_Trace]) -> dict[str, Any]:
@@ -451,11 +438,12 @@ def _ranks(traces: Sequence[_Trace]) -> tuple[list[int], bool]:
             return [sorted(paths).index(path) for path in paths], False
         told = [*fitting[0]]
     for place, (rank, each) in enumerate(zip(told, traces, strict=True)):
-        if rank is None:
-            raise AnalysisError(f"{each.source}: neither it nor its name says which rank it is of; name it rank0.json")
-        if rank in told[:place]:
-            first = traces[told.index(rank)].source
-            raise AnalysisError(f"{first} and {each.source}: are both of rank {rank}; give one job's traces")
+        if rank is None or rank in told[:place]:
+            both = (
+                f"{traces[told.index(rank)].source} and {each.source}: are both of rank {rank}; give one job's traces"
+            )
+            none = f"{each.source}: neither it nor its name says which rank it is of; name it rank0.json"
+            raise AnalysisError(none if rank is None else both)
     return [rank for rank in told if rank is not None], True
 
 
@@ -529,8 +517,6 @@ def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:
         yield "some traces have kernels of a GPU and some have none; profile all ranks alike"
 
 
-# --------------------------------------------------------------------------------------------------- NCCL Inspector
-
 _NUMBERS = {"rank": "rank", "ranks": "n_ranks", "number": "coll_sn", "bytes": "coll_msg_size_bytes"}
 _NUMBERS |= {"seconds": "coll_exec_time_us"}
 _FIELDS = _NUMBERS | {"kind": "coll", "group": "id", "host": "hostname", "timing": "coll_timing_source"}
@@ -600,16 +586,17 @@ def _records(files: Mapping[str, Iterable[bytes]]) -> tuple[pd.DataFrame, list[s
     good = (table[[*_NUMBERS]] >= 0).all(axis=1) & timed & (table["ranks"] > 1) & (table["timing"] == "kernel_gpu")
     other += int((~good).sum())
     table = table[good & table["kind"].notna()].reset_index(drop=True)
-    if table.empty:
+    nameless = table["group"].isna()
+    unclear = table.loc[nameless & table.duplicated(["source", "rank", "ranks", "kind", "number"]), "source"].tolist()
+    if table.empty or unclear:
         why = f"its records have no {', '.join(missing)}" if missing else "no collective of several ranks with a time"
         again = "give what NCCL Inspector wrote with NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=1"
-        raise AnalysisError(f"{next(iter(files), 'no file')}: {why}; {again}")
+        mixed = "of which communicator each is is not known; give records with an id"
+        source = [*unclear, *files, "no file"][0]
+        raise AnalysisError(f"{source}: {mixed if unclear else f'{why}; {again}'}")
     doubts = [f"left out: {other:,} records: cut off, of one rank, or not timed by the GPU"] if other else []
-    if (nameless := table["group"].isna()).any():
+    if nameless.any():
         doubts.append("headers have no id: records of as many ranks are taken for those of one communicator")
-        twice = nameless & table.duplicated(["source", "rank", "ranks", "kind", "number"])
-        for source in table.loc[twice, "source"][:1]:
-            raise AnalysisError(f"{source}: of which communicator each is is not known; give records with an id")
     named = table["group"].where(~nameless, "of " + table["ranks"].map("{:g}".format) + " ranks")
     of_name = table["source"].str.extract(r"([^/]*)-pid\d+\.[^/]*$", expand=False)
     return table.assign(group=named.astype(str), host=table["host"].fillna(of_name).fillna("")), doubts

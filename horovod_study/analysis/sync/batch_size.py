@@ -111,8 +111,6 @@ class Knee:
 
     def batch_for(self, share: float) -> float:
         """Return the batch at which the throughput is this share of the most it can be."""
-        if not 0 < share < 1:
-            raise AnalysisError(f"{share!r} of the largest throughput: give a share between 0 and 1")
         return self.at[0] * (share / (1 - share) if self.form == SATURATION else share)
 
 
@@ -122,15 +120,15 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, seed: int = 0) -> Knee:
     Raises AnalysisError for fewer than three distinct batches and for values that are not above 0.
     """
     sizes, steps = np.asarray(batch, dtype=np.float64).ravel(), np.asarray(step_s, dtype=np.float64).ravel()
-    if sizes.shape != steps.shape:
-        raise AnalysisError(f"{sizes.size} batches and {steps.size} steps: give one step per batch")
-    if not all(np.isfinite(each).all() and (each > 0).all() for each in (sizes, steps)):
-        raise AnalysisError("batches and steps must be finite and above 0; leave out runs without a value")
-    order = np.lexsort((steps, sizes))
-    sizes, steps = sizes[order], steps[order]
+    known = all(np.isfinite(each).all() and (each > 0).all() for each in (sizes, steps))
     distinct, group = np.unique(sizes, return_inverse=True)  # (K,), (R,)
-    if len(distinct) < MIN_BATCHES:
-        raise AnalysisError(f"{len(distinct)} distinct batch sizes: a knee needs at least {MIN_BATCHES}")
+    if not known or len(distinct) < MIN_BATCHES:
+        raise AnalysisError(
+            f"{len(distinct)} distinct batch sizes: a knee needs at least {MIN_BATCHES}, and batches and steps that "
+            "are finite and above 0; leave out runs without a value"
+        )
+    order = np.lexsort((steps, sizes))
+    sizes, steps, group = sizes[order], steps[order], group[order]
     runs = [steps[group == place] for place in range(len(distinct))]
     means = np.array([each.mean() for each in runs])
     counts = np.array([len(each) for each in runs], dtype=np.float64)
@@ -214,14 +212,7 @@ def _logs(values: Floats) -> Floats:
 
 
 def _intervals(
-    form: str,
-    values: Floats,
-    runs: list[Floats],
-    batch: Floats,
-    weight: Floats,
-    within: float,
-    miss: float,
-    seed: int,
+    form: str, values: Floats, runs: list[Floats], batch: Floats, weight: Floats, within: float, miss: float, seed: int
 ) -> tuple[list[tuple[float, float]], str, list[str]]:
     """Return the ends for fixed, per sample and knee, in words how they were made, and doubts."""
     means = np.array([each.mean() for each in runs])

@@ -20,7 +20,7 @@ and along the workers (a ring), the mean of both; its interval spans both.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -28,14 +28,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import (
-    CAPTURED,
-    REPORTED,
-    measured,
-    texts,
-    with_series,
-    worker_counts,
-)
+from horovod_study.analysis.series.points import CAPTURED, REPORTED, measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.breakdown import difference_interval
 
@@ -97,7 +90,8 @@ def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
         for own in _cells(over_placements(runs)).values()
         for cell in own
     ]
-    return _frame(rows, NODE_COLUMNS, whole=("workers", "nodes", "repeats"))
+    whole = dict.fromkeys(("workers", "nodes", "repeats"), "int64")
+    return pd.DataFrame(rows, columns=list(NODE_COLUMNS)).astype(whole)
 
 
 def boundaries(runs: pd.DataFrame) -> pd.DataFrame:
@@ -107,12 +101,8 @@ def boundaries(runs: pd.DataFrame) -> pd.DataFrame:
     larger one; indirect ones at every boundary of a series, and named so. An indirect one from one worker is the whole
     cost of synchronising there, and its `note` says so. No row without a series on several nodes.
     """
-    return _jumps(_cells(over_placements(runs)))
-
-
-def _jumps(cells: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
-    for own in cells.values():
+    for own in _cells(over_placements(runs)).values():
         counts = sorted({_int(cell, "nodes") for cell in own})
         for fewer, more in pairwise(counts):
             left, right = ([cell for cell in own if _int(cell, "nodes") == count] for count in (fewer, more))
@@ -124,7 +114,7 @@ def _jumps(cells: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame:
                 b = min(beyond, key=lambda cell: (_int(cell, "workers"), -len(cell)))
                 rows.append(_row(a, b, INDIRECT) | _beyond(left, b))
     whole = [f"{side}_{name}" for side in ("fewer", "more") for name in ("workers", "nodes", "repeats")]
-    return _frame(rows, BOUNDARY_COLUMNS, whole=whole)
+    return pd.DataFrame(rows, columns=list(BOUNDARY_COLUMNS)).astype(dict.fromkeys(whole, "int64"))
 
 
 def fewest_nodes(points: pd.DataFrame) -> pd.Series:
@@ -276,11 +266,6 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
         "beyond_high_s": high,
         "beyond_resolved": bool(low > 0 or high < 0) if repeated else None,
     }
-
-
-def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: Sequence[str]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(rows), columns=list(columns))
-    return frame.astype(dict.fromkeys(whole, "int64"))
 
 
 def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:

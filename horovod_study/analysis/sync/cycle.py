@@ -24,8 +24,7 @@ from horovod_study.analysis.series.points import numbers
 from horovod_study.analysis.stats import MIN_REPEATS, Floats, Interval
 from horovod_study.analysis.sync import synchronisation
 
-_DEFAULT_CYCLE_S = 1e-3
-"""Of Horovod 0.28 (horovod/common/operations.cc, HOROVOD_CYCLE_TIME)."""
+_DEFAULT_CYCLE_S = 1e-3  # of Horovod 0.28 (horovod/common/operations.cc, HOROVOD_CYCLE_TIME)
 
 CYCLE_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "cycles", "runs"),

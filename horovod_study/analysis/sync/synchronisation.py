@@ -25,6 +25,7 @@ from horovod_study.analysis.series.points import measured, texts, with_series, w
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import breakdown
 from horovod_study.analysis.sync import boundary
+from horovod_study.records import finite
 
 SYNC_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "batch", "train_samples", "workers", "nodes"),
@@ -42,11 +43,9 @@ CURVE_COLUMNS = (
 )
 """The selected law of each series at whole worker counts."""
 
-MIN_COUNTS = 3
-"""A curve through fewer worker counts says nothing that they do not say."""
+MIN_COUNTS = 3  # a curve through fewer worker counts says nothing that they do not say
 
-_MAX_COUNTS = 60
-"""Worker counts of one curve; with more, some between are left out."""
+_MAX_COUNTS = 60  # worker counts of one curve; with more, some between are left out
 
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node")
 KEPT = ("setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
@@ -218,4 +217,4 @@ def _constant(values: Sequence[float] | Floats, workers: Floats) -> Floats:
 
 def document(fitted: Mapping[str, QuantityFit]) -> dict[str, Any]:
     """Return the laws of every series in plain values."""
-    return {"quantity": "sync_s", "unit": "s per step", "series": {name: fit.to_dict() for name, fit in fitted.items()}}
+    return {"quantity": "sync_s", "unit": "s per step", "series": {name: finite(fit) for name, fit in fitted.items()}}

@@ -21,7 +21,7 @@ HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
 
 def write_accounting(found: Accounting, gate: ResidualGate | None, directory: Path) -> list[Path]:
     """Write accounting.json and .txt, and the numbers as .csv (cells, and runs and ranks); return the paths."""
-    document = {**found.to_dict(), "gate": finite(gate)}
+    document = {**finite(found), "gate": finite(gate)}
     texts = {
         f"{NAME}.json": document,
         f"{NAME}.txt": text(found, gate),

@@ -18,7 +18,7 @@ from horovod_study.analysis.steps.inspection import Inspection, RankLaps
 from horovod_study.analysis.steps.pauses import MOST, Pause
 from horovod_study.analysis.steps.rank_steps import PARTS
 from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
-from horovod_study.records import RecordedRun, RunSideFiles, SystemSamples
+from horovod_study.records import RecordedRun, RunSideFiles, SystemSamples, finite
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
@@ -37,7 +37,7 @@ def write_inspection(
     found: Inspection, run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT
 ) -> list[Path]:
     """Write inspect.json and inspect.txt, and the figures of the hosts; return the paths."""
-    texts = {f"{NAME}.json": found.to_dict(), f"{NAME}.txt": result_lines(found)}
+    texts = {f"{NAME}.json": finite(found), f"{NAME}.txt": result_lines(found)}
     return write_result(directory, texts) + write_system_of(run, beside, directory, look=look)
 
 

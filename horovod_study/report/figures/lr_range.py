@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.learning.lr_range import UNSTEADY, RangeTest
+from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import label_decades, note_at
 from horovod_study.report.kit.style import GRID, INK, LAPS, QUIET
@@ -24,7 +25,7 @@ def write_lr_range(test: RangeTest, directory: Path, *, batch: int) -> list[Path
     `batch`: curves per step of all workers, for the caption. Returns the paths.
     """
     curve = pd.DataFrame({"lr": test.rates, "loss": test.losses, "smoothed_loss": test.smooth})
-    texts = {f"{NAME}.txt": caption(test, batch=batch), f"{NAME}.csv": curve, f"{NAME}.json": test.to_dict()}
+    texts = {f"{NAME}.txt": caption(test, batch=batch), f"{NAME}.csv": curve, f"{NAME}.json": finite(test)}
     return write_result(directory, texts, {NAME: partial(draw, test)})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.steps.timeline import PHASES, Timeline
+from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend, lying_grid, stacked, swatch
 from horovod_study.report.kit.style import INK, TEXT, FigureFormat, LapStyle, folded, text_in
@@ -38,7 +39,7 @@ _THOUGHT = {
 def write_timeline(found: Timeline, directory: Path, *, source: str, look: FigureFormat = TEXT) -> list[Path]:
     """Write timeline.json, .csv (every tensor and activity), .txt and the figure; return the paths."""
     texts = {
-        f"{NAME}.json": {"source": source, **found.to_dict()},
+        f"{NAME}.json": {"source": source, **finite(found)},
         f"{NAME}.csv": found.table,
         f"{NAME}.txt": [
             *lines(found, source=source),
