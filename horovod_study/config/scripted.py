@@ -126,8 +126,8 @@ def _words(path: Path, kind: str, folder: Path, line: str) -> list[str]:
         words[0] = str(folder / words[0])
         if Path(words[0]).suffix not in (".py", "") or not os.path.isfile(words[0]):
             raise ConfigError(
-                f"{path}: script {cut(words[0], 200)} is no Python file; it is looked for beside the study file, and anything "
-                f"else is a command: `command: bash train.sh`, `command: python -m project.train`"
+                f"{path}: script {cut(words[0], 200)} is no Python file; it is looked for beside the study file, and "
+                f"anything else is a command: `command: bash train.sh`, `command: python -m project.train`"
             )
     return words
 
