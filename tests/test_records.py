@@ -14,6 +14,7 @@ import pytest
 from make.wording import Golden
 
 from horovod_study import records
+from horovod_study.cli.explain import _synchronised
 from horovod_study.cluster import alive
 from horovod_study.config.run import LAPS
 from horovod_study.errors import RecordError
@@ -373,7 +374,7 @@ def test_no_frozen_run_tells_of_the_machine_that_made_it() -> None:
 def test_what_was_not_timed_cannot_be_taken_apart(tmp_path: Path, golden: Golden) -> None:
     records.create_run(tmp_path / "r", record(status="done", requested={"timer_mode": "off"}))
     with golden.raises(RecordError, match="--timer-mode"):
-        records.synchronised_run(tmp_path / "r")
+        _synchronised(tmp_path / "r")
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,18 @@ from horovod_study.text.words import plural
 OWN_RECORDER = "own recorder"
 ASKED = "asked.json"
 """What a command was recorded as, in the folder of its events."""
+MAX_TRAININGS = 8
+"""Trainings of one process that are recorded, one after the other."""
 _IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
 _GAP_S = 0.05
 """A pause between two steps that is longer begins another stretch of the window, for energy and sensors."""
 _AT_ONCE = 65536
+
+
+def training_directory(out: Path, training: int) -> Path:
+    """Return the run directory of the training of this number, from 1, of processes that are recorded in `out`."""
+    return out if training == 1 else out.with_name(f"{out.name}-training{training}")
 
 
 @dataclass(kw_only=True)
@@ -389,7 +396,7 @@ class CommandRun:
 
     def write(self, training: RankGroup, number: int, *, failed: str) -> None:
         """Write the run of a training that has ended, and say what it holds."""
-        out = records.training_directory(self.out, number)
+        out = training_directory(self.out, number)
         if number > 1:
             say(f"horovod-study record: training {number} of this command is recorded in {os.path.relpath(out)}")
         try:

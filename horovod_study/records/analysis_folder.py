@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study import __version__
-from horovod_study.config.documents import parse_json, read_bytes, read_json
+from horovod_study.config.documents import parse_json, read_bytes
 from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_of, unguarded, write_file, writing
-from horovod_study.records.model import RUN_FILES, digest_of, own_digest, run_name
-from horovod_study.records.reader import require_schema, run_directories
+from horovod_study.records.model import RUN_FILES, SOURCE_FORM, digest_of, own_digest, run_name
+from horovod_study.records.reader import read_document, run_directories
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
@@ -47,7 +47,7 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
     """Keep what an analysis was made of, or with `runs` None what was made of it, beside what is known already.
 
     `runs` is written relative to `directory`, so that both can move together; `files` are what the analysis consists
-    of. Keys of `content`: those of SOURCE in forms.py.
+    of. Keys of `content`: those of SOURCE_FORM in model.py.
     """
     path = directory / SOURCE
     known: dict[str, Any] = {}
@@ -86,14 +86,11 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
 
     RecordError where it is missing, damaged, of a newer program, or, unless `edited` is allowed, not `is_whole`.
     """
-    from horovod_study.records import forms
-
     path = directory / SOURCE
     again = "make the analysis again with horovod-study report, or name its runs with --runs RUNS"
     missing = f"no such file, so that nobody knows where the runs are; {again}"
-    content: dict[str, Any] = read_json(path, again=again, missing=missing)
-    require_schema(content, SOURCE_SCHEMA, path, again)
-    conform(content, forms.SOURCE, str(path), again=again)
+    content = read_document(path, SOURCE_SCHEMA, again=again, missing=missing)
+    conform(content, SOURCE_FORM, str(path), again=again)
     if not (edited or is_whole(content)):
         raise RecordError(f"{path}: is not what report wrote; report again")
     return content

@@ -93,15 +93,23 @@ def whole_batches(reader: "pa.ipc.RecordBatchStreamReader") -> "Iterator[pa.Reco
         yield from reader
 
 
-def whole_table(path: Path, *, mapped: bool = False) -> "pa.Table":
-    """Return the complete batches of a file; ArrowInvalid for one that is damaged, OSError where there is none."""
+def read_rows(path: Path, what: str, missing: str, again: str, *, mapped: bool = False) -> "pa.Table":
+    """Return the complete batches of a file.
+
+    RecordError for one that is damaged, and where there is none: `missing`, what that means; `again`, what to do.
+    """
     import pyarrow as pa
 
-    with open_rows(path, mapped=mapped) as reader:
-        table = pa.Table.from_batches(whole_batches(reader), schema=reader.schema)
-    # Buffers are as long as the rows need.
-    table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
-    return table
+    try:
+        with open_rows(path, mapped=mapped) as reader:
+            table = pa.Table.from_batches(whole_batches(reader), schema=reader.schema)
+        # Buffers are as long as the rows need.
+        table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
+        return table
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such file; {missing}") from None
+    except stream_errors() as error:
+        raise RecordError(f"{path}: holds no readable {what} ({error}); {again}") from None
 
 
 def stream_errors() -> tuple[type[Exception], ...]:

@@ -6,18 +6,15 @@ Room for the end of a run is reserved while it goes on, and set free on a disk t
 import errno
 import json
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.cluster import alive
 from horovod_study.config.documents import read_json, read_text
 from horovod_study.errors import RecordError
-from horovod_study.files import append_text, csv_rows, new_file, result_folder, unfinished, write_file, writing
+from horovod_study.files import append_text, csv_rows, new_file, unfinished, write_file, writing
 from horovod_study.records import model
 from horovod_study.records.arrow import arrow_array, numpy_column
 from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, MANIFEST, NoRoom, RunRecord, record_text
@@ -59,11 +56,6 @@ def _with_reserve(write: Callable[..., Any], path: Path, text: str, **options: A
                 os.truncate(reserve, size // 2)
             else:
                 reserve.unlink()
-
-
-def is_over(directory: Path) -> bool:
-    """Return whether there is a run in `directory`, and it has ended."""
-    return (directory / MANIFEST).exists() and read_run(directory).state() != "running"
 
 
 def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
@@ -117,22 +109,6 @@ def silent_s(directory: Path) -> float:
             present = probe.stat().st_mtime
             written = [path.stat().st_mtime for path in directory.iterdir() if not path.name.startswith(".")]
     return present - max(written, default=present)
-
-
-def require_ended(directory: Path, record: RunRecord) -> None:
-    """Raise RecordError for a run that goes on, as far as can be seen from here."""
-    if record.state() != "running":
-        return
-    where = f"process {record.pid} on {record.host} since {record.started}"
-    if record.host == platform.node():
-        raise RecordError(f"{directory}: the run is still running ({where}); wait for its end, or stop it first")
-    left_s = SILENT_S - silent_s(directory)
-    if left_s > 0:
-        end = alive.until(datetime.now(UTC).timestamp() + left_s)
-        raise RecordError(
-            f"{directory}: the run seems to be running ({where}, {end}, unless more is written); stop it, or, if that "
-            "host is gone or has another name now, try again then"
-        )
 
 
 def finish_run(
@@ -299,25 +275,6 @@ def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None
     text = json.dumps({**others, "schema": model.BENCH_SCHEMA, section: found}, allow_nan=False)
     with writing(path, "free space and run again"):
         _with_reserve(write_file, path, text + "\n")
-
-
-def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path:
-    """Return the file of one rank's profile, and make its folder; RecordError where that cannot be made."""
-    folder = directory / model.PROFILE
-    with writing(folder, "make the run directory writable"):
-        result_folder(folder)
-    return folder / f"{profiler}-{rank:05d}.{ending}"
-
-
-def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-    """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
-    write_profile(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
-
-
-def write_profile(path: Path, text: str) -> None:
-    """Write a file of a profile."""
-    with writing(path, "free space and run again"):
-        write_file(path, text)
 
 
 def truncate_epochs(directory: Path, steps: int) -> None:
