@@ -21,7 +21,6 @@ import numpy as np
 from horovod_study import records
 from horovod_study.cluster import alive
 from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
-from horovod_study.config.run import LAPS
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
@@ -714,12 +713,4 @@ def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
 
 
 def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
-    """Return means and medians of each lap from a step on, None for a lap that is not known."""
-    mean: dict[str, float | None] = {}
-    median: dict[str, float | None] = {}
-    for name in (*(f"{lap}_s" for lap in (*LAPS, "residual")), "sync_host_s", "step_s"):
-        own = columns[name][first:] if name in columns else np.array([])
-        mean[name] = float(own.mean()) if len(own) else None
-        median[name] = float(np.median(own)) if len(own) else None
-    p90 = float(np.quantile(columns["step_s"][first:], 0.9)) if columns else None
-    return {"mean": mean, "median": median, "step_s_p90": p90}
+    return records.lap_summary(lambda name: columns[name][first:].copy() if name in columns else np.array([]))

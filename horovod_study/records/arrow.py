@@ -67,15 +67,6 @@ def _number_type(kind: "pa.DataType") -> str:
     return f"{'f' if pa.types.is_floating(kind) else 'i'}{kind.bit_width // 8}"
 
 
-def require_types(table: "pa.Table", schema: "pa.Schema", path: Path) -> None:
-    """Refuse a table that has a column twice, or one of another type than in `schema`."""
-    for each in schema:
-        found = [of.type for of in table.schema if of.name == each.name]
-        if found not in ([], [each.type]):
-            kinds = " and ".join(map(str, found))
-            raise RecordError(f"{shown(path)}: column {each.name} is {kinds}, not {each.type}; move the directory away")
-
-
 @contextmanager
 def open_rows(path: Path, *, mapped: bool = False) -> "Iterator[pa.ipc.RecordBatchStreamReader]":
     """Give the reader of an Arrow stream; raises `stream_errors` also where the file is a pipe."""
@@ -93,10 +84,11 @@ def whole_batches(reader: "pa.ipc.RecordBatchStreamReader") -> "Iterator[pa.Reco
         yield from reader
 
 
-def read_rows(path: Path, what: str, missing: str, again: str, *, mapped: bool = False) -> "pa.Table":
-    """Return the complete batches of a file.
+def read_rows(path: Path, schema: "pa.Schema", what: str, missing: str, *, mapped: bool = False) -> "pa.Table":
+    """Return the complete batches of a file; a column of `schema` that it does not have is null.
 
-    RecordError for one that is damaged, and where there is none: `missing`, what that means; `again`, what to do.
+    RecordError for a file that is damaged or has a column twice or of another type, and where there is none: `missing`,
+    what that means.
     """
     import pyarrow as pa
 
@@ -105,11 +97,20 @@ def read_rows(path: Path, what: str, missing: str, again: str, *, mapped: bool =
             table = pa.Table.from_batches(whole_batches(reader), schema=reader.schema)
         # Buffers are as long as the rows need.
         table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
-        return table
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; {missing}") from None
     except stream_errors() as error:
-        raise RecordError(f"{path}: holds no readable {what} ({error}); {again}") from None
+        raise RecordError(
+            f"{path}: holds no readable {what} ({error}); move it away, or record the run again"
+        ) from None
+    for each in schema:
+        found = [of.type for of in table.schema if of.name == each.name]
+        if found not in ([], [each.type]):
+            kinds = " and ".join(map(str, found))
+            raise RecordError(f"{shown(path)}: column {each.name} is {kinds}, not {each.type}; move the directory away")
+        if not found:  # rows of an older program
+            table = table.append_column(each, pa.nulls(len(table), each.type))
+    return table.select(schema.names)
 
 
 def stream_errors() -> tuple[type[Exception], ...]:

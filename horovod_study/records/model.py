@@ -33,13 +33,8 @@ from pathlib import Path
 from types import GenericAlias, SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema
-from pydantic_core.core_schema import (
-    CoreSchema,
-    no_info_after_validator_function,
-    typed_dict_field,
-    typed_dict_schema,
-)
+from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema
+from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_schema
 
 from horovod_study.cluster import alive
 from horovod_study.config.documents import shown
@@ -49,6 +44,7 @@ from horovod_study.config.workload import packaged
 from horovod_study.errors import RecordError
 
 if TYPE_CHECKING:  # the run wing records without pandas
+    import numpy as np
     import pyarrow as pa
 
 SCHEMA = 6
@@ -99,12 +95,10 @@ _Numbers = dict[str, _Number | None]
 _KINDS: dict[type, Any] = {bool: bool, int: int, float: _Number, str: _Text}
 
 
-def _form(
-    *parts: Mapping[str, Any], required: Sequence[Mapping[str, Any]] = (), check: Callable[[Any], Any] = dict
-) -> Any:
+def _form(*parts: Mapping[str, Any], required: Sequence[Mapping[str, Any]] = ()) -> Any:
     """Return the form of an object with `parts` {name: type}, which may be missing unless they are `required`.
 
-    It stays a dict: of models, a study of a thousand runs loads slower. `check` may find more that is wrong.
+    It stays a dict: with models a study of a thousand runs loads slower.
     """
 
     def schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -114,8 +108,7 @@ def _form(
             for part in forms
             for name, form in part.items()
         }
-        held = typed_dict_schema(fields, extra_behavior="allow", config={"strict": True})
-        return held if check is dict else no_info_after_validator_function(check, held)
+        return typed_dict_schema(fields, extra_behavior="allow", config={"strict": True})
 
     return Annotated[Mapping[str, Any], GetPydanticSchema(schema)]
 
@@ -206,6 +199,10 @@ _Attempt = _form(  # one start of the run
 )
 
 
+def _held(form: Any, check: Callable[[Any], Any]) -> Any:
+    return Annotated[form, AfterValidator(check)]
+
+
 def _check_synchronisation(found: dict[str, Any]) -> dict[str, Any]:
     for name in ("pack_s", "through_s"):
         if found.get(name) is None and not found["why_not_through"]:
@@ -228,23 +225,22 @@ def _check_ablation(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+_Synchronisation = _form(  # what it is made of
+    _unknown(_Times, "pack_s through_s"),
+    required=(
+        {"workers": _Workers, "block": _Positive, "gradient_bytes": _Count, "clock": Any, "floor_s": _Times},
+        {**_each(_Text, "transport reduction"), "why_not_through": _Text | None},
+    ),
+)
+_Ablation = _form(  # what communication costs by leaving it out
+    required=(
+        {"workers": _Workers, "reduction": _Text, **_each(_Positive, "pairs steps"), "seed": int},
+        {"why_no_timer": _Text | None, "sha256": Any, "blocks": dict[str, list[_Number] | list[bool] | None]},
+    ),
+)
 SECTIONS = {  # of bench.json
-    "synchronisation": _form(  # what it is made of
-        _unknown(_Times, "pack_s through_s"),
-        required=(
-            {"workers": _Workers, "block": _Positive, "gradient_bytes": _Count, "clock": Any, "floor_s": _Times},
-            {**_each(_Text, "transport reduction"), "why_not_through": _Text | None},
-        ),
-        check=_check_synchronisation,
-    ),
-    "ablation": _form(  # what communication costs by leaving it out
-        required=(
-            {"workers": _Workers, "reduction": _Text, **_each(_Positive, "pairs steps"), "seed": int},
-            {"why_no_timer": _Text | None, "sha256": Any},
-            {"blocks": dict[str, list[_Number] | list[bool] | None]},
-        ),
-        check=_check_ablation,
-    ),
+    "synchronisation": _held(_Synchronisation, _check_synchronisation),
+    "ablation": _held(_Ablation, _check_ablation),
 }
 # source.json in the folder of an analysis; keys that it does not name are of other versions.
 _Digests = dict[str, str]
@@ -313,20 +309,20 @@ class RunRecord:
         return "running" if there else "incomplete"
 
 
-_ADDED: Sequence[Mapping[str, Any]] = (
-    {"attempts": []},  # 2: a run of schema 1 had one, which its other fields describe
-    {},  # 3 and 4 are about rows: of a column that their file does not have, `read_steps` makes nulls
-    {},
-    {"process": None},  # 5
-    {"files": {}, "digest": ""},  # 6
+_UPGRADES: Sequence[Callable[[Mapping[str, Any]], Mapping[str, Any]]] = (
+    lambda run: {"attempts": [], **run},  # 2: a run of schema 1 had one, which its other fields describe
+    lambda run: run,  # 3 and 4 are about rows: of a column that their file does not have, `read_steps` makes nulls
+    lambda run: run,
+    lambda run: {"process": None, **run},  # 5
+    lambda run: {"files": {}, "digest": "", **run},  # 6
 )
-"""What each schema number has added to run.json, as it is in a run of the number before; from 2 on."""
+"""Of each schema number, from 2 on: what makes a run.json of the number before one of it."""
 
 
 def upgraded(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the content of a run.json of any schema number as the newest has it, whether it can be true or not."""
-    for added in _ADDED[max(run["schema"], 1) - 1 :]:
-        run = {**added, **run}
+    for upgrade in _UPGRADES[max(run["schema"], 1) - 1 :]:
+        run = upgrade(run)
     return run
 
 
@@ -355,8 +351,26 @@ def _of_all(values: Sequence[float | None]) -> list[float]:
     return known if len(known) == len(values) else []
 
 
+def lap_summary(column: "Callable[[str], np.ndarray]") -> dict[str, Any]:
+    """Return means and medians of each lap of one rank, None where not every row knows it, and the p90 of the step.
+
+    `column`: the rows of a lap by its name, shape (rows,), NaN is unknown, in an array of its own: it is sorted here.
+    """
+    import numpy as np
+
+    found: dict[str, Any] = {"mean": {}, "median": {}, "step_s_p90": None}
+    for name in (*LAP_COLUMNS, "sync_host_s"):
+        values = column(name)
+        known = len(values) > 0 and not np.isnan(values).any()
+        found["mean"][name] = float(values.mean()) if known else None
+        found["median"][name] = float(np.median(values, overwrite_input=True)) if known else None
+        if known and name == "step_s":
+            found["step_s_p90"] = float(np.quantile(values, 0.9, overwrite_input=True))
+    return found
+
+
 def step_totals(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the totals that step rows give, in seconds, of the ranks' `Recorder.summary`; unknown is None."""
+    """Return the totals that step rows give, in seconds, of the ranks' `lap_summary`; unknown is None."""
     means = {name: mean_over_ranks([each["mean"][name] for each in summaries]) for name in LAP_COLUMNS}
     medians = {name: mean_over_ranks([each["median"][name] for each in summaries]) for name in LAP_COLUMNS[:-1]}
     return {
@@ -472,7 +486,7 @@ def rows_lost(record: RunRecord) -> int:
 def hosts_of(record: RunRecord, ranks: Iterable[int]) -> dict[int, str]:
     """Return the host of each of `ranks`; that of rank 0 where the record does not say."""
     told = record.effective.get("ranks") or []
-    return {rank: str(told[rank]["host"]) if rank < len(told) else record.host for rank in ranks}
+    return {rank: (told[rank].get("host") if rank < len(told) else None) or record.host for rank in ranks}
 
 
 def step_ranks(directory: Path) -> list[int]:

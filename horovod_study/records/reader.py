@@ -4,10 +4,10 @@ import math
 import os
 import stat
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,6 @@ from horovod_study.records.arrow import (
     numpy_column,
     open_rows,
     read_rows,
-    require_types,
     stream_errors,
     whole_batches,
 )
@@ -32,7 +31,6 @@ if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
     import pyarrow as pa
 
-_MOVE = "move the directory away"
 _MAX_RUN_BYTES = 64_000_000
 _MOST_OPEN_BYTES = 500_000_000
 _T = TypeVar("_T")
@@ -163,11 +161,10 @@ def found_runs(
             else:
                 some = True
                 found.setdefault(directory.resolve(), (directory, f"{root}/{name}" if roots[1:] else name, record))
-        if missed and not some:
-            name, why = next(iter(missed.items()))
-            raise RecordError(f"{shown(root)}: holds no run that can be read; {name}: {why}")
         if not some:
             what = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
+            for name, why in list(missed.items())[:1]:
+                what = f"holds no run that can be read; {name}: {why}"
             raise RecordError(f"{shown(root)}: {what}")
         if left_out is not None:
             left_out.update(missed)
@@ -192,17 +189,10 @@ def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table
     `mapped`: leave them in the file and let the system bring in what is looked at. Not while the run goes on: its
     writer shortens the file now and then, and to look at what is no longer there ends this program.
     """
-    import pyarrow as pa
-
     path, schema = model.step_path(directory, rank), model.step_schema()
     if path.exists() and path.stat().st_size == 0:
         return schema.empty_table()  # the process died before the first batch
-    table = read_rows(path, "step rows", f"rank {rank} recorded no steps", _MOVE, mapped=mapped)
-    require_types(table, schema, path)
-    missing = set(schema.names).difference(table.column_names)  # rows of an older program
-    for name in missing:
-        table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
-    return table.select(schema.names) if missing else table
+    return read_rows(path, schema, "step rows", f"rank {rank} recorded no steps", mapped=mapped)
 
 
 def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
@@ -230,7 +220,7 @@ def read_step_column(path: Path, name: str) -> "np.ndarray":
     """
     import numpy as np
 
-    column = read_rows(path, "step rows", "no steps were recorded", _MOVE, mapped=True).column(name)
+    column = read_rows(path, model.step_schema(), "step rows", "no steps were recorded", mapped=True).column(name)
     return np.concatenate([numpy_column(each) for each in column.chunks] or [np.empty(0)])
 
 
@@ -303,7 +293,7 @@ def counted_record(directory: Path, record: RunRecord) -> RunRecord:
     return recounted(record, aside, rows, partial(system_columns, directory))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedRun:
     """A run as far as it was recorded, finished or not: its record and the step rows of each rank that has some."""
 
@@ -313,14 +303,20 @@ class RecordedRun:
     state: str  # see RunRecord.state
     workers: int
     rows: "Mapping[int, Mapping[str, np.ndarray]]"  # rank -> columns, (steps of this rank,); null is NaN
-    first_step: int  # where the timed window begins
-    first_step_by: str  # what says so, in words
     aside: Aside  # steps that do not count, and are in neither `rows` nor the totals of `record`, see turns.py
     missing: Mapping[int, str]  # ranks without a row -> why, in words
-    synchronisation: Mapping[str, Any] | None  # what `read_synchronisation` returns
-    why_no_synchronisation: str
-    ablation: Mapping[str, Any] | None  # what `read_ablation` returns
-    why_no_ablation: str
+
+    @property
+    def first_step(self) -> int:
+        """Where the timed window begins: at `totals["steady"]["step"]`, else after the declared warm-up."""
+        return model.timed_from(self.record)[0]
+
+    @cached_property
+    def synchronisation(self) -> Mapping[str, Any] | None:
+        """What `read_synchronisation` returns; None where it raises."""
+        with suppress(RecordError):
+            return read_synchronisation(self.directory)
+        return None
 
     def whole(self) -> "RecordedRun":
         """Return the run with the steps that do not count, as it wrote itself down."""
@@ -330,7 +326,7 @@ class RecordedRun:
 
     def row_count(self) -> int:
         """Return how many step rows there are; of those that stay in their files about how many."""
-        if isinstance(self.rows, _Lazy):
+        if self.state != "running":
             return _bytes_of(self.directory, self.rows) // 96  # see `step_schema`
         return sum(len(columns["step"]) for columns in self.rows.values())
 
@@ -353,8 +349,7 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
     Rows of a run that has ended stay in their files; those of a run that goes on are read now, all of them.
     `record`: what `read_run` has returned already.
 
-    The timed window begins at `totals["steady"]["step"]`, else after the declared warm-up. A rank whose file is
-    missing, unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
+    A rank whose file is missing, unreadable or empty is no error: `missing` says so. RecordError for what is no run.
     """
     record = read_run(directory) if record is None else record
     aside, state = slices_aside(directory, record), record.state()
@@ -371,9 +366,6 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
                 rows[rank] = dict(_columns(read_steps(directory, rank))) if state == "running" else {}
         except RecordError as error:
             missing[rank] = str(error).partition(": ")[2].partition(";")[0]
-    first, by = model.timed_from(record)
-    synchronisation, why_no_synchronisation = _if_there(read_synchronisation, directory)
-    ablation, why_no_ablation = _if_there(read_ablation, directory)
     return RecordedRun(
         name=directory.resolve().name if name is None else name,
         directory=directory,
@@ -381,14 +373,8 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
         state=state,
         workers=said or len(found),
         rows=rows if state == "running" else _step_rows(directory, rows, aside),
-        first_step=first,
-        first_step_by=by,
         aside=aside,
         missing=missing,
-        synchronisation=synchronisation,
-        why_no_synchronisation=why_no_synchronisation,
-        ablation=ablation,
-        why_no_ablation=why_no_ablation,
     )
 
 
@@ -397,14 +383,6 @@ def _has_rows(directory: Path, rank: int) -> bool:
     with suppress(*stream_errors()), open_rows(model.step_path(directory, rank)) as reader:
         return any(batch.num_rows for batch in whole_batches(reader))
     return len(read_steps(directory, rank)) > 0
-
-
-def _if_there(read: Callable[[Path], dict[str, Any]], directory: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return what `read` returns, or None with the reason."""
-    try:
-        return read(directory), ""
-    except RecordError as error:
-        return None, str(error).removeprefix(f"{directory}/").removeprefix(f"{directory}: ")
 
 
 # --------------------------------------------------------------------------------------------------- system samples
@@ -424,19 +402,12 @@ class SystemSamples:
 
 def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, Any]]":
     """Return the system samples of one host up to the last complete batch, and what the file says of its sensors."""
-    path, schema, again = (
-        model.system_path(directory, host),
-        model.system_schema(),
-        "move it away, or record the run again",
-    )
+    path, again = model.system_path(directory, host), "move it away, or record the run again"
     missing = f"the run recorded no system samples of {host} (--system-interval-s 0?)"
-    table = read_rows(path, "system samples", missing, again)
+    table = read_rows(path, model.system_schema(), "system samples", missing)
     told = (table.schema.metadata or {}).get(model.SYSTEM_META, b"{}")
     meta = parse_json(told, source=shown(path), again=again)
     require_schema(meta, model.SYSTEM_SCHEMA, path, again)
-    require_types(table, schema, path)
-    if missing := next((name for name in schema.names if name not in table.column_names), ""):
-        raise RecordError(f"{path}: column {missing} is missing; {again}")
     return table.replace_schema_metadata(None), meta
 
 
