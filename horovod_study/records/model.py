@@ -213,15 +213,19 @@ def _check_synchronisation(found: dict[str, Any]) -> dict[str, Any]:
 def _check_ablation(found: dict[str, Any]) -> dict[str, Any]:
     """Hold the columns of `blocks`: one row per pair, kind (`silent`) and rank; a lap that is not known is None."""
     pairs, workers, blocks = found["pairs"], found["workers"], found["blocks"]
-    for name in ("pair", "silent", "rank", *LAP_COLUMNS):
-        unknown = blocks.get(name) is None and name in LAP_COLUMNS[:-1]
-        if unknown and (name in blocks or name == "compute_s"):  # older ones lack compute
-            continue
-        if len(blocks.get(name) or ()) != 2 * pairs * workers:
-            raise wrong(f"blocks: {name} must be a list of {2 * pairs * workers} numbers")
-    wanted = {(pair, silent, rank) for pair in range(pairs) for silent in (False, True) for rank in range(workers)}
-    if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != wanted:
-        raise wrong("blocks: must have one row per pair, kind and rank")
+    length, laps = 2 * pairs * workers, [name for name in LAP_COLUMNS[:-1] if name != "compute_s" or name in blocks]
+    unknown = {name for name in laps if name in blocks and blocks[name] is None}  # older ones lack compute
+    faults = [
+        f"{name} must be a list of {length} numbers"
+        for name in ("pair", "silent", "rank", *laps, "step_s")
+        if name not in unknown and len(blocks.get(name) or ()) != length
+    ]
+    if not faults:
+        rows = {(pair, silent, rank) for pair in range(pairs) for silent in (False, True) for rank in range(workers)}
+        if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != rows:
+            faults = ["must have one row per pair, kind and rank"]
+    if faults:
+        raise wrong(f"blocks: {faults[0]}")
     return found
 
 
@@ -321,7 +325,7 @@ _UPGRADES: Sequence[Callable[[Mapping[str, Any]], Mapping[str, Any]]] = (
 
 def upgraded(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the content of a run.json of any schema number as the newest has it, whether it can be true or not."""
-    for upgrade in _UPGRADES[max(run["schema"], 1) - 1 :]:
+    for upgrade in _UPGRADES[run["schema"] - 1 :]:
         run = upgrade(run)
     return run
 

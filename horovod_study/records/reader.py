@@ -79,12 +79,16 @@ def read_document(path: Path, newest: int, *, again: str, **how: Any) -> dict[st
 
 def require_schema(content: Any, newest: int, path: Path, again: str) -> None:
     """Refuse a document without a schema number, or with one that is newer than this program's."""
-    if not isinstance(content, dict) or type(content.get("schema")) is not int:
-        raise RecordError(f"{shown(path)}: has no schema number; it was not written by horovod_study, {again}")
-    if content["schema"] > newest:
-        raise RecordError(
-            f"{shown(path)}: has schema {content['schema']}, newer than this program's {newest}; update horovod_study"
-        )
+    number: Any = content.get("schema") if isinstance(content, dict) else None
+    why = (
+        f"has no schema number; it was not written by horovod_study, {again}"
+        if type(number) is not int or number < 1
+        else ""
+    )
+    if not why and number > newest:
+        why = f"has schema {number}, newer than this program's {newest}; update horovod_study"
+    if why:
+        raise RecordError(f"{shown(path)}: {why}")
 
 
 def run_directories(
@@ -273,11 +277,11 @@ def read_ablation(directory: Path) -> dict[str, Any]:
 def _read_section(directory: Path, section: str, what: str, option: str) -> dict[str, Any]:
     """Return one section of bench.json; RecordError where `what` was not measured."""
     path, again = directory / BENCH, f"record the run again with {option}"
-    if not os.path.lexists(path):
-        raise RecordError(f"{shown(directory)}: has no {BENCH}, so {what} was not measured; {again}")
-    found = read_document(path, model.BENCH_SCHEMA, again=again).get(section)
+    there = os.path.lexists(path)
+    found = read_document(path, model.BENCH_SCHEMA, again=again).get(section) if there else None
     if not found:
-        raise RecordError(f"{shown(path)}: holds no {section}; {again}")
+        none = f"{path}: holds no {section}" if there else f"{directory}: has no {BENCH}, so {what} was not measured"
+        raise RecordError(f"{shown(none)}; {again}")
     accept(model.SECTIONS[section], found, f"{shown(path)}: {section}", error=RecordError, again=again)
     return dict(found)
 

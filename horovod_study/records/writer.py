@@ -7,7 +7,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,12 +178,11 @@ class StepWriter:
     @contextmanager
     def _begun(self, path: Path, mode: str) -> Iterator[None]:
         self._file: Any = open(path, mode, buffering=0)
-        try:
+        with ExitStack() as begun:
+            begun.callback(self._file.close)
             self._write(self._schema.serialize(), at=0)
             yield
-        except OSError:
-            self._file.close()
-            raise
+            begun.pop_all()
 
     def _write(self, content: "pa.Buffer", at: int) -> None:
         """Write the whole of `content` at an offset and end the file there, or leave the file as it was."""
