@@ -80,12 +80,10 @@ def read_document(path: Path, newest: int, *, again: str, **how: Any) -> dict[st
 def require_schema(content: Any, newest: int, path: Path, again: str) -> None:
     """Refuse a document without a schema number, or with one that is newer than this program's."""
     number: Any = content.get("schema") if isinstance(content, dict) else None
-    why = (
-        f"has no schema number; it was not written by horovod_study, {again}"
-        if type(number) is not int or number < 1
-        else ""
-    )
-    if not why and number > newest:
+    why = ""
+    if type(number) is not int or number < 1:
+        why = f"has no schema number; it was not written by horovod_study, {again}"
+    elif number > newest:
         why = f"has schema {number}, newer than this program's {newest}; update horovod_study"
     if why:
         raise RecordError(f"{shown(path)}: {why}")
