@@ -218,12 +218,18 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
 def read_step_column(path: Path, name: str) -> "np.ndarray":
     """Return one column of a file of step rows, shape (rows,), without ever having the others in memory.
 
-    Null is NaN. Rows are those before a torn batch, as in `read_steps`; nobody may write them meanwhile.
+    Null is NaN. Rows are those before a torn batch, as in `read_steps`.
     """
     import numpy as np
 
-    column = read_rows(path, model.step_schema(), "step rows", "no steps were recorded", mapped=True).column(name)
-    return np.concatenate([numpy_column(each) for each in column.chunks] or [np.empty(0)])
+    try:
+        with open_rows(path) as reader:
+            place = reader.schema.get_field_index(name)
+            # Copies: what is in the file's batch keeps all of it in memory.
+            parts = [numpy_column(batch.column(place)) for batch in whole_batches(reader)]
+    except stream_errors() as error:
+        raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
+    return np.concatenate(parts or [np.empty(0)])
 
 
 class _Lazy(UserDict[_T, Any]):
