@@ -313,8 +313,10 @@ That of schema 4 was captured (train --cuda-graphs, replayed on the host), the o
 @pytest.mark.parametrize("schema", range(1, records.SCHEMA + 1))
 def test_a_run_of_an_older_program_is_read(schema: int) -> None:
     run = FROZEN / f"schema-{schema}"
-    assert json.loads((run / "run.json").read_text())["schema"] == schema, "as it was written then"
+    written = json.loads((run / "run.json").read_text())
+    assert written["schema"] == schema, "as it was written then"
     read = records.read_run(run)
+    assert set(records.upgraded(written)) == set(asdict(read)), "each number adds what it has brought"
     tables = [records.read_steps(run, rank) for rank in records.step_ranks(run)]
 
     assert (read.schema, read.state(), len(read.attempts)) == (records.SCHEMA, "done", 1)
