@@ -161,9 +161,7 @@ def load_tables(
     RecordError where a file is missing, damaged, or, as far as source.json says, not the one that an analysis wrote;
     that holds for every file of the analysis, wanted or not.
     """
-    known: dict[str, Any] = {}
-    if (directory / SOURCE).exists():
-        known = read_source(directory).get("files") or {}
+    known = read_source(directory).get("files") or {} if (directory / SOURCE).exists() else {}
     report = f"run `horovod-study report RUNS --out {shlex.quote(str(directory))}`"
     frames: dict[str, pd.DataFrame] = {}
     loaded: dict[str, Any] = {}
@@ -171,20 +169,20 @@ def load_tables(
     for file in dict.fromkeys([*wanted, *known]):
         path, again = directory / file, f"{report} again"
         content = read_bytes(path, again=again, missing=f"no such file; {report} first")
-        found, was = _written(content, file), known.get(file, {})
-        if was.get("digest") not in (None, found["digest"]):
-            rows = [each.get("rows") for each in (found, was)]
-            what = f" ({rows[0]:,} rows instead of {rows[1]:,})" if rows[0] != rows[1] else ""
-            raise RecordError(f"{path}: is not what report wrote{what}; {again}, or ask report {directory} --check why")
-        if file not in wanted:
-            continue
+        found, was, why = _written(content, file), known.get(file, {}), ""
         try:
-            if path.suffix == ".csv":
+            if was.get("digest") not in (None, found["digest"]):
+                rows = [each.get("rows") for each in (found, was)]
+                what = f" ({rows[0]:,} rows instead of {rows[1]:,})" if rows[0] != rows[1] else ""
+                why = f"is not what report wrote{what}; {again}, or ask report {directory} --check why"
+            elif file in wanted and path.suffix == ".csv":
                 frames[path.stem] = _frame(content)
-            else:
+            elif file in wanted:
                 loaded[path.stem] = parse_json(content, source=str(path), again=again)
         except ValueError as error:
-            raise RecordError(f"{path}: is damaged ({error}); {again}") from None
+            why = f"is damaged ({error}); {again}"
+        if why:
+            raise RecordError(f"{path}: {why}")
     return frames, loaded
 
 
