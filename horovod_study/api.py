@@ -44,7 +44,7 @@ from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.config.documents import logs, parse_json, read_text
 from horovod_study.config.doors import asked
 from horovod_study.config.run import available_cores
-from horovod_study.errors import DataError, refuse
+from horovod_study.errors import DataError, RecordError, refuse
 from horovod_study.text.progress import Line
 from horovod_study.text.words import plural
 
@@ -64,7 +64,7 @@ def analyze(runs: str | os.PathLike[str], *, targets: Sequence[float] = (), thre
     """
     root = Path(runs)
     wanted = "the bench.json that `horovod-study bench` wrote"
-    networks = [(_text(path, wanted), str(path)) for path in records.benches_beside(root)]
+    networks = [(_text(path, wanted), str(path)) for path in _benches_beside(root)]
     return analysed(root, targets=targets, threads=threads, networks=networks)[3]
 
 
@@ -266,6 +266,7 @@ Told = dict[str, Any]
 """What there is to say: document, lines, files, doubts, exit_code, of which some may be left out."""
 
 _MAX_THREADS = 4
+_ALL_STEPS = (0, sys.maxsize)
 """More do not read step rows any faster: what is left to Python goes one at a time."""
 _ABOUT_CHECK = "is about what --check looks at; give --check too"
 _ABOUT_OTHER = "is about another study; name its directory with --against"
@@ -344,6 +345,11 @@ def _refuse_idle(directory: Path, asked: Mapping[str, Any]) -> None:
     )
 
 
+def _benches_beside(root: Path) -> list[Path]:
+    """Return the bench.json that `horovod-study bench --out ROOT/bench` wrote beside the runs, if it is there."""
+    return [path for path in (root / "bench" / records.BENCH,) if path.is_file()]
+
+
 def _of_runs(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the options say of how to analyse."""
     names = {"targets": "target", "threads": "threads", "benches": "bench"}
@@ -387,7 +393,7 @@ def write_analysis(
     **how: Any,
 ) -> tuple[list[Path], list[str]]:
     """Analyse runs and write the tables; return their paths and the doubts. `how`: what `analysed` takes."""
-    found = records.benches_beside(runs) if benches is None else benches
+    found = _benches_beside(runs) if benches is None else benches
     networks = [(path, str(path)) for path in found]
     _, evaluations, _, result = _analysed(runs, networks=networks, only=only, **how)
     written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
@@ -574,13 +580,13 @@ def export(
     found = records.found_runs(place, left_out=left_out)
     if to == "trace":
         refuse("", (found[1:], f"{place}: holds {len(found)} runs, and a trace shows one; name its folder"))
-        paths = [_trace(found[0][0], out, steps or (0, sys.maxsize))]
+        paths = [_trace(found[0][0], out, steps or _ALL_STEPS)]
     else:
         runs = [
             Recorded(
                 name=name,
                 record=record,
-                history=history(records.rows_between(directory), records.epoch_rows(directory)),
+                history=history(_rows_between(directory), records.epoch_rows(directory)),
             )
             for directory, name, record in found
         ]
@@ -594,12 +600,25 @@ def _trace(directory: Path, out: Path | None, steps: tuple[int, int]) -> Path:
     from horovod_study.analysis.steps.trace import events
     from horovod_study.report.export import write_trace
 
-    record, rows = records.read_run(directory), records.rows_between(directory, steps)
+    record, rows = records.read_run(directory), _rows_between(directory, steps)
     marks, first = records.epoch_rows(directory), records.timed_from(record)[0]
     found = events(rows, records.hosts_of(record, rows), evaluations=marks, warmup_steps=first)
     about = {"run": str(directory), "study": record.study, "steps": f"{steps[0]}:{steps[1]}"}
     about["clock"] = "time since the first step of the run; there the ranks of all hosts waited at a barrier"
     return write_trace(found, out or directory / "trace.json", about=about)
+
+
+def _rows_between(directory: Path, steps: tuple[int, int] = _ALL_STEPS) -> "dict[int, pd.DataFrame]":
+    """Return the rows of the steps from steps[0] to before steps[1] as {rank: frame}, also of an unfinished run."""
+    frames = {rank: records.read_steps(directory, rank).to_pandas() for rank in records.step_ranks(directory)}
+    found = {
+        rank: frame[frame["step"].between(*steps, inclusive="left")].reset_index(drop=True)
+        for rank, frame in frames.items()
+    }
+    if not any(map(len, found.values())):
+        last = "" if steps == _ALL_STEPS else f" from {steps[0]} to before {steps[1]}"
+        raise RecordError(f"{directory}: no rank recorded steps{last}; name a run with step rows, or other steps")
+    return found
 
 
 def _archive(place: Path, out: Path | None, study_file: Path | None) -> Told:

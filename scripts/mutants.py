@@ -85,7 +85,7 @@ FAULTS = (  # file, what the line says, what it says instead
     (RECORD, "return known if len(known) == len(values) else []", "return known"),
     (WRITER, 'last = {**last, "status": "incomplete", "reason"', 'last = {**last, "status": "running", "reason"'),
     (WRITER, "kept = rows.slice(0, step)", "kept = rows.slice(0, step + 1)"),
-    (RECORD, "sum(lost) if isinstance(lost, Sequence)", "max(lost) if isinstance(lost, Sequence)"),
+    (RECORD, "sum(lost) if isinstance(lost, list)", "max(lost) if isinstance(lost, list)"),
     (WRITER, "return present - max(written, default=present)", "return present - min(written, default=present)"),
     (WRITER, "run_files(directory).items() if name != MANIFEST}", "run_files(directory).items()}"),
     (BUCKETS, "self._share = 1 / workers", "self._share = 1.0"),

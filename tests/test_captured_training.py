@@ -26,6 +26,7 @@ from horovod_study.workload import trainer
 from horovod_study.workload.checkpoint import decode, read_newest
 from horovod_study.workload.optimizer import REPLAY_ON_HOST
 from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.probes.profiling import profile_path
 
 # 450 training curves: 18 steps of 25 per epoch.
 SMALL = (
@@ -212,7 +213,7 @@ def test_steps_beside_the_training_are_captured_ones_and_leave_no_trace(
     capsys.readouterr()
     beside = trained(tmp_path / "beside", *RESIDENT, "--steps", "30", "--profile", "torch", "--profile-steps", "20")
     told = capsys.readouterr().err
-    operators = records.profile_path(tmp_path / "beside", "torch", 0, "csv").read_text()
+    operators = profile_path(tmp_path / "beside", "torch", 0, "csv").read_text()
 
     assert beside["sha256"] == alone["sha256"]
     assert "profile torch: 20 scratch steps" in told and "warning: profile" not in told

@@ -16,7 +16,7 @@ from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.steps.explanation import Explanation, Help, explain
 from horovod_study.analysis.steps.outside import outside_of, stalls_of, whole_epoch
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.explanation import page
+from horovod_study.report.explanation import _runs_beside, page
 from horovod_study.report.page import html
 from horovod_study.report.page.answer import answer_lines
 
@@ -463,7 +463,7 @@ def test_the_runs_beside_the_one_that_is_asked_about_are_its_baseline(
     train(tmp_path, "1w", 1)
     train(tmp_path, "2w", 2)
     train(tmp_path, "another", 3, parameters=11)
-    assert list(records.runs_beside(tmp_path / "2w").items()) == [("2w", True), ("1w", True), ("another", False)]
+    assert list(_runs_beside(tmp_path / "2w").items()) == [("2w", True), ("1w", True), ("another", False)]
     assert cli.main(["explain", str(tmp_path / "2w")]) == 0
     one = capsys.readouterr().out
     assert cli.main(["explain", str(tmp_path / "1w"), str(tmp_path / "2w")]) == 0

@@ -24,7 +24,7 @@ from horovod_study.analysis.series.history import history
 from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.steps.trace import events
 from horovod_study.analysis.study import analyze
-from horovod_study.api import read_analysis
+from horovod_study.api import _rows_between, read_analysis
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.report import archive, export
@@ -143,7 +143,7 @@ def test_tensorboard_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
 
     logged = EventAccumulator(str(tmp_path / "tb" / "one"))
     logged.Reload()
-    rows, totals = records.rows_between(run)[0], records.read_run(run).totals
+    rows, totals = _rows_between(run)[0], records.read_run(run).totals
     steps = logged.Scalars("steps/step_ms")
     assert [each.step for each in steps] == rows["step"].tolist()
     assert [each.value for each in steps] == pytest.approx((rows["step_s"] * 1e3).tolist(), rel=1e-6)

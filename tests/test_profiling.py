@@ -153,7 +153,7 @@ def test_a_profiler_that_fails_is_a_warning_and_the_steps_are_made(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(records, "write_profile_table", full)
+    monkeypatch.setattr(profiling, "write_table", full)
     made: list[int] = []
     told = profiled(tmp_path, "cprofile", forward=lambda: made.append(1))
     assert len(made) == profiling.SETTLING_STEPS + 4

@@ -22,7 +22,7 @@ from torch import nn
 from horovod_study import cli, records
 from horovod_study.recording import command, recorder
 from horovod_study.recording.rank import facts, watch
-from horovod_study.recording.trainings import processes_in
+from horovod_study.recording.trainings import MAX_TRAININGS, processes_in
 
 HEAD = """
 import importlib.util, os, sys, time
@@ -395,7 +395,7 @@ def test_of_many_trainings_of_a_process_the_longest_are_kept(tmp_path: Path) -> 
     found = sorted(each.name for each in tmp_path.glob("run*"))
 
     assert done.returncode == 0 and "the longest are recorded" in done.stderr
-    assert found == ["run", *(f"run-training{number}" for number in range(2, records.MAX_TRAININGS + 1))]
+    assert found == ["run", *(f"run-training{number}" for number in range(2, MAX_TRAININGS + 1))]
     assert len(rows_of(out)["step"]) > 190
     assert all(len(rows_of(tmp_path / name)["step"]) > 17 for name in found)
 

@@ -14,6 +14,7 @@ import pytest
 from make.wording import Golden
 
 from horovod_study import records
+from horovod_study.cli.explain import _synchronised
 from horovod_study.cluster import alive
 from horovod_study.config.run import LAPS
 from horovod_study.errors import RecordError
@@ -312,8 +313,10 @@ That of schema 4 was captured (train --cuda-graphs, replayed on the host), the o
 @pytest.mark.parametrize("schema", range(1, records.SCHEMA + 1))
 def test_a_run_of_an_older_program_is_read(schema: int) -> None:
     run = FROZEN / f"schema-{schema}"
-    assert json.loads((run / "run.json").read_text())["schema"] == schema, "as it was written then"
+    written = json.loads((run / "run.json").read_text())
+    assert written["schema"] == schema, "as it was written then"
     read = records.read_run(run)
+    assert set(records.upgraded(written)) == set(asdict(read)), "each number adds what it has brought"
     tables = [records.read_steps(run, rank) for rank in records.step_ranks(run)]
 
     assert (read.schema, read.state(), len(read.attempts)) == (records.SCHEMA, "done", 1)
@@ -373,7 +376,7 @@ def test_no_frozen_run_tells_of_the_machine_that_made_it() -> None:
 def test_what_was_not_timed_cannot_be_taken_apart(tmp_path: Path, golden: Golden) -> None:
     records.create_run(tmp_path / "r", record(status="done", requested={"timer_mode": "off"}))
     with golden.raises(RecordError, match="--timer-mode"):
-        records.synchronised_run(tmp_path / "r")
+        _synchronised(tmp_path / "r")
 
 
 @pytest.mark.parametrize(

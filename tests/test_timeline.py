@@ -18,10 +18,11 @@ from make.wording import Golden
 
 from horovod_study import cli, records
 from horovod_study.analysis.steps.timeline import PHASES, Timeline, decompose, parse_events
+from horovod_study.cli import explain
 from horovod_study.comm.horovod import kept_mpi
 from horovod_study.comm.priority import busiest_thread
 from horovod_study.errors import AnalysisError, BackendError, RecordError
-from horovod_study.records import finite, reader
+from horovod_study.records import finite
 from horovod_study.report.figures.timeline import caption, lines, sentence
 
 DATA = Path(__file__).parent / "data"
@@ -345,9 +346,9 @@ def test_the_verb_on_what_has_no_timeline(tmp_path: Path, capsys: pytest.Capture
 def test_a_timeline_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.setattr(reader, "TIMELINE_READ_BYTES", 1000)
+    monkeypatch.setattr(explain, "TIMELINE_READ_BYTES", 1000)
     with golden.raises(RecordError, match="1,000 bytes"):
-        records.read_timeline(FLAT)
+        explain._read_timeline(FLAT)
 
 
 # ---------------------------------------------------------------------------------------------------------- for real

@@ -4,6 +4,7 @@ import argparse
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from horovod_study.cli.verbs import (
     COUNT,
@@ -18,9 +19,16 @@ from horovod_study.cli.verbs import (
     runs_folder,
     say_left_out,
 )
+from horovod_study.config.documents import read_bytes
 from horovod_study.config.options import Parser, add_run_options, run_values
 from horovod_study.config.workload import packaged
-from horovod_study.errors import refuse
+from horovod_study.errors import RecordError, refuse
+
+if TYPE_CHECKING:
+    from horovod_study.records import RunRecord
+
+TIMELINE_READ_BYTES = 256_000_000
+"""A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
 
 
 def _explain_arguments(parser: Parser) -> None:
@@ -142,7 +150,7 @@ def _sync(options: argparse.Namespace) -> Result:
     slices = {folder: records.read_turns(folder) for folder in folders}
     seen = []
     for directory in directories:
-        record, rows, bench = records.synchronised_run(directory)
+        record, rows, bench = _synchronised(directory)
         place = directory.resolve()
         turns = records.run_turns(record, place.name, slices[place.parent])
         told = (record.requested, record.effective, record.repeat)
@@ -152,19 +160,59 @@ def _sync(options: argparse.Namespace) -> Result:
     return Result(document=records.finite(found), lines=result_lines(found, paths), files=paths, doubts=found.doubts)
 
 
+def _synchronised(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], dict[str, Any] | None]":
+    """Return a run that is done: its record, the columns of the timed steps of each rank, and what --measure-sync found
+    (None for a worker alone, who synchronises with nobody)."""
+    from horovod_study import records
+
+    run = records.recorded_run(directory)
+    lengths = {len(columns["step"]) for columns in run.rows.values()}
+    for wrong, why in (
+        (run.state != "done", f"the run is {run.state}, and only finished runs can be decomposed; run it again"),
+        (
+            run.record.requested.get("timer_mode") == "off",
+            "its steps were not timed (--timer-mode off); record it again with light",
+        ),
+        (len(lengths) > 1 or run.missing, "its ranks recorded different numbers of steps; run it again"),
+    ):
+        if wrong:
+            raise RecordError(f"{directory}: {why}")
+    bench = records.read_synchronisation(directory) if run.workers > 1 else None
+    rows = []
+    for rank in range(run.workers):
+        timed = run.rows[rank]["step"] >= run.first_step
+        rows.append({name: values[timed] for name, values in run.rows[rank].items()})
+    return run.record, rows, bench
+
+
+def _read_timeline(place: Path) -> tuple[Path, str]:
+    """Return the file and the text of a Horovod timeline: the file `place`, or that of the run directory `place`."""
+    from horovod_study.records import TIMELINE
+
+    path = place / TIMELINE if place.is_dir() else place
+    what = "this run has no timeline" if place.is_dir() else "no such file"
+    content = read_bytes(
+        path,
+        again="record fewer steps (train --timeline-steps, or hvd.start_timeline and hvd.stop_timeline)",
+        max_bytes=TIMELINE_READ_BYTES,
+        missing=f"{what}; record one with train --timeline-steps 50, over Horovod",
+    )
+    return path, content.decode("utf-8", errors="replace")
+
+
 def _timeline(options: argparse.Namespace) -> Result:
     """Horovod's collectives, from its timeline: negotiation, queue, copies, transfer."""
-    from horovod_study import records
     from horovod_study.analysis.steps.timeline import decompose, parse_events
+    from horovod_study.records import finite
     from horovod_study.report.figures.timeline import lines, write_timeline
     from horovod_study.report.kit.files import figure_lines
 
-    path, text = records.read_timeline(options.places[0])
+    path, text = _read_timeline(options.places[0])
     events, doubts = parse_events(text, source=str(path))
     found = decompose(events, source=str(path), doubts=doubts)
     paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=figure_look(options))
     told = [*lines(found, source=str(path)), *figure_lines(paths)]
-    document = {"source": str(path), **records.finite(found)}
+    document = {"source": str(path), **finite(found)}
     return Result(document=document, lines=told, files=paths, doubts=found.doubts)
 
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from horovod_study.config.run import LAPS
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import LapClock, Milestones, now
-from horovod_study.records import StepWriter, read_step_column
+from horovod_study.records import StepWriter, lap_summary, read_step_column
 from horovod_study.text.progress import say
 
 if TYPE_CHECKING:
@@ -206,21 +205,11 @@ class Recorder:
         return read_step_column(self._writer.path, name)
 
     def summary(self, from_step: int) -> dict[str, Any]:
-        """Return means and medians of each lap over the rows of this rank from a step on, and the p90 of the step.
+        """Return `lap_summary` of the rows of this rank from a step on, and how many these are.
 
-        None where not every one of these rows knows the lap. Columns are read one by one.
+        Columns are read one by one.
         """
         steps = self.timed("step")
         first, rows = int(np.searchsorted(steps, from_step)), len(steps)
         del steps
-        mean: dict[str, float | None] = {}
-        median: dict[str, float | None] = {}
-        p90 = None
-        for name in (*(f"{lap}_s" for lap in (*LAPS, "residual")), "sync_host_s", "step_s"):
-            column = self.timed(name)[first:]
-            known = len(column) > 0 and not np.isnan(column).any()
-            mean[name] = float(column.mean()) if known else None
-            median[name] = float(np.median(column, overwrite_input=True)) if known else None  # sorts in its place
-            if known and name == "step_s":
-                p90 = float(np.quantile(column, 0.9, overwrite_input=True))
-        return {"mean": mean, "median": median, "step_s_p90": p90, "rows": rows - first}
+        return {**lap_summary(lambda name: self.timed(name)[first:]), "rows": rows - first}

@@ -36,10 +36,12 @@ from horovod_study.files import PART, unfinished, write_file, writing
 from horovod_study.recording.steps import steps_of
 from horovod_study.recording.trainings import (
     ASKED,
+    MAX_TRAININGS,
     OWN_RECORDER,
     CommandRun,
     asked_of,
     processes_in,
+    training_directory,
     trainings_of,
     worth_keeping,
 )
@@ -101,8 +103,8 @@ def record(
     one_training = "declared" in requested  # a cell of a study: what a killed runner leaves of it is made again
     if not one_training:
         close_left(out.parent)
-    for training in range(1, 2 if one_training else records.MAX_TRAININGS + 1):  # those of an earlier command, too
-        records.require_no_run(records.training_directory(out, training))
+    for training in range(1, 2 if one_training else MAX_TRAININGS + 1):  # those of an earlier command, too
+        records.require_no_run(training_directory(out, training))
     about = {"batch": batch, "model_name": model_name, "own": dict(own), "requested": dict(requested)}
     with ExitStack() as held:
         with writing(out, "choose a writable --out, with some room"):
@@ -115,7 +117,7 @@ def record(
                 "package": str(Path(horovod_study.__file__).parent),
                 "options": dict(options),
                 "steps": steps,
-                "trainings": records.MAX_TRAININGS,
+                "trainings": MAX_TRAININGS,
                 "variables": LAUNCH_VARIABLES,
             }
             me = {"about": about, "host": os.uname().nodename, "pid": os.getpid()}
@@ -149,7 +151,7 @@ def close_left(folder: Path) -> None:
         with suppress(StudyError, OSError):
             if (out / records.MANIFEST).exists() and records.read_run(out).state() != "incomplete":
                 trainings = []
-            for number, training in enumerate(trainings[: records.MAX_TRAININGS], 1):
+            for number, training in enumerate(trainings[:MAX_TRAININGS], 1):
                 if number == 1:
                     say(f"horovod-study record: {out} was left by a recorder that was killed, and is closed")
                     run = CommandRun(out, meeting, asked["options"], asked["about"], over=True)
@@ -317,7 +319,7 @@ def _close(
         ended = "" if cell else _BY_SIGNAL.get(code, "")
         run.write_command(command, 0 if ended else code, workers=workers, rate=rate, why=why, ended=ended)
         return
-    kept = trainings[: 1 if cell else records.MAX_TRAININGS]
+    kept = trainings[: 1 if cell else MAX_TRAININGS]
     if cell and len(trainings) > 1:
         say(f"note: the longest of {len(trainings)} trainings of this command is measured, and the others are not")
     elif len(trainings) > len(kept) or any(each.more for each in processes):

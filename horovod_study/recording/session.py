@@ -158,7 +158,8 @@ class Session:
         with fail_together(self.workers):
             if not self.is_root:
                 return
-            if again and earlier is None and records.is_over(directory):
+            there = (directory / records.MANIFEST).exists()
+            if again and earlier is None and there and records.read_run(directory).state() != "running":
                 say(f"the earlier run is kept in {lease.move_run(directory, directory.parent / lease.ATTEMPTS)}")
             if earlier is None and lease.holder_of_run(directory) is None:
                 records.require_no_run(directory, again="--again")  # before a claim is left in it

@@ -21,7 +21,6 @@ import numpy as np
 from horovod_study import records
 from horovod_study.cluster import alive
 from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
-from horovod_study.config.run import LAPS
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
@@ -36,8 +35,14 @@ from horovod_study.text.words import plural
 OWN_RECORDER = "own recorder"
 ASKED = "asked.json"
 """What a command was recorded as, in the folder of its events."""
+MAX_TRAININGS = 8  # trainings of one process that are recorded, one after the other
 _GAP_S = 0.05  # a pause between two steps that is longer begins another stretch of the window, for energy and sensors
 _AT_ONCE = 65536
+
+
+def training_directory(out: Path, training: int) -> Path:
+    """Return the run directory of the training of this number, from 1, of processes that are recorded in `out`."""
+    return out if training == 1 else out.with_name(f"{out.name}-training{training}")
 
 
 @dataclass(kw_only=True)
@@ -394,7 +399,7 @@ class CommandRun:
 
     def write(self, training: RankGroup, number: int, *, failed: str) -> None:
         """Write the run of a training that has ended, and say what it holds."""
-        out = records.training_directory(self.out, number)
+        out = training_directory(self.out, number)
         if number > 1:
             say(f"horovod-study record: training {number} of this command is recorded in {os.path.relpath(out)}")
         try:
@@ -686,12 +691,4 @@ def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
 
 
 def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
-    """Return means and medians of each lap from a step on, None for a lap that is not known."""
-    mean: dict[str, float | None] = {}
-    median: dict[str, float | None] = {}
-    for name in (*(f"{lap}_s" for lap in (*LAPS, "residual")), "sync_host_s", "step_s"):
-        own = columns[name][first:] if name in columns else np.array([])
-        mean[name] = float(own.mean()) if len(own) else None
-        median[name] = float(np.median(own)) if len(own) else None
-    p90 = float(np.quantile(columns["step_s"][first:], 0.9)) if columns else None
-    return {"mean": mean, "median": median, "step_s_p90": p90}
+    return records.lap_summary(lambda name: columns[name][first:].copy() if name in columns else np.array([]))

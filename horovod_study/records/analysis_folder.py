@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study import __version__
-from horovod_study.config.documents import parse_json, read_bytes, read_json
+from horovod_study.config.documents import parse_json, read_bytes
 from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
 from horovod_study.files import csv_of, unguarded, write_file, writing
-from horovod_study.records.model import RUN_FILES, digest_of, own_digest, run_name
-from horovod_study.records.reader import require_schema, run_directories
+from horovod_study.records.model import RUN_FILES, SOURCE_FORM, digest_of, own_digest, run_name
+from horovod_study.records.reader import read_document, run_directories
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
@@ -47,15 +47,12 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
     """Keep what an analysis was made of, or with `runs` None what was made of it, beside what is known already.
 
     `runs` is written relative to `directory`, so that both can move together; `files` are what the analysis consists
-    of. Keys of `content`: those of SOURCE in forms.py.
+    of. Keys of `content`: those of SOURCE_FORM in model.py.
     """
     path = directory / SOURCE
-    known: dict[str, Any] = {}
     with writing(path, "choose a writable folder"):
-        if runs is None:
-            with suppress(RecordError):
-                known = read_source(directory)
-        else:
+        known = _known(directory)
+        if runs is not None:
             known = {"schema": SOURCE_SCHEMA, "runs": Path(os.path.relpath(runs, directory)).as_posix()}
             known["files"] = {each.name: _written(each.read_bytes(), each.name) for each in files}
             known["left"] = earlier_report(directory)
@@ -67,10 +64,7 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
 
 def earlier_report(directory: Path) -> list[str]:
     """Return the files of figures and tables that the last report of an analysis wrote, if its source.json is whole."""
-    try:
-        source = read_source(directory)
-    except RecordError:
-        return []
+    source = _known(directory)
     written = {*(source.get("left") or ()), *((source.get("report") or {}).get("files") or ())}
     # What a file says is removed only where a report writes.
     return sorted(name for name in written if re.fullmatch(r"(?:figures|tables)/[\w-]+\.[a-z]+", name))
@@ -86,17 +80,21 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
 
     RecordError where it is missing, damaged, of a newer program, or, unless `edited` is allowed, not `is_whole`.
     """
-    from horovod_study.records import forms
-
     path = directory / SOURCE
     again = "make the analysis again with horovod-study report, or name its runs with --runs RUNS"
     missing = f"no such file, so that nobody knows where the runs are; {again}"
-    content: dict[str, Any] = read_json(path, again=again, missing=missing)
-    require_schema(content, SOURCE_SCHEMA, path, again)
-    conform(content, forms.SOURCE, str(path), again=again)
+    content = read_document(path, SOURCE_SCHEMA, again=again, missing=missing)
+    conform(content, SOURCE_FORM, str(path), again=again)
     if not (edited or is_whole(content)):
         raise RecordError(f"{path}: is not what report wrote; report again")
     return content
+
+
+def _known(directory: Path) -> dict[str, Any]:
+    """Return what `read_source` does, and nothing where it raises: nobody draws what an analysis did not leave so."""
+    with suppress(RecordError):
+        return read_source(directory)
+    return {}
 
 
 def holds_tables(directory: Path) -> bool:
@@ -107,12 +105,9 @@ def holds_tables(directory: Path) -> bool:
 def _newer(directory: Path, root: Path) -> list[Path]:
     """Return the runs at or below `root` that were written after the analysis in `directory`; or `root`, a table."""
     made = (directory / _TABLE).stat().st_mtime_ns
-    runs = {root: [root]} if root.is_file() else {run: _files(run) for run in run_directories(root)}
-    return [run for run, files in runs.items() if any(each.stat().st_mtime_ns > made for each in files)]
-
-
-def _files(run: Path) -> list[Path]:
-    return [path for pattern in RUN_FILES for path in run.glob(pattern)]
+    files = ((run, file) for run in run_directories(root) for pattern in RUN_FILES for file in run.glob(pattern))
+    newer = [run for run, file in ([(root, root)] if root.is_file() else files) if file.stat().st_mtime_ns > made]
+    return list(dict.fromkeys(newer))
 
 
 def is_older(directory: Path, root: Path) -> bool:
@@ -123,12 +118,9 @@ def is_older(directory: Path, root: Path) -> bool:
     there = set() if root.is_file() or log else {run_name(each, root) for each in run_directories(root)}
     if not there and not root.is_file():  # other files than runs, of which nobody here knows
         return True
-    try:
-        source = read_source(directory)
-    except RecordError:  # of an older program, damaged or edited: nobody draws it
-        return True
+    source = _known(directory)
     made_with = (source.get("versions") or {}).get("horovod_study", __version__)
-    same = made_with == __version__ and there.issuperset(source.get("run_files") or ())
+    same = source and made_with == __version__ and there.issuperset(source.get("run_files") or ())
     return not same or bool(_newer(directory, root))
 
 
@@ -137,9 +129,8 @@ def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
 
     Empty where nothing says so. What was left out then stays out, what was written since comes in.
     """
-    try:
-        source = read_source(directory)
-    except RecordError:
+    source = _known(directory)
+    if not source:
         return {}
     only = source.get("only")
     if only is not None:
@@ -170,9 +161,7 @@ def load_tables(
     RecordError where a file is missing, damaged, or, as far as source.json says, not the one that an analysis wrote;
     that holds for every file of the analysis, wanted or not.
     """
-    known: dict[str, Any] = {}
-    if (directory / SOURCE).exists():
-        known = read_source(directory).get("files") or {}
+    known = read_source(directory).get("files") or {} if (directory / SOURCE).exists() else {}
     report = f"run `horovod-study report RUNS --out {shlex.quote(str(directory))}`"
     frames: dict[str, pd.DataFrame] = {}
     loaded: dict[str, Any] = {}
@@ -180,16 +169,20 @@ def load_tables(
     for file in dict.fromkeys([*wanted, *known]):
         path, again = directory / file, f"{report} again"
         content = read_bytes(path, again=again, missing=f"no such file; {report} first")
-        _require_same(path, content, known.get(file), again)
-        if file not in wanted:
-            continue
+        found, was, why = _written(content, file), known.get(file, {}), ""
         try:
-            if path.suffix == ".csv":
+            if was.get("digest") not in (None, found["digest"]):
+                rows = [each.get("rows") for each in (found, was)]
+                what = f" ({rows[0]:,} rows instead of {rows[1]:,})" if rows[0] != rows[1] else ""
+                why = f"is not what report wrote{what}; {again}, or ask report {directory} --check why"
+            elif file in wanted and path.suffix == ".csv":
                 frames[path.stem] = _frame(content)
-            else:
+            elif file in wanted:
                 loaded[path.stem] = parse_json(content, source=str(path), again=again)
         except ValueError as error:
-            raise RecordError(f"{path}: is damaged ({error}); {again}") from None
+            why = f"is damaged ({error}); {again}"
+        if why:
+            raise RecordError(f"{path}: {why}")
     return frames, loaded
 
 
@@ -202,13 +195,3 @@ def _frame(content: bytes) -> "pd.DataFrame":
     frame: pd.DataFrame = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], **exact)
     texts = [column for column in frame.columns if frame[column].dtype.kind not in "biufM"]
     return frame.assign(**{column: frame[column].map(unguarded) for column in texts}).rename(columns=unguarded)
-
-
-def _require_same(path: Path, content: bytes, known: Mapping[str, Any] | None, again: str) -> None:
-    """Refuse a file of an analysis that is not the one that was written."""
-    found = _written(content, path.name)
-    if known is None or known.get("digest") == found["digest"]:
-        return
-    counts = [each.get("rows") for each in (found, known)]
-    what = f" ({counts[0]:,} rows instead of {counts[1]:,})" if counts[0] != counts[1] else ""
-    raise RecordError(f"{path}: is not what report wrote{what}; {again}, or ask report {path.parent} --check why")

@@ -3,15 +3,12 @@
 What comes after the last complete batch was torn when its writer was killed, or found no room.
 """
 
-import errno
-import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.config.documents import shown
+from horovod_study.config.documents import open_file, shown
 from horovod_study.errors import RecordError
 
 if TYPE_CHECKING:  # the run wing records without pandas
@@ -67,22 +64,12 @@ def _number_type(kind: "pa.DataType") -> str:
     return f"{'f' if pa.types.is_floating(kind) else 'i'}{kind.bit_width // 8}"
 
 
-def require_types(table: "pa.Table", schema: "pa.Schema", path: Path) -> None:
-    """Refuse a table that has a column twice, or one of another type than in `schema`."""
-    for each in schema:
-        found = [of.type for of in table.schema if of.name == each.name]
-        if found not in ([], [each.type]):
-            kinds = " and ".join(map(str, found))
-            raise RecordError(f"{shown(path)}: column {each.name} is {kinds}, not {each.type}; move the directory away")
-
-
 @contextmanager
 def open_rows(path: Path, *, mapped: bool = False) -> "Iterator[pa.ipc.RecordBatchStreamReader]":
     """Give the reader of an Arrow stream; raises `stream_errors` also where the file is a pipe."""
     import pyarrow as pa
 
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "is no regular file")
+    open_file(path).close()
     with (pa.memory_map if mapped else pa.OSFile)(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
         yield reader
 
@@ -93,15 +80,33 @@ def whole_batches(reader: "pa.ipc.RecordBatchStreamReader") -> "Iterator[pa.Reco
         yield from reader
 
 
-def whole_table(path: Path, *, mapped: bool = False) -> "pa.Table":
-    """Return the complete batches of a file; ArrowInvalid for one that is damaged, OSError where there is none."""
+def read_rows(path: Path, schema: "pa.Schema", what: str, missing: str, *, mapped: bool = False) -> "pa.Table":
+    """Return the complete batches of a file; a column of `schema` that it does not have is null.
+
+    RecordError for a file that is damaged or has a column twice or of another type, and where there is none: `missing`,
+    what that means.
+    """
     import pyarrow as pa
 
-    with open_rows(path, mapped=mapped) as reader:
-        table = pa.Table.from_batches(whole_batches(reader), schema=reader.schema)
-    # Buffers are as long as the rows need.
-    table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
-    return table
+    why = ""
+    try:
+        with open_rows(path, mapped=mapped) as reader:
+            table = pa.Table.from_batches(whole_batches(reader), schema=reader.schema)
+        # Buffers are as long as the rows need.
+        table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
+    except FileNotFoundError:
+        why = f"no such file; {missing}"
+    except stream_errors() as error:
+        why = f"holds no readable {what} ({error}); move it away, or record the run again"
+    for each in () if why else schema:
+        found = [of.type for of in table.schema if of.name == each.name]
+        if not found:  # rows of an older program
+            table = table.append_column(each, pa.nulls(len(table), each.type))
+        elif found != [each.type]:
+            why = f"column {each.name} is {' and '.join(map(str, found))}, not {each.type}; move the directory away"
+    if why:
+        raise RecordError(f"{shown(path)}: {why}")
+    return table.select(schema.names)
 
 
 def stream_errors() -> tuple[type[Exception], ...]:

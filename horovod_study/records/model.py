@@ -1,4 +1,4 @@
-"""What a run directory holds: names of files, the record in run.json, the columns of rows, digests.
+"""What a run directory holds: names of files, the models of its documents, the columns of rows, digests.
 
     runs/<study>/<key>/
       run.json               what was asked for, what ran, where, and how it ended; written before the first step
@@ -26,20 +26,26 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import GenericAlias, SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema
+from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_schema
 
 from horovod_study.cluster import alive
 from horovod_study.config.documents import shown
+from horovod_study.config.doors import wrong
 from horovod_study.config.run import LAPS
+from horovod_study.config.workload import packaged
 from horovod_study.errors import RecordError
 
 if TYPE_CHECKING:  # the run wing records without pandas
+    import numpy as np
     import pyarrow as pa
 
 SCHEMA = 6
@@ -57,47 +63,237 @@ EPOCH_COLUMNS = (
 ALL_STEPS = (0, sys.maxsize)
 COMMAND = "command"
 """The library, in tables, of a run of a command in which no step was seen, of which none is known."""
-MAX_TRAININGS = 8
-"""Trainings of one process that are recorded, one after the other."""
 _FOUND_BY = {
     "change-point": "before the change-point at which the steady state begins",
     "no change-point": "declared as warm-up; no change-point after it",
     "declared": "declared as warm-up",
 }
-_STATUSES = ("running", "done", "failed", "stopped")
 
 
 class NoRoom(RecordError):
     """The disk is full, or the user's share of it."""
 
 
+# ------------------------------------------------------------------------------------------------ forms of documents
+
+# Names below the top that are not declared are of other programs or versions and are not looked at.
+_MAX_WORKERS = 100_000
+_MAX_COUNT = 10**15
+_MAX_NUMBER = 1e40
+"""A diverged loss in single precision is smaller; a power of four of it is still a number in double precision."""
+_MAX_TIME_S = 1e10
+
+_Number = Annotated[float, Field(strict=True, ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
+_Seconds = Annotated[float, Field(strict=True, ge=-_MAX_TIME_S, le=_MAX_TIME_S)]
+_Count = Annotated[int, Field(strict=True, ge=0, le=_MAX_COUNT)]
+_Positive = Annotated[int, Field(strict=True, ge=1, le=_MAX_COUNT)]
+_Workers = Annotated[int, Field(strict=True, ge=1, le=_MAX_WORKERS)]
+_Text = Annotated[str, Field(strict=True, max_length=1_000_000)]
+_Counts = Annotated[list[_Count], Field(max_length=_MAX_WORKERS)]
+_Texts = Annotated[list[_Text], Field(max_length=_MAX_WORKERS)]
+_Times = Annotated[list[_Seconds], Field(min_length=2, max_length=10_000_000)]
+_Numbers = dict[str, _Number | None]
+_KINDS: dict[type, Any] = {bool: bool, int: int, float: _Number, str: _Text}
+
+
+def _form(*parts: Mapping[str, Any], required: Sequence[Mapping[str, Any]] = ()) -> Any:
+    """Return the form of an object with `parts` {name: type}, which may be missing unless they are `required`.
+
+    It stays a dict: with models a study of a thousand runs loads slower.
+    """
+
+    def schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        fields = {
+            name: typed_dict_field(handler.generate_schema(form), required=needed)
+            for needed, forms in ((True, required), (False, parts))
+            for part in forms
+            for name, form in part.items()
+        }
+        return typed_dict_schema(fields, extra_behavior="allow", config={"strict": True})
+
+    return Annotated[Mapping[str, Any], GetPydanticSchema(schema)]
+
+
+def _as(form: Any) -> GetPydanticSchema:
+    """Return what follows a type in Annotated whose values have this form."""
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(form))
+
+
+def _list(form: Any, most: int = _MAX_WORKERS) -> Any:
+    return Annotated[list[form], Field(max_length=most)]
+
+
+def _each(form: Any, names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), form)
+
+
+def _unknown(form: Any, names: str) -> dict[str, Any]:
+    """Return {name: form}, of values that are null where they are not known."""
+    return _each(form | None, names)
+
+
+_SETTINGS = {  # what the tables and the analysis take from what was asked for or from what was in effect
+    **_unknown(_Text, "backend transport reduction precision optimizer widths"),
+    **_unknown(_Workers, "workers nodes"),
+    **_unknown(_Count, "batch global_batch train_samples warmup_steps"),
+    **_unknown(_Number, "lr"),
+}
+# What was asked for: every option of training has a value of its kind, or none.
+_Requested = _form({name: _KINDS[each.kind] | None for name, each in packaged().options.items()}, _SETTINGS)
+_Rank = _form(  # one process of the run
+    {"host": _Text, "gpu": Any, "cores": _Counts | None},
+    _unknown(_Count, "local_rank pid threads"),
+    _unknown(_Text, "device"),
+    _unknown(_Texts, "path"),
+)
+# Collective calls of the script's own in a step.
+_Calls = _form(_unknown(_Number, "per_step bytes_median bytes_max"), _unknown(_Numbers, "names"))
+_Effective = _form(  # what was read back from the live objects
+    _SETTINGS,
+    _unknown(_Text, "model device launcher dataset dataset_digest initial_parameter_sha256 averaging ended measured"),
+    _unknown(_Count, "parameters test_samples epoch_steps processes"),
+    _unknown(bool, "parted"),
+    _unknown(_Calls, "calls"),
+    _unknown(_Number, "floor_mse steps_per_epoch"),
+    _unknown(_Texts, "path"),
+    _unknown(_Counts, "ranks_per_host"),
+    _unknown(_list(_Rank), "ranks"),
+    _unknown(dict[str, dict[str, Any]], "settings"),
+)
+# Where the timed window begins, and what says so.
+_Steady = _form({"step": _Count, "found_by": _Text}, _unknown(_Count, "declared"), _unknown(_Text, "doubt"))
+_Part = Annotated[str, Field(pattern=r"^\S+( .*)?$", max_length=1000)]
+_Device = _form({"host": _Text, "part": _Part}, _unknown(_Number, "counter_j integral_j"))
+_Energy = _form(  # the joules of the timed window, and those of each device
+    _unknown(_Number, "total_j per_sample_j counter_j integral_j"),
+    _unknown(_Text, "reason doubt"),
+    _unknown(_list(_Device), "per_device"),
+)
+# What the sensors of a host read, by process or device.
+_Readings = _form(_unknown(_Numbers, "ranks_cpu_percent rss_mb_max gpu_percent gpu_memory_mb_max power_w"))
+_System = _form(_unknown(GenericAlias(dict, (str, _Readings)), "hosts"), _unknown(_Text, "reason"))
+# Where a run that trained in turns has waited, by rank 0: before these steps.
+_Waits = _form({"before": Annotated[list[_Count], Field(max_length=_MAX_COUNT)], "waited_s": _Seconds})
+_Stack = _form({"where": _Text, "name": _Text, "share": _Number})
+_Totals = _form(  # what the timed window gave
+    _unknown(Annotated[float, Field(ge=0, le=_MAX_COUNT)], "samples_per_s"),
+    _unknown(_Seconds, "window_s step_s_median step_s_p90 train_s wall_s"),
+    _unknown(_Seconds, "data_s compute_s forward_s backward_s sync_s update_s residual_s step_s"),
+    _unknown(_Count, "steps excluded_steps"),
+    _unknown(_Number, "epochs train_mse test_mse g0_rmse_mpa a_rmse rss_mb_max pss_mb_max"),
+    _unknown(dict[str, _Seconds | None], "lap_medians_s"),
+    _unknown(_Count | _Counts, "rows_lost"),
+    _unknown(_list(_Stack, 100), "stacks"),
+    {"steady": _Steady | None, "turns": _Waits | None, "system": _System | None, "energy": _Energy | None},
+)
+_Environment = _form(  # where it ran
+    _unknown(_Text, "cpu_model os python package torch horovod mpi"),
+    _unknown(_Count, "cores"),
+    _unknown(_Number, "memory_gb"),
+    _unknown(_Texts | _Text, "command"),
+)
+# Who a process is beyond its number, see cluster/alive.py.
+_Process = _form(required=({"pid": _Count, "began": _Count | None}, _each(_Text, "boot space host")))
+_Attempt = _form(  # one start of the run
+    {"process": _Process | None},
+    required=(_each(_Text, "started status reason host"), {"finished": _Text | None}, _each(_Count, "from_step pid")),
+)
+
+
+def _held(form: Any, check: Callable[[Any], Any]) -> Any:
+    return Annotated[form, AfterValidator(check)]
+
+
+def _check_synchronisation(found: dict[str, Any]) -> dict[str, Any]:
+    for name in ("pack_s", "through_s"):
+        if found.get(name) is None and not found["why_not_through"]:
+            raise wrong(f"{name} is missing")
+    return found
+
+
+def _check_ablation(found: dict[str, Any]) -> dict[str, Any]:
+    """Hold the columns of `blocks`: one row per pair, kind (`silent`) and rank; a lap that is not known is None."""
+    pairs, workers, blocks = found["pairs"], found["workers"], found["blocks"]
+    length, laps = 2 * pairs * workers, [name for name in LAP_COLUMNS[:-1] if name != "compute_s" or name in blocks]
+    unknown = {name for name in laps if name in blocks and blocks[name] is None}  # older ones lack compute
+    faults = [
+        f"{name} must be a list of {length} numbers"
+        for name in ("pair", "silent", "rank", *laps, "step_s")
+        if name not in unknown and len(blocks.get(name) or ()) != length
+    ]
+    if not faults:
+        rows = {(pair, silent, rank) for pair in range(pairs) for silent in (False, True) for rank in range(workers)}
+        if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != rows:
+            faults = ["must have one row per pair, kind and rank"]
+    if faults:
+        raise wrong(f"blocks: {faults[0]}")
+    return found
+
+
+_Synchronisation = _form(  # what it is made of
+    _unknown(_Times, "pack_s through_s"),
+    required=(
+        {"workers": _Workers, "block": _Positive, "gradient_bytes": _Count, "clock": Any, "floor_s": _Times},
+        {**_each(_Text, "transport reduction"), "why_not_through": _Text | None},
+    ),
+)
+_Ablation = _form(  # what communication costs by leaving it out
+    required=(
+        {"workers": _Workers, "reduction": _Text, **_each(_Positive, "pairs steps"), "seed": int},
+        {"why_no_timer": _Text | None, "sha256": Any, "blocks": dict[str, list[_Number] | list[bool] | None]},
+    ),
+)
+SECTIONS = {  # of bench.json
+    "synchronisation": _held(_Synchronisation, _check_synchronisation),
+    "ablation": _held(_Ablation, _check_ablation),
+}
+# source.json in the folder of an analysis; keys that it does not name are of other versions.
+_Digests = dict[str, str]
+_Report = _form(  # what `report` kept of what it drew: a version, a look, digests of pictures, the study compared with
+    {"matplotlib": str, "pictures": _Digests, "look": list[str], "files": list[str]},
+    {"against": _form({"match": str | None}, required=({"directory": str},))},
+)
+SOURCE_FORM = _form(
+    _unknown(list[str], "only planned commands"),
+    {"targets": list[float] | None, "benches": list[_Digests] | None, "versions": _Digests | None},
+    {"files": dict[str, dict[str, int | str]], "run_files": dict[str, _Digests], "turns_files": _Digests},
+    {"precision": float | None, "columns": _Digests | None},  # of somebody's table, by what they are
+    {"report": _Report | None, "left": list[str]},  # what a report of an earlier analysis wrote here, until the next
+    {"digest": str},
+    required=({"runs": str},),
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """The content of run.json: one training run, described so that it can be repeated and doubted."""
+    """The content of run.json: one training run, described so that it can be repeated and doubted.
 
-    study: str
-    key: str
-    repeat: int
-    partition: str
-    status: str  # running | done | failed | stopped (by a signal, with a checkpoint, to be resumed)
-    started: str  # ISO 8601, UTC; of the first attempt
-    host: str  # of rank 0, as is pid; of the latest attempt
-    pid: int
-    requested: Mapping[str, Any]
-    effective: Mapping[str, Any]  # read back from the live objects, see recording/
-    environment: Mapping[str, Any]
-    reason: str = ""
-    finished: str | None = None
-    totals: Mapping[str, Any] = field(default_factory=dict)  # of the timed window; empty until done
-    attempts: Sequence[Mapping[str, Any]] = ()  # every start of the run, in order; see `attempt`
-    process: Mapping[str, Any] | None = None  # alive.identity() of rank 0, of the latest attempt
-    files: Mapping[str, str] = field(default_factory=dict)  # digests of what else a run wrote that is done
-    digest: str = ""  # of the rest of run.json of a run that is done; empty of one of an older program, too
-    schema: int = SCHEMA
+    Its fields are the form of the document; who makes one in a program is not asked.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    study: _Text
+    key: _Text
+    repeat: _Count
+    partition: _Text
+    status: Literal["running", "done", "failed", "stopped"]  # stopped: by a signal, with a checkpoint, to be resumed
+    started: _Text  # ISO 8601, UTC; of the first attempt
+    host: _Text  # of rank 0, as is pid; of the latest attempt
+    pid: _Count
+    requested: Annotated[Mapping[str, Any], _as(_Requested)]
+    effective: Annotated[Mapping[str, Any], _as(_Effective)]  # read back from the live objects, see recording/
+    environment: Annotated[Mapping[str, Any], _as(_Environment)]
+    reason: _Text = ""
+    finished: _Text | None = None
+    totals: Annotated[Mapping[str, Any], _as(_Totals)] = field(default_factory=dict)  # of the timed window, when done
+    attempts: Annotated[Sequence[Mapping[str, Any]], _as(_list(_Attempt))] = ()  # every start, in order; see `attempt`
+    process: Annotated[Mapping[str, Any] | None, _as(_Process | None)] = None  # alive.identity() of rank 0, as `pid`
+    files: Mapping[_Text, _Text] = field(default_factory=dict)  # digests of what else a run wrote that is done
+    digest: _Text = ""  # of the rest of run.json of a run that is done; empty of one of an older program, too
+    schema: _Positive = SCHEMA
 
     def __post_init__(self) -> None:
-        if self.status not in _STATUSES:
-            raise RecordError(f"run record: status is {self.status!r}; allowed: {', '.join(_STATUSES)}")
         object.__setattr__(self, "attempts", tuple(self.attempts) or (self.attempt(self.started, from_step=0),))
 
     def attempt(self, began: str, *, from_step: int) -> dict[str, Any]:
@@ -118,9 +314,21 @@ class RunRecord:
         return "running" if there else "incomplete"
 
 
-def training_directory(out: Path, training: int) -> Path:
-    """Return the run directory of the training of this number, from 1, of processes that are recorded in `out`."""
-    return out if training == 1 else out.with_name(f"{out.name}-training{training}")
+_UPGRADES: Sequence[Callable[[Mapping[str, Any]], Mapping[str, Any]]] = (
+    lambda run: {"attempts": [], **run},  # 2: a run of schema 1 had one, which its other fields describe
+    lambda run: run,  # 3 and 4 are about rows: of a column that their file does not have, `read_steps` makes nulls
+    lambda run: run,
+    lambda run: {"process": None, **run},  # 5
+    lambda run: {"files": {}, "digest": "", **run},  # 6
+)
+"""Of each schema number, from 2 on: what makes a run.json of the number before one of it."""
+
+
+def upgraded(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the content of a run.json of any schema number as the newest has it, whether it can be true or not."""
+    for upgrade in _UPGRADES[run["schema"] - 1 :]:
+        run = upgrade(run)
+    return run
 
 
 def record_text(record: RunRecord) -> str:
@@ -130,21 +338,6 @@ def record_text(record: RunRecord) -> str:
 
 def digest_of_record(record: RunRecord) -> str:
     return own_digest(json.loads(record_text(record)))
-
-
-def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str]:
-    """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
-
-    `there`: `run_files` of its directory as it is now. A run without `digest` says nothing, nor does a run of a file
-    that another host wrote and rank 0 did not see yet.
-    """
-    if not record.digest:
-        return {}
-    found = {MANIFEST: "its digest is that of another text"} if record.digest != digest_of_record(record) else {}
-    for name, digest in record.files.items():
-        if there.get(name) != digest:
-            found[name] = "is not the file that the run wrote" if name in there else "the run wrote it, and it is gone"
-    return found
 
 
 def mean_over_ranks(values: Sequence[float | None]) -> float | None:
@@ -163,8 +356,26 @@ def _of_all(values: Sequence[float | None]) -> list[float]:
     return known if len(known) == len(values) else []
 
 
+def lap_summary(column: "Callable[[str], np.ndarray]") -> dict[str, Any]:
+    """Return means and medians of each lap of one rank, None where not every row knows it, and the p90 of the step.
+
+    `column`: the rows of a lap by its name, shape (rows,), NaN is unknown, in an array of its own: it is sorted here.
+    """
+    import numpy as np
+
+    found: dict[str, Any] = {"mean": {}, "median": {}, "step_s_p90": None}
+    for name in (*LAP_COLUMNS, "sync_host_s"):
+        values = column(name)
+        known = len(values) > 0 and not np.isnan(values).any()
+        found["mean"][name] = float(values.mean()) if known else None
+        found["median"][name] = float(np.median(values, overwrite_input=True)) if known else None
+        if known and name == "step_s":
+            found["step_s_p90"] = float(np.quantile(values, 0.9, overwrite_input=True))
+    return found
+
+
 def step_totals(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the totals that step rows give, in seconds, of the ranks' `Recorder.summary`; unknown is None."""
+    """Return the totals that step rows give, in seconds, of the ranks' `lap_summary`; unknown is None."""
     means = {name: mean_over_ranks([each["mean"][name] for each in summaries]) for name in LAP_COLUMNS}
     medians = {name: mean_over_ranks([each["median"][name] for each in summaries]) for name in LAP_COLUMNS[:-1]}
     return {
@@ -266,28 +477,18 @@ def sampled_hosts(directory: Path) -> list[str]:
     return [path.name.removeprefix("system-").removesuffix(".arrows") for path in sorted(directory.glob(RUN_FILES[-1]))]
 
 
-def benches_beside(root: Path) -> list[Path]:
-    """Return the bench.json that `horovod-study bench --out ROOT/bench` wrote beside the runs, if it is there."""
-    return [path for path in (root / "bench" / BENCH,) if path.is_file()]
-
-
-def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
-    """Return the files that a profiler wrote of one rank."""
-    return sorted((directory / PROFILE).glob(f"{profiler}-{rank:05d}.*"))
-
-
 def timed_from(record: RunRecord) -> tuple[int, str]:
     """Return the first step of the timed window of a run, and in words what says so."""
-    steady, warmup = record.totals.get("steady"), declared_warmup(record)
-    if isinstance(steady, Mapping) and isinstance(steady.get("step"), int):
+    steady, warmup = record.totals.get("steady") or {}, declared_warmup(record)
+    if "step" in steady:
         return steady["step"], _FOUND_BY.get(steady.get("found_by", ""), "before the steady state")
     return (0, "no warm-up is recorded") if warmup is None else (warmup, "declared as warm-up")
 
 
 def declared_warmup(record: RunRecord) -> int | None:
     """Return how many steps were declared as warm-up; `train_s` of epochs.csv counts from there."""
-    declared = record.effective.get("warmup_steps", record.requested.get("warmup_steps"))
-    return declared if isinstance(declared, int) else None
+    declared: int | None = record.effective.get("warmup_steps", record.requested.get("warmup_steps"))
+    return declared
 
 
 def is_command(record: RunRecord) -> bool:
@@ -297,14 +498,14 @@ def is_command(record: RunRecord) -> bool:
 
 def rows_lost(record: RunRecord) -> int:
     """Return how many steps of all ranks have no row because the disk was full; those of an older program had none."""
-    lost = record.totals.get("rows_lost")
-    return sum(lost) if isinstance(lost, Sequence) else int(lost or 0)
+    lost = record.totals.get("rows_lost") or 0
+    return sum(lost) if isinstance(lost, list) else int(lost)
 
 
 def hosts_of(record: RunRecord, ranks: Iterable[int]) -> dict[int, str]:
     """Return the host of each of `ranks`; that of rank 0 where the record does not say."""
     told = record.effective.get("ranks") or []
-    return {rank: str(told[rank]["host"]) if rank < len(told) else record.host for rank in ranks}
+    return {rank: (told[rank].get("host") if rank < len(told) else None) or record.host for rank in ranks}
 
 
 def step_ranks(directory: Path) -> list[int]:

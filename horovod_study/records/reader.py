@@ -4,27 +4,26 @@ import math
 import os
 import stat
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from horovod_study.config.documents import parse_csv, parse_json, read_bytes, read_json, read_text, shown
-from horovod_study.config.doors import conform
+from horovod_study.config.documents import parse_csv, parse_json, read_json, read_text, shown
+from horovod_study.config.doors import accept
 from horovod_study.errors import RecordError
 from horovod_study.records import model
 from horovod_study.records.arrow import (
     arrow_array,
     numpy_column,
     open_rows,
-    require_types,
+    read_rows,
     stream_errors,
     whole_batches,
-    whole_table,
 )
-from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, LAP_COLUMNS, MANIFEST, RunRecord, run_name
+from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, MANIFEST, RunRecord, run_name
 from horovod_study.records.turns import Aside, recounted, slices_aside, without
 
 if TYPE_CHECKING:  # the run wing records without pandas
@@ -32,28 +31,9 @@ if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
     import pyarrow as pa
 
-TIMELINE_READ_BYTES = 256_000_000
-"""A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
 _MAX_RUN_BYTES = 64_000_000
-_MOST_BESIDE = 200
 _MOST_OPEN_BYTES = 500_000_000
 _T = TypeVar("_T")
-
-
-def read_timeline(place: Path) -> tuple[Path, str]:
-    """Return the file and the text of a Horovod timeline: the file `place`, or that of the run directory `place`.
-
-    Raises RecordError where there is none, or one that is too long.
-    """
-    path = place / model.TIMELINE if place.is_dir() else place
-    what = "this run has no timeline" if place.is_dir() else "no such file"
-    content = read_bytes(
-        path,
-        again="record fewer steps (train --timeline-steps, or hvd.start_timeline and hvd.stop_timeline)",
-        max_bytes=TIMELINE_READ_BYTES,
-        missing=f"{what}; record one with train --timeline-steps 50, over Horovod",
-    )
-    return path, content.decode("utf-8", errors="replace")
 
 
 def epoch_rows(directory: Path, columns: Sequence[str] = ()) -> list[dict[str, float]]:
@@ -78,29 +58,35 @@ def _number(text: str) -> float:
 
 def read_run(directory: Path) -> RunRecord:
     """Read run.json; a damaged or foreign one is a RecordError naming the file and the field."""
-    from horovod_study.records.forms import RUN
-
     path = directory / MANIFEST
     again = "move the directory away, or name a run directory"
     below = next(run_directories(directory), None) if directory.is_dir() and not path.exists() else None
     named = f", such as {shown(below)}; of a study its file" if below else ""
     missing = f"no such file; name a run directory{named}"
-    content = read_json(path, again=again, missing=missing, max_bytes=_MAX_RUN_BYTES)
-    require_schema(content, model.SCHEMA, path, again)
+    content = read_document(path, model.SCHEMA, again=again, missing=missing, max_bytes=_MAX_RUN_BYTES)
+    upgraded = model.upgraded(content)
     # The content as it is and not as pydantic gives it: names that the form does not declare are kept.
-    conform(content, RUN, shown(path), again=again)
-    # In memory every record has the newest form: one of schema 1 had one attempt, which its other fields describe.
-    return RunRecord(**{**content, "schema": model.SCHEMA})
+    accept(RunRecord, upgraded, shown(path), error=RecordError, again=again)
+    return RunRecord(**{**upgraded, "schema": model.SCHEMA})
+
+
+def read_document(path: Path, newest: int, *, again: str, **how: Any) -> dict[str, Any]:
+    """Return a JSON object with a schema number that this program knows, up to `newest`; `how` as for `read_json`."""
+    content: dict[str, Any] = read_json(path, again=again, **how)
+    require_schema(content, newest, path, again)
+    return content
 
 
 def require_schema(content: Any, newest: int, path: Path, again: str) -> None:
     """Refuse a document without a schema number, or with one that is newer than this program's."""
-    if not isinstance(content, dict) or type(content.get("schema")) is not int:
-        raise RecordError(f"{shown(path)}: has no schema number; it was not written by horovod_study, {again}")
-    if content["schema"] > newest:
-        raise RecordError(
-            f"{shown(path)}: has schema {content['schema']}, newer than this program's {newest}; update horovod_study"
-        )
+    number: Any = content.get("schema") if isinstance(content, dict) else None
+    why = ""
+    if type(number) is not int or number < 1:
+        why = f"has no schema number; it was not written by horovod_study, {again}"
+    elif number > newest:
+        why = f"has schema {number}, newer than this program's {newest}; update horovod_study"
+    if why:
+        raise RecordError(f"{shown(path)}: {why}")
 
 
 def run_directories(
@@ -177,11 +163,10 @@ def found_runs(
             else:
                 some = True
                 found.setdefault(directory.resolve(), (directory, f"{root}/{name}" if roots[1:] else name, record))
-        if missed and not some:
-            name, why = next(iter(missed.items()))
-            raise RecordError(f"{shown(root)}: holds no run that can be read; {name}: {why}")
         if not some:
             what = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
+            for name, why in list(missed.items())[:1]:
+                what = f"holds no run that can be read; {name}: {why}"
             raise RecordError(f"{shown(root)}: {what}")
         if left_out is not None:
             left_out.update(missed)
@@ -197,28 +182,6 @@ def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
                 yield manifest.parent.relative_to(root).as_posix(), record
 
 
-def runs_beside(directory: Path) -> dict[str, bool]:
-    """Return the names of a run directory and of the runs in the same folder, itself first, and whether each trained
-    the same with another number of workers, as the baseline of a scaling does. Empty where it is no run.
-    """
-    own = directory.resolve()
-    if not (own / MANIFEST).is_file():
-        return {}
-    record, found = read_run(own), {own.name: True}
-
-    def what(each: RunRecord) -> list[Any]:
-        names = ("model", "parameters", "device", "precision")
-        return [each.study, each.partition, *(each.effective.get(name) for name in names)]
-
-    for path in sorted(own.parent.glob(f"*/{MANIFEST}"))[:_MOST_BESIDE]:
-        with suppress(RecordError):
-            if path.parent != own:
-                other = read_run(path.parent)
-                more = other.effective.get("workers") != record.effective.get("workers")
-                found[path.parent.name] = more and what(other) == what(record)
-    return found
-
-
 # ------------------------------------------------------------------------------------------------------- step rows
 
 
@@ -228,22 +191,10 @@ def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table
     `mapped`: leave them in the file and let the system bring in what is looked at. Not while the run goes on: its
     writer shortens the file now and then, and to look at what is no longer there ends this program.
     """
-    import pyarrow as pa
-
     path, schema = model.step_path(directory, rank), model.step_schema()
     if path.exists() and path.stat().st_size == 0:
         return schema.empty_table()  # the process died before the first batch
-    try:
-        table = whole_table(path, mapped=mapped)
-    except FileNotFoundError:
-        raise RecordError(f"{path}: no such file; rank {rank} recorded no steps") from None
-    except stream_errors() as error:
-        raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
-    require_types(table, schema, path)
-    missing = set(schema.names).difference(table.column_names)  # rows of an older program
-    for name in missing:
-        table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
-    return table.select(schema.names) if missing else table
+    return read_rows(path, schema, "step rows", f"rank {rank} recorded no steps", mapped=mapped)
 
 
 def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
@@ -267,34 +218,18 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
 def read_step_column(path: Path, name: str) -> "np.ndarray":
     """Return one column of a file of step rows, shape (rows,), without ever having the others in memory.
 
-    Null is NaN in a column of floats. Rows are those before a torn batch, as in `read_steps`.
+    Null is NaN. Rows are those before a torn batch, as in `read_steps`.
     """
     import numpy as np
 
     try:
         with open_rows(path) as reader:
             place = reader.schema.get_field_index(name)
-            kind = reader.schema.field(place).type.to_pandas_dtype()
             # Copies: what is in the file's batch keeps all of it in memory.
-            parts = [numpy_column(batch.column(place)).astype(kind, copy=False) for batch in whole_batches(reader)]
+            parts = [numpy_column(batch.column(place)) for batch in whole_batches(reader)]
     except stream_errors() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
-    return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
-
-
-def rows_between(directory: Path, steps: tuple[int, int] = model.ALL_STEPS) -> "dict[int, pd.DataFrame]":
-    """Return the rows of the steps from steps[0] to before steps[1] as {rank: frame}, also of an unfinished run.
-
-    Raises RecordError where no rank recorded a step of these.
-    """
-    found = {}
-    for rank in model.step_ranks(directory):
-        frame = read_steps(directory, rank).to_pandas()
-        found[rank] = frame[(frame["step"] >= steps[0]) & (frame["step"] < steps[1])].reset_index(drop=True)
-    if not any(len(frame) for frame in found.values()):
-        last = "" if steps == model.ALL_STEPS else f" from {steps[0]} to before {steps[1]}"
-        raise RecordError(f"{directory}: no rank recorded steps{last}; name a run with step rows, or other steps")
-    return found
+    return np.concatenate(parts or [np.empty(0)])
 
 
 class _Lazy(UserDict[_T, Any]):
@@ -331,12 +266,7 @@ def _step_rows(directory: Path, ranks: Collection[int], aside: Aside = ()) -> "_
 
 def read_synchronisation(directory: Path) -> dict[str, Any]:
     """Return the section "synchronisation" of bench.json; RecordError where it is missing, damaged or newer."""
-    again = "record the run again with --measure-sync"
-    found = _read_section(directory, "synchronisation", "what its synchronisation is made of", again)
-    for name in ("pack_s", "through_s"):
-        if found.get(name) is None and not found["why_not_through"]:
-            raise RecordError(f"{shown(directory / BENCH)}: synchronisation: {name} is missing; {again}")
-    return found
+    return _read_section(directory, "synchronisation", "what its synchronisation is made of", "--measure-sync")
 
 
 def read_ablation(directory: Path) -> dict[str, Any]:
@@ -345,35 +275,19 @@ def read_ablation(directory: Path) -> dict[str, Any]:
     `blocks` has one row per pair, kind (`silent`) and rank, as columns of equal length; a lap that is not known is
     None in place of its column.
     """
-    again, where = "record the run again with --measure-ablation", f"{shown(directory / BENCH)}: ablation: blocks"
-    found = _read_section(directory, "ablation", "what communication costs by leaving it out", again)
-    pairs, workers, blocks = found["pairs"], found["workers"], found["blocks"]
-    for name in ("pair", "silent", "rank", *LAP_COLUMNS):
-        unknown = blocks.get(name) is None and name in LAP_COLUMNS[:-1]
-        if unknown and (name in blocks or name == "compute_s"):  # older ones lack compute
-            continue
-        if len(blocks.get(name) or ()) != 2 * pairs * workers:
-            raise RecordError(f"{where}: {name} must be a list of {2 * pairs * workers} numbers; {again}")
-    wanted = {(pair, silent, rank) for pair in range(pairs) for silent in (False, True) for rank in range(workers)}
-    if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != wanted:
-        raise RecordError(f"{where}: must have one row per pair, kind and rank; {again}")
-    return found
+    return _read_section(directory, "ablation", "what communication costs by leaving it out", "--measure-ablation")
 
 
-def _read_section(directory: Path, section: str, what: str, again: str) -> dict[str, Any]:
+def _read_section(directory: Path, section: str, what: str, option: str) -> dict[str, Any]:
     """Return one section of bench.json; RecordError where `what` was not measured."""
-    from horovod_study.records.forms import SECTIONS
-
-    path = directory / BENCH
-    missing = f"so {what} was not measured; {again}"
-    if not os.path.lexists(path):
-        raise RecordError(f"{shown(directory)}: has no {BENCH}, {missing}")
-    content = read_json(path, again=again)
-    require_schema(content, model.BENCH_SCHEMA, path, again)
-    if not isinstance(content.get(section), dict):
-        raise RecordError(f"{shown(path)}: holds no {section}; {again}")
-    found: dict[str, Any] = conform(content[section], SECTIONS[section], f"{shown(path)}: {section}", again=again)
-    return found
+    path, again = directory / BENCH, f"record the run again with {option}"
+    there = os.path.lexists(path)
+    found = read_document(path, model.BENCH_SCHEMA, again=again).get(section) if there else None
+    if not found:
+        none = f"{path}: holds no {section}" if there else f"{directory}: has no {BENCH}, so {what} was not measured"
+        raise RecordError(f"{shown(none)}; {again}")
+    accept(model.SECTIONS[section], found, f"{shown(path)}: {section}", error=RecordError, again=again)
+    return dict(found)
 
 
 # ------------------------------------------------------------------------------------------------------ a whole run
@@ -387,7 +301,7 @@ def counted_record(directory: Path, record: RunRecord) -> RunRecord:
     return recounted(record, aside, rows, partial(system_columns, directory))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedRun:
     """A run as far as it was recorded, finished or not: its record and the step rows of each rank that has some."""
 
@@ -397,14 +311,20 @@ class RecordedRun:
     state: str  # see RunRecord.state
     workers: int
     rows: "Mapping[int, Mapping[str, np.ndarray]]"  # rank -> columns, (steps of this rank,); null is NaN
-    first_step: int  # where the timed window begins
-    first_step_by: str  # what says so, in words
     aside: Aside  # steps that do not count, and are in neither `rows` nor the totals of `record`, see turns.py
     missing: Mapping[int, str]  # ranks without a row -> why, in words
-    synchronisation: Mapping[str, Any] | None  # what `read_synchronisation` returns
-    why_no_synchronisation: str
-    ablation: Mapping[str, Any] | None  # what `read_ablation` returns
-    why_no_ablation: str
+
+    @property
+    def first_step(self) -> int:
+        """Where the timed window begins: at `totals["steady"]["step"]`, else after the declared warm-up."""
+        return model.timed_from(self.record)[0]
+
+    @cached_property
+    def synchronisation(self) -> Mapping[str, Any] | None:
+        """What `read_synchronisation` returns; None where it raises."""
+        with suppress(RecordError):
+            return read_synchronisation(self.directory)
+        return None
 
     def whole(self) -> "RecordedRun":
         """Return the run with the steps that do not count, as it wrote itself down."""
@@ -414,7 +334,7 @@ class RecordedRun:
 
     def row_count(self) -> int:
         """Return how many step rows there are; of those that stay in their files about how many."""
-        if isinstance(self.rows, _Lazy):
+        if self.state != "running":
             return _bytes_of(self.directory, self.rows) // 96  # see `step_schema`
         return sum(len(columns["step"]) for columns in self.rows.values())
 
@@ -426,7 +346,8 @@ class RecordedRun:
         found = {}
         for host in model.sampled_hosts(self.directory):
             with suppress(RecordError):
-                found[host] = _parts_of(read_system_rows(self.directory, host)[0], names)
+                parts = read_system_rows(self.directory, host)[0].to_pandas().groupby("part", sort=False)
+                found[host] = {str(part): {name: rows[name].to_numpy() for name in names} for part, rows in parts}
         return found
 
 
@@ -436,15 +357,14 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
     Rows of a run that has ended stay in their files; those of a run that goes on are read now, all of them.
     `record`: what `read_run` has returned already.
 
-    The timed window begins at `totals["steady"]["step"]`, else after the declared warm-up. A rank whose file is
-    missing, unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
+    A rank whose file is missing, unreadable or empty is no error: `missing` says so. RecordError for what is no run.
     """
     record = read_run(directory) if record is None else record
     aside, state = slices_aside(directory, record), record.state()
     record = counted_record(directory, record)
-    said = record.effective.get("workers", record.requested.get("workers"))
+    said = record.effective.get("workers", record.requested.get("workers")) or 0
     found, rows, missing = set(model.step_ranks(directory)), {}, {}
-    for rank in sorted(found | set(range(said if isinstance(said, int) else 0))):
+    for rank in sorted(found | set(range(said))):
         try:
             if rank not in found:
                 missing[rank] = "has no file of steps"
@@ -454,24 +374,15 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
                 rows[rank] = dict(_columns(read_steps(directory, rank))) if state == "running" else {}
         except RecordError as error:
             missing[rank] = str(error).partition(": ")[2].partition(";")[0]
-    first, by = model.timed_from(record)
-    synchronisation, why_no_synchronisation = _if_there(read_synchronisation, directory)
-    ablation, why_no_ablation = _if_there(read_ablation, directory)
     return RecordedRun(
         name=directory.resolve().name if name is None else name,
         directory=directory,
         record=record,
         state=state,
-        workers=said if isinstance(said, int) else len(found),
+        workers=said or len(found),
         rows=rows if state == "running" else _step_rows(directory, rows, aside),
-        first_step=first,
-        first_step_by=by,
         aside=aside,
         missing=missing,
-        synchronisation=synchronisation,
-        why_no_synchronisation=why_no_synchronisation,
-        ablation=ablation,
-        why_no_ablation=why_no_ablation,
     )
 
 
@@ -480,38 +391,6 @@ def _has_rows(directory: Path, rank: int) -> bool:
     with suppress(*stream_errors()), open_rows(model.step_path(directory, rank)) as reader:
         return any(batch.num_rows for batch in whole_batches(reader))
     return len(read_steps(directory, rank)) > 0
-
-
-def _if_there(read: Callable[[Path], dict[str, Any]], directory: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return what `read` returns, or None with the reason."""
-    try:
-        return read(directory), ""
-    except RecordError as error:
-        return None, str(error).removeprefix(f"{directory}/").removeprefix(f"{directory}: ")
-
-
-def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], dict[str, Any] | None]":
-    """Return a finished run for analysis/steps/attribution.py: its record, the columns of the timed steps of each
-    rank, and bench.json (None for a worker alone, who synchronises with nobody).
-
-    Raises RecordError for a run that is not done, that has fewer step rows than ranks, or without bench.json.
-    """
-    run = recorded_run(directory)
-    if run.state != "done":
-        raise RecordError(
-            f"{directory}: the run is {run.state}, and only finished runs can be decomposed; run it again"
-        )
-    if run.record.requested.get("timer_mode") == "off":
-        raise RecordError(f"{directory}: its steps were not timed (--timer-mode off); record it again with light")
-    bench = read_synchronisation(directory) if run.workers > 1 else None
-    rows = []
-    for rank in range(run.workers):
-        columns = run.rows[rank] if rank in run.rows else _columns(read_steps(directory, rank))
-        timed = columns["step"] >= run.first_step
-        rows.append({name: values[timed] for name, values in columns.items()})
-    if len({len(each["step"]) for each in rows}) > 1:
-        raise RecordError(f"{directory}: its ranks recorded different numbers of steps; run it again")
-    return run.record, rows, bench
 
 
 # --------------------------------------------------------------------------------------------------- system samples
@@ -531,24 +410,12 @@ class SystemSamples:
 
 def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, Any]]":
     """Return the system samples of one host up to the last complete batch, and what the file says of its sensors."""
-    path, schema = model.system_path(directory, host), model.system_schema()
-    again = "move it away, or record the run again"
-    try:
-        table = whole_table(path)
-    except FileNotFoundError:
-        raise RecordError(
-            f"{path}: no such file; the run recorded no system samples of {host} (--system-interval-s 0?)"
-        ) from None
-    except stream_errors() as error:
-        raise RecordError(f"{path}: holds no readable system samples ({error}); {again}") from None
-    told = (table.schema.metadata or {}).get(model.SYSTEM_META)
-    if told is None:
-        raise RecordError(f"{shown(path)}: does not say what its sensors are; {again}")
+    path, again = model.system_path(directory, host), "move it away, or record the run again"
+    missing = f"the run recorded no system samples of {host} (--system-interval-s 0?)"
+    table = read_rows(path, model.system_schema(), "system samples", missing)
+    told = (table.schema.metadata or {}).get(model.SYSTEM_META, b"{}")
     meta = parse_json(told, source=shown(path), again=again)
     require_schema(meta, model.SYSTEM_SCHEMA, path, again)
-    require_types(table, schema, path)
-    if missing := [each.name for each in schema if each.name not in table.column_names]:
-        raise RecordError(f"{path}: column {missing[0]} is missing; {again}")
     return table.replace_schema_metadata(None), meta
 
 
@@ -559,22 +426,6 @@ def system_columns(directory: Path, host: str) -> "tuple[dict[str, np.ndarray], 
     for name, column in zip(table.column_names, table.combine_chunks().columns, strict=True):
         columns[name] = numpy_column(column.chunk(0) if column.num_chunks else arrow_array([], column.type))
     return columns, meta
-
-
-def _parts_of(samples: "pa.Table", names: Sequence[str]) -> "dict[str, dict[str, np.ndarray]]":
-    """Return {part: columns} of system samples."""
-    import numpy as np
-
-    if not len(samples):
-        return {}
-    coded = samples.column("part").combine_chunks().dictionary_encode()
-    place = coded.indices.to_numpy()
-    columns = {name: samples.column(name).to_numpy() for name in names}
-    return {
-        part: {name: values[rows] for name, values in columns.items()}
-        for number, part in enumerate(coded.dictionary.to_pylist())
-        for rows in [np.flatnonzero(place == number)]
-    }
 
 
 def read_system(directory: Path) -> dict[str, SystemSamples]:

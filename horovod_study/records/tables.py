@@ -23,26 +23,21 @@ OWN = packaged()
 
 def _sensors(record: RunRecord) -> dict[str, float]:
     """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
-    hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
+    hosts = ((record.totals.get("system") or {}).get("hosts") or {}).values()
 
-    def each(name: str, prefix: str = "") -> list[float]:
+    def measured(name: str, kind: str = "", *, mean: bool = True) -> float:
         read = [item for host in hosts for item in (host.get(name) or {}).items()]
-        return [value for part, value in read if part.startswith(prefix) and value is not None]
-
-    def mean(values: list[float]) -> float:
-        return total(values) / (len(values) or 1)
-
-    def total(values: list[float]) -> float:
-        return math.fsum(values) if values else math.nan
+        values = [value for part, value in read if part.startswith(kind) and value is not None]
+        return math.fsum(values) / (len(values) if mean else 1) if values else math.nan
 
     return {
-        "cpu_percent_per_rank": mean(each("ranks_cpu_percent")),
-        "rss_mb_per_rank": mean(each("rss_mb_max")),
-        "gpu_percent": mean(each("gpu_percent")),
-        "gpu_memory_mb": mean(each("gpu_memory_mb_max")),
-        "gpu_power_w": total(each("power_w", "gpu ")),
-        "gpu_power_w_per_gpu": mean(each("power_w", "gpu ")),
-        "package_power_w": total(each("power_w", "package ")),
+        "cpu_percent_per_rank": measured("ranks_cpu_percent"),
+        "rss_mb_per_rank": measured("rss_mb_max"),
+        "gpu_percent": measured("gpu_percent"),
+        "gpu_memory_mb": measured("gpu_memory_mb_max"),
+        "gpu_power_w": measured("power_w", "gpu ", mean=False),
+        "gpu_power_w_per_gpu": measured("power_w", "gpu "),
+        "package_power_w": measured("power_w", "package ", mean=False),
     }
 
 

@@ -12,12 +12,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator
 
 from horovod_study.config.documents import parse_csv, read_bytes, read_text, shown
+from horovod_study.config.doors import Number, Text, Whole, accept, at_least
 from horovod_study.errors import RecordError
 from horovod_study.files import append_text, csv_rows, writing
-from horovod_study.records.model import LAP_COLUMNS, RunRecord, digest_of, step_totals, timed_from
+from horovod_study.records.model import LAP_COLUMNS, RunRecord, digest_of, lap_summary, step_totals, timed_from
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from horovod_study.measure import energy
 
 TURNS_FILE = "turns.csv"
+_Count = Annotated[Whole, at_least(0)]
+_Load = Annotated[Annotated[Number, at_least(0)] | None, BeforeValidator(lambda cell: None if cell == "" else cell)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,16 +40,16 @@ class TurnSlice:
     samples / (end_s - begin_s) is its rate. Slices of one block, launch and round were made one right after the other.
     """
 
-    block: str  # the cells that alternate
-    launch: int  # 0, 1, ...: how often the cells of this block were started before
-    round: int  # 0, 1, ... in its launch
-    position: int  # 0, 1, ... in its round, which is shuffled
-    run: str  # name of the run directory
-    begin_s: float  # seconds since the first round of the launch began; of the slowest rank
-    end_s: float
-    steps: int  # of each rank
-    samples: int  # of all ranks together
-    other_load: float | None  # cores in use by programs other than this cell; None where unknown
+    block: Text  # the cells that alternate
+    launch: _Count  # 0, 1, ...: how often the cells of this block were started before
+    round: _Count  # 0, 1, ... in its launch
+    position: _Count  # 0, 1, ... in its round, which is shuffled
+    run: Text  # name of the run directory
+    begin_s: Number  # seconds since the first round of the launch began; of the slowest rank
+    end_s: Number
+    steps: _Count  # of each rank
+    samples: _Count  # of all ranks together
+    other_load: _Load  # cores in use by programs other than this cell; None where unknown
 
 
 _COLUMNS = tuple(each.name for each in fields(TurnSlice))
@@ -73,23 +78,14 @@ def read_turns(directory: Path) -> list[TurnSlice]:
     if not os.path.lexists(path):
         return []
     again = "move the file away; what was run in turns is then compared run by run"
-    read: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
-    read[float | None] = lambda text: float(text) if text else None
     found = []
     rows = parse_csv(read_text(path, again=again), source=shown(path), columns=_COLUMNS, again=again)
     for number, row in enumerate(rows, 2):
-        try:
-            found.append(TurnSlice(**{each.name: read[each.type](row[each.name]) for each in fields(TurnSlice)}))
-            if not _can_be(found[-1]):
-                raise ValueError
-        except ValueError:
-            raise RecordError(f"{shown(path)} line {number}: holds a number that no slice has; {again}") from None
+        source = f"{shown(path)} line {number}"
+        found.append(accept(TurnSlice, {name: row[name] for name in _COLUMNS}, source, error=RecordError, again=again))
+        if found[-1].end_s <= found[-1].begin_s:
+            raise RecordError(f"{source}: end_s is not after begin_s; {again}")
     return found
-
-
-def _can_be(each: TurnSlice) -> bool:
-    counts, load = (each.launch, each.round, each.position, each.steps, each.samples), each.other_load or 0.0
-    return min(counts) >= 0 and 0 < each.end_s - each.begin_s < math.inf and 0 <= load < math.inf
 
 
 def turns_folders(root: Path) -> dict[str, Path]:
@@ -231,7 +227,7 @@ def recounted(
     if not aside or window_s <= 0:
         return record
     samples = totals["samples_per_s"] * totals["window_s"] - sum(each.samples for each, _ in aside)
-    names = ("step", "begin_s", *LAP_COLUMNS)
+    names = ("step", "begin_s", *LAP_COLUMNS, "sync_host_s")
     try:
         ranks = [{name: columns[name][columns["step"] >= first] for name in names} for columns in rows.values()]
         sensed = _sensed(totals, samples_of, _stretches(ranks[0], totals["turns"]["before"]), round(samples))
@@ -239,21 +235,8 @@ def recounted(
         return record
     rates = {"samples_per_s": samples / window_s, "window_s": window_s}
     steps = min(len(rank["step"]) for rank in ranks)
-    again = step_totals([_summary(rank) for rank in ranks])
+    again = step_totals([lap_summary(rank.__getitem__) for rank in ranks])
     return replace(record, totals={**totals, **rates, "steps": steps, **again, **sensed})
-
-
-def _summary(columns: Mapping[str, "np.ndarray"]) -> dict[str, Any]:
-    """Return what `step_totals` takes of one rank, as the recorder says it: None where a row does not know a lap."""
-    import numpy as np
-
-    known = {name: len(columns[name]) and not np.isnan(columns[name]).any() for name in LAP_COLUMNS}
-
-    def each(of: Callable[[Any], Any]) -> dict[str, float | None]:
-        return {name: float(of(columns[name])) if is_known else None for name, is_known in known.items()}
-
-    p90 = each(lambda values: np.quantile(values, 0.9))["step_s"]
-    return {"mean": each(np.mean), "median": each(np.median), "step_s_p90": p90}
 
 
 def _stretches(rank: Mapping[str, "np.ndarray"], waits: Iterable[int]) -> list[tuple[float, float]]:

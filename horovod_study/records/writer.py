@@ -6,22 +6,19 @@ Room for the end of a run is reserved while it goes on, and set free on a disk t
 import errno
 import json
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.cluster import alive
-from horovod_study.config.documents import read_json, read_text
+from horovod_study.config.documents import read_text
 from horovod_study.errors import RecordError
-from horovod_study.files import append_text, csv_rows, new_file, result_folder, unfinished, write_file, writing
+from horovod_study.files import append_text, csv_rows, new_file, unfinished, write_file, writing
 from horovod_study.records import model
 from horovod_study.records.arrow import arrow_array, numpy_column
 from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, MANIFEST, NoRoom, RunRecord, record_text
-from horovod_study.records.reader import read_run, read_steps, read_system_rows
+from horovod_study.records.reader import read_document, read_run, read_steps, read_system_rows
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import pyarrow as pa
@@ -35,35 +32,39 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-def _reserve(directory: Path) -> None:
-    """Keep some room, so that the end of a run can be determined on a disk that is full by then."""
-    with suppress(OSError), new_file(directory / model.RESERVE) as stream:
-        os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
-
-
-def _with_reserve(write: Callable[..., Any], path: Path, text: str, **options: Any) -> None:
-    """Call `write`, again after each part of the reserve that is set free on a full disk; OSError when none is left.
+def _with_reserve(
+    write: Callable[..., Any], path: Path, text: str, again: str = "free space and run again", **options: Any
+) -> None:
+    """Call `write`, again after each part of the reserve is set free on a full disk; RecordError when none is left.
 
     By halves, because the other ranks' rows may fill what was set free before the next one needs it.
     """
     reserve = path.parent / model.RESERVE
-    while True:
-        try:
-            write(path, text, **options)
+    with writing(path, again):
+        while True:
+            try:
+                write(path, text, **options)
+                return
+            except OSError as error:
+                if error.errno not in _NO_ROOM or not reserve.exists():
+                    raise
+                size = reserve.stat().st_size
+                if size > RESERVE_BYTES // 4:
+                    os.truncate(reserve, size // 2)
+                else:
+                    reserve.unlink()
+
+
+def _write_record(directory: Path, record: RunRecord, again: str) -> None:
+    """Write run.json, and keep room for the end of the run, or give it back when it ends."""
+    reserve = directory / model.RESERVE
+    _with_reserve(write_file, directory / MANIFEST, record_text(record), again)
+    with suppress(OSError):
+        if record.finished is not None:
+            reserve.unlink(missing_ok=True)
             return
-        except OSError as error:
-            if error.errno not in _NO_ROOM or not reserve.exists():
-                raise
-            size = reserve.stat().st_size
-            if size > RESERVE_BYTES // 4:
-                os.truncate(reserve, size // 2)
-            else:
-                reserve.unlink()
-
-
-def is_over(directory: Path) -> bool:
-    """Return whether there is a run in `directory`, and it has ended."""
-    return (directory / MANIFEST).exists() and read_run(directory).state() != "running"
+        with new_file(reserve) as stream:
+            os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
 
 
 def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
@@ -74,8 +75,7 @@ def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
     require_no_run(directory, again=again)
     with writing(directory, "choose a writable --out"):
         directory.mkdir(parents=True, exist_ok=True)
-        _with_reserve(write_file, directory / MANIFEST, record_text(record))
-        _reserve(directory)
+    _write_record(directory, record, "choose a writable --out")
 
 
 def require_no_run(directory: Path, *, again: str = "") -> None:
@@ -101,9 +101,7 @@ def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str
         last = {**last, "status": "incomplete", "reason": last["reason"] or "its process was gone"}
     begun = replace(record, status="running", finished=None, totals={}, reason="", files={}, digest="")
     going_on = replace(begun, attempts=(*before, last, begun.attempt(began, from_step=from_step)))
-    with writing(directory, "make it writable"):
-        _with_reserve(write_file, directory / MANIFEST, record_text(going_on))
-        _reserve(directory)
+    _write_record(directory, going_on, "make it writable")
     return going_on
 
 
@@ -119,38 +117,18 @@ def silent_s(directory: Path) -> float:
     return present - max(written, default=present)
 
 
-def require_ended(directory: Path, record: RunRecord) -> None:
-    """Raise RecordError for a run that goes on, as far as can be seen from here."""
-    if record.state() != "running":
-        return
-    where = f"process {record.pid} on {record.host} since {record.started}"
-    if record.host == platform.node():
-        raise RecordError(f"{directory}: the run is still running ({where}); wait for its end, or stop it first")
-    left_s = SILENT_S - silent_s(directory)
-    if left_s > 0:
-        end = alive.until(datetime.now(UTC).timestamp() + left_s)
-        raise RecordError(
-            f"{directory}: the run seems to be running ({where}, {end}, unless more is written); stop it, or, if that "
-            "host is gone or has another name now, try again then"
-        )
-
-
 def finish_run(
     directory: Path, record: RunRecord, *, status: str, finished: str, totals: Mapping[str, Any], reason: str = ""
 ) -> RunRecord:
     """Replace run.json by its final form and return it; all files of a run that is done must be closed on all ranks."""
     *before, last = record.attempts
-    attempts = (*before, {**last, "finished": finished, "status": status, "reason": reason})
-    others: dict[str, str] = {}
+    end: dict[str, Any] = {"finished": finished, "status": status, "reason": reason}
+    final = replace(record, **end, totals=totals, attempts=(*before, {**last, **end}), files={}, digest="")
     if status == "done":
         others = {name: digest for name, digest in model.run_files(directory).items() if name != MANIFEST}
-    final = replace(record, status=status, finished=finished, totals=totals, reason=reason, attempts=attempts)
-    final = replace(final, files=others, digest="")
-    if status == "done":
+        final = replace(final, files=others)
         final = replace(final, digest=model.digest_of_record(final))
-    with writing(directory, "free space and run again"):
-        _with_reserve(write_file, directory / MANIFEST, record_text(final))
-        (directory / model.RESERVE).unlink(missing_ok=True)
+    _write_record(directory, final, "free space and run again")
     return final
 
 
@@ -177,10 +155,8 @@ class StepWriter:
         if resume_at is not None:
             self._resume(directory, rank, resume_at)
             return
-        with writing(self.path, "choose a writable --out"):
-            self._file = open(self.path, "xb", buffering=0)
-            with self._closed_on_error():
-                self._write(self._schema.serialize(), at=0)
+        with writing(self.path, "choose a writable --out"), self._begun(self.path, "xb"):
+            pass
 
     def _resume(self, directory: Path, rank: int, step: int) -> None:
         rows = read_steps(directory, rank)
@@ -191,23 +167,22 @@ class StepWriter:
                 f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
                 "rows were lost, start the run again with another --out"
             )
-        with writing(self.path, f"free space, resume again from step {step}"), unfinished(self.path) as made:
-            self._file = open(made, "wb", buffering=0)
-            with self._closed_on_error():
-                self._write(self._schema.serialize(), at=0)
-                for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
-                    self._write(batch.serialize(), at=self._end)
-                self.sync()
-                os.replace(made, self.path)
+        again = f"free space, resume again from step {step}"
+        with writing(self.path, again), unfinished(self.path) as made, self._begun(made, "wb"):
+            for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
+                self._write(batch.serialize(), at=self._end)
+            self.sync()
+            os.replace(made, self.path)
         self.kept = kept
 
     @contextmanager
-    def _closed_on_error(self) -> Iterator[None]:
-        try:
+    def _begun(self, path: Path, mode: str) -> Iterator[None]:
+        self._file: Any = open(path, mode, buffering=0)
+        with ExitStack() as begun:
+            begun.callback(self._file.close)
+            self._write(self._schema.serialize(), at=0)
             yield
-        except OSError:
-            self._file.close()
-            raise
+            begun.pop_all()
 
     def _write(self, content: "pa.Buffer", at: int) -> None:
         """Write the whole of `content` at an offset and end the file there, or leave the file as it was."""
@@ -282,8 +257,7 @@ def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
     path = directory / EPOCHS
     text, head = csv_rows(EPOCH_COLUMNS, [row], head=False), csv_rows(EPOCH_COLUMNS, [])
-    with writing(path, "free space and run again"):
-        _with_reserve(append_text, path, text, head=head)
+    _with_reserve(append_text, path, text, head=head)
 
 
 def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None:
@@ -292,32 +266,11 @@ def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None
     `section`: "synchronisation" or "ablation", as in workload/probes/; a file that cannot be read has none.
     """
     path = directory / BENCH
-    content: Any = None
+    others: dict[str, Any] = {}
     with suppress(RecordError):
-        content = read_json(path, again="")
-    others = content if isinstance(content, dict) and content.get("schema") == model.BENCH_SCHEMA else {}
+        others = read_document(path, model.BENCH_SCHEMA, again="")
     text = json.dumps({**others, "schema": model.BENCH_SCHEMA, section: found}, allow_nan=False)
-    with writing(path, "free space and run again"):
-        _with_reserve(write_file, path, text + "\n")
-
-
-def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path:
-    """Return the file of one rank's profile, and make its folder; RecordError where that cannot be made."""
-    folder = directory / model.PROFILE
-    with writing(folder, "make the run directory writable"):
-        result_folder(folder)
-    return folder / f"{profiler}-{rank:05d}.{ending}"
-
-
-def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-    """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
-    write_profile(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
-
-
-def write_profile(path: Path, text: str) -> None:
-    """Write a file of a profile."""
-    with writing(path, "free space and run again"):
-        write_file(path, text)
+    _with_reserve(write_file, path, text + "\n")
 
 
 def truncate_epochs(directory: Path, steps: int) -> None:

@@ -4,6 +4,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.analysis.steps.explanation import Explanation, Help, Row, explain
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
+from horovod_study.errors import RecordError
 from horovod_study.records import finite
 from horovod_study.report.figures.inspection import balance_words, late_words
 from horovod_study.report.kit.files import write_result
@@ -25,6 +27,7 @@ from horovod_study.text.words import listed, plural
 
 WIDE = 100
 MAX_ROWS, _MAX_SERIES, _MAX_HELP, _MAX_DOUBTS = 10, 4, 5, 4  # lines that each part of the page has room for
+_MOST_BESIDE = 200
 Said: TypeAlias = str | list[str]  # a text that is wrapped, or lines that stay as they are: of a table, or a command
 
 
@@ -32,7 +35,7 @@ def explained(places: Sequence[Path], out: Path | None) -> dict[str, Any]:
     """Explain recorded runs on one page, in `out` too; return document, lines, files and doubts."""
     one = places[0] if len(places) == 1 else None
     left_out: dict[str, str] = {}
-    beside = records.runs_beside(one) if one else {}
+    beside = _runs_beside(one) if one else {}
     about, *others = beside or [""]
     if one and others:
         alike = [name for name, like in beside.items() if like]
@@ -54,6 +57,28 @@ def explained(places: Sequence[Path], out: Path | None) -> dict[str, Any]:
     paths = write_result(out, files or {"explanation.txt": lines}) if out else []
     doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
     return {"document": document, "lines": lines, "files": paths, "doubts": doubts}
+
+
+def _runs_beside(directory: Path) -> dict[str, bool]:
+    """Return the names of a run directory and of the runs in the same folder, itself first, and whether each trained
+    the same with another number of workers, as the baseline of a scaling does. Empty where it is no run.
+    """
+    own = directory.resolve()
+    if not (own / records.MANIFEST).is_file():
+        return {}
+    record, found = records.read_run(own), {own.name: True}
+
+    def what(each: records.RunRecord) -> list[Any]:
+        names = ("model", "parameters", "device", "precision")
+        return [each.study, each.partition, *(each.effective.get(name) for name in names)]
+
+    for path in sorted(own.parent.glob(f"*/{records.MANIFEST}"))[:_MOST_BESIDE]:
+        with suppress(RecordError):
+            if path.parent != own:
+                other = records.read_run(path.parent)
+                more = other.effective.get("workers") != record.effective.get("workers")
+                found[path.parent.name] = more and what(other) == what(record)
+    return found
 
 
 def page(found: Explanation, *, width: int = WIDE) -> list[str]:

@@ -3,13 +3,16 @@
 A resumed run takes its configuration from run.json. Options given beside it must agree with that, or extend the budget.
 """
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from horovod_study import records
-from horovod_study.errors import BackendError, ConfigError
+from horovod_study.cluster import alive
+from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 
 
@@ -29,7 +32,7 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
     Raises RecordError when the run still runs or cannot be read, ConfigError when it would become another run.
     """
     record = records.read_run(directory)
-    records.require_ended(directory, record)
+    _require_ended(directory, record)
     before = record.effective.get("workers", record.requested.get("workers"))
     if before != workers:
         what = f"the run has {before} workers, this launch has {workers}: its global batches would be other ones"
@@ -47,6 +50,22 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
         budget = next(name for name in STRAIN.budgets if getattr(config, name) is not None)
         finished = f"its {getattr(config, budget):g} {budget} are trained; a larger --{budget} trains on"
     return Resumption(directory=directory, record=record, config=config, finished=finished)
+
+
+def _require_ended(directory: Path, record: records.RunRecord) -> None:
+    """Raise RecordError for a run that goes on, as far as can be seen from here."""
+    if record.state() != "running":
+        return
+    where = f"process {record.pid} on {record.host} since {record.started}"
+    if record.host == platform.node():
+        raise RecordError(f"{directory}: the run is still running ({where}); wait for its end, or stop it first")
+    left_s = records.SILENT_S - records.silent_s(directory)
+    if left_s > 0:
+        end = alive.until(datetime.now(UTC).timestamp() + left_s)
+        raise RecordError(
+            f"{directory}: the run seems to be running ({where}, {end}, unless more is written); stop it, or, if that "
+            "host is gone or has another name now, try again then"
+        )
 
 
 def _merged(directory: Path, recorded: StrainConfig, given: Mapping[str, Any]) -> tuple[StrainConfig, bool]:

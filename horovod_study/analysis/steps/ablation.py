@@ -23,8 +23,8 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.attribution import BUSY_CORES
 from horovod_study.config.run import LAPS
-from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedRun
+from horovod_study.errors import AnalysisError, RecordError
+from horovod_study.records import RecordedRun, read_ablation
 
 RESAMPLES = 4000
 MIN_PAIRS = 4  # fewer pairs have no interval to speak of
@@ -59,10 +59,10 @@ class CommunicationCost:
 
 def answer_of(run: RecordedRun) -> tuple[CommunicationCost | None, str]:
     """Return what the blocks without communication of a run say, or None with the reason."""
-    if run.ablation is None:
-        return None, run.why_no_ablation
     try:
-        return answer(run.ablation), ""
+        return answer(read_ablation(run.directory)), ""
+    except RecordError as error:
+        return None, str(error).removeprefix(f"{run.directory}/").removeprefix(f"{run.directory}: ")
     except AnalysisError as error:
         return None, str(error).partition(": ")[2]
 

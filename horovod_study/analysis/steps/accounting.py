@@ -34,7 +34,7 @@ from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Cours
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
 from horovod_study.config.doors import Number, accept
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import RecordedRun, finite, rows_lost, run_turns
+from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
 from horovod_study.text.words import listed
 
 CLOSES_S = 1e-6  # parts that miss their step by more than a microsecond do not add up
@@ -185,7 +185,7 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
         residual=residual,
         why_not=why_not,
         first_step=run.first_step,
-        excluded_by=run.first_step_by,
+        excluded_by=timed_from(run.record)[1],
         notes=tuple(_notes(run, ranks, ends, incomplete=incomplete)),
         incomplete=incomplete,
         seen=seen if views else None,  # arrays as long as the run

@@ -12,7 +12,7 @@ from horovod_study.analysis.steps.pauses import Pauses, find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of
+from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of, timed_from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     hosts = list(hosts_of(record, range(run.workers)).values())
     lay = partial(align, run.rows, workers=run.workers, hosts=hosts, missing=run.missing, name=str(run.directory))
     everything = lay()
-    first, by = run.first_step, run.first_step_by
+    first, by = timed_from(run.record)
     longest = _longest(run, first)
     if longest < (MIN_STEPS if len(run.rows) > 1 else 1):
         few = f"only {longest:,} steps" if longest else "no step"

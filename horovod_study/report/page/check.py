@@ -291,9 +291,25 @@ def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord
         files = analysed.get(name, there)
         wrong = _unlike(files, there)
         if name in recorded:
-            wrong = records.unlike_written(recorded[name], there) | wrong
+            wrong = _unlike_written(recorded[name], there) | wrong
         for file, text in wrong.items():
             yield Fault(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
+
+
+def _unlike_written(record: records.RunRecord, there: Mapping[str, str]) -> dict[str, str]:
+    """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
+
+    `there`: `run_files` of its directory as it is now. A run without `digest` says nothing, nor does a run of a file
+    that another host wrote and rank 0 did not see yet.
+    """
+    if not record.digest:
+        return {}
+    own = record.digest == records.digest_of_record(record)
+    found = {} if own else {records.MANIFEST: "its digest is that of another text"}
+    for name, digest in record.files.items():
+        if there.get(name) != digest:
+            found[name] = "is not the file that the run wrote" if name in there else "the run wrote it, and it is gone"
+    return found
 
 
 def _unlike(files: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:

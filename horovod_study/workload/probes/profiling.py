@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -42,7 +42,7 @@ from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.config.run import LAPS, RunConfig
 from horovod_study.errors import BackendError, RecordError, StudyError
-from horovod_study.files import writing
+from horovod_study.files import csv_rows, result_folder, write_file, writing
 from horovod_study.measure import ranges
 from horovod_study.measure.clock import now, open_clock, sleep
 from horovod_study.text.numbers import amount
@@ -92,15 +92,33 @@ def _hindrances(config: RunConfig, backend: Backend, device: torch.device) -> It
         yield from _spy_hindrances()
 
 
+def profile_path(directory: Path, kind: str, rank: int, ending: str) -> Path:
+    """Return the file of one rank's profile, and make its folder; RecordError where that cannot be made."""
+    folder = directory / records.PROFILE
+    with writing(folder, "make the run directory writable"):
+        result_folder(folder)
+    return folder / f"{kind}-{rank:05d}.{ending}"
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
+    _write(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
+
+
+def _write(path: Path, text: str) -> None:
+    with writing(path, "free space and run again"):
+        write_file(path, text)
+
+
 def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_step_s: float) -> list[str]:
     """Make `steps` scratch steps under the profiler `kind` on every rank; return what there is to say.
 
-    Files are those of `records.profile_path`. `timed_step_s` is the median timed step of this rank, which the
+    Files are those of `profile_path`. `timed_step_s` is the median timed step of this rank, which the
     profiled ones are compared with. Collective.
     """
 
     def place(ending: str) -> Path:
-        return records.profile_path(directory, kind, scratch.backend.rank, ending)
+        return profile_path(directory, kind, scratch.backend.rank, ending)
 
     step_s: list[float] = []
     notes: list[str] = []
@@ -117,7 +135,7 @@ def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_s
             scratch.settle()
             problem = problem or failed or _tried(manager.__exit__, None, None, None)
             step_s.extend(watched.drain()["step_s"].tolist())
-    files = [] if problem else [str(path) for path in records.profile_paths(directory, kind, scratch.backend.rank)]
+    files = [] if problem else sorted(map(str, place("*").parent.glob(place("*").name)))
     found = {"median_s": statistics.median(step_s), "timed_s": timed_step_s, "notes": notes, "problem": problem}
     found["files"] = [(path, os.path.getsize(path)) for path in files]
     return _lines(kind, steps, scratch.backend.gather(found))
@@ -201,7 +219,7 @@ def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
             row |= {"self_device_s": each.self_device_time_total / 1e6, "total_device_s": each.device_time_total / 1e6}
         rows.append(row)
     by = "self_device_s" if device.type == "cuda" else "self_host_s"
-    records.write_profile_table(place("csv"), sorted(rows, key=lambda row: (-row[by], row["operator"])))
+    write_table(place("csv"), sorted(rows, key=lambda row: (-row[by], row["operator"])))
 
 
 # ----------------------------------------------------------------------------------------------------------- cProfile
@@ -224,7 +242,7 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
         row |= {"calls": each.callcount, "calls_per_step": each.callcount / steps}
         rows.append({**row, "self_s": each.inlinetime, "total_s": each.totaltime})
     rows.sort(key=lambda row: (-row["self_s"], row["function"], row["file"], row["line"]))
-    records.write_profile_table(place("csv"), rows)
+    write_table(place("csv"), rows)
     lines = [f"{steps} steps; seconds are sums over them, self is without what a function calls", ""]
     texts = [
         (
@@ -234,7 +252,7 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
         for row in rows[:100]
     ]
     lines += to_lines(table_of(("self s", "total s", "calls/step", "function"), texts, texts=(3,)))
-    records.write_profile(place("txt"), "\n".join(lines) + "\n")
+    _write(place("txt"), "\n".join(lines) + "\n")
     with writing(place("prof"), "free space and run again"):
         profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
 
@@ -262,7 +280,7 @@ def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Plac
     points = finder.points()
     columns = ("operation", "file", "line", "function", "count", "per_step", "source")
     rows = [{**each._asdict(), "count": each.number, "per_step": each.number / steps} for each in points]
-    records.write_profile_table(place("csv"), rows, columns)
+    write_table(place("csv"), rows, columns)
     waits = "waits for the device" if device.type == "cuda" else "would wait on a GPU"
     if not points:
         notes.append(f"no call in a step {waits}")
@@ -338,7 +356,7 @@ def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> 
         raise RecordError(f"py-spy wrote nothing ({' '.join(told.split()) or spy.returncode}); make more steps")
     if table is not None:
         rows, samples = _sums(path)
-        records.write_profile_table(table, rows, ("function", "file", "line", "self_samples", "total_samples"))
+        write_table(table, rows, ("function", "file", "line", "self_samples", "total_samples"))
         notes.append(f"py-spy took {samples} samples" + ("; raise --profile-steps for more" if samples < 200 else ""))
 
 
