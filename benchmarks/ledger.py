@@ -59,7 +59,7 @@ def record_of(cell: Cell, **changes: Any) -> records.RunRecord:
         "finished": "2026-01-01T00:00:13+00:00",
         "host": "node1",
         "pid": 4711,
-        "requested": cell.config.to_dict(),
+        "requested": vars(cell.config),
         "effective": {
             "workers": workers,
             "ranks": [{"rank": rank, "host": "node1", "affinity": list(range(8))} for rank in range(workers)],

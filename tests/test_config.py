@@ -65,7 +65,7 @@ def test_without_a_budget_the_default_epochs() -> None:
 def test_plain_values_make_the_same_run_again(batch: int, lr: float, backend: str, steps: int, threads: int) -> None:
     config = StrainConfig(batch=batch, lr=lr, backend=backend, steps=steps, threads=threads)
 
-    assert strain_config(config.to_dict()) == config
+    assert strain_config(vars(config)) == config
 
 
 def test_options_are_texts_and_yaml_values_are_typed() -> None:

@@ -71,7 +71,7 @@ def prepare_records(study: StudyConfig, folder: Path) -> None:
                 repeat=cell.config.repeat,
                 status=status,
                 pid=4242424242,
-                requested=cell.config.to_dict(),
+                requested=vars(cell.config),
                 effective={"backend": "horovod", "workers": 1},
                 totals={"samples_per_s": 1000.0} if status == "done" else {},
             )

@@ -47,7 +47,7 @@ class Launches:
 
 def finished_run(cell: Cell, folder: Path, key: str) -> None:
     config, workers = cell.config, cell.placement.workers
-    asked = {**config.to_dict(), "workers": workers}
+    asked = {**vars(config), "workers": workers}
     effective = {"workers": workers, "global_batch": config.batch * workers, "steps_per_epoch": 10}
     told: dict[str, Any] = {"requested": asked, "effective": effective, "repeat": config.repeat}
     record = make.records.record(study=config.study, key=key, **told)

@@ -61,7 +61,7 @@ def test_only_one_place_knows_the_exit_codes_of_signals() -> None:
 
 
 def cell(repeat: int = 0) -> Cell:
-    return local_cell("serial", StrainConfig(repeat=repeat, seconds=1).to_dict(), workers=1, source="test")
+    return local_cell("serial", vars(StrainConfig(repeat=repeat, seconds=1)), workers=1, source="test")
 
 
 def run_of(folder: Path, told: str = "done", **changes: object) -> CellRun:

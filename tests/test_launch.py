@@ -514,7 +514,7 @@ def started(runtime: str, tmp_path: Path, *, site: Site, environ: dict[str, str]
     """Train a few steps on two ranks of this machine that mpirun starts, and return what came of it."""
     backend, _, transport = runtime.partition("/")
     config = StrainConfig(backend=backend, transport=transport, steps=3, dataset="400", batch=8, start_timeout_s=40)
-    (tmp_path / "cell.yaml").write_text(json.dumps(config.to_dict()))
+    (tmp_path / "cell.yaml").write_text(json.dumps(vars(config)))
     made = launch_line(
         Cell(config=config, runtime=runtime, placement=Placement(workers=2, workers_per_node=2)),
         python=Path(sys.executable),

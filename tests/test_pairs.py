@@ -80,7 +80,7 @@ def finished_run(cell: Any, folder: Path, key: str, act: str) -> None:
         study=config.study,
         key=key,
         repeat=config.repeat,
-        requested={**config.to_dict(), "workers": workers},
+        requested={**vars(config), "workers": workers},
         environment={"torch": "2"},
         effective={
             "backend": config.backend,
@@ -156,7 +156,7 @@ def test_a_side_from_a_file(tmp_path: Path, golden: Golden) -> None:
     path.write_text("runtime: ddp/gloo\nbucket_mb: 5\nbatch: 30\nepochs: 7\nstudy: mine\n")
     found = side(str(path), batch="40")
 
-    assert (found.runtime, found.config.to_dict()["bucket_mb"], found.config.batch) == ("ddp/gloo", 5.0, 40)
+    assert (found.runtime, vars(found.config)["bucket_mb"], found.config.batch) == ("ddp/gloo", 5.0, 40)
     path.write_text("backend: horovod\ntransport: gloo\n")
     assert side(str(path)).runtime == "horovod/gloo"
     path.write_text("backend: mpi\n")

@@ -95,7 +95,7 @@ def test_the_cells_of_a_script_are_crossed_from_its_places(folder: Path) -> None
     assert {cell.runtime for cell in cells} == {"ddp/gloo"}, "no plain baseline: the script connects its workers"
     assert set(study.told()) == {"hidden", "NCCL_ALGO"}
     for cell in cells:
-        words, config = words_of(cell, folder), cell.config.to_dict()
+        words, config = words_of(cell, folder), vars(cell.config)
         assert typed(words) == [
             str(folder / "train.py"), "--batch", "8", "--hidden", str(config["hidden"]),
         ]  # fmt: skip
@@ -309,7 +309,7 @@ def started(project: Path, content: dict[str, Any], shell: dict[str, str]) -> st
     (project / "study.yaml").write_text(yaml.safe_dump({"study": "s", "run": {}, "sweep": {"workers": [1]}, **content}))
     elsewhere = Path(tempfile.mkdtemp(dir=project.parent))
     cell = load_study(project / "study.yaml").cells()[0]
-    (elsewhere / "cell.yaml").write_text(yaml.safe_dump(cell.config.to_dict()))
+    (elsewhere / "cell.yaml").write_text(yaml.safe_dump(vars(cell.config)))
     line = launch_line(
         cell, python=Path(sys.executable), config=elsewhere / "cell.yaml", out=project.parent / "run", environ=shell
     )

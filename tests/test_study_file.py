@@ -566,7 +566,7 @@ def test_cells_are_unique_valid_and_have_their_baselines(
     assert len({cell.key for cell in cells}) == len(cells) == len(names)
     assert len(cells) % repeats == 0
     for cell in cells:
-        assert cell.config == StrainConfig(**cell.config.to_dict()), "made without all checks, and valid all the same"
+        assert cell.config == StrainConfig(**vars(cell.config)), "made without all checks, and valid all the same"
         assert cell.config.seed == 1 + cell.config.repeat
         assert cell.placement.workers == 1 or cell.runtime != "serial"
     alone = {(cell.runtime, cell.config.batch) for cell in cells if cell.placement.workers == 1}

@@ -53,7 +53,7 @@ def test_its_own_options_are_swept_and_its_cells_are_started_by_its_own_command(
     study = load_study(folder / "toy.yaml")
     cells = study.cells()
 
-    assert {(cell.config.to_dict()["units"], cell.placement.workers) for cell in cells} == {
+    assert {(vars(cell.config)["units"], cell.placement.workers) for cell in cells} == {
         (units, workers) for units in (4, 8) for workers in (1, 2)
     }
     assert study.workload.samples == "pairs"

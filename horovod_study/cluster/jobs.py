@@ -109,8 +109,8 @@ def read_jobs(directory: Path) -> list[Job]:
 
 def cell_values(cell: Cell) -> dict[str, Any]:
     """Return a cell as plain values, from which `cell_of` makes it again."""
-    values = {"key": cell.key, "label": cell.label, "config": cell.config.to_dict(), "runtime": cell.runtime}
-    values |= {"placement": cell.placement.to_dict(), "identity": cell.identity}
+    values = {"key": cell.key, "label": cell.label, "config": vars(cell.config), "runtime": cell.runtime}
+    values |= {"placement": cell.placement.meaning(), "identity": cell.identity}
     file = cell.config.workload.file
     return values if file is None else values | {"workload": str(file)}
 

@@ -311,8 +311,8 @@ class Placement:
         full, rest = divmod(self.workers, self.workers_per_node)
         return (self.workers_per_node,) * full + ((rest,) if rest else ())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; what is at its default and was not thought of before is left out."""
+    def meaning(self) -> dict[str, Any]:
+        """Return the fields as plain values: without those that came later and have their default."""
         values: dict[str, Any] = {name: getattr(self, name) for name in ("partition", "workers", "workers_per_node")}
         if self.layout != "fill":
             values["layout"] = self.layout
@@ -365,7 +365,7 @@ class Cell:
         """Readable and unique name of the cell's directory; equal for equal content, repeats apart."""
         if self._key:
             return self._key[0]
-        content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.to_dict()}
+        content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.meaning()}
         if self.identity:
             content["identity"] = self.identity
         workload, batch = self.config.workload, f"-b{self.config.batch}"

@@ -85,7 +85,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         return ("-m", PROGRAM, "--config", str(config), "--out", str(directory))
 
     def arguments(config: Configuration, placed: Mapping[str, Any]) -> tuple[str, ...]:
-        values = {**config.to_dict(), **placed, "global_batch": config.batch * placed["workers"]}
+        values = {**vars(config), **placed, "global_batch": config.batch * placed["workers"]}
         own = [f"--own={name}" for name in factors if values[name] is not None]
         if kind == "script" and find_spec("torch") is None:
             raise StudyError(

@@ -151,16 +151,12 @@ class Configuration:
             if not value or set(value) & set("/\\\0\n") or value.startswith("."):
                 yield f"{name} is {value!r}; it names a folder: no slash, line break, leading dot, or empty name"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, in the order of declaration."""
-        return vars(self).copy()
-
     def meaning(self) -> dict[str, Any]:
         """Return the fields that tell cells apart: without options that came later and have their default."""
         options = self.workload.options
         return {
             name: value
-            for name, value in self.to_dict().items()
+            for name, value in vars(self).items()
             if not options[name].later or value != options[name].default
         }
 

@@ -135,7 +135,7 @@ def measure(
         "threads": config.threads,
         "device": (torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu") + captured,
         "plan": plan,
-        "config": config.to_dict(),
+        "config": vars(config),
         "ways": ways,
         "steps": {name: variant.steps for name, variant in variants.items()},
         "every": {name: variant.every for name, variant in variants.items()},

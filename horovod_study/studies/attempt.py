@@ -111,7 +111,7 @@ class CellRun(RankRun):
         """Write the configuration of the cell, and return how to start it."""
         for path in (self.config, self.log, self.out):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(self.config, yaml.safe_dump(self.cell.config.to_dict(), sort_keys=False))
+        write_file(self.config, yaml.safe_dump(vars(self.cell.config), sort_keys=False))
         return self.launch(self.cell, self.config, self.out, resume=self.resume, site=self.site)
 
 
@@ -357,7 +357,7 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     `key`: the name of its run directory, where that is not the cell's own.
     """
     config, workers = cell.config, cell.placement.workers
-    asked = config.to_dict()
+    asked = dict(vars(config))
     reduction = "none" if workers == 1 else asked.get("reduction")
     if reduction == "auto":  # as the backends in comm/ decide
         reduction = "hooks" if CARRIED[cell.runtime][0].hooks else "flat"

@@ -236,7 +236,7 @@ def run_bench(
         share["machine"] = not document["jobs"]  # the first that works measures it
         keep(f"job {number} of {len(jobs)}, {workers} workers over {job.runtime}: {', '.join(names)}")
         config = _config(job.runtime, batch=plan["batch"], widths=plan["widths"])
-        content = {"plan": share, "config": config.to_dict()}
+        content = {"plan": share, "config": vars(config)}
         folder = out / "jobs" / job.runtime.replace("/", "-")
         how: dict[str, Any] = {"timeout_s": 600.0 + 10 * seconds, "on_progress": on_progress}
         try:
@@ -353,7 +353,7 @@ def measure_timers(
             runtime,
             count,
             folder,
-            {"plan": plan, "config": config.to_dict()},
+            {"plan": plan, "config": vars(config)},
             timeout_s=600.0 + 10 * plan["seconds"],
             on_progress=lambda last, what=what: told(f"{what}: {last}"),  # type: ignore[misc]
             OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", str(config.threads)),

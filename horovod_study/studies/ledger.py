@@ -207,7 +207,7 @@ def foreign(record: RunRecord, cell: Cell) -> str:
     key = cell.key
     if record.key != key:
         return f"holds the run of another cell: run.json says key {record.key}, the directory {key}"
-    asked = cell.config.to_dict() | {"workers": cell.placement.workers}
+    asked = vars(cell.config) | {"workers": cell.placement.workers}
     asked |= {**facts(cell.config, "study", "repeat"), "partition": cell.placement.partition}
     told = dict(record.requested) | {"study": record.study, "repeat": record.repeat, "partition": record.partition}
     told.setdefault("workers", record.effective.get("workers", cell.placement.workers))

@@ -144,7 +144,7 @@ def _runtime_of(values: Mapping[str, Any]) -> str:
 
 def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     """Return the options in which A and B differ by intent; ConfigError when they are not to do the same work."""
-    one, other, options = a.config.to_dict(), b.config.to_dict(), a.config.workload.options
+    one, other, options = vars(a.config), vars(b.config), a.config.workload.options
     differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
     unfair = [name for name in differing if not options[name].roles & Role.MAY_DIFFER]
     texts = "; ".join(f"{name} is {one[name]} for A and {other[name]} for B" for name in unfair)
@@ -393,7 +393,7 @@ def pairs_of(
     why = "as asked for"
     if turns:
         why = apart_because(found._block(counts[-1], 0), worker_mb=worker_mb(directory))
-    if not why and a.config.steps is None and a.config.to_dict().get("schedule", "constant") != "constant":
+    if not why and a.config.steps is None and vars(a.config).get("schedule", "constant") != "constant":
         why = "the schedule of the learning rate needs a number of steps; give --steps"
     apart = f"--until needs A and B to train in turns, but they run one after the other: {why}"
     ends = "--until goes on until an interval is narrow enough, and --steps ends before; leave one out"

@@ -77,7 +77,7 @@ class Plan:
         for entry in self.ledger.entries:
             where = entry.cell.placement
             row = {"cell": entry.key, **facts(entry, "name", "state"), "runtime": entry.cell.runtime}
-            row |= {"placement": {**where.to_dict(), "per_node": where.per_node}}
+            row |= {"placement": {**where.meaning(), "per_node": where.per_node}}
             cells.append({**row, **facts(entry.cell.config, "batch", "repeat"), "place": place.get(entry.key)})
         for job in self.allocations:
             tasks = [[cell.key for cell in task] for task in job.tasks]

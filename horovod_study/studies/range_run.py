@@ -68,7 +68,7 @@ def run_range(
     require_workers("lr-range", workers, available_cores())
     one = f"--workers is {workers}, but --runtime serial has one worker; name another runtime"
     refuse("lr-range", (workers > 1 and runtime == "serial", one))
-    cell = replace(local_cell(runtime, config.to_dict(), workers=workers, source="lr-range"), label="range test")
+    cell = replace(local_cell(runtime, vars(config), workers=workers, source="lr-range"), label="range test")
     if (curve := _curve(out / cell.key)) is None:
         length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
         say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}")

@@ -310,7 +310,7 @@ class _Runner:
             if not self._options.pin or not self._sites[cell.placement].alone:
                 return None
             partition = self._sweep.partition_of(cell)
-            on_gpu = partition.gpus_per_node and cell.config.to_dict().get("device") != "cpu"
+            on_gpu = partition.gpus_per_node and vars(cell.config).get("device") != "cpu"
             near = near_gpus() if on_gpu else ()
             return pinning.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
 

@@ -116,7 +116,7 @@ class SearchConfig:
 
     def cell(self, values: Mapping[str, Any]) -> Cell:
         """Return the run with the varied options set to `values`; ConfigError: they do not fit together."""
-        values = {**self.run.to_dict(), **values}
+        values = {**vars(self.run), **values}
         return local_cell(self.runtime, values, workers=self.workers, source=f"search {self.name}")
 
     def example(self) -> Cell:
@@ -133,7 +133,7 @@ class SearchConfig:
     def meaning(self) -> dict[str, Any]:
         """Return what must be the same whenever the search is continued, or its trials could not be compared."""
         space = {name: vars(each) for name, each in self.space.items()}
-        whole = {"run": self.run.to_dict(), "space": space, "runtime": self.runtime, "workers": self.workers}
+        whole = {"run": vars(self.run), "space": space, "runtime": self.runtime, "workers": self.workers}
         return dict(json.loads(json.dumps(whole)))  # as it comes back from the journal: lists for tuples
 
 
@@ -435,7 +435,7 @@ class _Search:
                     "little better than what other test curves would give."
                 )
                 # Repeats of the best are runs of their own and not trials of the search.
-                again = {**self._search.cell(values).config.to_dict(), "study": f"{name}-best"}
+                again = {**vars(self._search.cell(values).config), "study": f"{name}-best"}
                 write_file(path, f"{head}\n\n{yaml.safe_dump(again, sort_keys=False)}")
             if _ended_of(self._rows()) == document["ended"]:  # else another command may have written more in between
                 return document

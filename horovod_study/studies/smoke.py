@@ -113,7 +113,7 @@ def _refuse_unreachable(
 def _small_config(config: Configuration) -> Configuration:
     """Return a run of a few steps that communicates as `config` does; how well it learns does not matter here."""
     workload = config.workload
-    values = config.to_dict()
+    values = dict(vars(config))
     if workload.small is None:
         values["warmup_steps"] = 0
     else:

@@ -465,6 +465,6 @@ def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:
 
 def run_lines(base: Cell, chosen: Candidate) -> list[str]:
     """Return the chosen settings as lines of a study file whose sweep has the runtime."""
-    own = {name: value for name, value in base.config.to_dict().items() if name == "horovod_build" and value}
+    own = {name: value for name, value in vars(base.config).items() if name == "horovod_build" and value}
     text = yaml.safe_dump({"run": {"threads": base.config.threads, **own, **chosen.values}}, sort_keys=False)
     return [f"# for a study file with runtime: {base.runtime} in its sweep", *text.splitlines()]

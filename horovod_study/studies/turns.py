@@ -101,7 +101,7 @@ def apart_because(cells: Sequence[Cell], *, worker_mb: float | None = None) -> s
     `worker_mb`: what a worker needs in memory, where it is known.
     """
     config, workers = cells[0].config, sum(cell.placement.workers for cell in cells)
-    if why := _cannot_wait(config, gpus=0 if config.to_dict().get("device") == "cpu" else gpus_here()):
+    if why := _cannot_wait(config, gpus=0 if vars(config).get("device") == "cpu" else gpus_here()):
         return why
     if workers <= workers_that_fit(worker_mb):
         return ""

@@ -155,7 +155,7 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         backend, _, transport = runtime.partition("/")
         where = {"backend": backend, "transport": transport or "none", "device": device}
         job = {"trials": trials, "reductions": reductions, "folder": str(scratch), "write": runtime == "serial"}
-        job |= {"break": question.broken, "config": strain_config({**shared, **where, **how}).to_dict()}
+        job |= {"break": question.broken, "config": vars(strain_config({**shared, **where, **how}))}
         return _launched(runtime, workers, job, logs)
 
     def train_alone(device: str) -> dict[str, Any]:

@@ -194,7 +194,7 @@ class Keeper:
                     model=job.bare_model.state_dict(),
                     optimizer=job.optimizer.state_dict(),
                     progress={**progress, **self.cost},
-                    config=job.config.to_dict(),
+                    config=vars(job.config),
                     target_bounds=job.dataset.target_bounds.tolist(),
                     input_scaling=job.config.input_scaling,
                     widths=job.config.widths,

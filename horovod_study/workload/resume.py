@@ -76,7 +76,7 @@ def _merged(directory: Path, recorded: StrainConfig, given: Mapping[str, Any]) -
     for name in [name for name in STRAIN.budgets if name in asked and name != budget]:
         started = f"{budget} {getattr(recorded, budget):g}"
         problem = f"{name} is given, but the run was started with {started}; extend that budget with --{budget}"
-    config = recorded if problem else strain_config({**recorded.to_dict(), **asked}, source=f"--resume {directory}")
+    config = recorded if problem else strain_config({**vars(recorded), **asked}, source=f"--resume {directory}")
     for name in STRAIN.options:
         old, new = getattr(recorded, name), getattr(config, name)
         if old != new and not (name == budget and new > old) and not problem:

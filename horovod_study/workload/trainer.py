@@ -72,7 +72,7 @@ def run(
         require_parity(
             backend,
             {
-                **{name: value for name, value in config.to_dict().items() if name not in own},
+                **{name: value for name, value in vars(config).items() if name not in own},
                 "backend": backend.name,
                 "resume": resumption is not None,
                 "package version": environment.describe_package(),
@@ -111,7 +111,7 @@ def _create(
                 checkpoint.set_aside_newer(session.directory, resumed.step)
                 records.truncate_epochs(session.directory, resumed.progress["evaluated"])
     session.create(
-        job.config.to_dict(),
+        vars(job.config),
         effective,
         batch=job.config.batch,
         earlier=earlier,

@@ -545,23 +545,25 @@ def _record(
     backend, transport = way
     parallel = backend != "serial"
     gpu, hosts = known.site.gpu, _hosts(known)
-    requested = StrainConfig(
-        dataset=str(DATA),
-        backend=backend,
-        transport=transport if parallel else "auto",
-        batch=known.batch,
-        steps=steps,
-        warmup_steps=warmup,
-        steady="declared",
-        measure_sync=True,
-        system_interval_s=INTERVAL_S,
-        seed=repeat + 1,
-        study=study,
-        partition=partition,
-        repeat=repeat,
-        cuda_graphs=captured,
-        capture_sync=captured and (backend, transport) == ("ddp", "nccl"),
-    ).to_dict()
+    requested = vars(
+        StrainConfig(
+            dataset=str(DATA),
+            backend=backend,
+            transport=transport if parallel else "auto",
+            batch=known.batch,
+            steps=steps,
+            warmup_steps=warmup,
+            steady="declared",
+            measure_sync=True,
+            system_interval_s=INTERVAL_S,
+            seed=repeat + 1,
+            study=study,
+            partition=partition,
+            repeat=repeat,
+            cuda_graphs=captured,
+            capture_sync=captured and (backend, transport) == ("ddp", "nccl"),
+        )
+    )
     reduction = "none" if known.workers == 1 else "hooks" if backend == "ddp" and not captured else "flat"
     cycle = {"HOROVOD_CYCLE_TIME": {"value": f"{1e3 * known.cycle_s:g}", "source": "shipped"}}
     ranks = [
