@@ -157,6 +157,25 @@ def test_the_keyboard_walks_along_the_points_and_says_the_same(seen, analysis):
 # ---------------------------------------------------------------------------------------------------- buttons
 
 
+def test_an_entry_of_the_legend_hides_its_series_and_no_other(seen):
+    page = seen.page
+    inside = "figure[data-figure=speedup] .canvas > svg"
+    keys, whole = page.locator(f"{inside} [data-legend] text"), drawn(page, "speedup")
+    assert keys.count() >= 2
+
+    for number in range(keys.count()):
+        key = keys.nth(number)
+        series = key.evaluate("(each) => each.parentElement.dataset.legend")
+        own = page.locator(f'{inside} [data-series="{series}"]')
+        assert own.locator("title").count() > 0 and own.count() > own.locator("title").count()
+        key.focus()
+        page.keyboard.press("Enter")
+        gone = page.locator(f"{inside} .gone").evaluate_all("all => all.map((each) => each.dataset.series)")
+        assert gone == [series] * own.count() and key.get_attribute("aria-pressed") == "false"
+        key.click()
+    assert drawn(page, "speedup") == whole
+
+
 def test_the_theme_button_turns_the_page_dark_and_light(seen):
     page = seen.page
     button = page.locator("button[data-action=theme]")

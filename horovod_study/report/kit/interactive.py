@@ -24,6 +24,7 @@ from horovod_study.text.numbers import THIN, known, with_interval
 from horovod_study.text.words import plural
 
 _TIPS: WeakKeyDictionary[Artist, tuple[str, ...]] = WeakKeyDictionary()
+_SERIES: WeakKeyDictionary[Artist, str] = WeakKeyDictionary()  # what an entry of the legend hides
 
 
 def mark(artist: Iterable[Any], *, series: str, tips: Sequence[str]) -> None:
@@ -35,6 +36,11 @@ def mark(artist: Iterable[Any], *, series: str, tips: Sequence[str]) -> None:
     for part in artist:
         own = texts if isinstance(part, Line2D) else [texts.pop(0)]
         _TIPS[part] = tuple(own)
+
+
+def belongs(artist: Any, series: str) -> None:
+    """Tell the page that these artists are of `series`, by the name that the legend has for it."""
+    _SERIES.update(dict.fromkeys(artist if isinstance(artist, Iterable) else [artist], series))
 
 
 def tips(
@@ -68,6 +74,7 @@ def inline(drawing: Any, *, width_in: float = SCREEN_WIDTH_IN) -> str:
     with style(svg__fonttype="none"):
         figure = settled(drawing.draw(width_in))
         figure.draw_without_rendering()  # bars have their places when they were drawn once
+        _number(figure)
         spots = "".join(_spots(figure))
         svg = to_bytes(figure, "svg").decode("utf-8")
     svg = svg[svg.index("<svg") :]
@@ -77,6 +84,7 @@ def inline(drawing: Any, *, width_in: float = SCREEN_WIDTH_IN) -> str:
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{drawing.name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{drawing.name}-\1)", svg)
     svg = re.sub(r"'DejaVu Sans'", "var(--sans)", svg)
+    svg = re.sub(rf'id="{drawing.name}-(series|legend)-(\d+)"', r'data-\1="\2"', svg)
     for color in DARK:
         svg = re.sub(rf"(?<=: ){color}\b", f"var({css_name(color)})", svg)
         svg = svg.replace(f'fill="{color}"', f'style="fill: var({css_name(color)})"')  # in patterns of hatches
@@ -88,11 +96,25 @@ def inline(drawing: Any, *, width_in: float = SCREEN_WIDTH_IN) -> str:
     return _compact(opening, svg[head.end() :].strip(), drawing.name).replace("</svg>", f"{spots}</svg>")
 
 
+def _number(figure: Figure) -> None:
+    """Name the entries of the legend that belong to a series, and all that is drawn of it, by one number."""
+    for legend in figure.legends:
+        for number, (text, handle) in enumerate(zip(legend.get_texts(), legend.legend_handles, strict=True)):
+            series = text.get_text().replace("\n", "")
+            own = [artist for axes in figure.axes for artist in axes.get_children() if _SERIES.get(artist) == series]
+            for artist in (text, handle) if own and handle is not None else ():
+                artist.set_gid(f"legend-{number}")
+            for artist in own:
+                artist.set_gid(f"series-{number}")
+
+
 def _spots(figure: Figure) -> Iterator[str]:
     """Yield an element for each point that has a text: what is pointed at, in units of the SVG, and its title."""
     scale, height = 72 / figure.dpi, float(figure.bbox.height)
     for axes in figure.axes:
         for artist in axes.get_children() if axes.get_visible() else ():
+            gid = artist.get_gid()
+            series = Markup(f' data-series="{gid.removeprefix("series-")}"' if gid else "")
             for place, text in enumerate(_TIPS.get(artist, ())):
                 if isinstance(artist, Line2D):
                     x, y = artist.get_transform().transform(np.asarray(artist.get_xydata())[place])
@@ -103,8 +125,8 @@ def _spots(figure: Figure) -> Iterator[str]:
                     box = artist.get_window_extent()
                     shape = f'rect x="{box.x0 * scale:.1f}" y="{(height - box.y1) * scale:.1f}" '
                     shape += f'width="{box.width * scale:.1f}" height="{box.height * scale:.1f}"'
-                yield Markup('<{0} class="spot" fill="none" pointer-events="all"><title>{1}</title></{2}>').format(
-                    Markup(shape), text, shape.partition(" ")[0]
+                yield Markup('<{0} class="spot" fill="none" pointer-events="all"{3}><title>{1}</title></{2}>').format(
+                    Markup(shape), text, shape.partition(" ")[0], series
                 )
 
 

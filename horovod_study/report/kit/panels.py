@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.interactive import belongs, mark
 from horovod_study.report.kit.style import (
     INK,
     NARROW_IN,
@@ -100,13 +100,14 @@ def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str
     """Draw a line of a series through `x` and `y`, each (N,); `changes` of how it looks, as `Axes.plot` takes them."""
     how: dict[str, Any] = {"linestyle": look.dash, "linewidth": 1.2, "zorder": 2, **changes}
     drawn = axes.plot(x, y, color=look.color, **how)
+    belongs(drawn, look.label)
     if tips:
         mark(drawn, series=look.label, tips=tips)
 
 
 def band_of(axes: Axes, x: pd.Series, ends: tuple[pd.Series, pd.Series], look: SeriesStyle, *, alpha: float) -> None:
     """Draw the band of a series between the lower and the upper `ends`."""
-    axes.fill_between(x, *ends, color=look.color, alpha=alpha, linewidth=0, zorder=1.5)
+    belongs(axes.fill_between(x, *ends, color=look.color, alpha=alpha, linewidth=0, zorder=1.5), look.label)
 
 
 def point_bars(
@@ -120,7 +121,7 @@ def point_bars(
 ) -> None:
     """Draw points and their bars: `values` are middle, low and high, each (N,); hollow where not `resolved`."""
     middle, low, high = values
-    axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3)
+    belongs(axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3), look.label)
     shown = [(look, np.full(len(middle), True))]
     if resolved is not None:
         shown = [(replace(look, filled=filled, ring=False), resolved.to_numpy() == filled) for filled in (True, False)]

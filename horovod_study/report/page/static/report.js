@@ -1,5 +1,4 @@
-// What report.html adds where scripts run: points by keyboard and touch, files to save, day and night. The page says
-// everything without it. Texts from files only ever become textContent or attributes.
+// What report.html adds where scripts run: it says everything without. Texts only become textContent or attributes.
 (() => {
   "use strict";
   const root = document.documentElement;
@@ -52,9 +51,24 @@
         const far = Math.hypot(box.x + box.width / 2 - event.clientX, box.y + box.height / 2 - event.clientY);
         if (far < least) [near, least] = [place, far];
       });
-      if (near < 0) hide();
-      else tell(near);
+      (near < 0 ? hide : tell)(near);
     });
+  }
+
+  // An entry of the legend hides its series, and shows it again.
+  function addToggles(svg) {
+    for (const text of svg.querySelectorAll("[data-legend] text")) {
+      const parts = svg.querySelectorAll(`[data-series="${text.parentElement.dataset.legend}"]`);
+      const turn = (event) => {
+        if (event.key !== undefined && event.key !== "Enter") return;
+        const hidden = text.getAttribute("aria-pressed") === "true";
+        text.setAttribute("aria-pressed", `${!hidden}`);
+        for (const part of parts) part.classList.toggle("gone", hidden);
+      };
+      for (const [name, value] of [["role", "button"], ["tabindex", "0"], ["aria-pressed", "true"]]) text.setAttribute(name, value);
+      for (const kind of ["click", "keydown"]) text.addEventListener(kind, turn);
+      svg.setAttribute("role", "group"); // a picture could hold nothing to press
+    }
   }
 
   // The drawing as a file: in light colours, which are those of paper.
@@ -88,10 +102,7 @@
     const night = matchMedia("(prefers-color-scheme: dark)");
     const dark = () => (root.dataset.theme ?? (night.matches ? "dark" : "light")) === "dark";
     const say = () => { button.textContent = dark() ? "Light" : "Dark"; button.setAttribute("aria-label", `Use ${dark() ? "light" : "dark"} colours`); };
-    button.addEventListener("click", () => {
-      root.dataset.theme = dark() ? "light" : "dark";
-      say();
-    });
+    button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; say(); });
     night.addEventListener("change", say);
     say();
     document.querySelector("header").append(button);
@@ -102,6 +113,7 @@
     const [plot, svg] = [figure.querySelector(".plot"), figure.querySelector(".canvas > svg")];
     const title = figure.querySelector("h3").textContent;
     addTips(plot, svg, title);
+    addToggles(svg);
     addTools(figure, plot, svg, title);
   }
   addTheme();
