@@ -249,9 +249,9 @@ def test_a_full_disk_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--workers", "1000000000000"), "cannot forecast 1000000000000 workers: .* from 1 to 10,000,000"),
+        (("--workers", "1000000000000"), "--workers is 1000000000000; it must be at most 10,000,000"),
         (("--workers", "8", "--rolling"), "--rolling says how .* give --holdout"),
-        (("--price-per-gpu-hour", "2"), "a price without samples"),
+        (("--price-per-gpu-hour", "2"), "--price-per-gpu-hour says nothing without samples"),
     ],
 )
 def test_options_of_predict_that_say_nothing_are_refused(

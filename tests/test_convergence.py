@@ -637,7 +637,11 @@ def test_a_study_file_may_name_targets(tmp_path):
 
     assert load_study(path).targets == (1e-3, 5e-4)
     assert [cell.config.seed for cell in load_study(path).cells()] == [1, 1, 2, 2, 3, 3]
-    for wrong, message in (("0", "it must be greater than 0"), ("soon", "it must be a number"), ("[]", "empty list")):
+    for wrong, message in (
+        ("0", "it must be greater than 0"),
+        ("soon", "it must be a number"),
+        ("[]", "give at least one value"),
+    ):
         path.write_text(head + f"targets: {wrong}\n")
         with pytest.raises(ConfigError, match=f"targets .*{message}"):
             load_study(path)

@@ -285,7 +285,8 @@ def fault(problem: ValidationError, content: Any, name: str = "") -> str:
         text = f"{name} is {given}; it must have {ctx['min_length']} or more"
     elif kind in _RANGES:
         key, words = _RANGES[kind]
-        text = f"{name} is {str(first['input'])[:60]}; it must be {words} {ctx[key]:g}"
+        limit = f"{ctx[key]:,.0f}" if 1000 <= ctx[key] < 1e15 else f"{ctx[key]:g}"
+        text = f"{name} is {str(first['input'])[:60]}; it must be {words} {limit}"
     elif kind in _KINDS:
         text = f"{name} is {given}; it must be {_KINDS[kind]}"
     else:

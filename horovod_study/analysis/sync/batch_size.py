@@ -122,11 +122,12 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, seed: int = 0) -> Knee:
     sizes, steps = np.asarray(batch, dtype=np.float64).ravel(), np.asarray(step_s, dtype=np.float64).ravel()
     known = all(np.isfinite(each).all() and (each > 0).all() for each in (sizes, steps))
     distinct, group = np.unique(sizes, return_inverse=True)  # (K,), (R,)
-    if not known or len(distinct) < MIN_BATCHES:
-        raise AnalysisError(
-            f"{len(distinct)} distinct batch sizes: a knee needs at least {MIN_BATCHES}, and batches and steps that "
-            "are finite and above 0; leave out runs without a value"
-        )
+    for broken, text in (
+        (not known, "batches and steps must be finite and above 0; leave out runs without a value"),
+        (len(distinct) < MIN_BATCHES, f"{len(distinct)} distinct batch sizes: a knee needs at least {MIN_BATCHES}"),
+    ):
+        if broken:
+            raise AnalysisError(text)
     order = np.lexsort((steps, sizes))
     sizes, steps, group = sizes[order], steps[order], group[order]
     runs = [steps[group == place] for place in range(len(distinct))]
