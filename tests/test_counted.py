@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from make.waiting import PATIENCE_S
 import horovod_study as hs
 from horovod_study import records
 from horovod_study.analysis.audit import RULES, recount
-from horovod_study.cli import main
+from horovod_study.cli import explain, main
 from horovod_study.records import TurnSlice, recorded_run, run_side_files, run_table
 
 STEPS, SLICES, WARMUP, BATCH = 20, 12, 20, 75
@@ -108,6 +109,18 @@ def test_every_number_of_a_run_is_of_the_same_steps(shared: Path) -> None:
         assert row["samples_per_s"] == pytest.approx(BATCH * row["workers"] / row["step_s"], rel=1e-3)
         assert row["step_s"] == pytest.approx(np.mean([each.mean() for each in timed.values()]))
         assert row["step_s_median"] == max(np.median(each) for each in timed.values())
+
+
+def test_where_hardly_a_step_was_quiet_the_synchronisation_is_that_of_all_steps(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(records, "read_synchronisation", lambda directory: {})
+    slices = [*write_run(tmp_path, 1, 0, set()), *write_run(tmp_path, 2, 0, set(range(10)))]
+    records.append_turns(tmp_path, slices)
+
+    _, rows, _ = explain._synchronised(tmp_path / "w2-r0")
+
+    assert [len(each["step"]) for each in rows] == [STEPS * SLICES] * 2
 
 
 def test_the_run_as_it_wrote_itself_down_is_there_and_agrees_with_its_rows(shared: Path) -> None:

@@ -164,8 +164,15 @@ def _synchronised(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], di
     """Return a run that is done: its record, the columns of the timed steps of each rank, and what --measure-sync found
     (None for a worker alone, who synchronises with nobody)."""
     from horovod_study import records
+    from horovod_study.analysis.steps.rank_steps import MIN_STEPS
 
     run = records.recorded_run(directory)
+    # Where other programs were at work nearly all the time, what is quiet is too little: all steps count, with a doubt.
+    if (
+        run.aside
+        and min((sum(each["step"] >= run.first_step) for each in run.rows.values()), default=0) < 3 * MIN_STEPS
+    ):
+        run = run.whole()
     lengths = {len(columns["step"]) for columns in run.rows.values()}
     for wrong, why in (
         (run.state != "done", f"the run is {run.state}, and only finished runs can be decomposed; run it again"),
