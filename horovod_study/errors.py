@@ -12,7 +12,6 @@ Everything else is a bug and traces back.
 """
 
 import difflib
-import math
 import reprlib
 from collections.abc import Iterable
 from typing import Any
@@ -72,27 +71,3 @@ def refuse(source: str, *rules: tuple[object, str], error: type[StudyError] = Co
     for broken, text in rules:
         if broken:
             raise error(f"{source}: {text}" if source else text)
-
-
-def require_known(
-    what: str, value: Any, allowed: Iterable[str], *, error: type[StudyError] = ConfigError, also: str = ""
-) -> None:
-    """Raise `error` for a value that is not one of `allowed`, with the nearest that is; `also` is allowed, in words."""
-    names = tuple(allowed)
-    if value not in names:
-        raise error(f"{what} {value!r} is not known{nearest(str(value), names)}; allowed: {', '.join(names)}{also}")
-
-
-def require_within(what: str, value: float, low: float, high: float = math.inf) -> None:
-    """Raise ConfigError for a number that is not from `low` to `high`, both allowed, or none at all (NaN)."""
-    if not low <= value <= high:
-        found, least, most = (f"{each:,}" if isinstance(each, int) else f"{each:g}" for each in (value, low, high))
-        raise ConfigError(f"{what} is {found}; allowed: {least} {'or more' if high == math.inf else f'to {most}'}")
-
-
-def require_keys(source: str, keys: Iterable[Any], allowed: Iterable[str]) -> None:
-    """Raise ConfigError for a key of a document, of which messages say `source`, that is not one of `allowed`."""
-    names = tuple(allowed)
-    for key in keys:
-        if key not in names:
-            raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), names)}; allowed: {', '.join(names)}")

@@ -30,8 +30,9 @@ from horovod_study.config.roles import Role
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies import pairs, turns
+from horovod_study.studies.design import follow
 from horovod_study.studies.pairs import Comparison, check_configs, pairs_of, read_side, sides_of, told
-from horovod_study.studies.runner import RunOptions, StudyResult, follow
+from horovod_study.studies.runner import RunOptions, StudyResult
 from horovod_study.workload.options import STRAIN
 
 Document = dict[str, Any]

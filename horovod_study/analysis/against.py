@@ -19,9 +19,10 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CELL, ENVIRONMENT, FLAGS, REPORTED, baseline_place, measured
 from horovod_study.analysis.study import Analysis
+from horovod_study.config.doors import accept, checked
 from horovod_study.config.roles import Role
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError, ConfigError, require_known
+from horovod_study.errors import AnalysisError, ConfigError
 
 Metric = namedtuple("Metric", "column title unit scale word better worse sign")
 """One quantity: its column in `runs` (a target's in `crossings`), the scale to its unit, the word of the gate, those of
@@ -188,7 +189,9 @@ def _free(match: str | None, cells: pd.DataFrame) -> tuple[str, ...]:
         raise ConfigError(f"--match {match}: is not known; allowed: {forms}")
     chosen = [name.strip() for name in names.split(",") if names]
     for name in chosen:
-        require_known(f"--match {match}: the setting", name, [each for each in CELL if each != "workers"])
+        accept(
+            checked(str, choices=[each for each in CELL if each != "workers"]), name, "report", name="--match except"
+        )
     return tuple(name for name in CELL if name in chosen)
 
 
@@ -314,7 +317,7 @@ def read_limits(words: Sequence[str]) -> dict[str, float]:
     limits: dict[str, float] = {}
     for text in words:
         word, _, value = text.partition("=")
-        require_known("--fail-on", word, (*GATE_WORDS, *BARE_WORDS))
+        accept(checked(str, choices=(*GATE_WORDS, *BARE_WORDS)), word, "report", name="--fail-on")
         bare, share = word in BARE_WORDS, re.fullmatch(r"\s*(\d{1,3}(?:\.\d*)?|\.\d+)\s*%\s*", value)
         if word in limits or (bool(value) if bare else not share):
             form = word if bare else f"a percentage, as in {word}=5%"

@@ -168,9 +168,10 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.config.workload import find_workload
     from horovod_study.report.figures.comparison import write_comparison
+    from horovod_study.studies.design import follow
     from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.pairs import pairs_of, told
-    from horovod_study.studies.runner import RunOptions, follow, show_plan
+    from horovod_study.studies.runner import RunOptions, show_plan
     from horovod_study.text.progress import say
 
     what = "is for a study file; two sides A B are compared on this machine"

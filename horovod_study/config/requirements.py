@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from horovod_study.config.roles import TRUTH, Option, Role, check_field, named, plain
+from horovod_study.config.roles import TRUTH, Option, Role, named, plain
 from horovod_study.config.workload import Configuration
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
@@ -54,6 +54,8 @@ def parse(text: str, options: Mapping[str, Option]) -> tuple[Requirement, ...]:
     Raises ConfigError for an unknown name, a value that cannot be, or a name with two values (path may have several:
     within a host and between hosts).
     """
+    from horovod_study.config.doors import accept  # pydantic, which --help does without
+
     facts = facts_of(options)
     found: list[Requirement] = []
     for part in text.split(","):
@@ -80,7 +82,7 @@ def parse(text: str, options: Mapping[str, Option]) -> tuple[Requirement, ...]:
                 "one interface or device"
             )
         known = TRUTH.get(value.lower(), value) if facts[name].kind is bool else value
-        known = check_field("run: require", name, known, facts[name], optional=False)
+        known = accept(facts[name].form, known, "run: require", name=name)
         found.append(Requirement(name=name, value=known, text=f"{name}={value}"))
     for one in found:
         other = next((each for each in found if each.name == one.name and each.value != one.value), None)

@@ -145,10 +145,3 @@ def plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " and ".join(map(str, value))
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def check_field(owner: str, name: str, value: Any, declared: Option, *, optional: bool) -> Any:
-    """Return `value` as the declared type, or raise ConfigError naming the field, the value and what is allowed."""
-    from horovod_study.config.doors import accept
-
-    return accept(declared.form | None if optional else declared.form, value, owner, name=name)

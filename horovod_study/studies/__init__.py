@@ -16,9 +16,10 @@
     aim         precision as the aim of a study: what needs more turns, or another launch, and what is open
     smoke       two workers for a few steps, before a study
     lease       who holds a run, a cell or a study, and how that ended
-    runner      what a study or a design still needs: found, said, run; retries and cancels
+    runner      what a study still needs: found, said, run; retries and cancels
     submit      cells given to Slurm, and jobs taken back
     job         the program inside a job: a grid that stops with a checkpoint when Slurm says so
+    design      what is to be run next, given what came of it so far: what the engine runs, resumes and retries
     pairs       `run A B`: two configurations in blocks, side by side
     tune        a race of settings of how workers communicate
     search      a hyper-parameter search: its YAML file, and Optuna's study whose trials are cells

@@ -652,34 +652,3 @@ def ask_to_end(directory: Path, claim: Claim) -> None:
     with writing(path, "make room there", error=StudyError):
         path.parent.mkdir(exist_ok=True)
         path.touch()
-
-
-Design = Generator[StudyCells, Ledger, None]
-"""Yields the cells that are to be run next and receives where these stand then.
-
-What is run, resumed, retried and put into turns is the same for all: an interrupted design is begun again, and what is
-done is only read.
-"""
-
-
-def follow(design: Design, how: RunOptions, console: Console) -> StudyResult | None:
-    """Run what a design yields until it is at its end or a run is interrupted; None: there was nothing to run."""
-    result: StudyResult | None = None
-    with suppress(StopIteration):
-        sweep = next(design)
-        while not (result := run_sweep(sweep, how, console=console)).interrupted:
-            sweep = design.send(result.ledger)
-    return result
-
-
-def run_all(sweep: StudyCells, how: RunOptions) -> list[Path]:
-    """Run the cells of `sweep` that are not done and return all run directories; what is said goes to standard error.
-
-    StudyError with the reason of the first run that fails, and KeyboardInterrupt after Ctrl-C.
-    """
-    result = run_sweep(sweep, how, console=Console(stderr=True))
-    if result.interrupted:
-        raise KeyboardInterrupt
-    wrong = (f"{each.name}: {each.reason or each.state}" for each in result.ledger.entries if each.state != "done")
-    refuse("", *((True, f"{text}; type the same again to go on") for text in wrong), error=StudyError)
-    return [sweep.directory / cell.key for cell in sweep.cells]

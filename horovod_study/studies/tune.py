@@ -36,10 +36,11 @@ from horovod_study.errors import ConfigError, StudyError, nearest, refuse
 from horovod_study.measure.clock import now
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies.attempt import record_in
+from horovod_study.studies.design import Design, follow
 from horovod_study.studies.interruption import INTERRUPTED
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside
 from horovod_study.studies.progress import say
-from horovod_study.studies.runner import Design, RunOptions, end_unattended, follow
+from horovod_study.studies.runner import RunOptions, end_unattended
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
