@@ -742,13 +742,13 @@ PLACES = (
     "watch.Watcher._step",
     "watch.Watcher._end",
     "events.Log.write",
-    "precision.PrecisionObserver._note",
+    "facts.PrecisionObserver._note",
     "stacks.Stacks.stop",
 )
 """One of each way into the recorder: forward, autograd, optimizer, loader, file, a layer, the end."""
 BREAKING = """
 import json
-from horovod_study.recording.rank import events, precision, stacks, watch
+from horovod_study.recording.rank import events, facts, stacks, watch
 
 def train(place):
     turns = 0
