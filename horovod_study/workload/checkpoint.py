@@ -224,7 +224,7 @@ def read_newest(run_directory: Path) -> bytes:
         again = "start the run again with another --out"
     elif run_directory.is_dir():
         what = "holds no checkpoint; train with --checkpoint-every STEPS (and without --no-checkpoint-at-end)"
-        again = "and start this run again with another --out"
+        again = "start this run again with another --out"
     else:
         what, again = "no such directory", "name the directory of a run"
     raise RecordError(f"{run_directory}: {what}; {again}")
