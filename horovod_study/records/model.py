@@ -60,7 +60,6 @@ EPOCH_COLUMNS = (
     *("epoch", "steps", "samples", "train_s", "wall_s"),
     *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr"),
 )
-ALL_STEPS = (0, sys.maxsize)
 COMMAND = "command"
 """The library, in tables, of a run of a command in which no step was seen, of which none is known."""
 _FOUND_BY = {
