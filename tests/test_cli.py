@@ -384,3 +384,17 @@ def test_nobody_is_told_to_type_a_verb_that_is_not_there() -> None:
             ]
 
     assert found == []
+
+
+def test_tables_of_another_version_are_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Path(__file__).parent / "runs"
+    with monkeypatch.context() as earlier:
+        earlier.setattr("horovod_study.analysis.study.SCHEMA", 0)
+        assert call(capsys, "report", runs, "--tables", "--out", tmp_path)[0] == 0
+
+    code, out, err = call(capsys, "report", runs, "--out", tmp_path)
+
+    assert (code, (tmp_path / "report.html").is_file()) == (0, True), err
+    assert "report.html" in out
