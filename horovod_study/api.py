@@ -44,7 +44,7 @@ from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.config.documents import logs, parse_json, read_text
 from horovod_study.config.doors import asked
 from horovod_study.config.run import available_cores
-from horovod_study.errors import DataError, RecordError, refuse
+from horovod_study.errors import AnalysisError, DataError, RecordError, refuse
 from horovod_study.text.progress import Line
 from horovod_study.text.words import plural
 
@@ -307,7 +307,13 @@ def report(directory: Path, **options: Any) -> Told:
     if "against" in asked:
         earlier, _, more = _analysis_of(asked["against"], {})
         return _report_against(place, earlier, asked, look, [*doubts, *more])
-    analysis = read_analysis(place)
+    try:
+        analysis = read_analysis(place)
+    except AnalysisError:  # tables of another version, which has other columns
+        if place == directory:
+            raise
+        place, paths, doubts = _analysis_of(directory, asked, again=True)
+        analysis = read_analysis(place)
     page, *others = write_page(place, **look)
     made = [page, *paths, *others]
     if "paper" in asked:
@@ -360,10 +366,10 @@ def _of_runs(asked: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _analysis_of(place: Path, asked: Mapping[str, Any]) -> tuple[Path, list[Path], list[str]]:
-    """Return where the tables of a study are, what of them was written (where missing or older), and its doubts."""
+def _analysis_of(place: Path, asked: Mapping[str, Any], *, again: bool = False) -> tuple[Path, list[Path], list[str]]:
+    """Return where the tables of a study are, what of them was written (missing, older, `again`), and its doubts."""
     directory = _tables_place(place, asked)
-    if directory == place or not records.is_older(directory, place):
+    if directory == place or not (again or records.is_older(directory, place)):
         return directory, [], []
     kept = records.analysis_options(directory, place)
     return directory, *write_analysis(place, directory, **{**kept, **_of_runs(asked)})

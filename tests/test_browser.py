@@ -169,9 +169,12 @@ def test_an_entry_of_the_legend_hides_its_series_and_no_other(seen):
         own = page.locator(f'{inside} [data-series="{series}"]')
         assert own.locator("title").count() > 0 and own.count() > own.locator("title").count()
         key.focus()
-        page.keyboard.press("Enter")
+        page.keyboard.press(("Enter", "Space")[number % 2])
         gone = page.locator(f"{inside} .gone").evaluate_all("all => all.map((each) => each.dataset.series)")
         assert gone == [series] * own.count() and key.get_attribute("aria-pressed") == "false"
+        page.locator("figure[data-figure=speedup] .plot").press("Home")
+        told = page.locator("figure[data-figure=speedup] .tooltip").inner_text()
+        assert told not in own.locator("title").all_text_contents(), "nothing is told of a hidden series"
         key.click()
     assert drawn(page, "speedup") == whole
 

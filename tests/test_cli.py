@@ -103,6 +103,13 @@ def test_an_old_verb_says_in_one_line_what_to_type(verb: str, capsys: pytest.Cap
         ),
         (["report", "/none"], r"/none: no such directory; name the directory that holds the runs"),
         (["explain", "/dev/null"], "/dev/null: is no directory of runs, nor another file"),
+        (
+            ["record", "--timer-mode", "ligt", "--", "true"],
+            r"record: --timer-mode is 'ligt' \(did you mean 'light'\?\)",
+        ),
+        (["record", "--study", "a/b", "--", "true"], "record: --study is 'a/b'; it names a folder: no slash"),
+        (["record", "--batch", "0", "--", "true"], "record: --batch is 0; it must be at least 1"),
+        (["record", "--warmup-steps", "-1", "--", "true"], "record: --warmup-steps is -1; it must be at least 0"),
         (["strain", "data", "check", "/none"], "/none/dataset.json: no such data set"),
         (["strain", "data", "generate", "--size", "many"], "--size many: must be a whole number of curves"),
         (["strain", "data", "generate", "--noise-max", "-1"], "--noise-max -1.0: must be 0"),
@@ -377,3 +384,17 @@ def test_nobody_is_told_to_type_a_verb_that_is_not_there() -> None:
             ]
 
     assert found == []
+
+
+def test_tables_of_another_version_are_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Path(__file__).parent / "runs"
+    with monkeypatch.context() as earlier:
+        earlier.setattr("horovod_study.analysis.study.SCHEMA", 0)
+        assert call(capsys, "report", runs, "--tables", "--out", tmp_path)[0] == 0
+
+    code, out, err = call(capsys, "report", runs, "--out", tmp_path)
+
+    assert (code, (tmp_path / "report.html").is_file()) == (0, True), err
+    assert "report.html" in out

@@ -925,6 +925,11 @@ def test_given_hosts_take_the_place_of_this_machine():
     assert ((1,), (1,), (1, 1)) == tuple(cell.placement.per_node for cell in (plain, alone, two))
 
 
+def test_a_host_given_twice_is_refused():
+    with pytest.raises(StudyError, match="partition local: hosts names a twice; give it once with all its slots: a:N"):
+        study_file.on_hosts(make_study(workers=(2,), repeats=1), parse_hosts("a,b,a"))
+
+
 # ---------------------------------------------------------------------------------------------------- placement
 
 

@@ -59,6 +59,10 @@ def test_a_heading_with_nothing_below_it_says_nothing(tmp_path: Path) -> None:
     assert (study.zipped, study.budget, study.precision, study.question) == ((), {}, None, "")
 
 
+def test_a_date_is_a_name(tmp_path: Path) -> None:
+    assert load_study(write(tmp_path, GOOD.replace("laptop", "2026-07-31"))).name == "2026-07-31"
+
+
 def test_baselines_are_added_by_themselves(tmp_path: Path) -> None:
     study = load_study(write(tmp_path, GOOD.replace("[1, 2]", "[2]")))
     assert ("horovod/mpi", 1) in {(cell.runtime, cell.placement.workers) for cell in study.cells()}
@@ -126,6 +130,8 @@ def test_workers_up_to_the_cores(
         ("study: laptop\n", "", r"study\.yaml: study is missing"),
         ("repeats: 2", "repeats: 2\nrepeats: 3", "line 4 is not valid YAML .*'repeats' is given twice"),
         ("repeats: 2", "repeats: [", r"study\.yaml: line \d+ is not valid YAML"),
+        ("repeats: 2", "rate: 'speed: ([0-9.]+)'", "rate is what the output of a command says; give command, or leave"),
+        ("study: laptop", 'study: "\\ud800"', r"study is '.ud800'; it must be a text in Unicode"),
         ("repeats: 2", "baselines: [fast]", r"baselines\.0 is 'fast'; allowed: plain, wrapped"),
     ],
 )

@@ -87,7 +87,7 @@ def predict(options: argparse.Namespace) -> Result:
             "--rolling says how to hide worker counts: give --holdout, too, or leave it out",
         ),
         (
-            laws and any(each is not None for each in (*known.values(), *batch.values())),
+            laws and any(each is not None for each in (*known.values(), *batch.values(), size)),
             "nothing is asked for: give --workers to forecast, --holdout or --recommend",
         ),
         (

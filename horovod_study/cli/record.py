@@ -36,6 +36,8 @@ def _record_arguments(parser: Parser) -> None:
 def record(options: argparse.Namespace) -> int:
     """Record the training of any PyTorch script as it is."""
     from horovod_study import records
+    from horovod_study.config.doors import accept
+    from horovod_study.config.partitions import FolderName
     from horovod_study.config.scripted import check_rate
     from horovod_study.measure.clock import utc_stamp
     from horovod_study.recording import command as recorded
@@ -57,7 +59,11 @@ def record(options: argparse.Namespace) -> int:
     )
     check_rate("--rate", options.rate)
     measured = named(packaged().options, Role.WINDOW | Role.CLOCK | Role.NAMING)
-    common = {**{name: value for name, value in vars(options).items() if name in measured}, "disk_full": "go-on"}
+    common = {name: value for name, value in vars(options).items() if name in measured}
+    for name, value in {**common, **({} if options.batch is None else {"batch": options.batch})}.items():
+        form = FolderName if name in ("study", "partition") else packaged().options[name].form
+        accept(form, value, "record", name=option_name(name))
+    common["disk_full"] = "go-on"
     out = options.out or Path("runs") / options.study / f"{utc_stamp()}-{Path(command[0]).name}"
     places = [out, *(out.with_name(f"{out.name}-{number}") for number in range(2, options.repeats + 1))]
     recorded.close_left(out.absolute().parent)

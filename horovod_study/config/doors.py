@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cache
 from typing import Annotated, Any, Self
 
@@ -88,8 +89,12 @@ def _number(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | date):  # YAML reads 2026-07-31 as a date
         raise _refused("a text")
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:  # lone surrogates, with which nothing can be named or written
+        raise _refused("a text in Unicode") from None
     return str(value)
 
 

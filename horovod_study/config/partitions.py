@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -93,7 +94,7 @@ class Partition(Form):
             return content
         found = {name: each if isinstance(each, Mapping) else {"value": each} for name, each in told.items()}
         for name, each in found.items():
-            if type(each.get("value")) not in (str, int, float) or set(each) - {"value", "because"}:
+            if type(each.get("value")) not in (str, int, float, date) or set(each) - {"value", "because"}:
                 write = "write a text, in quotes where YAML takes it for something else, or {value: ..., because: ...}"
                 raise wrong(f"environment.{name} is {short(told[name])}; {write}")
         because = {name: each["because"] for name, each in found.items() if "because" in each}

@@ -61,6 +61,8 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     """
     given = [name for name in ("script", "command") if name in content]
     if not given:
+        if content.get("rate") is not None:
+            raise ConfigError(f"{path}: rate is what the output of a command says; give command, or leave rate out")
         return None
     if len(given) > 1 or "workload" in content:
         raise ConfigError(f"{path}: give one of script, command and workload")

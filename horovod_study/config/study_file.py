@@ -129,7 +129,7 @@ class _Never(Form):
 def _kind(value: Any) -> Any:
     if isinstance(value, dict):
         return {"kind": "median", **value}
-    return {"kind": value} if isinstance(value, str) else value
+    return {"kind": value} if isinstance(value, str) else {"kind": "median"} if value is None else value
 
 
 _Pruner = Annotated[_Median | _Hyperband | _Never, Field(discriminator="kind")]
@@ -158,12 +158,13 @@ def space_form(options: Mapping[str, Option]) -> Any:
 
 def _dimension(option: Option) -> Any:
     number, step = option.kind in (int, float), doors.checked(option.kind, above=0)
-    ends: dict[str, Any] = {"low": option.form, "high": option.form, "log": Flag, "step": step | None}
+    end = doors.checked(option.kind, low=option.low, above=option.above)  # never null, which the option itself may be
+    ends: dict[str, Any] = {"low": end, "high": end, "log": Flag, "step": step | None}
     span: Any = keyed("range", ends, needed=("low", "high")) if number else None
     kind = Discriminator(
         lambda told: "values" if isinstance(told, list) else "range" if number and isinstance(told, dict) else None,
         custom_error_type="dimension",
         custom_error_message="it must be a list of values such as [64, 128], or of a number a range such as "
-        "{{low: 1e-4, high: 1e-2, log: true}}; a single value belongs under run",
+        "{low: 1e-4, high: 1e-2, log: true}; a single value belongs under run",
     )
     return Annotated[Annotated[_list(option.form), Tag("values")] | Annotated[span, Tag("range")], kind]

@@ -183,6 +183,12 @@ def _distribution(where: str, name: str, values: Any) -> BaseDistribution:
     kind: Any = IntDistribution if OPTIONS[name].kind is int else FloatDistribution
     try:
         if isinstance(values, dict):
+            low, high, step = values["low"], values["high"], values.get("step")
+            refuse(
+                where,
+                (low >= high, f"low is {low} and high is {high}; low must be below high"),
+                (step and (high - low) / step > 1e15, f"step is {step}; it must be larger, or be left out"),
+            )
             found: BaseDistribution = kind(**{key: value for key, value in values.items() if value is not None})
             return found
         if len(set(values)) > max(1, len(values) - 1):

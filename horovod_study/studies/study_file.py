@@ -278,7 +278,7 @@ def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
     for name, each in study.partitions.items():
         cores = max(each.cores_per_node, slots * each.cores_per_worker)
         there: dict[str, Any] = {"scheduler": "ssh", "hosts": tuple(hosts), "nodes": len(hosts)}
-        partitions[name] = each.model_copy(update={**there, "cores_per_node": cores})
+        partitions[name] = accept(Partition, {**vars(each), **there, "cores_per_node": cores}, f"partition {name}")
     return replace(study, partitions=partitions)
 
 

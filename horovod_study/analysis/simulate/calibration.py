@@ -16,6 +16,7 @@ a run of several workers is reproduced by construction and carried on from.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -134,7 +135,7 @@ def measured_network(content: Mapping[str, Any], *, source: str, way: str | None
     """
     try:
         return _measured_network(content, source=source, way=way, size=size)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise AnalysisError(
             f"{source}: is damaged or no result of `horovod-study bench` ({type(error).__name__}: {error}); "
             "measure again"
@@ -608,7 +609,9 @@ def largest_of_each_kind(
 
 def _spans(content: Mapping[str, Any]) -> bool:
     jobs = content.get("measured") or [{}]
-    return len({str(rank.get("host")) for rank in (jobs[0].get("conditions") or {}).get("ranks", [])}) > 1
+    with suppress(AttributeError, TypeError, LookupError):  # what is damaged is told where it is read
+        return len({str(rank.get("host")) for rank in (jobs[0].get("conditions") or {}).get("ranks", [])}) > 1
+    return False
 
 
 def _compared(content: Mapping[str, Any], best: Mapping[str, Any]) -> str:

@@ -18,10 +18,15 @@
 
   // A mouse is shown the title of a spot by the browser; whoever has none walks along the spots, or taps near one.
   function addTips(plot, svg, title) {
-    const spots = [...svg.querySelectorAll(".spot")];
+    let spots = [];
     const tip = make("div", { class: "tooltip", role: "status" });
     let at = -1;
     svg.parentElement.append(tip);
+    const look = () => { // nothing is told of a hidden series
+      const here = spots[at];
+      spots = [...svg.querySelectorAll(".spot:not(.gone, .gone *)")];
+      at = spots.indexOf(here);
+    };
     const hide = () => { tip.classList.remove("shown"); tip.textContent = ""; spots[at]?.classList.remove("here"); at = -1; };
     const tell = (next) => {
       hide();
@@ -36,6 +41,7 @@
     const steps = { ArrowRight: () => at + 1, ArrowLeft: () => at - 1, Home: () => 0, End: () => spots.length };
     for (const [name, value] of [["tabindex", "0"], ["role", "group"], ["aria-label", `${title}: arrow keys walk along the points`]]) plot.setAttribute(name, value);
     plot.addEventListener("keydown", (event) => {
+      look();
       if (event.ctrlKey || event.metaKey || event.altKey || spots.length === 0) return;
       if (event.key === "Escape") hide();
       else if (steps[event.key]) tell(steps[event.key]());
@@ -45,6 +51,7 @@
     plot.addEventListener("blur", hide);
     svg.addEventListener("pointerdown", (event) => {
       if (event.pointerType !== "touch") return;
+      look();
       let [near, least] = [-1, 40];
       spots.forEach((spot, place) => {
         const box = spot.getBoundingClientRect();
@@ -60,7 +67,8 @@
     for (const text of svg.querySelectorAll("[data-legend] text")) {
       const parts = svg.querySelectorAll(`[data-series="${text.parentElement.dataset.legend}"]`);
       const turn = (event) => {
-        if (event.key !== undefined && event.key !== "Enter") return;
+        if (event.key !== undefined && event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault(); // the space bar would scroll, too
         const hidden = text.getAttribute("aria-pressed") === "true";
         text.setAttribute("aria-pressed", `${!hidden}`);
         for (const part of parts) part.classList.toggle("gone", hidden);
