@@ -223,13 +223,7 @@ def accept(
         raise error(f"{source}: {fault(problem, content, name)}{again and '; '}{again}") from None
 
 
-class Said(Form):
-    """What options say; keys are written as on a command line, `--alpha-us` for the field `alpha_us`."""
-
-    model_config = ConfigDict(alias_generator=lambda name: f"--{name.replace('_', '-')}")
-
-
-def asked(form: type[Said], values: Mapping[str, Any], source: str) -> Any:
+def asked(form: type[Options], values: Mapping[str, Any], source: str) -> Any:
     """Return values by the names of their fields as what `form` makes of them; ConfigError names the option."""
     said = {f"--{name.replace('_', '-')}": value for name, value in values.items() if value is not None}
     return accept(form, said, source)

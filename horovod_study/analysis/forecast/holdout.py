@@ -23,7 +23,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
-from horovod_study.config.doors import Said, Text, Whole, asked, at_least, one_of
+from horovod_study.config.doors import Options, Text, Whole, asked, at_least, one_of
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
@@ -80,7 +80,7 @@ class HoldoutScore:
     why_not: str = ""
 
 
-class _HoldoutOptions(Said):
+class _HoldoutOptions(Options):
     holdout: Annotated[Whole, at_least(1)] | None = None
     laws: list[Annotated[Text, one_of(LAWS)]] | None = None
 

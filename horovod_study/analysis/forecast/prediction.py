@@ -31,7 +31,7 @@ from horovod_study.analysis.machine.advice import network_of
 from horovod_study.analysis.machine.network import FittedModel, fitted
 from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities
 from horovod_study.analysis.stats import Floats, normal_deviation
-from horovod_study.config.doors import Number, Said, Whole, above, asked, at_least, wrong
+from horovod_study.config.doors import Number, Options, Whole, above, asked, at_least, wrong
 from horovod_study.errors import AnalysisError
 
 _MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
@@ -71,7 +71,7 @@ class Prediction:
         return {} if self.batch_size is None else {"batch_size": self.batch_size}
 
 
-class _PredictOptions(Said):
+class _PredictOptions(Options):
     workers: list[Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]]
     workers_per_node: Annotated[Whole, at_least(1)] | None = None
     batch: list[Annotated[Number, above(0)]] | None = None

@@ -29,7 +29,7 @@ from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import MAX_WORKERS
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
-from horovod_study.config.doors import Number, Said, Whole, wrong
+from horovod_study.config.doors import Number, Options, Whole, wrong
 from horovod_study.errors import AnalysisError
 
 REACH = 8  # times the largest measured worker count: as far as answers are looked for
@@ -71,7 +71,7 @@ _Amount = Annotated[Number, Field(ge=1 / MOST, le=MOST)]
 _Samples = dict[Annotated[Whole, Field(ge=1, le=MAX_WORKERS)], _Amount]
 
 
-class Questions(Said):
+class Questions(Options):
     """What a user wants to know beside the knee, as options say it; None is not asked."""
 
     marginal: Annotated[Number, Field(gt=0, lt=1)] = 0.5  # share of the mean worker's that a further one must bring

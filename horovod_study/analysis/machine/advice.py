@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.machine.network import all_reduce_at, fits_of
-from horovod_study.config.doors import Form, Number, Said, Text, Whole, above, accept, at_least, one_of, wrong
+from horovod_study.config.doors import Form, Number, Options, Text, Whole, above, accept, at_least, one_of, wrong
 from horovod_study.config.doors import asked as accept_asked
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError, ConfigError
@@ -364,7 +364,7 @@ def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
 _Amount = Annotated[Number, above(0)]
 
 
-class _Asked(Said):
+class _Asked(Options):
     """What may be asked, in the names and units of the verb; it holds before a recorded run."""
 
     batch: Annotated[Whole, at_least(1)] | None = None

@@ -33,7 +33,7 @@ from horovod_study.analysis.simulate.network import CHOICES, MAX_WORKERS, Networ
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
-from horovod_study.config.doors import Number, Said, Text, Whole, one_of
+from horovod_study.config.doors import Number, Options, Text, Whole, one_of
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun
 
@@ -258,7 +258,7 @@ _Amount = Annotated[Number, Field(ge=0, le=1e12)]
 _Count = Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]
 
 
-class Given(Said):
+class Given(Options):
     """What options say; they hold before what was measured. Names and units are those of the verb."""
 
     way: Text | None = None

@@ -30,7 +30,7 @@ from horovod_study.analysis.simulate.network import (
     small_allreduce_s,
 )
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
-from horovod_study.config.doors import Said, Whole, asked
+from horovod_study.config.doors import Options, Whole, asked
 from horovod_study.errors import ConfigError
 
 STEPS = 2000  # simulated steps per worker count
@@ -46,7 +46,7 @@ COLUMNS = (
 )
 
 
-class _SimulateOptions(Said):
+class _SimulateOptions(Options):
     workers: list[Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]]
     global_batch: Annotated[Whole, Field(ge=1, le=10**12)] | None = None
     seed: Annotated[Whole, Field(ge=0)] = 1

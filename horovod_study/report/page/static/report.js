@@ -18,16 +18,11 @@
 
   // A mouse is shown the title of a spot by the browser; whoever has none walks along the spots, or taps near one.
   function addTips(plot, svg, title) {
-    let spots = [];
+    let [spots, at] = [[], -1];
+    const find = () => (spots = [...svg.querySelectorAll(".spot:not(.gone)")]).length; // nothing is told of a hidden series
     const tip = make("div", { class: "tooltip", role: "status" });
-    let at = -1;
     svg.parentElement.append(tip);
-    const look = () => { // nothing is told of a hidden series
-      const here = spots[at];
-      spots = [...svg.querySelectorAll(".spot:not(.gone, .gone *)")];
-      at = spots.indexOf(here);
-    };
-    const hide = () => { tip.classList.remove("shown"); tip.textContent = ""; spots[at]?.classList.remove("here"); at = -1; };
+    const hide = () => { tip.classList.remove("shown"); tip.textContent = ""; svg.querySelector(".here")?.classList.remove("here"); at = -1; };
     const tell = (next) => {
       hide();
       at = Math.min(Math.max(next, 0), spots.length - 1);
@@ -41,8 +36,7 @@
     const steps = { ArrowRight: () => at + 1, ArrowLeft: () => at - 1, Home: () => 0, End: () => spots.length };
     for (const [name, value] of [["tabindex", "0"], ["role", "group"], ["aria-label", `${title}: arrow keys walk along the points`]]) plot.setAttribute(name, value);
     plot.addEventListener("keydown", (event) => {
-      look();
-      if (event.ctrlKey || event.metaKey || event.altKey || spots.length === 0) return;
+      if (event.ctrlKey || event.metaKey || event.altKey || find() === 0) return;
       if (event.key === "Escape") hide();
       else if (steps[event.key]) tell(steps[event.key]());
       else return;
@@ -50,8 +44,7 @@
     });
     plot.addEventListener("blur", hide);
     svg.addEventListener("pointerdown", (event) => {
-      if (event.pointerType !== "touch") return;
-      look();
+      if (event.pointerType !== "touch" || find() === 0) return;
       let [near, least] = [-1, 40];
       spots.forEach((spot, place) => {
         const box = spot.getBoundingClientRect();
@@ -67,10 +60,10 @@
     for (const text of svg.querySelectorAll("[data-legend] text")) {
       const parts = svg.querySelectorAll(`[data-series="${text.parentElement.dataset.legend}"]`);
       const turn = (event) => {
-        if (event.key !== undefined && event.key !== "Enter" && event.key !== " ") return;
+        if (![undefined, "Enter", " "].includes(event.key)) return;
         event.preventDefault(); // the space bar would scroll, too
-        const hidden = text.getAttribute("aria-pressed") === "true";
-        text.setAttribute("aria-pressed", `${!hidden}`);
+        const hidden = text.ariaPressed === "true";
+        text.ariaPressed = `${!hidden}`;
         for (const part of parts) part.classList.toggle("gone", hidden);
       };
       for (const [name, value] of [["role", "button"], ["tabindex", "0"], ["aria-pressed", "true"]]) text.setAttribute(name, value);
@@ -112,8 +105,7 @@
     const say = () => { button.textContent = dark() ? "Light" : "Dark"; button.setAttribute("aria-label", `Use ${dark() ? "light" : "dark"} colours`); };
     button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; say(); });
     night.addEventListener("change", say);
-    say();
-    document.querySelector("header").append(button);
+    say(); document.querySelector("header").append(button);
   }
 
   root.classList.add("live-page");
