@@ -103,7 +103,9 @@ def _import_(options: argparse.Namespace) -> Result:
     began = now()
     columns, units = assignments("--columns", options.columns, NAMES), assignments("--units", options.units, UNITS)
     curves = open_curves(options.path, columns=columns, units=units, targets=options.targets)
-    with progress(lambda *told: f"{_part(*told)}  {now() - began:.0f} s") as on_progress:
+    with progress(
+        lambda what, done, of: f"  {what}  {100 * done / max(1, of):4.0f} %  {now() - began:.0f} s"
+    ) as on_progress:
         provenance = import_curves(
             curves,
             options.out,
@@ -117,10 +119,6 @@ def _import_(options: argparse.Namespace) -> Result:
     told = [f"{options.out}: imported in {now() - began:.1f} s", *(f"  {text}" for text in lines(provenance))]
     told.append(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
     return Result(document={"path": str(options.out), **provenance}, lines=told)
-
-
-def _part(what: str, done: int, total: int) -> str:
-    return f"  {what}  {100 * (done / total if total else 1.0):4.0f} %"
 
 
 def _noise_arguments(parser: Parser) -> None:

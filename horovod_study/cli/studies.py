@@ -93,6 +93,7 @@ def run(options: argparse.Namespace) -> int | Result:
     _take_command(options)
     options.retry, again = options.retry is not False, options.retry
     study, command = _study(options), _command(options)
+    aim = None if options.until is None else until_share(options.until)
     if options.plan:
         from horovod_study.studies.ledger import past_durations
         from horovod_study.studies.plan import plan_study
@@ -100,8 +101,7 @@ def run(options: argparse.Namespace) -> int | Result:
         ledger = _ledger(options, study)
         planned = plan_study(ledger, past=past_durations(ledger.directory), retry=options.retry)
         return Result(document=planned.document(), lines=planned.lines())
-    if options.until is not None:
-        study = study.until(until_share(options.until))
+    study = study if aim is None else study.until(aim)
     sweep = _sweep(options, study)
     if options.here:
         from rich.console import Console

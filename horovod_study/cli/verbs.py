@@ -170,8 +170,7 @@ def say_left_out(left_out: Mapping[str, str]) -> None:
         print(f"doubt: left out: {name}: {why}", file=sys.stderr)
 
 
-CURVES = "  {:,} of {:,} curves".format
-"""What `progress` shows of curves done, curves in all."""
+CURVES = "  {:,} of {:,} curves".format  # what `progress` shows of curves done, curves in all
 
 
 @contextmanager

@@ -23,8 +23,7 @@ from horovod_study.files import unguarded
 
 MAX_JSON_BYTES = 256_000_000
 _MAX_DEPTH = 64  # levels of nesting; what this package writes has fewer than ten
-MAX_FIELD_CHARS = 4_000_000
-"""Of one field of a CSV file; a longer one is not a table of numbers and names."""
+MAX_FIELD_CHARS = 4_000_000  # of one field of a CSV file; a longer one is not a table of numbers and names
 _is_finite = math.isfinite
 
 _Refusal = type[StudyError]

@@ -25,7 +25,7 @@ from horovod_study.config.documents import load_yaml
 from horovod_study.config.doors import Flag, Form, Number, Text, Whole, accept, at_least, matching, wrong
 from horovod_study.config.run import available_cores
 from horovod_study.config.variables import visible_gpus
-from horovod_study.errors import ConfigError, nearest, short
+from horovod_study.errors import ConfigError, nearest, refuse, short
 from horovod_study.text.words import plural
 
 FOLDER = Path("jobs") / "partitions"
@@ -178,6 +178,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 def load_partition(path: Path) -> Partition:
     """Read a partition's file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content = load_yaml(path)
+    refuse(f"{path}", ("because" in content, "unknown key 'because'; it belongs to a variable: NAME: {value, because}"))
     here = {"cores_per_node": available_cores(), "gpus_per_node": gpus_here()}
     found = here if content.get("scheduler", "local") == "local" else {}
     partition: Partition = accept(Partition, {"name": path.stem, **found, **content}, str(path))

@@ -60,9 +60,9 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     Raises ConfigError for a line without words, a place that nothing fills, and a value that has no place.
     """
     given = [name for name in ("script", "command") if name in content]
+    if content.get("rate") is not None and "command" not in given:
+        raise ConfigError(f"{path}: rate is what the output of a command says; the steps of a script are counted")
     if not given:
-        if content.get("rate") is not None:
-            raise ConfigError(f"{path}: rate is what the output of a command says; give command, or leave rate out")
         return None
     if len(given) > 1 or "workload" in content:
         raise ConfigError(f"{path}: give one of script, command and workload")
@@ -70,8 +70,6 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     words = _words(path, kind, folder, line)
     places = {name for word in words for name in PLACE.findall(word)}
     rate = check_rate(f"{path}: rate", content.get("rate"))
-    if rate is not None and kind == "script":
-        raise ConfigError(f"{path}: rate is what the output of a command says; the steps of a script are counted")
     told = _told(content)
     factors = _factors(path, told, places)
     missing = places - set(SHARED) - set(factors) - set(PLACED)

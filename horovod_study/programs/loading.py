@@ -99,7 +99,10 @@ def to_text(comparison: Comparison) -> list[str]:
             each["loader"],
             *(_thousands(**each[name]) for name in ("loading", "cached", "together")),
             f"{100 * each['waiting']['median']:.1f} %",
-            *(_duration(each[name]["median"]) for name in ("start_s", "restart_s")),
+            *(
+                f"{time:.1f} s" if time >= 1 else f"{time * 1e3:.1f} ms"
+                for time in (each["start_s"]["median"], each["restart_s"]["median"])
+            ),
             each["bound"],
         )
         for each in loaders
@@ -120,10 +123,6 @@ def _thousands(*, median: float, **ends: float) -> str:
     digits = 0 if median >= 1e5 else 1
     middle, low, high = (f"{value / 1e3:,.{digits}f}" for value in (median, ends["min"], ends["max"]))
     return f"{middle} ({low} - {high})"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def loader_options(name: str) -> dict[str, Any]:

@@ -98,11 +98,6 @@ def _seconds_per_call(call: Callable[[], object], seconds: float, device: torch.
         several = min(_MAX_CALLS, max(2 * several, int(1.1 * several * seconds / max(spent_s, 1e-6))))
 
 
-def matrix_peak(rates: Sequence[MatrixRate], dtype: str) -> MatrixRate:
-    """Return the size at which `dtype` is fastest: the matrix peak of a core is its median there."""
-    return max((rate for rate in rates if rate.dtype == dtype), key=lambda rate: rate.gflops_median)
-
-
 def _layers(widths: tuple[int, int, int]) -> NDArray[np.int64]:
     """Return per layer and curve: numbers that go in, numbers that come out, operations, and the layer's parameters.
 

@@ -125,11 +125,11 @@ class _Imported(_SideCar):
     provenance: dict[str, Any]
 
 
-def _with_kind(content: Any) -> Any:
-    return {"kind": "generated", **content} if isinstance(content, dict) else content
-
-
-_FORM = Annotated[_Generated | _Imported, Field(discriminator="kind"), BeforeValidator(_with_kind)]
+_FORM = Annotated[
+    _Generated | _Imported,
+    Field(discriminator="kind"),
+    BeforeValidator(lambda content: {"kind": "generated", **content} if isinstance(content, dict) else content),
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

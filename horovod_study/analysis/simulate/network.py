@@ -88,8 +88,7 @@ class Cost:
         return self.latency_s, size * self.s_per_byte
 
 
-Choice: TypeAlias = Cost | Extended
-"""A closed form, or what follows from measured all-reduces."""
+Choice: TypeAlias = Cost | Extended  # A closed form, or what follows from measured all-reduces
 NOTHING = Cost(latency_s=0.0, s_per_byte=0.0)
 
 

@@ -11,8 +11,7 @@ from horovod_study.analysis.simulate.scaling import Scenario
 from horovod_study.analysis.simulate.step import Compute
 from horovod_study.errors import ConfigError, nearest
 
-Change: TypeAlias = Callable[[Scenario, Any], Scenario]
-"""From a scenario and a value to the changed scenario."""
+Change: TypeAlias = Callable[[Scenario, Any], Scenario]  # from a scenario and a value to the changed scenario
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

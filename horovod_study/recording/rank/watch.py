@@ -551,7 +551,8 @@ class Watcher:
 
         @functools.wraps(compiles)
         def script(*given: Any, **named: Any) -> Any:
-            places = [each for model in self._models for part in model.modules() for each in _hooks_of(part)]
+            parts = [part for model in self._models for part in model.modules()]
+            places: list[Any] = [each for part in parts for each in (part._forward_pre_hooks, part._forward_hooks)]
             doors = [(each, number, call) for each in places for number, call in each.items() if isinstance(call, Door)]
             for place, number, _ in doors:
                 del place[number]
@@ -987,10 +988,6 @@ class Told(Watcher):
                 self._losses.extend(itertools.chain(*zip(self._moments, itertools.chain(*values))))  # noqa: B905
                 self._losses.tofile(stream)
         super().finish(failed)
-
-
-def _hooks_of(module: nn.Module) -> tuple[OrderedDict[int, Any], ...]:
-    return (module._forward_pre_hooks, module._forward_hooks)  # type: ignore[return-value]
 
 
 def _named(error: BaseException) -> str:

@@ -140,8 +140,8 @@ def _table_lines(name: str, own: pd.DataFrame, *, baseline: bool, interval: bool
     for row in own.to_dict("records"):
         cells = [f"{row['workers']:,}", f"{row['nodes']:,}", f"{row['batch']:,}", _ms(row["step_s"])]
         cells += [_range(row["step_low_s"], row["step_high_s"], _ms)] if interval else []
-        rate = row["samples_per_s"]
-        cells += [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}", _share(row["efficiency"])]
+        rate, share = row["samples_per_s"], 100 * row["efficiency"]
+        cells += [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}", f"{share:{'.1f' if share >= 9.95 else '.2g'}} %"]
         cells += [_ms(row[f"{part}_s"]) for part in parts]
         cells += [_range(row["allreduce_low_s"], row["allreduce_high_s"], _ms)] if interval else []
         cells += [_ms(row["hidden_s"])] if hidden else []
@@ -161,10 +161,6 @@ def _ms(seconds: float) -> str:
 
 def _range(low: float, high: float, write: Any) -> str:
     return f"[{write(low)}, {write(high)}]" if math.isfinite(low) and math.isfinite(high) else NOTHING
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.1f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
 
 
 def _times(value: float) -> str:

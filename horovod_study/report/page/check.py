@@ -163,14 +163,13 @@ class PageCheck:
 
 def document(found: PageCheck) -> dict[str, Any]:
     """Return what --json prints of a check."""
-    told = {name: [_told(each) for each in getattr(found, name)] for name in ("findings", "accepted")}
+    told = {
+        name: [{"severity": each.severity, **asdict(each), "remedy": RULES[each.name].remedy} for each in faults]
+        for name, faults in (("findings", found.findings), ("accepted", found.accepted))
+    }
     kept = {**records.facts(found, "directory", "runs", "compared"), **told, "notes": list(found.notes)}
     not_covered = [{"what": what, "why": why} for what, why in found.not_covered]
     return {**kept, "not_covered": not_covered, "exit_code": found.exit_code}
-
-
-def _told(fault: Fault) -> dict[str, Any]:
-    return {"severity": fault.severity, **asdict(fault), "remedy": RULES[fault.name].remedy}
 
 
 def allowed(names: Sequence[str]) -> frozenset[str]:

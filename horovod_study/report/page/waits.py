@@ -151,7 +151,8 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
     what = "the whole step, in which synchronisation is hidden," if hidden else "waiting for gradients"
     jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
     size = with_unit(abs(jump), *((-high, -low) if jump < 0 else (low, high)), unit="ms")
-    fewer, more = (_word(row[f"{side}_nodes"]) for side in ("fewer", "more"))
+    counts = (row[f"{side}_nodes"] for side in ("fewer", "more"))
+    fewer, more = (_WORDS[int(count)] if count < len(_WORDS) else f"{count:.0f}" for count in counts)
     resolved = row[f"{start}resolved"]
     open_end = "" if not pd.isna(resolved) else "; with fewer than three repeats on either side this may be chance"
     before, after = (milliseconds(row[f"{side}_{'step' if hidden else 'sync'}_s"]) for side in ("fewer", "more"))
@@ -184,7 +185,3 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
         f"{name}: going from {here} to {there} {adds} {size} {'to' if jump >= 0 else 'off'} {what} of each step, "
         f"{levels}; part of it is due to the further workers{open_end}."
     )
-
-
-def _word(count: float) -> str:
-    return _WORDS[int(count)] if count < len(_WORDS) else f"{count:.0f}"
