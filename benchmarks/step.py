@@ -24,7 +24,7 @@ from typing import Any
 from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.programs.microbench import SIZES, MatrixRate, matrix_peak, matrix_rates, step_flops
+from horovod_study.programs.microbench import SIZES, MatrixRate, matrix_rates, step_flops
 from horovod_study.text.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.options import parse_widths
@@ -273,7 +273,9 @@ def main() -> int:
                 )
 
     products = over_rounds(rates)
-    peaks = {dtype: matrix_peak(products, dtype).gflops_median for dtype in ("float32", "bf16")}
+    peaks = {
+        dtype: max(rate.gflops_median for rate in products if rate.dtype == dtype) for dtype in ("float32", "bf16")
+    }
     tables = {batch: rows(measured, peaks, variants) for batch, measured in runs.items()}
     head = [
         "# The training step",
