@@ -318,7 +318,7 @@ def test_what_cannot_alternate_runs_one_after_the_other_and_says_why(
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {tests!r})
-from horovod_study.studies import runner
+from horovod_study.studies import design
 from test_pairs import *
 
 turns.WARM_S, turns.SLICE_S = 0.05, (0.03, 0.03)
@@ -332,7 +332,7 @@ def counted(what, function):
         return function(*words, **how)
     return call
 
-runner.run_sweep = counted("run", runner.run_sweep)
+design.run_sweep = counted("run", design.run_sweep)
 turns.Conductor.give_turns = counted("block", turns.Conductor.give_turns)
 found, _ = in_turns(Path(sys.argv[1]), {{"*": "turns"}}, blocks=3, given={{"device": "cpu", "steps": "500"}})
 print(len(found["blocks"]))
