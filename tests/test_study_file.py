@@ -130,7 +130,7 @@ def test_workers_up_to_the_cores(
         ("study: laptop\n", "", r"study\.yaml: study is missing"),
         ("repeats: 2", "repeats: 2\nrepeats: 3", "line 4 is not valid YAML .*'repeats' is given twice"),
         ("repeats: 2", "repeats: [", r"study\.yaml: line \d+ is not valid YAML"),
-        ("repeats: 2", "rate: 'speed: ([0-9.]+)'", "rate is what the output of a command says; give command, or leave"),
+        ("repeats: 2", "rate: 'speed: ([0-9.]+)'", "rate is what the output of a command says.*give command, or leave"),
         ("study: laptop", 'study: "\\ud800"', r"study is '.ud800'; it must be a text in Unicode"),
         ("repeats: 2", "baselines: [fast]", r"baselines\.0 is 'fast'; allowed: plain, wrapped"),
     ],

@@ -324,7 +324,7 @@ def test_what_cannot_be_measured_here_is_refused(
     ("values", "message"),
     [
         ({"rounds": 2}, "--rounds"),
-        ({"rounds": 50_000}, "20000"),
+        ({"rounds": 50_000}, "20,000"),
         ({"steps_per_block": 0}, "--steps-per-block"),
         ({"seconds": 0.0}, "--seconds"),
     ],

@@ -61,7 +61,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     """
     given = [name for name in ("script", "command") if name in content]
     if content.get("rate") is not None and "command" not in given:
-        raise ConfigError(f"{path}: rate is what the output of a command says; the steps of a script are counted")
+        raise ConfigError(f"{path}: rate is what the output of a command says; give command, or leave rate out")
     if not given:
         return None
     if len(given) > 1 or "workload" in content:
