@@ -262,7 +262,7 @@ class RunConfig(Configuration):
         """Yield in words what does not fit together, and what to do about it."""
         yield from super().unfit()
         try:
-            requirements.parse("asked" if self.require is None else self.require, self.workload.options)
+            _ = self.require is not None and requirements.parse(self.require, self.workload.options)
         except ConfigError as error:
             yield f"{error}".removeprefix("run: ")
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
