@@ -26,7 +26,7 @@ BUDGET = {
     "cli": (1907, 93),
     "cluster": (2744, 171),
     "comm": (3168, 226),
-    "config": (2908, 180),
+    "config": (2907, 180),
     "measure": (2068, 152),
     "programs": (1921, 88),
     "recording": (2706, 160),
@@ -42,7 +42,7 @@ BUDGET = {
     "text": (439, 42),
     "workload": (6037, 338),
     "workload/probes": (1106, 64),
-    "total": (71553, 3998),
+    "total": (71552, 3998),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

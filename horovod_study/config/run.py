@@ -262,7 +262,8 @@ class RunConfig(Configuration):
         """Yield in words what does not fit together, and what to do about it."""
         yield from super().unfit()
         try:
-            _ = self.require is not None and requirements.parse(self.require, self.workload.options)
+            if self.require is not None:
+                requirements.parse(self.require, self.workload.options)
         except ConfigError as error:
             yield f"{error}".removeprefix("run: ")
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
@@ -316,9 +317,7 @@ class Placement:
         values: dict[str, Any] = {name: getattr(self, name) for name in ("partition", "workers", "workers_per_node")}
         if self.layout != "fill":
             values["layout"] = self.layout
-        if self.hosts:
-            values["hosts"] = list(self.hosts)
-        return values
+        return values | ({"hosts": list(self.hosts)} if self.hosts else {})
 
 
 def misplaced(config: Configuration, hosts: Sequence[str]) -> str:
