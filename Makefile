@@ -86,9 +86,11 @@ test: extras  ## everything: checks, then all tests, with real Horovod on 2 work
 	  { $(LINT); } > build/lint.txt 2>&1 & lint=$$!; \
 	  nice -n 5 $(SHARE) -m "not ($(REAL))" > build/tests.txt 2>&1 & shared=$$!; \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider -m cluster $(call WITH,cluster) > build/hosts.txt 2>&1 & hosts=$$!; \
-	  $(BIN)/python -m pytest -q -m "horovod and not cluster" $(call WITH,horovod); real=$$?; \
-	  wait $$hosts; hosts=$$?; cat build/hosts.txt; wait $$shared; shared=$$?; cat build/tests.txt; \
-	  wait $$lint; lint=$$?; cat build/lint.txt; test $$real = 0 -a $$hosts = 0 -a $$shared = 0 -a $$lint = 0; })
+	  $(BIN)/python -m pytest -q -m "horovod and not cluster" $(call WITH,horovod) > build/horovod.txt 2>&1; real=$$?; \
+	  wait $$hosts; hosts=$$?; wait $$shared; shared=$$?; wait $$lint; lint=$$?; \
+	  cat build/tests.txt build/hosts.txt build/horovod.txt build/lint.txt; \
+	  grep -hE '^(FAILED|ERROR) ' build/tests.txt build/hosts.txt build/horovod.txt; \
+	  test $$real = 0 -a $$hosts = 0 -a $$shared = 0 -a $$lint = 0; })
 
 coverage: extras  ## which lines the tests without real workers reach
 	@$(call TIMED,$(SHARE) -m "not ($(REAL))" --cov --cov-report=term:skip-covered)
