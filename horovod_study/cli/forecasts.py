@@ -292,19 +292,18 @@ def model_parallel(options: argparse.Namespace) -> Result:
     """Compute whether data or model parallelism fits a model."""
     from dataclasses import asdict
 
-    from horovod_study.analysis.machine.advice import advise as advise_on
-    from horovod_study.analysis.machine.advice import case_of, layered_model
+    from horovod_study.analysis.machine import advice
     from horovod_study.config.documents import load_yaml
-    from horovod_study.records import finite, read_run
+    from horovod_study.records import read_run
     from horovod_study.workload.room import worker_memory
 
     source = str(options.model or "")
-    model = layered_model(load_yaml(options.model), source=source) if options.model else None
+    model = advice.layered_model(load_yaml(options.model), source=source) if options.model else None
     bench = read_benches([options.bench], gradient_bytes=math.nan)[-1] if options.bench else None
     recorded = options.run and (asdict(read_run(options.run)), str(options.run))
-    case = case_of(vars(options), model=model, bench=bench, run=recorded, memory_of=worker_memory)
-    advice = advise_on(case)
-    return Result(document=finite(advice), lines=advice.lines())
+    case = advice.case_of(vars(options), model=model, bench=bench, run=recorded, memory_of=worker_memory)
+    found = advice.advise(case)
+    return Result(document=found, lines=advice.lines(found))
 
 
 VERBS = (
