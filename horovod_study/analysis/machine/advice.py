@@ -355,91 +355,67 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         ),
     ]
     for each in found["ways"]:
-        told = (f"memory    {each['memory']}", f"messages  {each['messages']}", *each["notes"])
-        text += ["", f"  {each['name']}", *(f"    {line}" for line in told)]
+        text += ["", f"  {each['name']}", f"    memory    {each['memory']}", f"    messages  {each['messages']}"]
     text += ["", *(f"not known: {each}" for each in found["missing"]), *(f"doubt: {each}" for each in found["doubts"])]
     return [line.rstrip() for line in text]
 
 
 def _ways(case: Case) -> list[dict[str, Any]]:
     """Return the ways to spread the model with their sums, the simplest first; of one worker data parallel alone."""
-    model, n, state = case.model, case.workers, _STATE_BYTES[case.optimizer]
+    model, n, g, state = case.model, case.workers, case.global_batch, _STATE_BYTES[case.optimizer]
     p, size, a = model.parameters, 4 * model.parameters, model.activation_bytes(case.precision) * case.batch
     held = [4 * layer.parameters for layer in model.layers if layer.parameters]
-    layers, moved, flop = len(held), moved_share(n) * size, model.train_flop * case.batch
-    upper = "the all-reduce of a layer can begin while the layers before it still compute: this is the upper limit"
-
-    def way(
-        short: str,
-        name: str,
-        memory: Mapping[str, float],
-        messages: str,
-        sent: float,
-        seconds: Callable[[Link], float],
-        flop: float = flop,
-        notes: Sequence[str] = (),
-    ) -> dict[str, Any]:
-        needed = math.fsum(memory.values())
-        communicates = None if case.network is None else seconds(case.network)
-        computes = None if case.flop_per_s is None else flop / case.flop_per_s
-        step = None if communicates is None or computes is None else computes + communicates
-        even_s = None if case.flop_per_s is None else model.train_flop * case.batch / case.flop_per_s
-        return {
-            "short": short,
-            "name": name,
-            "memory_bytes": needed,
-            "memory": f"{' + '.join(memory)} = {' + '.join(_si(each, 'B') for each in memory.values())}",
-            "fits": None if case.memory_bytes is None else needed <= case.memory_bytes,
-            "sent_bytes": sent,
-            "messages": f"{messages}: {_si(sent, 'B')} sent",
-            "notes": notes,
-            "communication_s": communicates,
-            "computing_s": computes,
-            "step_s": step,
-            "efficiency": even_s / step if step and even_s else None,
-        }
-
-    data = way(
-        *("data", "data parallel", {f"P (8 + {state})": p * (8 + state), "A b": a}),
-        *("one all-reduce, 2 (n-1)/n S", moved, lambda net: net.all_reduce_s(size, n)[0]),
-        notes=(upper,) if n > 1 else (),
-    )
-    if n == 1:
-        return [data]
-    zero1 = way(
-        *("ZeRO-1", "data parallel, optimiser state sharded (ZeRO-1)"),
-        {f"P (8 + {state}/n)": p * (8 + state / n), "A b": a},
-        "reduce-scatter of the gradients, all-gather of the weights, 2 (n-1)/n S",
-        *(moved, lambda net: 2 * net.half_s(size, n)),
-    )
-    gathered = {f"P (8 + {state})/n": p * (8 + state) / n, "A b": a, "the largest layer whole": 2 * max(held)}
-    zero3 = way(
-        *("ZeRO-3", "data parallel, everything sharded (ZeRO-3, FSDP)", gathered),
-        f"two all-gathers and a reduce-scatter of each of {plural(layers, 'layer')}, 3 (n-1)/n S",
-        *(1.5 * moved, lambda net: sum(3 * net.half_s(each, n) for each in held)),
-    )
-    each, g, groups = _ACTIVATION_BYTES[case.precision], case.global_batch, _groups(model)
+    moved, even = moved_share(n) * size, model.train_flop * case.batch
+    groups, width = _groups(model), _ACTIVATION_BYTES[case.precision]
     split, whole = {place for group in groups for place in group}, {group[-1] for group in groups}
     names = " + ".join("-".join(model.layers[place].name for place in group) for group in groups[:4])
+    names += f" + {len(groups) - 4} more" if len(groups) > 4 else ""
     own = sum(model.layers[place].parameters for place in split)
     share = sum(model.layers[place].flop for place in split) / model.flop
     # A split layer keeps its part of everything but what it hands on, which is whole everywhere at the end of a group.
     kept = 0.0
     for place, layer in enumerate(model.layers):
-        own_bytes = layer.activations * each + layer.indices * _INDEX_BYTES
-        left = min(own_bytes, layer.output * each) if place in whole else 0
+        own_bytes = layer.activations * width + layer.indices * _INDEX_BYTES
+        left = min(own_bytes, layer.output * width) if place in whole else 0
         kept += left + (own_bytes - left) / n if place in split else own_bytes
-    sizes = [numbers * each * g for numbers in _tensor_messages(model)]
-    weights = {f"(P_split/n + P_rest) (8 + {state})": (own / n + p - own) * (8 + state)}
-    tensor = way(
-        *("tensor", f"tensor parallel of {names}" + (f" + {len(groups) - 4} more" if len(groups) > 4 else "")),
-        {**weights, "activations of all G samples": kept * g},
-        f"{plural(len(sizes), 'all-reduce')} of activations, 2 (n-1)/n of {_si(math.fsum(sizes), 'B')}",
-        *(moved_share(n) * math.fsum(sizes), lambda net: math.fsum(net.all_reduce_s(each, n)[0] for each in sizes)),
-        flop=model.train_flop * (share / n + 1 - share) * g,
-        notes=(f"{100 * share:.0f} % of the FLOP are in the split layers; all workers do the others for all samples",),
-    )
-    return [data, zero1, zero3, tensor]
+    sizes = [numbers * width * g for numbers in _tensor_messages(model)]
+    rest = {f"(P_split/n + P_rest) (8 + {state})": (own / n + p - own) * (8 + state), "activations of G": kept * g}
+    divided = {f"P (8 + {state})/n": p * (8 + state) / n, "A b": a, "the largest layer whole": 2 * max(held)}
+    told = f"{len(sizes)} all-reduces of activations, 2 (n-1)/n of {_si(math.fsum(sizes), 'B')}"
+    ways: list[tuple[str, str, dict[str, float], str, float, Callable[[Link], float]]] = [
+        (
+            *("data", "data parallel", {f"P (8 + {state})": p * (8 + state), "A b": a}),
+            *("one all-reduce, 2 (n-1)/n S", moved, lambda net: net.all_reduce_s(size, n)[0]),
+        ),
+        (
+            *("ZeRO-1", "data parallel, optimiser state sharded (ZeRO-1)"),
+            {f"P (8 + {state}/n)": p * (8 + state / n), "A b": a},
+            "reduce-scatter of the gradients, all-gather of the weights, 2 (n-1)/n S",
+            *(moved, lambda net: 2 * net.half_s(size, n)),
+        ),
+        (
+            *("ZeRO-3", "data parallel, everything sharded (ZeRO-3, FSDP)", divided),
+            f"two all-gathers and a reduce-scatter of each of {plural(len(held), 'layer')}, 3 (n-1)/n S",
+            *(1.5 * moved, lambda net: sum(3 * net.half_s(each, n) for each in held)),
+        ),
+        (
+            *("tensor", f"tensor parallel of {names}", rest, f"{told}; {100 * share:.0f} % of the FLOP are split"),
+            moved_share(n) * math.fsum(sizes),
+            lambda net: math.fsum(net.all_reduce_s(each, n)[0] for each in sizes),
+        ),
+    ]
+    found, rate = [], case.flop_per_s
+    for short, name, memory, messages, sent, seconds in ways[: None if n > 1 else 1]:
+        needed, flop = math.fsum(memory.values()), even * n * (share / n + 1 - share) if short == "tensor" else even
+        communicates = None if case.network is None else seconds(case.network)
+        step = None if communicates is None or rate is None else flop / rate + communicates
+        way = {"short": short, "name": name, "memory_bytes": needed, "sent_bytes": sent}
+        way |= {"memory": f"{' + '.join(memory)} = {' + '.join(_si(each, 'B') for each in memory.values())}"}
+        way |= {"messages": f"{messages}: {_si(sent, 'B')} sent", "communication_s": communicates, "step_s": step}
+        way |= {"fits": None if case.memory_bytes is None else needed <= case.memory_bytes}
+        way |= {"computing_s": None if rate is None else flop / rate}
+        found.append({**way, "efficiency": even / rate / step if step and rate else None})
+    return found
 
 
 def _groups(model: LayeredModel) -> list[tuple[int, ...]]:
@@ -469,7 +445,9 @@ def _verdict(case: Case, ways: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Return the `short` of the best way, "" where none fits, and the answer in words."""
     possible = [way for way in ways if way["fits"] is not False]
     if not possible:
-        return "", "none of these ways fits into the memory"
+        least = min(ways, key=lambda way: float(way["memory_bytes"]))
+        needs = f"the least takes {least['name']}, {_si(least['memory_bytes'], 'B')} per worker"
+        return "", f"no way fits into the memory: {needs}; use more workers, a smaller batch, or recompute activations"
     ranked = sorted((way for way in possible if way["efficiency"]), key=lambda way: -float(way["efficiency"]))
     if not ranked:  # the order of `ways` is that of simplicity: data parallel, then what gives up least for its memory
         return possible[0]["short"], f"{possible[0]['name']}, as far as memory and bytes can tell"
@@ -480,32 +458,24 @@ def _verdict(case: Case, ways: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _reasons(case: Case, ways: Sequence[Mapping[str, Any]], crossover: float | None) -> Iterator[str]:
-    data, net, rate = ways[0], case.network, case.flop_per_s
-    size, kept = 4 * case.model.parameters, case.model.activation_bytes(case.precision) * case.batch
+    data, kept = ways[0], case.model.activation_bytes(case.precision) * case.batch
     yield f"a worker needs {_si(data['memory_bytes'], 'B')} for the whole model, and has {_si(case.memory_bytes, 'B')}"
-    yield f"a worker's batch keeps {_si(kept, 'B')} of activations beside {_si(size, 'B')} of gradients"
+    yield f"its batch keeps {_si(kept, 'B')} of activations beside {_si(4 * case.model.parameters, 'B')} of gradients"
     if crossover is not None:
         yield (
             f"data parallel sends {_si(data['sent_bytes'], 'B')} of gradients per worker and step, whatever the batch, "
             f"tensor parallel {_si(ways[-1]['sent_bytes'], 'B')} of activations, which grow with it: they are equal at "
             f"{crossover:.3g} samples per worker, and the batch is {case.batch}"
         )
-    fitting = any(way["fits"] is not False for way in ways)
-    if not fitting:
-        least = min(ways, key=lambda way: float(way["memory_bytes"]))
-        yield (
-            f"the least memory takes {least['name']}: {_si(least['memory_bytes'], 'B')} per worker; use more workers, "
-            "a smaller batch, or recompute activations"
-        )
-    if not fitting or net is None or not data["communication_s"]:
+    if not data["communication_s"]:
         return
     if case.waited_s is not None:
         yield (
             f"measured: the run waits {_si(case.waited_s, 's')} per step for gradients, whose messages alone take "
             f"{_si(data['communication_s'], 's')}; `horovod-study explain --measure` says where it goes"
         )
-    if rate:  # E = t b / (t b + c) = 0.9 at b = 9 c / t
-        needed = math.ceil(9 * data["communication_s"] / (case.model.train_flop / rate))
+    if case.flop_per_s:  # E = t b / (t b + c) = 0.9 at b = 9 c / t
+        needed = math.ceil(9 * data["communication_s"] / (case.model.train_flop / case.flop_per_s))
         yield f"data parallel without overlap is at least 90 % efficient from {needed:,} samples per worker on"
 
 

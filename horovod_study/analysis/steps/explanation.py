@@ -252,51 +252,52 @@ def _slow(cell: Row, looked: Sequence[Inspection | str]) -> Row:
     told = {each.name: each.stragglers for each in looked if isinstance(each, Inspection)}
     seen = {name: late for name, late in told.items() if late.verdict != "unknown"}
     found = Row(series=cell.series, workers=cell.workers, run=cell.runs[0], looked_at=len(looked), named_in=0)
-    found.ranks, found.balanced, found.chance, found.why_not = (), (), 1 / cell.workers, ""
-    found.period_s, found.delay_s, found.delay_low_s, found.delay_high_s = cell.step_s, 0.0, None, None
-    found.waiting_s = found.resolution_s = None
-    if not seen or cell.why_not == NO_EXCHANGE:
-        unknown = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
-        found.why_not = NO_EXCHANGE if cell.why_not == NO_EXCHANGE else unknown
-        return found
-    found.run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
-    late = seen[found.run]
-    found.named_in = sum(bool(late.slow) and late.slow[0] in each.slow for each in seen.values())
-    found.ranks, found.balanced, found.chance = late.named, late.balanced, 1 / len(late.ranks)
-    found.period_s, found.delay_s = late.period_s, late.delay_s
-    for name in ("delay_low_s", "delay_high_s", "resolution_s"):
-        setattr(found, name, stats.finite_or_none(getattr(late, name)))
-    found.waiting_s = None if late.skew_s is None else late.skew_s["mean"]
+    vars(found).update(ranks=(), balanced=(), chance=1 / cell.workers, why_not="", period_s=cell.step_s, delay_s=0.0)
+    vars(found).update(dict.fromkeys(("delay_low_s", "delay_high_s", "waiting_s", "resolution_s")))
+    if cell.why_not == NO_EXCHANGE:
+        found.why_not = NO_EXCHANGE
+    elif not seen:
+        found.why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+    else:
+        found.run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
+        late = seen[found.run]
+        found.named_in = sum(bool(late.slow) and late.slow[0] in each.slow for each in seen.values())
+        found.ranks, found.balanced, found.chance = late.named, late.balanced, 1 / len(late.ranks)
+        found.period_s, found.delay_s = late.period_s, late.delay_s
+        for name in ("delay_low_s", "delay_high_s", "resolution_s"):
+            setattr(found, name, stats.finite_or_none(getattr(late, name)))
+        found.waiting_s = None if late.skew_s is None else late.skew_s["mean"]
     return found
 
 
 def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[list[Row], str]:
-    """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers."""
+    """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers; or
+    why nothing is known of it.
+    """
     found, last = [], _last(cells)
     for cell in last:
         rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
-        whole: dict[Any, Any] = rows.loc["step"].to_dict()
         first = next(each for each in cells if each.series == cell.series)
-        kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
-        if cell.withheld or cell.unsteady or first.unsteady:
+        kind = next((each for each in BASES if math.isfinite(rows.loc["step", f"minus_{each}_s"])), None)
+        if cell.withheld or cell.unsteady or first.unsteady or (kind is None and first is cell) or cell.workers == 1:
             continue
-        if cell.workers > 1 and kind is not None:
-            value, low, high = (whole[f"minus_{kind}{end}_s"] for end in ("", "_low", "_high"))
-            step, base = Interval(value=value, low=low, high=high), "1 worker alone"
-            base = base if kind == "plain" else "1 worker inside the library"
+        if kind is not None:
+            value, low, high = (float(rows.loc["step", f"minus_{kind}{end}_s"]) for end in ("", "_low", "_high"))
+            base = "1 worker alone" if kind == "plain" else "1 worker inside the library"
             parts = {part: stats.finite_or_none(rows[f"minus_{kind}_s"].get(part, math.nan)) for part in PARTS[:-1]}
-        elif first.workers < cell.workers:
-            step, base = Interval(value=cell.step_s - first.step_s), f"{first.workers} workers"
-            both = {part: (cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]}
-            parts = {part: None if a is None or b is None else a - b for part, (a, b) in both.items()}
         else:
-            continue
+            value, low, high = cell.step_s - first.step_s, math.nan, math.nan
+            base, both = (
+                f"{first.workers} workers",
+                ((part, cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]),
+            )
+            parts = {part: None if a is None or b is None else a - b for part, a, b in both}
+        step = Interval(value=value, low=low, high=high)
         found.append(Row(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
+    counts = {cell.workers for cell in cells if cell.series == last[-1].series}
     why = next((f"no speedup: {cell.withheld}" for cell in last if cell.withheld and cell.workers > 1), "")
-    if not why and all(cell.workers == 1 for cell in cells):
-        why = "no run has several workers"
-    if not why and len({cell.workers for cell in cells if cell.series == last[-1].series}) > 1:
-        why = "a run is not steady"
+    why = why or ("no run has several workers" if all(cell.workers == 1 for cell in cells) else "")
+    why = why or ("a run is not steady" if len(counts) > 1 else "")
     return found, "" if found else why or "one worker count only, and no run of one worker with the same work beside it"
 
 
