@@ -125,7 +125,8 @@ def predict(options: argparse.Namespace) -> Result:
     lines += [line for scored in scores.values() for line in holdout.lines(scored, unit)]
     lines += holdout.summary_lines(scores) if len(scores) > 1 else []
     only = None if recommended else ("knee",)
-    lines += [line for answer in answers.values() for line in recommendation.lines(answer, only=only, unit=unit)]
+    told = (recommendation.lines(name, one, only=only, unit=unit) for name, one in answers.items())
+    lines += [line for each in told for line in each]
     return Result(document={**parts[first], **{name: parts[name] for name in others}}, lines=lines)
 
 

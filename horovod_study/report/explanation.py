@@ -67,17 +67,13 @@ def _runs_beside(directory: Path) -> dict[str, bool]:
     if not (own / records.MANIFEST).is_file():
         return {}
     record, found = records.read_run(own), {own.name: True}
-
-    def what(each: records.RunRecord) -> list[Any]:
-        names = ("model", "parameters", "device", "precision")
-        return [each.study, each.partition, *(each.effective.get(name) for name in names)]
-
+    same = ("model", "parameters", "device", "precision")
     for path in sorted(own.parent.glob(f"*/{records.MANIFEST}"))[:_MOST_BESIDE]:
         with suppress(RecordError):
-            if path.parent != own:
-                other = records.read_run(path.parent)
-                more = other.effective.get("workers") != record.effective.get("workers")
-                found[path.parent.name] = more and what(other) == what(record)
+            other = record if path.parent == own else records.read_run(path.parent)
+            one, two = ([e.study, e.partition, *map(e.effective.get, same)] for e in (record, other))
+            more = other.effective.get("workers") != record.effective.get("workers")
+            found.setdefault(path.parent.name, more and one == two)
     return found
 
 

@@ -10,10 +10,11 @@ Letters: B drawn curves, C candidate worker counts, K knots at which the forecas
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -92,41 +93,12 @@ class Questions(Options):
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RecommendedCount:
-    """One recommended worker count with its 95 % interval; None where there is none, or no end was seen."""
-
-    DOCUMENT = "question workers low high searched_to *numbers doubts why_not?"
-
-    question: str  # in words
-    workers: int | None = None
-    low: int | None = None
-    high: int | None = None  # None: open, no end up to `searched_to`
-    searched_to: int
-    values: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # (value, low, high) at `workers`
-    doubts: tuple[str, ...] = ()
-    why_not: str = ""  # why there is no count, where it is not that the end was not seen
-
-    @property
-    def numbers(self) -> dict[str, float | None]:
-        names = ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost")
-        ends = {name: self.values.get(name, (None,) * 3) for name in names}
-        return {f"{name}{end}": each for name in names for end, each in zip(_ENDS, ends[name], strict=True)}
-
-
-_ENDS = ("", "_low", "_high")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recommendation:
-    """The answers for one series, in the order of _NAMES."""
-
-    DOCUMENT = "measured answers why_not?"
-
-    series: str
-    measured: tuple[int, int]  # smallest and largest worker count
-    answers: Mapping[str, _RecommendedCount]
-    why_not: str = ""  # why there are no answers
+Answer: TypeAlias = SimpleNamespace
+"""One recommended count: question (in words), workers, low, high (None: none, or no end was seen), searched_to, each of
+_VALUES at `workers` with _low and _high, doubts, and why_not: why there is none, where it is not the search."""
+_VALUES = ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost")
+Recommendation: TypeAlias = SimpleNamespace
+"""Of one series: measured (smallest and largest count), answers (in the order of _NAMES), why_not (there are none)."""
 
 
 def recommend(
@@ -140,7 +112,7 @@ def recommend(
     fits: Mapping[str, SeriesFit] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
-) -> dict[str, _Recommendation]:
+) -> dict[str, Recommendation]:
     """Answer `questions` (default: the knee, the peak and the cheapest count) for every series of `points`.
 
     Columns as for `prediction.predict`, to which `workers_per_node`, `bench` and the batch at the recommended
@@ -157,7 +129,7 @@ def recommend(
         measured = [int(count) for count in np.unique(rows["workers"])]
         least, most, top = measured[0], measured[-1], min(REACH * measured[-1], MAX_WORKERS)
         if least == most:
-            found[name] = _Recommendation(series=name, measured=(least, most), answers={}, why_not=no_forecast(least))
+            found[name] = Recommendation(measured=(least, most), answers={}, why_not=no_forecast(least))
             continue
         places = knots(least, top, measured, workers_per_node)
         forecasts = predict(rows.assign(series=name), workers=places, **known)[name]
@@ -171,7 +143,7 @@ def recommend(
         )
         case = _Case(most, curves, counts, rate, odd, doubts, asked)
         answers = _answers(case, rows, (fits or {}).get(name), seed)
-        found[name] = _Recommendation(series=name, measured=(least, most), answers=answers)
+        found[name] = Recommendation(measured=(least, most), answers=answers, why_not=None)
     return found
 
 
@@ -227,7 +199,7 @@ _NAMES = {
 }
 
 
-def _answers(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None, seed: int) -> dict[str, _RecommendedCount]:
+def _answers(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None, seed: int) -> dict[str, Answer]:
     """Return the answers to what is asked, in the order of _NAMES: each is the count where something is highest."""
     asked, share, samples = case.questions, case.questions.marginal, case.questions.samples
     counts, n, top = case.counts, np.log(case.counts), int(case.counts[-1])
@@ -264,10 +236,9 @@ def _answers(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None, seed: int)
     return found
 
 
-def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> _RecommendedCount:
+def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
     """Where USL has its highest throughput; its interval from those of alpha and beta, the outer corners of both."""
-    top = int(case.counts[-1])
-    found = partial(_RecommendedCount, question="where Gunther's law (USL) has its highest throughput", searched_to=top)
+    found = partial(_told, case, "where Gunther's law (USL) has its highest throughput", case.questions.samples)
     try:
         base, known = base_of(rows), {} if fits is None else fits.fits
         speedup = rows["samples_per_s"] / base.samples_per_s
@@ -280,9 +251,7 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> _Recommend
         return found(why_not=refuted or "the points do not tell beta from 0, so a peak is not identified")
     low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
     peak = round(usl.peak)
-    values = _values(case, peak, case.questions.samples) if case.counts[0] <= peak <= top else {}
-    ends = {"low": max(1, math.floor(low)), "high": math.ceil(high)}
-    return found(workers=peak, **ends, values=values, doubts=tuple(_beyond(case, peak)))
+    return found(workers=peak, low=max(1, math.floor(low)), high=math.ceil(high))
 
 
 def _samples_needed(given: Mapping[int, float], counts: Floats, draws: int, seed: int) -> tuple[Floats, list[str]]:
@@ -329,48 +298,59 @@ def _highest(worth: Floats, counts: Floats) -> Floats:
 
 def _answer(
     case: _Case, question: str, found: Floats, samples: float | None, doubts: Sequence[str] = (), why_not: str = ""
-) -> _RecommendedCount:
+) -> Answer:
     """Make an answer of the counts that the forecast (first) and the drawn curves give, (1 + B,)."""
     top, centre = int(case.counts[-1]), float(found[0])
     low, high = (float(each) for each in np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf"))
     low, high = min(low, centre), max(high, centre)  # of skewed curves, the forecast is not always among the middle
     workers = None if why_not or not math.isfinite(centre) else int(centre)
-    told = [*case.odd, *doubts, *([] if workers is None else _beyond(case, workers))]
     if not math.isfinite(high) and not why_not:
-        told.append(f"no upper bound found: counts up to {top:,} workers were searched")
-    return _RecommendedCount(
-        question=question,
+        doubts = [*doubts, f"no upper bound found: counts up to {top:,} workers were searched"]
+    return _told(
+        case,
+        question,
+        samples,
         workers=workers,
         low=int(low) if math.isfinite(low) else (None if why_not else top),
         high=int(high) if math.isfinite(high) else None,
-        searched_to=top,
-        values={} if workers is None else _values(case, workers, samples),
-        doubts=tuple(dict.fromkeys(told)),
+        doubts=[*case.odd, *doubts],
         why_not=why_not,
     )
 
 
-def _beyond(case: _Case, workers: int) -> list[str]:
-    """What is doubtful about a recommended count: that it was not measured, and the forecast's own doubts there."""
-    if workers <= case.largest:
-        return []
-    nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
-    return [f"{workers:,} workers are beyond the {case.largest:,} that were measured", *case.doubts[nearest]]
+def _told(
+    case: _Case,
+    question: str,
+    samples: float | None,
+    *,
+    workers: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+    doubts: Sequence[str] = (),
+    why_not: str = "",
+) -> Answer:
+    """Return an answer with speed, time, GPU hours and cost at its count, and what is doubtful about that: that it was
+    not measured, and the forecast's own doubts there.
+    """
+    told, values, top = [*doubts], dict.fromkeys(_VALUES, (None,) * 3), int(case.counts[-1])
+    if workers is not None and workers > case.largest:
+        nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
+        told += [f"{workers:,} workers are beyond the {case.largest:,} that were measured", *case.doubts[nearest]]
+    if workers is not None and case.counts[0] <= workers <= top:
+        speed, slow, quick = (float(each) for each in workers * np.exp(case.curves(math.log2(workers))[:3]))
+        price, hours = case.questions.price_per_gpu_hour, workers / 3600
+        over = {"gpu_hours_per_million_samples": 1e6 * hours}
+        if samples is not None:
+            over |= {"duration_s": samples, "gpu_hours": samples * hours}
+            over |= {} if price is None else {"cost": price * samples * hours}
+        values |= {"samples_per_s": (speed, slow, quick)}
+        values |= {name: (each / speed, each / quick, each / slow) for name, each in over.items()}
+    ends = {f"{name}{end}": values[name][place] for name in _VALUES for place, end in enumerate(("", "_low", "_high"))}
+    about = {"question": question, "workers": workers, "low": low, "high": high, "searched_to": top, **ends}
+    return Answer(**about, doubts=tuple(dict.fromkeys(told)), why_not=why_not or None)
 
 
-def _values(case: _Case, workers: int, samples: float | None) -> dict[str, tuple[float, float, float]]:
-    """Speed, time, GPU hours and cost at one worker count, each as (value, low, high)."""
-    speed, slow, quick = (float(each) for each in workers * np.exp(case.curves(math.log2(workers))[:3]))
-    price, hours = case.questions.price_per_gpu_hour, workers / 3600
-    over = {"gpu_hours_per_million_samples": 1e6 * hours}
-    if samples is not None:
-        over |= {"duration_s": samples, "gpu_hours": samples * hours}
-        over |= {} if price is None else {"cost": price * samples * hours}
-    values = {name: (each / speed, each / quick, each / slow) for name, each in over.items()}
-    return {"samples_per_s": (speed, slow, quick), **values}
-
-
-def in_words(one: _RecommendedCount) -> str:
+def in_words(one: Answer) -> str:
     """The recommended count with its interval: `8 [6, 11]`, `8 [6, ...]`, `above 64 [9, ...]`, `at least 64`."""
     if one.why_not:
         return "none"
@@ -380,32 +360,28 @@ def in_words(one: _RecommendedCount) -> str:
     return f"{one.workers:,} [{one.low:,}, {'...' if one.high is None else f'{one.high:,}'}]"
 
 
-def lines(found: _Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s") -> list[str]:
+def lines(name: str, found: Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s") -> list[str]:
     """The answers of one series for a terminal of 100 columns, with doubts; `only` some; `unit` is of throughputs."""
-    series = found.series or "all points"
+    series, (low, high) = name or "all points", found.measured
     if found.why_not:
         return [f"{series}: no worker count is recommended: {found.why_not}"]
-    low, high = found.measured
     text = [f"{series}: recommended workers with 95 % interval, measured {low:,} to {high:,}"]
-    for name in only or found.answers:
-        one = found.answers[name]
-        text += wrapped(f"{_NAMES[name]:<15} {in_words(one):<20} {one.question}", 100, "  ", " " * 39)
-        values = ", ".join(_told(one, unit))
-        for told in filter(None, (one.why_not, values, *(f"doubt: {doubt}" for doubt in one.doubts))):
-            text += wrapped(told, 100, " " * 18, " " * 20)
+    words = {"samples_per_s": f" {unit}", "duration_s": "", "gpu_hours": " GPU hours", "cost": " to pay"}
+    for answer in only or found.answers:
+        one, values = found.answers[answer], []
+        text += wrapped(f"{_NAMES[answer]:<15} {in_words(one):<20} {one.question}", 100, "  ", " " * 39)
+        for value in (each for each in words if vars(one)[each] is not None):
+            ends = (vars(one)[f"{value}{end}"] for end in ("", "_low", "_high"))
+            told, *interval = map(duration if value == "duration_s" else _plain, ends)
+            values.append(f"{told}{words[value]} [{', '.join(interval)}]")
+        for each in filter(None, (one.why_not, ", ".join(values), *(f"doubt: {doubt}" for doubt in one.doubts))):
+            text += wrapped(each, 100, " " * 18, " " * 20)
     return text
 
 
 def _plain(value: float) -> str:
     """Four digits, and no power of ten below a million millions."""
     return f"{value:,.0f}" if 1000 <= value < 1e12 else f"{value:.4g}"
-
-
-def _told(one: _RecommendedCount, unit: str) -> Iterator[str]:
-    words = {"samples_per_s": f" {unit}", "duration_s": "", "gpu_hours": " GPU hours", "cost": " to pay"}
-    for name in filter(one.values.__contains__, words):
-        value, low, high = map(duration if name == "duration_s" else _plain, one.values[name])
-        yield f"{value}{words[name]} [{low}, {high}]"
 
 
 def duration(seconds: float) -> str:

@@ -159,10 +159,8 @@ def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
 def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size: float) -> Link:
     """Return the constants between two workers from what `horovod-study bench` wrote as bench.json.
 
-    Its line t = alpha + S/beta is of a whole all-reduce on n workers; per message it is alpha / ceil(log2 n) and
-    2 (n-1)/n beta, which for two workers are alpha and beta themselves. `way`: one of those measured; default is the
-    quickest for `size` bytes. Beyond the sizes that were measured beta is that of the time extrapolated there. Raises
-    AnalysisError when the file has no fit, or not of this way.
+    `way`: one of those measured; default is the quickest for `size` bytes. Beyond the sizes that were measured beta is
+    that of the time extrapolated there. Raises AnalysisError when the file has no fit, or not of this way.
     """
     fits, workers = fits_of(content, source=source, way=way)
     lines = {name: (float(fit["alpha_s"]), float(fit["beta_bytes_per_s"])) for name, fit in fits.items()}
@@ -326,15 +324,17 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     p, size, a = model["parameters"], model["gradient_bytes"], model["activation_bytes_per_sample"]
     layers = model["layers"] if len(model["layers"]) <= 12 else [*model["layers"][:6], *model["layers"][-3:]]
     counts = ("parameters", "activations", "indices", "output", "flop")
-    rows = [(each["name"], *(f"{each[name]:,}" for name in counts)) for each in layers]
+    heads = ("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")
+    amounts = {"sent_bytes": "B", "communication_s": "s", "computing_s": "s"}
     ways = [
         (
-            *(each["short"], _si(each["memory_bytes"], "B"), {True: "yes", False: "no", None: "?"}[each["fits"]]),
-            *(_si(each["sent_bytes"], "B"), _si(each["communication_s"], "s"), _si(each["computing_s"], "s")),
-            "?" if each["efficiency"] is None else _percent(each["efficiency"]),
+            *(way["short"], _si(way["memory_bytes"], "B"), {True: "yes", False: "no", None: "?"}[way["fits"]]),
+            *(_si(way[name], unit) for name, unit in amounts.items()),
+            "?" if way["efficiency"] is None else _percent(way["efficiency"]),
         )
-        for each in found["ways"]
+        for way in found["ways"]
     ]
+    rows = [(layer["name"], *(f"{layer[name]:,}" for name in counts)) for layer in layers]
     text = [
         *(found["verdict"], *(f"  {reason}" for reason in found["reasons"]), ""),
         f"the model: {model['name']}, {plural(len(model['layers']), 'layer')}; per sample",
@@ -342,20 +342,17 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"  P = {p:,} parameters; gradients S = 4 P = {size:,} B = {_si(size, 'B')}",
         f"  A = {a:,} B of activations per sample kept for backward, {_si(a * batch, 'B')} at b = {batch}; "
         f"A b = S at b = {found['activation_crossover_batch']:.3g}",
-        f"  F = {model['forward_flop_per_sample']:,} FLOP forward per sample; a training step needs "
-        f"3 F - F({model['layers'][0]['name']}) = {model['train_flop_per_sample']:,}",
+        f"  F = {model['forward_flop_per_sample']:,} FLOP forward, {model['train_flop_per_sample']:,} in a training step",
         *("", f"the machine: {plural(found['workers'], 'worker')} on {plural(found['nodes'], 'node')}"),
         f"  memory per worker  {_si(found['memory_bytes'], 'B')} {found['memory_source']}",
         f"  computing          {_si(found['flop_per_s'], 'FLOP/s')} {found['rate_source']}",
         f"  network            alpha = {_si(wire.get('alpha_s'), 's')}, beta = {_si(wire.get('bytes_per_s'), 'B/s')} "
         f"between two workers {wire.get('source', '')}",
         *("", f"the ways, for a step of G = {found['global_batch']} samples; nothing overlaps"),
-        *to_lines(
-            table_of(("way", "memory", "fits", "sent", "communicates", "computes", "efficiency"), ways), indent=2
-        ),
+        *to_lines(table_of(heads, ways), indent=2),
     ]
-    for each in found["ways"]:
-        text += ["", f"  {each['name']}", f"    memory    {each['memory']}", f"    messages  {each['messages']}"]
+    for way in found["ways"]:
+        text += ["", f"  {way['name']}", f"    memory    {way['memory']}", f"    messages  {way['messages']}"]
     text += ["", *(f"not known: {each}" for each in found["missing"]), *(f"doubt: {each}" for each in found["doubts"])]
     return [line.rstrip() for line in text]
 
@@ -487,10 +484,7 @@ def _unknown(case: Case) -> Iterator[str]:
             "--bench DIR/bench.json, or give --alpha-us and --gb-per-s"
         )
     if case.flop_per_s is None:
-        yield (
-            "how fast a worker computes, hence all efficiencies; give --run RUN_DIR of a finished run, --step-ms of "
-            "one worker at this batch, or --flops-per-s"
-        )
+        yield "how fast a worker computes, hence efficiencies; give --run RUN_DIR, --step-ms or --flops-per-s"
     if case.memory_bytes is None:
         yield "the memory of a worker; give --memory-gb"
 

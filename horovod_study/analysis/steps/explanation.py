@@ -13,7 +13,6 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -327,7 +326,7 @@ undivided | divide the data among the ranks (DistributedSampler, or a sampler of
     the work; an epoch is {p[epoch_steps]:.0f} steps on each, and would be {divided:.0f}
 threads | compare with a baseline of as many threads: {threads} | {base_threads}
 outside | shorten what is outside of steps: evaluate more rarely, or on all ranks, and write fewer checkpoints
-stalls | find what stops {stalls}; where first steps of epochs wait, keep the loader's processes (persistent_workers)
+stalls | find what stops {stalls}
 tensors | average all gradients in one message, a flat one or that of DistributedDataParallel: the script makes
     {p[calls]}
 unsteady | record {c.unsteady[0]} again on a quiet machine, for no advice follows from its times (a study makes it again
@@ -426,6 +425,8 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
         lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
         many = f"{c.stalls.count:,} of {plural(c.stalls.of, 'step', ',')}"
         f.stalls = f"{many} for up to {milliseconds(c.stalls.longest_s)} ms {lap.get(c.stalls.lap, '')}"
+        opens = c.stalls.opening and c.stalls.lap == "data"
+        f.stalls += "; they open epochs: keep the loader's processes (persistent_workers)" * opens
 
     def part(lap: str) -> float:  # what neither late ranks nor stalls explain, which are told of them
         late_s = sum(each.cause_s for each in late if each.cause == lap) / c.workers
@@ -506,17 +507,15 @@ def _slower_updates(run: RecordedRun) -> float:
     """
     found = [0.0]
     for columns in run.rows.values() if run.record.effective.get("device") == "cpu" else ():
-        laps = [columns.get(f"{lap}_s") for lap in ("update", "forward", "backward")]
-        if any(lap is None for lap in laps):
-            continue
+        laps = (columns.get(f"{lap}_s", ()) for lap in ("update", "forward", "backward"))
         update, forward, backward = (np.asarray(lap, dtype=np.float64) for lap in laps)
-        computing = np.nan_to_num(forward) + backward  # a forward that is not seen is in backward
-        if len(update) < 10 * MIN_STEPS or np.isnan(update + computing).any():
+        count = len(update)
+        if not len(forward) == len(backward) == count >= 10 * MIN_STEPS or np.isnan(update + backward).any():
             continue
-        ends = [round(share * len(update)) for share in (0.7, 0.8, 0.9, 1.0)]
-        asked = [slice(10, 60), *(slice(*each) for each in pairwise(ends))]
-        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in asked)
-        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in asked)
+        tenths = [slice(10, 60), *(slice(count * tenth // 10, count * (tenth + 1) // 10) for tenth in (7, 8, 9))]
+        computing = np.nan_to_num(forward) + backward  # a forward that is not seen is in backward
+        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in tenths)
+        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in tenths)
         if min(late_s) >= 2 * early_s and min(after_s) <= 1.25 * before_s:
             found.append(float(np.mean(update)) - early_s)
     return max(found)
