@@ -79,7 +79,8 @@ def _runs_beside(directory: Path) -> dict[str, bool]:
 
 def page(found: Explanation, *, width: int = WIDE) -> list[str]:
     """Return the explanation as lines of at most `width` characters, but for tables and commands."""
-    lines = [line for each in _first(found) for line in wrapped(each, width, deeper="  " * each.startswith("-"))]
+    what, *first = _first(found)
+    lines = [*wrapped(what, width), *(line for each in first for line in wrapped(each, width, "  ", "    "))]
     for title, said in (
         ("Where the time of a step goes", _time(found)),
         ("Who is slow", _slow(found)),
@@ -176,7 +177,7 @@ def _communication(cell: Row) -> str:
     told = [f"{words}: {_part(cost, cell.step_s)}" for words, cost in costs.items() if cost is not None]
     told += ["no gradients are averaged"] * (cell.apart == "none" and bool(told))
     if not told:
-        told = [f"{'none' if cell.why_not == NO_EXCHANGE else 'unknown'} is exposed: {cell.why_not}"]
+        told = [f"that no computing hides: {'none' if cell.why_not == NO_EXCHANGE else 'unknown'}, {cell.why_not}"]
     if cell.left_out_s is not None:
         told.append(f"together, by leaving it out: {_part(cell.left_out_s, cell.step_s)}")
     return f"Communication {'; '.join(told)}."

@@ -122,6 +122,7 @@ def recommend(
     """
     # Nine arguments: what a user may say about the points, given by name.
     check_points(points)
+    known: dict[str, Any]
     known = {"workers_per_node": workers_per_node, "bench": bench, "batch": batch, "global_batch": global_batch}
     asked, found = questions or Questions(), {}
     for name, rows in by_series(points):
@@ -332,7 +333,8 @@ def _told(
     """Return an answer with speed, time, GPU hours and cost at its count, and what is doubtful about that: that it was
     not measured, and the forecast's own doubts there.
     """
-    told, values, top = [*doubts], dict.fromkeys(_VALUES, (None,) * 3), int(case.counts[-1])
+    told, top = [*doubts], int(case.counts[-1])
+    values: dict[str, tuple[Any, ...]] = dict.fromkeys(_VALUES, (None,) * 3)
     if workers is not None and workers > case.largest:
         nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
         told += [f"{workers:,} workers are beyond the {case.largest:,} that were measured", *case.doubts[nearest]]

@@ -342,7 +342,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"  P = {p:,} parameters; gradients S = 4 P = {size:,} B = {_si(size, 'B')}",
         f"  A = {a:,} B of activations per sample kept for backward, {_si(a * batch, 'B')} at b = {batch}; "
         f"A b = S at b = {found['activation_crossover_batch']:.3g}",
-        f"  F = {model['forward_flop_per_sample']:,} FLOP forward, {model['train_flop_per_sample']:,} in a training step",
+        f"  F = {model['forward_flop_per_sample']:,} FLOP forward, {model['train_flop_per_sample']:,} in training",
         *("", f"the machine: {plural(found['workers'], 'worker')} on {plural(found['nodes'], 'node')}"),
         f"  memory per worker  {_si(found['memory_bytes'], 'B')} {found['memory_source']}",
         f"  computing          {_si(found['flop_per_s'], 'FLOP/s')} {found['rate_source']}",
@@ -379,7 +379,7 @@ def _ways(case: Case) -> list[dict[str, Any]]:
     rest = {f"(P_split/n + P_rest) (8 + {state})": (own / n + p - own) * (8 + state), "activations of G": kept * g}
     divided = {f"P (8 + {state})/n": p * (8 + state) / n, "A b": a, "the largest layer whole": 2 * max(held)}
     told = f"{len(sizes)} all-reduces of activations, 2 (n-1)/n of {_si(math.fsum(sizes), 'B')}"
-    ways: list[tuple[str, str, dict[str, float], str, float, Callable[[Link], float]]] = [
+    ways: list[tuple[str, str, Mapping[str, float], str, float, Callable[[Link], float]]] = [
         (
             *("data", "data parallel", {f"P (8 + {state})": p * (8 + state), "A b": a}),
             *("one all-reduce, 2 (n-1)/n S", moved, lambda net: net.all_reduce_s(size, n)[0]),
