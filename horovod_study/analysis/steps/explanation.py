@@ -140,10 +140,10 @@ def explain(
     )
     names, top = [*taken, *(str(each) for each in named["run"])], found.top
     point = {f"{name}": value for name, value in _rows_of(points, top.series, top.workers, top.nodes).iloc[0].items()}
-    alone = named[(named["workers"] == 1) & (named["model"] == point["model"])].to_dict("records")
-    disturbed = named[named["run"].isin(top.unsteady)].to_dict("records")
+    alone: list[Any] = named[(named["workers"] == 1) & (named["model"] == point["model"])].to_dict("records")
+    disturbed: list[Any] = named[named["run"].isin(top.unsteady)].to_dict("records")
     facts = Row(c=top, p=point, slower_s=max(slower[name] for name in top.runs))
-    facts.base, facts.again = (next((again(dict(row), names) for row in rows), "") for rows in (alone, disturbed))
+    facts.base, facts.again = (next((again(row, names) for row in rows), "") for rows in (alone, disturbed))
     facts.base_threads = facts.base and f"OMP_NUM_THREADS={point['rank_threads']:.0f} {facts.base}"
     late_run = next((each.run for each in found.slow if each.series == top.series), top.runs[0])
     facts.late_run = shlex.quote(f"{kept[late_run].directory}")
@@ -276,12 +276,13 @@ def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[list[Row], str]:
     found, last = [], _last(cells)
     for cell in last:
         rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
+        whole: dict[Any, Any] = rows.loc["step"].to_dict()
         first = next(each for each in cells if each.series == cell.series)
-        kind = next((each for each in BASES if math.isfinite(rows.loc["step", f"minus_{each}_s"])), None)
+        kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
         if cell.withheld or cell.unsteady or first.unsteady or (kind is None and first is cell) or cell.workers == 1:
             continue
         if kind is not None:
-            value, low, high = (float(rows.loc["step", f"minus_{kind}{end}_s"]) for end in ("", "_low", "_high"))
+            value, low, high = (whole[f"minus_{kind}{end}_s"] for end in ("", "_low", "_high"))
             base = "1 worker alone" if kind == "plain" else "1 worker inside the library"
             parts = {part: stats.finite_or_none(rows[f"minus_{kind}_s"].get(part, math.nan)) for part in PARTS[:-1]}
         else:
@@ -429,8 +430,9 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
         f.stalls += "; they open epochs: keep the loader's processes (persistent_workers)" * opens
 
     def part(lap: str) -> float:  # what neither late ranks nor stalls explain, which are told of them
-        late_s = sum(each.cause_s for each in late if each.cause == lap) / c.workers
-        return (c.parts_s[lap] or 0.0) - late_s - c.stall_s * (c.stalls is not None and c.stalls.lap == lap)
+        late_s: float = sum(each.cause_s for each in late if each.cause == lap) / c.workers
+        stalled_s: float = c.stall_s if c.stalls is not None and c.stalls.lap == lap else 0.0
+        return float(c.parts_s[lap] or 0.0) - late_s - stalled_s
 
     def over(seconds: float, share: float) -> float:
         return seconds if seconds > share * c.step_s else 0.0
