@@ -79,7 +79,7 @@ def test_what_the_others_wait_for_a_late_rank_has_an_interval(tmp_path: Path) ->
     assert gain is not None and gain.low < gain.value < gain.high
     assert "data loader" in of(found, "late rank").what, "what to try depends on the lap"
     text = " ".join("\n".join(page(found)).split())
-    assert re.search(r"The other ranks wait for that: [\d.]+ \[[\d.]+, [\d.]+\] ms, \d+ % of the step", text)
+    assert re.search(r"the other ranks wait for that: [\d.]+ \[[\d.]+, [\d.]+\] ms, \d+ % of the step", text)
 
 
 def foreign(

@@ -23,6 +23,10 @@ def answers(table, **questions):
     return recommend(table, asked(Questions, questions, "predict"))[""].answers
 
 
+def ends(one, name):
+    return [getattr(one, f"{name}{end}") for end in ("", "_low", "_high")]
+
+
 def exactly(monkeypatch, curve, width=0.0):
     """Make the forecast a known curve, so that answers have closed forms."""
 
@@ -90,7 +94,7 @@ class TestClosedForms:
         assert found["deadline"].workers == n[x >= 1e6 / 1500][0]
         assert found["budget"].workers == n[n * 1e6 / x / 3600 <= 4][-1]
         assert found["cheapest"].workers == 1
-        spent, low, high = found["budget"].values["gpu_hours"]
+        spent, low, high = ends(found["budget"], "gpu_hours")
         assert spent <= 4.0 and low <= spent <= high
 
     def test_the_knee_to_a_target_on_an_ideal_machine_is_the_critical_count(self, monkeypatch):
@@ -100,7 +104,7 @@ class TestClosedForms:
         found = answers(points(COUNTS, 100 * np.array(COUNTS)), target_samples=needed)
         assert found["target_knee"].workers == pytest.approx(40, abs=1)
         assert found["fastest_to_target"].workers is None  # more workers never harm here
-        samples = found["target_knee"].values["duration_s"][0] * found["target_knee"].values["samples_per_s"][0]
+        samples = found["target_knee"].duration_s * found["target_knee"].samples_per_s
         assert samples == pytest.approx(2e6, rel=0.02)
 
     def test_samples_to_the_target_move_the_fastest_count_down(self, monkeypatch, golden):
@@ -114,11 +118,11 @@ class TestClosedForms:
 
     def test_cost_is_price_times_gpu_hours(self):
         one = answers(noisy(COUNTS, usl(COUNTS, 0.05, 0.0), repeats=5), samples=1e6, price_per_gpu_hour=2.5)["cheapest"]
-        for value, low, high in one.values.values():
+        for name in ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost"):
+            value, low, high = ends(one, name)
             assert low < value < high
-        assert one.values["cost"] == pytest.approx([2.5 * hours for hours in one.values["gpu_hours"]])
-        speed = one.values["samples_per_s"][0]
-        assert one.values["gpu_hours_per_million_samples"][0] == pytest.approx(one.workers * 1e6 / speed / 3600)
+        assert ends(one, "cost") == pytest.approx([2.5 * hours for hours in ends(one, "gpu_hours")])
+        assert one.gpu_hours_per_million_samples == pytest.approx(one.workers * 1e6 / one.samples_per_s / 3600)
 
 
 class TestIntervals:
@@ -128,7 +132,7 @@ class TestIntervals:
             for n in (1, 2, 4, 8, 16)
         ]
         curves = recommendation._draw(forecasts, 4000, 0)
-        low, high = np.exp(np.quantile(curves.rate[1:], [0.025, 0.975], axis=0))
+        low, high = np.exp(np.quantile(curves(np.arange(5))[3:], [0.025, 0.975], axis=0))
         assert low == pytest.approx(np.full(5, 100 / 1.3), rel=0.02)
         assert high == pytest.approx(np.full(5, 110), rel=0.02)
 
@@ -177,15 +181,15 @@ class TestImpossible:
     def test_a_deadline_that_nobody_meets_says_what_is_possible(self, golden):
         one = answers(noisy(COUNTS, usl(COUNTS, 0.3, 0.02), repeats=5), samples=1e9, deadline=60.0)["deadline"]
         assert (one.workers, one.low, one.high) == (None, None, None)
-        golden(one.why_not, "512 meets")
-        assert one.values == {}
+        golden(one.why_not, "512 is within")
+        assert one.samples_per_s is None and one.cost_high is None
         assert recommendation.in_words(one) == "none"
 
     def test_a_budget_that_is_too_small_says_what_is_needed(self):
         one = answers(noisy(COUNTS, usl(COUNTS, 0.1, 0.0), repeats=5), samples=1e6, gpu_hours=1.0)["budget"]
         assert one.workers is None
-        assert one.why_not == "no count up to 512 is within it: the cheapest, 1, takes 2.77 GPU hours" or (
-            one.why_not.startswith("no count up to 512 is within it: the cheapest, 1, takes 2.")
+        assert one.why_not == "no count up to 512 is within it; the best, 1, takes 2.77 GPU hours" or (
+            one.why_not.startswith("no count up to 512 is within it; the best, 1, takes 2.")
         )
 
     def test_one_worker_count_has_no_answers_and_the_others_have(self, golden):

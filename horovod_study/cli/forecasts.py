@@ -125,7 +125,8 @@ def predict(options: argparse.Namespace) -> Result:
     lines += [line for scored in scores.values() for line in holdout.lines(scored, unit)]
     lines += holdout.summary_lines(scores) if len(scores) > 1 else []
     only = None if recommended else ("knee",)
-    lines += [line for answer in answers.values() for line in recommendation.lines(answer, only=only, unit=unit)]
+    told = (recommendation.lines(name, one, only=only, unit=unit) for name, one in answers.items())
+    lines += [line for each in told for line in each]
     return Result(document={**parts[first], **{name: parts[name] for name in others}}, lines=lines)
 
 
@@ -292,19 +293,18 @@ def model_parallel(options: argparse.Namespace) -> Result:
     """Compute whether data or model parallelism fits a model."""
     from dataclasses import asdict
 
-    from horovod_study.analysis.machine.advice import advise as advise_on
-    from horovod_study.analysis.machine.advice import case_of, layered_model
+    from horovod_study.analysis.machine import advice
     from horovod_study.config.documents import load_yaml
-    from horovod_study.records import finite, read_run
+    from horovod_study.records import read_run
     from horovod_study.workload.room import worker_memory
 
     source = str(options.model or "")
-    model = layered_model(load_yaml(options.model), source=source) if options.model else None
+    model = advice.layered_model(load_yaml(options.model), source=source) if options.model else None
     bench = read_benches([options.bench], gradient_bytes=math.nan)[-1] if options.bench else None
     recorded = options.run and (asdict(read_run(options.run)), str(options.run))
-    case = case_of(vars(options), model=model, bench=bench, run=recorded, memory_of=worker_memory)
-    advice = advise_on(case)
-    return Result(document=finite(advice), lines=advice.lines())
+    case = advice.case_of(vars(options), model=model, bench=bench, run=recorded, memory_of=worker_memory)
+    found = advice.advise(case)
+    return Result(document=found, lines=advice.lines(found))
 
 
 VERBS = (

@@ -10,11 +10,11 @@ Letters: B drawn curves, C candidate worker counts, K knots at which the forecas
 
 import math
 import re
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,7 @@ from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong
 from horovod_study.errors import AnalysisError
+from horovod_study.text.words import wrapped
 
 REACH = 8  # times the largest measured worker count: as far as answers are looked for
 
@@ -92,45 +93,12 @@ class Questions(Options):
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RecommendedCount:
-    """One recommended worker count with its 95 % interval; None where there is none, or no end was seen."""
-
-    DOCUMENT = "question workers low high searched_to *numbers doubts why_not?"
-
-    question: str  # in words
-    workers: int | None = None
-    low: int | None = None
-    high: int | None = None  # None: open, no end up to `searched_to`
-    searched_to: int
-    values: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # (value, low, high) at `workers`
-    doubts: tuple[str, ...] = ()
-    why_not: str = ""  # why there is no count, where it is not that the end was not seen
-
-    @property
-    def open(self) -> bool:
-        """Whether the answer is beyond the largest count that was looked at."""
-        return self.workers is None and not self.why_not
-
-    @property
-    def numbers(self) -> dict[str, float | None]:
-        values: dict[str, float | None] = {}
-        for name in ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost"):
-            value, low, high = self.values.get(name, (None, None, None))
-            values |= {name: value, f"{name}_low": low, f"{name}_high": high}
-        return values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recommendation:
-    """The answers for one series, in the order of the module's table."""
-
-    DOCUMENT = "measured answers why_not?"
-
-    series: str
-    measured: tuple[int, int]  # smallest and largest worker count
-    answers: Mapping[str, _RecommendedCount]
-    why_not: str = ""  # why there are no answers
+Answer: TypeAlias = SimpleNamespace
+"""One recommended count: question (in words), workers, low, high (None: none, or no end was seen), searched_to, each of
+_VALUES at `workers` with _low and _high, doubts, and why_not: why there is none, where it is not the search."""
+_VALUES = ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost")
+Recommendation: TypeAlias = SimpleNamespace
+"""Of one series: measured (smallest and largest count), answers (in the order of _NAMES), why_not (there are none)."""
 
 
 def recommend(
@@ -144,7 +112,7 @@ def recommend(
     fits: Mapping[str, SeriesFit] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
-) -> dict[str, _Recommendation]:
+) -> dict[str, Recommendation]:
     """Answer `questions` (default: the knee, the peak and the cheapest count) for every series of `points`.
 
     Columns as for `prediction.predict`, to which `workers_per_node`, `bench` and the batch at the recommended
@@ -154,40 +122,49 @@ def recommend(
     """
     # Nine arguments: what a user may say about the points, given by name.
     check_points(points)
-    questions = questions or Questions()
-    forecast = partial(predict, workers_per_node=workers_per_node, bench=bench, batch=batch, global_batch=global_batch)
-    return {
-        name: _series(name, rows, questions, workers_per_node, forecast, (fits or {}).get(name), draws, seed)
-        for name, rows in by_series(points)
-    }
+    known: dict[str, Any]
+    known = {"workers_per_node": workers_per_node, "bench": bench, "batch": batch, "global_batch": global_batch}
+    asked, found = questions or Questions(), {}
+    for name, rows in by_series(points):
+        rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
+        measured = [int(count) for count in np.unique(rows["workers"])]
+        least, most, top = measured[0], measured[-1], min(REACH * measured[-1], MAX_WORKERS)
+        if least == most:
+            found[name] = Recommendation(measured=(least, most), answers={}, why_not=no_forecast(least))
+            continue
+        places = knots(least, top, measured, workers_per_node)
+        forecasts = predict(rows.assign(series=name), workers=places, **known)[name]
+        counts = np.arange(least, top + 1, dtype=np.float64)
+        if len(counts) > _MAX_CANDIDATES:
+            counts = np.unique(np.geomspace(least, top, _MAX_CANDIDATES).round())
+        curves, odd = _draw(forecasts, draws, seed), impossibilities(rows, base_of(rows).samples_per_s)
+        rate, doubts = (
+            np.delete(curves(np.log2(counts)), (1, 2), axis=0),
+            {one.workers: one.doubts for one in forecasts},
+        )
+        case = _Case(most, curves, counts, rate, odd, doubts, asked)
+        answers = _answers(case, rows, (fits or {}).get(name), seed)
+        found[name] = Recommendation(measured=(least, most), answers=answers, why_not=None)
+    return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Curves:
-    """The forecast and B curves that are consistent with it, as logarithms of samples/s per worker at any count."""
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One series, ready to be asked."""
 
-    knots: Floats  # (K,) log2 of worker counts
-    rate: Floats  # (1 + B, K); the first row is the forecast itself
-    low: Floats  # (K,) end of the 95 % interval
-    high: Floats  # (K,)
-
-    def at(self, counts: Floats) -> Floats:
-        """Log of samples/s per worker at `counts` (C,), as (1 + B, C); monotone between knots, over log2 N."""
-        return _between(self.knots, self.rate, counts)
-
-    def interval(self, count: float) -> tuple[float, float, float]:
-        """Samples/s of all workers at one count: forecast, low, high."""
-        ends = np.stack([self.rate[0], self.low, self.high])
-        value, low, high = count * np.exp(_between(self.knots, ends, np.array([float(count)]))[:, 0])
-        return float(value), float(low), float(high)
+    largest: int  # measured worker count
+    curves: Callable[[Any], Floats]  # of _draw
+    counts: Floats  # (C,) candidates
+    rate: Floats  # (1 + B, C) log of samples/s per worker there: the forecast, and B curves
+    odd: Sequence[str]  # what cannot be among the points
+    doubts: Mapping[int, tuple[str, ...]]  # of the forecast, by worker count
+    questions: Questions
 
 
-def _between(knots: Floats, values: Floats, counts: Floats) -> Floats:
-    """Rows of `values` (R, K) at `counts` (C,), as (R, C); straight lines would put every knee on a knot."""
-    return np.asarray(interpolate.PchipInterpolator(knots, values, axis=1)(np.log2(counts)), dtype=np.float64)
-
-
-def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> _Curves:
+def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> interpolate.PchipInterpolator:
+    """Return curves of log samples/s per worker over log2 N, monotone between knots, because straight lines would put
+    every knee on one: the forecast, the ends of its interval, and B curves that are consistent with it, (3 + B,).
+    """
     counts = np.array([one.workers for one in forecasts], dtype=np.float64)
     rates = [np.array([getattr(one, name) for one in forecasts]) for name in ("samples_per_s", "low", "high")]
     centre, low, high = (np.log(rate / counts) for rate in rates)
@@ -198,7 +175,7 @@ def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> _Curves:
     root = modes * np.sqrt(np.maximum(strength, 0.0))
     z = np.random.default_rng(seed).standard_normal((draws, len(knots))) @ root.T
     deviation = np.where(z > 0, z * (high - centre), z * (centre - low)) / stats.Z95
-    return _Curves(knots=knots, rate=np.vstack([centre, centre + deviation]), low=low, high=high)
+    return interpolate.PchipInterpolator(knots, np.vstack([centre, low, high, centre + deviation]), axis=1)
 
 
 def knots(smallest: int, largest: int, measured: Sequence[int], per_node: int | None) -> list[int]:
@@ -212,152 +189,70 @@ def knots(smallest: int, largest: int, measured: Sequence[int], per_node: int | 
     return sorted(each for each in found if smallest <= each <= largest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """One series, ready to be asked."""
-
-    measured: tuple[int, int]
-    curves: _Curves
-    counts: Floats  # (C,) candidates
-    rate: Floats  # (1 + B, C) log of samples/s per worker
-    odd: Sequence[str]  # what cannot be among the points
-    doubts: Mapping[int, tuple[str, ...]]  # of the forecast, by worker count
-    questions: Questions
-
-    @property
-    def speed(self) -> Floats:
-        """Log of samples/s of all workers, (1 + B, C)."""
-        return self.rate + np.log(self.counts)
+_NAMES = {
+    "knee": "knee",
+    "usl_peak": "peak (USL)",
+    "cheapest": "cheapest",
+    "deadline": "deadline",
+    "budget": "budget",
+    "fastest_to_target": "to target",
+    "target_knee": "knee to target",
+}
 
 
-def _series(
-    name: str,
-    rows: pd.DataFrame,
-    questions: Questions,
-    workers_per_node: int | None,
-    forecast: Callable[..., dict[str, list[Prediction]]],
-    fits: SeriesFit | None,
-    draws: int,
-    seed: int,
-) -> _Recommendation:
-    rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
-    measured = [int(count) for count in np.unique(rows["workers"])]
-    smallest, largest = measured[0], measured[-1]
-    if smallest == largest:
-        return _Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=no_forecast(smallest))
-    top = min(REACH * largest, MAX_WORKERS)
-    asked = knots(smallest, top, measured, workers_per_node)
-    forecasts = forecast(rows.assign(series=name), workers=asked)[name]
-    curves = _draw(forecasts, draws, seed)
-    counts = np.arange(smallest, top + 1, dtype=np.float64)
-    if len(counts) > _MAX_CANDIDATES:
-        counts = np.unique(np.geomspace(smallest, top, _MAX_CANDIDATES).round())
-    case = _Case(
-        measured=(smallest, largest),
-        curves=curves,
-        counts=counts,
-        rate=curves.at(counts),
-        odd=impossibilities(rows, base_of(rows).samples_per_s),
-        doubts={one.workers: one.doubts for one in forecasts},
-        questions=questions,
-    )
-    share, samples = questions.marginal, questions.samples
-    question = f"where one more worker gains less than {100 * share:.4g} % of the mean worker"
-    found = _highest(case.speed - share * np.log(counts), counts)
-    answers = {"knee": _answer(case, question, found, samples=samples), "usl_peak": _peak(case, rows, fits)}
-    cheapest = _highest(case.rate, counts)
-    answers["cheapest"] = _answer(case, "the fewest GPU hours per sample", cheapest, samples=samples)
-    if questions.deadline is not None:
-        answers["deadline"] = _deadline(case)
-    if questions.gpu_hours is not None:
-        answers["budget"] = _budget(case)
-    if questions.target_samples:
-        answers |= _to_target(case, seed)
-    return _Recommendation(series=name, measured=case.measured, answers=answers)
+def _answers(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None, seed: int) -> dict[str, Answer]:
+    """Return the answers to what is asked, in the order of _NAMES: each is the count where something is highest."""
+    asked, share, samples = case.questions, case.questions.marginal, case.questions.samples
+    counts, n, top = case.counts, np.log(case.counts), int(case.counts[-1])
+    speed = case.rate + n  # log of samples/s of all workers, (1 + B, C)
+    less = f"where one more worker gains less than {100 * share:.4g} % of the mean worker"
+    found = {"knee": _answer(case, less, _highest(speed - share * n, counts), samples)}
+    found["usl_peak"] = _peak(case, rows, fits)
+    found["cheapest"] = _answer(case, "the fewest GPU hours per sample", _highest(case.rate, counts), samples)
+    nobody = f"no count up to {top:,} is within it; the best, {{}}, takes {{}}"
+    if samples and asked.deadline is not None:
+        question = f"the fewest workers that finish {_plain(samples)} samples within {duration(asked.deadline)}"
+        in_time = _first(speed >= math.log(samples / asked.deadline) - _ROUNDING, counts)
+        best = int(np.argmax(speed[0]))
+        least = nobody.format(f"{counts[best]:,.0f}", duration(samples / math.exp(speed[0][best])))
+        found["deadline"] = _answer(case, question, in_time, samples, why_not=least * bool(np.isinf(in_time[0])))
+    if samples and asked.gpu_hours is not None:
+        question = f"the fastest within {_plain(asked.gpu_hours)} GPU hours for {_plain(samples)} samples"
+        within = np.asarray(case.rate >= math.log(samples / (3600 * asked.gpu_hours)) - _ROUNDING)
+        affordable, best = np.any(within, axis=1), int(np.argmax(case.rate[0]))
+        fastest = _highest(np.where(within, speed, speed.min() - 1), counts)
+        fastest[~affordable] = counts[0]  # the dearest curves allow the least
+        hours = f"{samples / math.exp(case.rate[0][best]) / 3600:,.3g} GPU hours"
+        least = nobody.format(f"{counts[best]:,.0f}", hours)
+        found["budget"] = _answer(case, question, fastest, samples, why_not="" if affordable[0] else least)
+    if asked.target_samples:
+        needed, doubts = _samples_needed(asked.target_samples, counts, len(case.rate) - 1, seed)  # (1 + B, C)
+        for name, question, worth in (
+            ("fastest_to_target", "the shortest time to the target", speed - np.log(needed)),
+            ("target_knee", f"{less}, to the target", speed - np.log(needed) - share * n),
+        ):
+            best_counts = _highest(worth, counts)
+            at = np.flatnonzero(counts == best_counts[0])
+            found[name] = _answer(case, question, best_counts, float(needed[0][at[0]]) if len(at) else None, doubts)
+    return found
 
 
-def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> _RecommendedCount:
+def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
     """Where USL has its highest throughput; its interval from those of alpha and beta, the outer corners of both."""
-    question = "where Gunther's law (USL) has its highest throughput"
-    top = int(case.counts[-1])
+    found = partial(_told, case, "where Gunther's law (USL) has its highest throughput", case.questions.samples)
     try:
         base, known = base_of(rows), {} if fits is None else fits.fits
         speedup = rows["samples_per_s"] / base.samples_per_s
         usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
     except AnalysisError as error:
-        return _RecommendedCount(question=question, searched_to=top, why_not=f"{error}")
+        return found(why_not=f"{error}")
     (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
     if not (usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0):
         refuted = next((doubt for doubt in usl.doubts if "has its peak" in doubt), "")
-        why_not = refuted or "the points do not tell beta from 0, so a peak is not identified"
-        return _RecommendedCount(question=question, searched_to=top, why_not=why_not)
+        return found(why_not=refuted or "the points do not tell beta from 0, so a peak is not identified")
     low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
     peak = round(usl.peak)
-    inside = case.counts[0] <= peak <= top
-    return _RecommendedCount(
-        question=question,
-        workers=peak,
-        low=max(1, math.floor(low)),
-        high=math.ceil(high),
-        searched_to=top,
-        values=_values(case, peak, case.questions.samples) if inside else {},
-        doubts=tuple(_beyond(case, peak)),
-    )
-
-
-def _deadline(case: _Case) -> _RecommendedCount:
-    samples, deadline_s = case.questions.samples, case.questions.deadline
-    assert samples is not None and deadline_s is not None
-    found = _first(case.speed >= math.log(samples / deadline_s) - _ROUNDING, case.counts)
-    why_not = ""
-    if not math.isfinite(found[0]):
-        fastest = int(np.argmax(case.speed[0]))
-        takes = duration(samples / math.exp(float(case.speed[0][fastest])))
-        why_not = (
-            f"no count up to {case.counts[-1]:,.0f} meets it: the fastest, {case.counts[fastest]:,.0f}, takes {takes}"
-        )
-    question = f"the fewest workers that finish {_plain(samples)} samples within {duration(deadline_s)}"
-    return _answer(case, question, found, samples=samples, why_not=why_not)
-
-
-def _budget(case: _Case) -> _RecommendedCount:
-    samples, hours = case.questions.samples, case.questions.gpu_hours
-    assert samples is not None and hours is not None
-    within = np.asarray(case.rate >= math.log(samples / (3600 * hours)) - _ROUNDING)
-    affordable = np.any(within, axis=1)
-    found = _highest(np.where(within, case.speed, case.speed.min() - 1), case.counts)
-    why_not = ""
-    if not affordable[0]:
-        cheapest = int(np.argmax(case.rate[0]))
-        least = samples / math.exp(float(case.rate[0][cheapest])) / 3600
-        why_not = (
-            f"no count up to {case.counts[-1]:,.0f} is within it: the cheapest, {case.counts[cheapest]:,.0f}, takes "
-            f"{least:,.3g} GPU hours"
-        )
-    found[~affordable] = case.counts[0]  # the dearest curves allow the least
-    question = f"the fastest within {_plain(hours)} GPU hours for {_plain(samples)} samples"
-    return _answer(case, question, found, samples=samples, why_not=why_not)
-
-
-def _to_target(case: _Case, seed: int) -> dict[str, _RecommendedCount]:
-    given = case.questions.target_samples
-    assert given is not None
-    needed, doubts = _samples_needed(given, case.counts, len(case.rate) - 1, seed)  # (1 + B, C)
-    speed = case.speed - np.log(needed)
-    share = case.questions.marginal
-    found = {}
-    for name, question, counts in (
-        ("fastest_to_target", "the shortest time to the target", _highest(speed, case.counts)),
-        (
-            "target_knee",
-            f"where one more worker gains less than {100 * share:.4g} % of the mean one, to the target",
-            _highest(speed - share * np.log(case.counts), case.counts),
-        ),
-    ):
-        at = np.flatnonzero(case.counts == counts[0])
-        samples = float(needed[0][at[0]]) if len(at) else None
-        found[name] = _answer(case, question, counts, samples=samples, doubts=doubts)
-    return found
+    return found(workers=peak, low=max(1, math.floor(low)), high=math.ceil(high))
 
 
 def _samples_needed(given: Mapping[int, float], counts: Floats, draws: int, seed: int) -> tuple[Floats, list[str]]:
@@ -398,83 +293,66 @@ def _highest(worth: Floats, counts: Floats) -> Floats:
 
     inf where that is the last count: what still rises at the end of the search has its highest beyond it.
     """
-    best = worth.max(axis=1, keepdims=True)
-    found = _first(worth >= best - _ROUNDING, counts)
+    found = _first(worth >= worth.max(axis=1, keepdims=True) - _ROUNDING, counts)
     return np.where(found >= counts[-1], np.inf, found)
 
 
 def _answer(
-    case: _Case,
-    question: str,
-    found: Floats,
-    *,
-    samples: float | None = None,
-    doubts: Sequence[str] = (),
-    why_not: str = "",
-) -> _RecommendedCount:
+    case: _Case, question: str, found: Floats, samples: float | None, doubts: Sequence[str] = (), why_not: str = ""
+) -> Answer:
     """Make an answer of the counts that the forecast (first) and the drawn curves give, (1 + B,)."""
-    top = int(case.counts[-1])
+    top, centre = int(case.counts[-1]), float(found[0])
     low, high = (float(each) for each in np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf"))
-    centre = float(found[0])
     low, high = min(low, centre), max(high, centre)  # of skewed curves, the forecast is not always among the middle
     workers = None if why_not or not math.isfinite(centre) else int(centre)
-    told = [*case.odd, *doubts]
-    if workers is not None:
-        told += _beyond(case, workers)
     if not math.isfinite(high) and not why_not:
-        told.append(f"no upper bound found: counts up to {top:,} workers were searched")
-    return _RecommendedCount(
-        question=question,
+        doubts = [*doubts, f"no upper bound found: counts up to {top:,} workers were searched"]
+    return _told(
+        case,
+        question,
+        samples,
         workers=workers,
         low=int(low) if math.isfinite(low) else (None if why_not else top),
         high=int(high) if math.isfinite(high) else None,
-        searched_to=top,
-        values={} if workers is None else _values(case, workers, samples),
-        doubts=tuple(dict.fromkeys(told)),
+        doubts=[*case.odd, *doubts],
         why_not=why_not,
     )
 
 
-def _beyond(case: _Case, workers: int) -> list[str]:
-    """What is doubtful about a recommended count: that it was not measured, and the forecast's own doubts there."""
-    largest = case.measured[1]
-    if workers <= largest:
-        return []
-    nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
-    return [f"{workers:,} workers are beyond the {largest:,} that were measured", *case.doubts[nearest]]
+def _told(
+    case: _Case,
+    question: str,
+    samples: float | None,
+    *,
+    workers: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+    doubts: Sequence[str] = (),
+    why_not: str = "",
+) -> Answer:
+    """Return an answer with speed, time, GPU hours and cost at its count, and what is doubtful about that: that it was
+    not measured, and the forecast's own doubts there.
+    """
+    told, top = [*doubts], int(case.counts[-1])
+    values: dict[str, tuple[Any, ...]] = dict.fromkeys(_VALUES, (None,) * 3)
+    if workers is not None and workers > case.largest:
+        nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
+        told += [f"{workers:,} workers are beyond the {case.largest:,} that were measured", *case.doubts[nearest]]
+    if workers is not None and case.counts[0] <= workers <= top:
+        speed, slow, quick = (float(each) for each in workers * np.exp(case.curves(math.log2(workers))[:3]))
+        price, hours = case.questions.price_per_gpu_hour, workers / 3600
+        over = {"gpu_hours_per_million_samples": 1e6 * hours}
+        if samples is not None:
+            over |= {"duration_s": samples, "gpu_hours": samples * hours}
+            over |= {} if price is None else {"cost": price * samples * hours}
+        values |= {"samples_per_s": (speed, slow, quick)}
+        values |= {name: (each / speed, each / quick, each / slow) for name, each in over.items()}
+    ends = {f"{name}{end}": values[name][place] for name in _VALUES for place, end in enumerate(("", "_low", "_high"))}
+    about = {"question": question, "workers": workers, "low": low, "high": high, "searched_to": top, **ends}
+    return Answer(**about, doubts=tuple(dict.fromkeys(told)), why_not=why_not or None)
 
 
-def _values(case: _Case, workers: int, samples: float | None) -> dict[str, tuple[float, float, float]]:
-    """Speed, time, GPU hours and cost at one worker count, each as (value, low, high)."""
-    speed, slow, quick = case.curves.interval(workers)
-    values = {"samples_per_s": (speed, slow, quick)}
-
-    def over(amount: float) -> tuple[float, float, float]:
-        return amount / speed, amount / quick, amount / slow
-
-    values["gpu_hours_per_million_samples"] = over(workers * 1e6 / 3600)
-    if samples is not None:
-        values["duration_s"] = over(samples)
-        values["gpu_hours"] = over(workers * samples / 3600)
-    price = case.questions.price_per_gpu_hour
-    if price is not None and samples is not None:
-        value, low, high = values["gpu_hours"]
-        values["cost"] = (price * value, price * low, price * high)
-    return values
-
-
-_NAMES = {
-    "knee": "knee",
-    "usl_peak": "peak (USL)",
-    "cheapest": "cheapest",
-    "deadline": "deadline",
-    "budget": "budget",
-    "fastest_to_target": "to target",
-    "target_knee": "knee to target",
-}
-
-
-def in_words(one: _RecommendedCount) -> str:
+def in_words(one: Answer) -> str:
     """The recommended count with its interval: `8 [6, 11]`, `8 [6, ...]`, `above 64 [9, ...]`, `at least 64`."""
     if one.why_not:
         return "none"
@@ -484,39 +362,28 @@ def in_words(one: _RecommendedCount) -> str:
     return f"{one.workers:,} [{one.low:,}, {'...' if one.high is None else f'{one.high:,}'}]"
 
 
-def lines(found: _Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s") -> list[str]:
+def lines(name: str, found: Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s") -> list[str]:
     """The answers of one series for a terminal of 100 columns, with doubts; `only` some; `unit` is of throughputs."""
-    series = found.series or "all points"
+    series, (low, high) = name or "all points", found.measured
     if found.why_not:
         return [f"{series}: no worker count is recommended: {found.why_not}"]
-    chosen = {name: one for name, one in found.answers.items() if only is None or name in only}
-    low, high = found.measured
     text = [f"{series}: recommended workers with 95 % interval, measured {low:,} to {high:,}"]
-    for name, one in chosen.items():
-        text += textwrap.wrap(
-            f"  {_NAMES[name]:<15} {in_words(one):<20} {one.question}", 100, subsequent_indent=" " * 39
-        )
-        below = [one.why_not] if one.why_not else [", ".join(_told(one, unit))] if one.values else []
-        for told in [*below, *(f"doubt: {doubt}" for doubt in one.doubts)]:
-            text += textwrap.wrap(told, 100, initial_indent=" " * 18, subsequent_indent=" " * 20)
+    words = {"samples_per_s": f" {unit}", "duration_s": "", "gpu_hours": " GPU hours", "cost": " to pay"}
+    for answer in only or found.answers:
+        one, values = found.answers[answer], []
+        text += wrapped(f"{_NAMES[answer]:<15} {in_words(one):<20} {one.question}", 100, "  ", " " * 39)
+        for value in (each for each in words if vars(one)[each] is not None):
+            ends = (vars(one)[f"{value}{end}"] for end in ("", "_low", "_high"))
+            told, *interval = map(duration if value == "duration_s" else _plain, ends)
+            values.append(f"{told}{words[value]} [{', '.join(interval)}]")
+        for each in filter(None, (one.why_not, ", ".join(values), *(f"doubt: {doubt}" for doubt in one.doubts))):
+            text += wrapped(each, 100, " " * 18, " " * 20)
     return text
 
 
 def _plain(value: float) -> str:
     """Four digits, and no power of ten below a million millions."""
     return f"{value:,.0f}" if 1000 <= value < 1e12 else f"{value:.4g}"
-
-
-def _told(one: _RecommendedCount, unit: str) -> Iterator[str]:
-    for name, form, words in (
-        ("samples_per_s", _plain, f" {unit}"),
-        ("duration_s", duration, ""),
-        ("gpu_hours", _plain, " GPU hours"),
-        ("cost", _plain, " to pay"),
-    ):
-        if name in one.values:
-            value, low, high = one.values[name]
-            yield f"{form(value)}{words} [{form(low)}, {form(high)}]"
 
 
 def duration(seconds: float) -> str:

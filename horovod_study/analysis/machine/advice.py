@@ -1,76 +1,62 @@
 """Data or model parallel? The arithmetic of memory, messages and time for one model on so many workers.
 
 Everything is per step of one global batch G = n b, so that the ways can be compared: n workers, b samples per worker
-when the data are split. Memory is counted, not measured; times follow from the two constants of the network and the
-rate of computing. Letters: P parameters, S gradient bytes, A activation bytes per sample, F FLOP.
-
-Message times follow from alpha and beta of the link between two workers (analysis/costs.py); an all-reduce takes the
-quickest of its algorithms there. What each way sends and keeps:
-
-    data parallel     S. Rajbhandari et al., "ZeRO", SC20: weights + gradients + optimiser state everywhere, one
-                      all-reduce of the gradients
-    ZeRO-1            the same paper: optimiser state divided by n; reduce-scatter of the gradients, all-gather of the
-                      weights
-    ZeRO-3 (FSDP)     the same paper: everything divided by n, a layer's weights gathered when it is used; all-gather
-                      forward, all-gather backward, reduce-scatter, for every layer
-    tensor parallel   M. Shoeybi et al., "Megatron-LM", 2019: the large layers split, in pairs by columns then rows; one
-                      all-reduce of a pair's outputs forward and one of its input's gradient backward
+when the data are split. Memory is counted, not measured; times follow from the two constants of the network
+(analysis/costs.py) and the rate of computing. Letters: P parameters, S gradient bytes, A activation bytes per sample,
+F FLOP. docs/model_parallel.md says what each way keeps and sends, and who described it.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.machine.network import all_reduce_at, fits_of
-from horovod_study.config.doors import Form, Number, Options, Text, Whole, above, accept, at_least, one_of, wrong
+from horovod_study.config.doors import Form, Number, Options, Text, Whole, above, accept, at_least, one_of
 from horovod_study.config.doors import asked as accept_asked
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import facts
+from horovod_study.errors import AnalysisError, refuse
+from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
 OPTIONS = packaged().options
 
-_WEIGHT_BYTES = 4
 _INDEX_BYTES = 8  # of the places of the maxima that pooling keeps
 _STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4}
 """Optimiser state per parameter in float32: two moments of Adam, one momentum."""
 _ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
-"""Under autocast the activations are halved; weights, gradients and optimiser state stay in float32."""
+"""Under autocast the activations are halved; weights, gradients and optimiser state stay in float32, 4 bytes each."""
 _LARGE = 0.1  # a layer with at least this share of the largest layer's parameters is split in tensor parallel
 CLOSE = 0.02  # efficiencies nearer than this are a tie, and the simpler way is advised
-
 _CHANNELS, _POINTS, _TARGETS, _KERNEL, _POOL = 3, 201, 2, 5, 3  # of the worked example, docs/guide.md
 
+_Count = Annotated[Whole, at_least(0)]
+_Positive = Annotated[Whole, at_least(1)]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
+
+class Layer(Form):
     """One layer, per sample: what it holds, keeps, hands on and computes."""
 
-    DOCUMENT = "name parameters activations indices output flop"
+    name: Text = ""
+    parameters: _Count
+    activations: _Count  # numbers kept until the backward pass
+    flop: _Count  # forward, a multiply and an add as two
+    output: _Count = Field(default_factory=lambda told: told["activations"])  # numbers handed to the next layer
+    indices: _Count = 0  # whole numbers kept beside them (max pooling)
+    pairs: _Count = 0  # of matrices inside it that can be split by columns, then by rows; 2 in a transformer block
+    times: _Positive = 1  # so many equal layers in a row
 
-    name: str
-    parameters: int
-    activations: int  # numbers kept until the backward pass
-    flop: int  # forward, a multiply and an add as two
-    output: int  # numbers handed to the next layer
-    indices: int = 0  # whole numbers kept beside them (max pooling)
-    pairs: int = 0  # of matrices inside it that can be split by columns, then by rows; 2 in a transformer block
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayeredModel:
+class LayeredModel(Form):
     """Layers in their order, the numbers per sample that enter the first, and what it is called."""
 
-    name: str
-    input: int
-    layers: tuple[Layer, ...]
+    name: Text = ""
+    input: _Count | None = None
+    layers: Annotated[list[Layer], Field(min_length=1)]
 
     @property
     def parameters(self) -> int:
@@ -89,12 +75,8 @@ class LayeredModel:
 
     def activation_bytes(self, precision: str) -> int:
         """A: bytes per sample that wait for the backward pass, the input among them."""
-        numbers = sum(layer.activations for layer in self.layers)
-        return numbers * _ACTIVATION_BYTES[precision] + sum(layer.indices for layer in self.layers) * _INDEX_BYTES
-
-    def entering(self, place: int) -> int:
-        """Return the numbers per sample that enter layer `place`."""
-        return self.layers[place - 1].output if place else self.input
+        each = _ACTIVATION_BYTES[precision]
+        return sum(layer.activations * each + layer.indices * _INDEX_BYTES for layer in self.layers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,129 +107,6 @@ class Case:
         return math.ceil(self.workers / (self.workers_per_node or self.workers))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Scheme:
-    """One way to spread the model, with its sums; unknown is None."""
-
-    DOCUMENT = "name memory_bytes memory fits sent_bytes messages communication_s computing_s step_s efficiency notes"
-
-    case: Case
-    name: str
-    short: str
-    memory_bytes: float
-    memory: str  # how it comes about
-    sent_bytes: float  # by a worker per step
-    messages: str
-    communication_s: float | None
-    flop: float  # of the slowest worker in a step
-    notes: tuple[str, ...] = ()
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether there is enough memory."""
-        there = self.case.memory_bytes
-        return None if there is None else self.memory_bytes <= there
-
-    @property
-    def computing_s(self) -> float | None:
-        """Seconds that the slowest worker computes."""
-        rate = self.case.flop_per_s
-        return None if rate is None else self.flop / rate
-
-    @property
-    def efficiency(self) -> float | None:
-        """Time of an even split without communication / time of the step."""
-        case = self.case
-        if not self.step_s or not case.flop_per_s:
-            return None
-        return case.model.train_flop * case.batch / case.flop_per_s / self.step_s
-
-    @property
-    def step_s(self) -> float | None:
-        """Computing and communicating one after the other: nothing overlaps."""
-        if self.communication_s is None or self.computing_s is None:
-            return None
-        return self.computing_s + self.communication_s
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Advice:
-    """The answer: the ways, the crossover, the verdict, and what is not known."""
-
-    DOCUMENT = (
-        "model batch=case.batch workers=case.workers nodes=case.nodes global_batch=case.global_batch "
-        "optimizer=case.optimizer precision=case.precision memory_bytes=case.memory_bytes "
-        "memory_source=case.memory_source network=case.network flop_per_s=case.flop_per_s "
-        "rate_source=case.rate_source ways=schemes crossover_batch "
-        "activation_crossover_batch=activation_crossover best verdict reasons missing doubts"
-    )
-
-    case: Case
-    schemes: tuple[_Scheme, ...]
-    gradient_bytes: int
-    crossover_batch: float | None  # b above which data parallel sends less than tensor parallel
-    activation_crossover: float  # b at which the activations of a worker weigh as much as the gradients
-    best: str
-    verdict: str
-    reasons: tuple[str, ...]
-    missing: tuple[str, ...]
-    doubts: tuple[str, ...] = field(default=())
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The document of the model."""
-        model = self.case.model
-        return {
-            **facts(model, "name", "parameters"),
-            "gradient_bytes": self.gradient_bytes,
-            "activation_bytes_per_sample": model.activation_bytes(self.case.precision),
-            "forward_flop_per_sample": model.flop,
-            "train_flop_per_sample": model.train_flop,
-            "layers": model.layers,
-        }
-
-    def lines(self) -> list[str]:
-        """Return the answer, and the arithmetic that leads to it."""
-        case, model = self.case, self.case.model
-        a = model.activation_bytes(case.precision)
-        lines = [f"{self.verdict}", *(f"  {reason}" for reason in self.reasons), ""]
-        lines += [f"the model: {model.name}", *to_lines(table_of(_LAYER_HEADS, _layer_rows(model)), indent=2), ""]
-        lines += [
-            f"  P = {model.parameters:,} parameters; gradients S = {_WEIGHT_BYTES} P = {self.gradient_bytes:,} B "
-            f"= {_bytes(self.gradient_bytes)}",
-            f"  A = {a:,} B of activations per sample kept for backward; {_bytes(a * case.batch)} at b = {case.batch}, "
-            f"{_bytes(a * case.global_batch)} for G = {case.global_batch}",
-            f"  F = {model.flop:,} FLOP forward per sample; a training step needs 3 F - F({model.layers[0].name}) = "
-            f"{model.train_flop:,} per sample, {_si(model.train_flop * case.global_batch)}FLOP for G",
-            f"  A b = S at b = S/A = {self.activation_crossover:.3g}",
-        ]
-        memory = "not known" if case.memory_bytes is None else f"{_bytes(case.memory_bytes)} ({case.memory_source})"
-        rate = "not known" if case.flop_per_s is None else f"{_si(case.flop_per_s)}FLOP/s ({case.rate_source})"
-        wire = "not known"
-        if case.network is not None:
-            wire = (
-                f"alpha = {case.network.alpha_s * 1e6:.3g} us, beta = {case.network.bytes_per_s / 1e9:.3g} GB/s "
-                f"between two workers ({case.network.source})"
-            )
-        lines += [
-            "",
-            f"the machine: {plural(case.workers, 'worker')} on {plural(case.nodes, 'node')}",
-            f"  memory per worker  {memory}",
-            f"  network            {wire}",
-            f"  computing          {rate}",
-            "",
-            f"the ways, for a step of G = {case.global_batch} samples with n = {case.workers}; nothing overlaps",
-            *to_lines(table_of(_SCHEME_HEADS, _scheme_rows(self.schemes)), indent=2),
-        ]
-        for scheme in self.schemes:
-            lines += ["", f"  {scheme.name}"]
-            lines += [f"    memory    {scheme.memory}", f"    messages  {scheme.messages}"]
-            lines += [f"    {note}" for note in scheme.notes]
-        if self.missing:
-            lines += ["", *(f"not known: {text}" for text in self.missing)]
-        return [*lines, *([""] if self.doubts else []), *(f"doubt: {text}" for text in self.doubts)]
-
-
 def cnn(widths: str) -> LayeredModel:
     """Return the worked example for `widths` such as 15-38-197, counted from its shapes.
 
@@ -255,94 +114,53 @@ def cnn(widths: str) -> LayeredModel:
     pooling) with the places of the maxima; the output of every ReLU; the reordered input of the first dense layer; the
     output and the targets of the loss.
     """
-
-    def convolution(name: str, into: int, out: int, length: int, kept: int) -> Layer:
-        """`length`: of its output, before the pooling."""
-        pooled = out * (length // _POOL)
-        flop = 2 * into * _KERNEL * out * length
-        parameters = (into * _KERNEL + 1) * out
-        return Layer(name=name, parameters=parameters, activations=kept, indices=pooled, output=pooled, flop=flop)
-
-    def dense(name: str, into: int, out: int, kept: int) -> Layer:
-        return Layer(name=name, parameters=(into + 1) * out, activations=kept, output=out, flop=2 * into * out)
-
     first, second, hidden = map(int, OPTIONS["widths"].check("model-parallel", widths).split("-"))
     long1 = _POINTS - _KERNEL + 1
     short1 = long1 // _POOL
     long2 = short1 - _KERNEL + 1
     flat = second * (long2 // _POOL)
-    reordered = flat if second > 1 else 0  # one channel is in order already
-    return LayeredModel(
-        name=f"the strain-stress CNN {widths}",
-        input=_CHANNELS * _POINTS,
-        layers=(
-            convolution("conv1", _CHANNELS, first, long1, _CHANNELS * _POINTS + first * (long1 + short1)),
-            convolution("conv2", first, second, long2, second * long2 + flat + reordered),
-            dense("fc1", flat, hidden, hidden),
-            dense("fc2", hidden, _TARGETS, 2 * _TARGETS),
-        ),
+    kept1 = _CHANNELS * _POINTS + first * (long1 + short1)
+    kept2 = second * long2 + flat + (flat if second > 1 else 0)  # one channel is in order already
+    fields = ("name", "parameters", "activations", "flop", "output", "indices")
+    rows = (
+        ("conv1", (_CHANNELS * _KERNEL + 1) * first, kept1, 2 * _CHANNELS * _KERNEL * first * long1, first * short1),
+        ("conv2", (first * _KERNEL + 1) * second, kept2, 2 * first * _KERNEL * second * long2, flat),
+        ("fc1", (flat + 1) * hidden, hidden, 2 * flat * hidden, hidden),
+        ("fc2", (hidden + 1) * _TARGETS, 2 * _TARGETS, 2 * hidden * _TARGETS, _TARGETS),
     )
-
-
-_Count = Annotated[Whole, at_least(0)]
-
-
-class _LayerForm(Form):
-    name: Text | None = None
-    parameters: _Count
-    activations: _Count
-    flop: _Count
-    output: _Count | None = None
-    indices: _Count = 0
-    pairs: _Count = 0
-    times: Annotated[Whole, at_least(1)] = 1
-
-
-class _ModelForm(Form):
-    name: Text | None = None
-    input: _Count | None = None
-    layers: Annotated[list[_LayerForm], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _computes(self) -> "_ModelForm":
-        for odd, text in (
-            (not any(layer.parameters for layer in self.layers), "the layers have no parameters; correct them"),
-            (not any(layer.flop for layer in self.layers), "the layers have no FLOP; correct them"),
-            (sum(layer.times for layer in self.layers) > 100_000, "more than 100,000 layers are asked for"),
-        ):
-            if odd:
-                raise wrong(text)
-        return self
+    maxima = (first * short1, flat, 0, 0)
+    layers = [dict(zip(fields, (*row, each), strict=True)) for row, each in zip(rows, maxima, strict=True)]
+    about = {"name": f"the strain-stress CNN {widths}", "input": _CHANNELS * _POINTS}
+    return LayeredModel.model_validate({**about, "layers": layers})
 
 
 def layered_model(content: Mapping[str, Any], *, source: str) -> LayeredModel:
-    """Return the model that a YAML file describes.
+    """Return the model that a YAML file describes: `name`, `input`, and `layers` with the fields of Layer.
 
-    `input` (numbers per sample) and `layers`, a list of `name`, `parameters`, `activations` (numbers per sample kept
-    for backward), `flop` (forward, per sample); optional `output` (numbers handed on, default: the activations),
-    `indices`, `pairs` (see Layer), and `times` for so many equal layers in a row. Raises ConfigError naming file, layer
-    and key.
+    Layers of several `times` stand in a row, each with a name. Raises ConfigError naming file, layer and key.
     """
     again = "a layer has name, parameters, activations and flop"
-    told, made = accept(_ModelForm, content, source, again=again), []
-    for number, each in enumerate(told.layers, start=1):
-        values = each.model_dump(include={"parameters", "activations", "flop", "indices", "pairs"})
-        values["output"] = each.activations if each.output is None else each.output
-        name = each.name or f"layer {number}"
-        made += [
-            Layer(name=name if each.times == 1 else f"{name}.{copy}", **values) for copy in range(1, each.times + 1)
-        ]
-    entering = made[0].activations if told.input is None else told.input
-    return LayeredModel(name=told.name or source, input=entering, layers=tuple(made))
+    told: LayeredModel = accept(LayeredModel, content, source, again=again)
+    refuse(
+        source,
+        (not told.parameters, "the layers have no parameters; correct them"),
+        (not told.flop, "the layers have no FLOP; correct them"),
+        (sum(layer.times for layer in told.layers) > 100_000, "more than 100,000 layers are asked for"),
+    )
+    layers = [
+        each.model_copy(update={"name": name if each.times == 1 else f"{name}.{copy}", "times": 1})
+        for number, each in enumerate(told.layers, start=1)
+        for name in (each.name or f"layer {number}",)
+        for copy in range(1, each.times + 1)
+    ]
+    return told.model_copy(update={"name": told.name or source, "layers": layers})
 
 
 def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size: float) -> Link:
     """Return the constants between two workers from what `horovod-study bench` wrote as bench.json.
 
-    Its line t = alpha + S/beta is of a whole all-reduce on n workers; per message it is alpha / ceil(log2 n) and
-    2 (n-1)/n beta, which for two workers are alpha and beta themselves. `way`: one of those measured; default is the
-    quickest for `size` bytes. Beyond the sizes that were measured beta is that of the time extrapolated there. Raises
-    AnalysisError when the file has no fit, or not of this way.
+    `way`: one of those measured; default is the quickest for `size` bytes. Beyond the sizes that were measured beta is
+    that of the time extrapolated there. Raises AnalysisError when the file has no fit, or not of this way.
     """
     fits, workers = fits_of(content, source=source, way=way)
     lines = {name: (float(fit["alpha_s"]), float(fit["beta_bytes_per_s"])) for name, fit in fits.items()}
@@ -367,9 +185,9 @@ _Amount = Annotated[Number, above(0)]
 class _Asked(Options):
     """What may be asked, in the names and units of the verb; it holds before a recorded run."""
 
-    batch: Annotated[Whole, at_least(1)] | None = None
-    workers: Annotated[Whole, at_least(1)] | None = None
-    workers_per_node: Annotated[Whole, at_least(1)] | None = None
+    batch: _Positive | None = None
+    workers: _Positive | None = None
+    workers_per_node: _Positive | None = None
     memory_gb: _Amount | None = None
     alpha_us: Annotated[Number, at_least(0)] | None = None
     gb_per_s: _Amount | None = None
@@ -403,20 +221,24 @@ def case_of(
     known |= {name: value for name, value in found.items() if value is not None} | given
     rated = model is None  # bench.json has the step of the worked example
     model, batch, n = model or cnn(known["widths"]), known["batch"], known["workers"]
-    trained = found.get("parameters", model.parameters)
-    other = f"--widths {known['widths']} has {model.parameters:,} parameters, but the run trained {trained:,}"
-    _refuse(there, f"{other}; leave --widths out" if trained != model.parameters else "")
+    _refuse(there, known["widths"], model.parameters, found.get("parameters", model.parameters))
     network, per_node, memory = None, given.get("workers_per_node"), None
     if bench is not None:
-        network = network_of(bench[0], source=bench[1], way=given.get("way"), size=_WEIGHT_BYTES * model.parameters)
+        network = network_of(bench[0], source=bench[1], way=given.get("way"), size=4 * model.parameters)
     elif "alpha_us" in given:
         network = Link(alpha_s=given["alpha_us"] / 1e6, bytes_per_s=given["gb_per_s"] * 1e9)
     if "memory_gb" in given:
         memory = given["memory_gb"] * 1e9, "--memory-gb"
     elif memory_of is not None:
         memory = memory_of(min(n, per_node or n))
-    rate, source = _rate(given, model, batch, found, "" if run is None else run[1])
-    if rate is None and rated and bench is not None and isinstance(roof := bench[0].get("roofline"), dict):
+    rate, source = given.get("flops_per_s"), "--flops-per-s" if "flops_per_s" in given else ""
+    if "step_ms" in given:
+        rate = rate_of_step(model, batch=batch, step_s=given["step_ms"] / 1e3)
+        source = f"a step of {given['step_ms']:g} ms"
+    elif run is not None:
+        rate = rate_of_step(model, batch=found["batch"], step_s=found["computing_s"])
+        source = f"a step of {found['computing_s'] * 1e3:.3g} ms without the wait, {run[1]}"
+    elif rate is None and rated and bench is not None and isinstance(roof := bench[0].get("roofline"), dict):
         rate, source = float(roof["flop_per_s"]), f"the step measured in {bench[1]}"
     same = found.get("workers") == n and found.get("batch") == batch
     return Case(
@@ -432,49 +254,35 @@ def case_of(
     )
 
 
-def _refuse(there: Collection[str], other: str) -> None:
-    """Raise ConfigError where two of what is `there` say the same, one belongs to another, or the model is `other`."""
+def _refuse(there: Collection[str], widths: str, parameters: int, trained: int) -> None:
+    """Raise ConfigError where two of what is `there` say the same, one belongs to another, or another was `trained`."""
     rates = "--step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
     example = "--run is of the worked example and says nothing of --model; give --step-ms instead"
-    for holds, text in (
+    other = f"--widths {widths} has {parameters:,} parameters, but the run trained {trained:,}; leave --widths out"
+    refuse(
+        "model-parallel",
         ({"widths", "model"}.issubset(there), "--widths and --model both name a model; give one of them"),
         (("alpha_us" in there) != ("gb_per_s" in there), "a network has --alpha-us and --gb-per-s; give both"),
         (len({"step_ms", "flops_per_s", "run"}.intersection(there)) > 1, rates),
         ({"bench", "alpha_us"}.issubset(there), "--bench and --alpha-us both describe the network; give one of them"),
         ("way" in there and "bench" not in there, "--way chooses from the file of --bench; give that too"),
         ({"model", "run"}.issubset(there), example),
-        (bool(other), other),
-    ):
-        if holds:
-            raise ConfigError(f"model-parallel: {text}")
-
-
-def _rate(
-    given: Mapping[str, Any], model: LayeredModel, batch: int, found: Mapping[str, Any], run: str
-) -> tuple[float | None, str]:
-    """Return FLOP/s and where they are from: options, else the run."""
-    if "step_ms" in given:
-        rate = rate_of_step(model, batch=batch, step_s=given["step_ms"] / 1e3)
-        return rate, f"a step of {given['step_ms']:g} ms"
-    if found.get("computing_s"):
-        rate = rate_of_step(model, batch=found["batch"], step_s=found["computing_s"])
-        return rate, f"a step of {found['computing_s'] * 1e3:.3g} ms without the wait, {run}"
-    return given.get("flops_per_s"), "--flops-per-s" if "flops_per_s" in given else ""
+        (trained != parameters, other),
+    )
 
 
 def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return batch, workers, model and seconds per step of a run.json; AnalysisError when the run has not finished."""
+    """Return batch, workers, model and seconds per step of a run.json; AnalysisError where they are not known."""
     effective, totals = content["effective"], content["totals"]
     sync_s = 0.0 if effective.get("workers") == 1 else totals.get("sync_s")
+    unknown = "the run has not finished, so its step is not known; name a finished run"
+    hidden = (
+        f"{effective.get('backend')} hides the wait for gradients in its "
+        f"{'backward pass' if totals.get('compute_s') is None else 'CUDA graph'}, so the run does not say how fast it "
+        "computes; name a run of one worker, or give --step-ms"
+    )
     finished = content["status"] == "done" and totals.get("step_s")
-    if not finished or sync_s is None:
-        where = "backward pass" if totals.get("compute_s") is None else "CUDA graph"
-        hidden = (
-            f"{effective.get('backend')} hides the wait for gradients in its {where}, so the run does not say how fast "
-            "it computes; name a run of one worker, or give --step-ms"
-        )
-        unknown = "the run has not finished, so its step is not known; name a finished run"
-        raise AnalysisError(f"{source}: {hidden if finished else unknown}")
+    refuse(source, (not finished, unknown), (sync_s is None, hidden), error=AnalysisError)
     return {
         **{name: effective.get(name) for name in ("batch", "workers", "widths", "precision", "parameters")},
         "optimizer": content["requested"].get("optimizer"),
@@ -483,100 +291,141 @@ def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-def advise(case: Case) -> _Advice:
-    """Return which way of spreading `case.model` fits, and why."""
+def advise(case: Case) -> dict[str, Any]:
+    """Return which way of spreading `case.model` fits, and why: the document of the verb; unknown is None.
+
+    `crossover_batch`: b above which data parallel sends less than tensor parallel; `activation_crossover_batch`: b at
+    which the activations of a worker weigh as much as the gradients.
+    """
     model, n = case.model, case.workers
-    size = _WEIGHT_BYTES * model.parameters
-    schemes = _of_split_data(case)
-    if n > 1:
-        schemes.append(_tensor(case))
-    share = moved_share(n)
-    per_sample = sum(_tensor_messages(model)) * _ACTIVATION_BYTES[case.precision]
+    size, kept, ways = 4 * model.parameters, model.activation_bytes(case.precision), _ways(case)
     # Data parallel sends share S, tensor parallel share G per_sample = share n b per_sample.
+    per_sample = sum(_tensor_messages(model)) * _ACTIVATION_BYTES[case.precision]
     crossover = size / (n * per_sample) if per_sample and n > 1 else None
-    best, verdict, reasons = _verdict(case, schemes, size, per_sample, share, crossover)
-    return _Advice(
-        case=case,
-        schemes=tuple(schemes),
-        gradient_bytes=size,
-        crossover_batch=crossover,
-        activation_crossover=size / model.activation_bytes(case.precision),
-        best=best,
-        verdict=verdict,
-        reasons=tuple(reasons),
-        missing=tuple(_missing(case)),
-        doubts=tuple(_doubts(case)),
-    )
+    best, verdict = _verdict(case, ways)
+    layers = [
+        {**each.model_dump(include={"name", "parameters", "activations", "indices", "flop"}), "output": each.output}
+        for each in model.layers
+    ]
+    told = {"name": model.name, "parameters": model.parameters, "gradient_bytes": size}
+    told |= {"activation_bytes_per_sample": kept, "forward_flop_per_sample": model.flop}
+    about = ("batch", "workers", "nodes", "global_batch", "optimizer", "precision", "memory_bytes", "memory_source")
+    document = {name: getattr(case, name) for name in (*about, "network", "flop_per_s", "rate_source")}
+    document |= {"model": {**told, "train_flop_per_sample": model.train_flop, "layers": layers}, "ways": ways}
+    document |= {"crossover_batch": crossover, "activation_crossover_batch": size / kept, "best": best}
+    document |= {"verdict": verdict, "reasons": list(_reasons(case, ways, crossover))}
+    found: dict[str, Any] = finite({**document, "missing": list(_unknown(case)), "doubts": list(_doubts(case))})
+    return found
 
 
-def _lasting(seconds: float | None, algorithm: str = "") -> str:
-    """Return how long messages take, in words behind what they are; empty where that is not known."""
-    return "" if seconds is None else f", {_time(seconds)}{algorithm and f' ({algorithm})'}"
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the answer of `advise`, and the arithmetic that leads to it, for a terminal."""
+    model, batch, wire = found["model"], found["batch"], found["network"] or {}
+    p, size, a = model["parameters"], model["gradient_bytes"], model["activation_bytes_per_sample"]
+    layers = model["layers"] if len(model["layers"]) <= 12 else [*model["layers"][:6], *model["layers"][-3:]]
+    counts = ("parameters", "activations", "indices", "output", "flop")
+    heads = ("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")
+    amounts = {"sent_bytes": "B", "communication_s": "s", "computing_s": "s"}
+    ways = [
+        (
+            *(way["short"], _si(way["memory_bytes"], "B"), {True: "yes", False: "no", None: "?"}[way["fits"]]),
+            *(_si(way[name], unit) for name, unit in amounts.items()),
+            "?" if way["efficiency"] is None else _percent(way["efficiency"]),
+        )
+        for way in found["ways"]
+    ]
+    rows = [(layer["name"], *(f"{layer[name]:,}" for name in counts)) for layer in layers]
+    text = [
+        *(found["verdict"], *(f"  {reason}" for reason in found["reasons"]), ""),
+        f"the model: {model['name']}, {plural(len(model['layers']), 'layer')}; per sample",
+        *to_lines(table_of(("layer", "parameters", "kept", "indices", "handed on", "FLOP forward"), rows), indent=2),
+        f"  P = {p:,} parameters; gradients S = 4 P = {size:,} B = {_si(size, 'B')}",
+        f"  A = {a:,} B of activations per sample kept for backward, {_si(a * batch, 'B')} at b = {batch}; "
+        f"A b = S at b = {found['activation_crossover_batch']:.3g}",
+        f"  F = {model['forward_flop_per_sample']:,} FLOP forward, {model['train_flop_per_sample']:,} in training",
+        *("", f"the machine: {plural(found['workers'], 'worker')} on {plural(found['nodes'], 'node')}"),
+        f"  memory per worker  {_si(found['memory_bytes'], 'B')} {found['memory_source']}",
+        f"  computing          {_si(found['flop_per_s'], 'FLOP/s')} {found['rate_source']}",
+        f"  network            alpha = {_si(wire.get('alpha_s'), 's')}, beta = {_si(wire.get('bytes_per_s'), 'B/s')} "
+        f"between two workers {wire.get('source', '')}",
+        *("", f"the ways, for a step of G = {found['global_batch']} samples; nothing overlaps"),
+        *to_lines(table_of(heads, ways), indent=2),
+    ]
+    for way in found["ways"]:
+        text += ["", f"  {way['name']}", f"    memory    {way['memory']}", f"    messages  {way['messages']}"]
+    text += ["", *(f"not known: {each}" for each in found["missing"]), *(f"doubt: {each}" for each in found["doubts"])]
+    return [line.rstrip() for line in text]
 
 
-def _of_split_data(case: Case) -> list[_Scheme]:
-    """Return the ways in which workers share the data: everything everywhere, and with state or weights divided."""
-    model, n, network, state = case.model, case.workers, case.network, _STATE_BYTES[case.optimizer]
-    p, size, a = model.parameters, _WEIGHT_BYTES * model.parameters, model.activation_bytes(case.precision) * case.batch
-    moved = moved_share(n) * size
-    seconds, algorithm = (None, "") if network is None else network.all_reduce_s(size, n)
-    way = partial(_Scheme, case=case, flop=model.train_flop * case.batch)
-    upper = "the all-reduce of a layer can begin while the layers before it still compute: this is the upper limit"
-    told = f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(moved)} sent"
-    data = way(
-        short="data",
-        name="data parallel",
-        memory_bytes=p * (2 * _WEIGHT_BYTES + state) + a,
-        memory=f"P (4 + 4 + {state}) + A b = {_bytes(p * (8 + state))} + {_bytes(a)}",
-        sent_bytes=moved,
-        messages=f"{told}{_lasting(seconds, algorithm)}",
-        communication_s=seconds,
-        notes=(upper,) if n > 1 else (),
-    )
-    if n == 1:
-        return [data]
-    seconds = None if network is None else 2 * network.half_s(size, n)
-    told = f"reduce-scatter of the gradients, all-gather of the weights: 2 (n-1)/n S = {_bytes(moved)} sent"
-    zero1 = way(
-        short="ZeRO-1",
-        name="data parallel, optimiser state sharded (ZeRO-1)",
-        memory_bytes=p * 2 * _WEIGHT_BYTES + p * state / n + a,
-        memory=f"P (4 + 4 + {state}/n) + A b = {_bytes(p * (8 + state / n))} + {_bytes(a)}",
-        sent_bytes=moved,
-        messages=f"{told}{_lasting(seconds)}",
-        communication_s=seconds,
-    )
-    held = [_WEIGHT_BYTES * layer.parameters for layer in model.layers if layer.parameters]
-    gathered, moved = 2 * max(held), 3 * (n - 1) / n * size
-    seconds = None if network is None else sum(3 * network.half_s(size, n) for size in held)
-    told = f"per layer ({len(held)}) two all-gathers and a reduce-scatter: 3 (n-1)/n S = {_bytes(moved)} sent"
-    zero3 = way(
-        short="ZeRO-3",
-        name="data parallel, everything sharded (ZeRO-3, FSDP)",
-        memory_bytes=p * (2 * _WEIGHT_BYTES + state) / n + gathered + a,
-        memory=f"P (4 + 4 + {state})/n + A b + the largest layer's weights and gradients whole = "
-        f"{_bytes(p * (8 + state) / n)} + {_bytes(a)} + {_bytes(gathered)}",
-        sent_bytes=moved,
-        messages=f"{told}{_lasting(seconds)}",
-        communication_s=seconds,
-    )
-    return [data, zero1, zero3]
+def _ways(case: Case) -> list[dict[str, Any]]:
+    """Return the ways to spread the model with their sums, the simplest first; of one worker data parallel alone."""
+    model, n, g, state = case.model, case.workers, case.global_batch, _STATE_BYTES[case.optimizer]
+    p, size, a = model.parameters, 4 * model.parameters, model.activation_bytes(case.precision) * case.batch
+    held = [4 * layer.parameters for layer in model.layers if layer.parameters]
+    moved, even = moved_share(n) * size, model.train_flop * case.batch
+    groups, width = _groups(model), _ACTIVATION_BYTES[case.precision]
+    split, whole = {place for group in groups for place in group}, {group[-1] for group in groups}
+    names = " + ".join("-".join(model.layers[place].name for place in group) for group in groups[:4])
+    names += f" + {len(groups) - 4} more" if len(groups) > 4 else ""
+    own = sum(model.layers[place].parameters for place in split)
+    share = sum(model.layers[place].flop for place in split) / model.flop
+    # A split layer keeps its part of everything but what it hands on, which is whole everywhere at the end of a group.
+    kept = 0.0
+    for place, layer in enumerate(model.layers):
+        own_bytes = layer.activations * width + layer.indices * _INDEX_BYTES
+        left = min(own_bytes, layer.output * width) if place in whole else 0
+        kept += left + (own_bytes - left) / n if place in split else own_bytes
+    sizes = [numbers * width * g for numbers in _tensor_messages(model)]
+    rest = {f"(P_split/n + P_rest) (8 + {state})": (own / n + p - own) * (8 + state), "activations of G": kept * g}
+    divided = {f"P (8 + {state})/n": p * (8 + state) / n, "A b": a, "the largest layer whole": 2 * max(held)}
+    told = f"{len(sizes)} all-reduces of activations, 2 (n-1)/n of {_si(math.fsum(sizes), 'B')}"
+    ways: list[tuple[str, str, Mapping[str, float], str, float, Callable[[Link], float]]] = [
+        (
+            *("data", "data parallel", {f"P (8 + {state})": p * (8 + state), "A b": a}),
+            *("one all-reduce, 2 (n-1)/n S", moved, lambda net: net.all_reduce_s(size, n)[0]),
+        ),
+        (
+            *("ZeRO-1", "data parallel, optimiser state sharded (ZeRO-1)"),
+            {f"P (8 + {state}/n)": p * (8 + state / n), "A b": a},
+            "reduce-scatter of the gradients, all-gather of the weights, 2 (n-1)/n S",
+            *(moved, lambda net: 2 * net.half_s(size, n)),
+        ),
+        (
+            *("ZeRO-3", "data parallel, everything sharded (ZeRO-3, FSDP)", divided),
+            f"two all-gathers and a reduce-scatter of each of {plural(len(held), 'layer')}, 3 (n-1)/n S",
+            *(1.5 * moved, lambda net: sum(3 * net.half_s(each, n) for each in held)),
+        ),
+        (
+            *("tensor", f"tensor parallel of {names}", rest, f"{told}; {100 * share:.0f} % of the FLOP are split"),
+            moved_share(n) * math.fsum(sizes),
+            lambda net: math.fsum(net.all_reduce_s(each, n)[0] for each in sizes),
+        ),
+    ]
+    found, rate = [], case.flop_per_s
+    for short, name, memory, messages, sent, seconds in ways[: None if n > 1 else 1]:
+        needed, flop = math.fsum(memory.values()), even * n * (share / n + 1 - share) if short == "tensor" else even
+        communicates = None if case.network is None else seconds(case.network)
+        step = None if communicates is None or rate is None else flop / rate + communicates
+        way = {"short": short, "name": name, "memory_bytes": needed, "sent_bytes": sent}
+        way |= {"memory": f"{' + '.join(memory)} = {' + '.join(_si(each, 'B') for each in memory.values())}"}
+        way |= {"messages": f"{messages}: {_si(sent, 'B')} sent", "communication_s": communicates, "step_s": step}
+        way |= {"fits": None if case.memory_bytes is None else needed <= case.memory_bytes}
+        way |= {"computing_s": None if rate is None else flop / rate}
+        found.append({**way, "efficiency": even / rate / step if step and rate else None})
+    return found
 
 
 def _groups(model: LayeredModel) -> list[tuple[int, ...]]:
     """Return the places of the layers to split: the large ones, each with its successor where the two make a pair."""
     least = _LARGE * max(layer.parameters for layer in model.layers)
     groups: list[tuple[int, ...]] = []
-    taken: set[int] = set()
     for place, layer in enumerate(model.layers):
-        if place in taken or layer.parameters < least:
+        if layer.parameters < least or (groups and place in groups[-1]):
             continue
         after = model.layers[place + 1] if place + 1 < len(model.layers) else None
         # By columns and then by rows: what is between the two layers never has to be put together.
         paired = not layer.pairs and after is not None and after.parameters > 0 and not after.pairs
-        group = (place, place + 1) if paired else (place,)
-        taken.update(group)
-        groups.append(group)
+        groups.append((place, place + 1) if paired else (place,))
     return groups
 
 
@@ -584,210 +433,83 @@ def _tensor_messages(model: LayeredModel) -> list[int]:
     """Return the numbers per sample of each all-reduce of tensor parallel, forward and backward."""
     messages = []
     for group in _groups(model):
-        entering = model.entering(group[0]) if group[0] else 0  # the input of the model needs no gradient
+        entering = model.layers[group[0] - 1].output if group[0] else 0  # the model's input needs no gradient
         messages += max(1, model.layers[group[0]].pairs) * [model.layers[group[-1]].output, entering]
     return [numbers for numbers in messages if numbers]
 
 
-def _tensor(case: Case) -> _Scheme:
-    model, n, g = case.model, case.workers, case.global_batch
-    each, state = _ACTIVATION_BYTES[case.precision], _STATE_BYTES[case.optimizer]
-    groups = _groups(model)
-    split = {place for group in groups for place in group}
-    names = " + ".join("-".join(model.layers[place].name for place in group) for group in groups[:4])
-    names += f" + {len(groups) - 4} more" if len(groups) > 4 else ""
-    own = sum(layer.parameters for place, layer in enumerate(model.layers) if place in split)
-    rest = model.parameters - own
-    # A split layer keeps its part of everything but what it hands on, which is whole everywhere at the end of a group.
-    kept = 0.0
-    whole = {group[-1] for group in groups}
-    for place, layer in enumerate(model.layers):
-        own_bytes = layer.activations * each + layer.indices * _INDEX_BYTES
-        left = min(own_bytes, layer.output * each) if place in whole else 0
-        kept += left + (own_bytes - left) / n if place in split else own_bytes
-    flop_split = sum(model.layers[place].flop for place in split)
-    flop = (model.train_flop * (flop_split / n + model.flop - flop_split) / model.flop) * g
-    sizes = [numbers * each * g for numbers in _tensor_messages(model)]
-    seconds = None if case.network is None else math.fsum(case.network.all_reduce_s(size, n)[0] for size in sizes)
-    sent = moved_share(n) * math.fsum(sizes)
-    told = f"{len(sizes)} all-reduces of activations, {_bytes(math.fsum(sizes))} in all: {_bytes(sent)} sent"
-    return _Scheme(
-        case=case,
-        short="tensor",
-        name=f"tensor parallel of {names}",
-        memory_bytes=(own / n + rest) * (2 * _WEIGHT_BYTES + state) + kept * g,
-        memory=f"(P_split/n + P_rest) (4 + 4 + {state}) + activations of all G samples = "
-        f"{_bytes((own / n + rest) * (8 + state))} + {_bytes(kept * g)}",
-        sent_bytes=sent,
-        messages=f"{told}{_lasting(seconds)}",
-        communication_s=seconds,
-        flop=flop,
-        notes=(
-            f"{100 * flop_split / model.flop:.0f} % of the FLOP are in the split layers; the others are done by every "
-            "worker for all G samples",
-        ),
-    )
-
-
-def _verdict(
-    case: Case, schemes: Sequence[_Scheme], size: int, moved: float, share: float, crossover: float | None
-) -> tuple[str, str, list[str]]:
-    by_name = {scheme.short: scheme for scheme in schemes}
-    data = by_name["data"]
-    if case.workers == 1:
-        told = f"needs {_bytes(data.memory_bytes)}"
-        if case.memory_bytes is not None:
-            fits = "fits" if data.fits else "does not fit"
-            told = f"{fits}: {_bytes(data.memory_bytes)} of {_bytes(case.memory_bytes)}"
-        return "data", f"one worker: nothing is to be spread, and the model {told}", []
-    possible = [scheme for scheme in schemes if scheme.fits is not False]
-    there = "" if case.memory_bytes is None else f"{' of' if data.fits else ' against'} {_bytes(case.memory_bytes)}"
-    does = "does not fit" if data.fits is False else "fits"
-    kept = case.model.activation_bytes(case.precision) * case.batch
-    reasons = [
-        f"the whole model {does} on a worker: {_bytes(data.memory_bytes)}{there}",
-        f"a worker's batch keeps {_bytes(kept)} of activations beside {_bytes(size)} of gradients"
-        + (": what is large is best left where it is" if kept > size else ""),
-    ]
-    if moved and crossover is not None:
-        sent = share * moved * case.global_batch
-        less = "less" if data.sent_bytes < sent else "more"
-        reasons.append(
-            f"data parallel sends {less}: {_bytes(data.sent_bytes)} of gradients per worker and step, whatever the "
-            f"batch, against {_bytes(sent)} of activations in tensor parallel, which grows with it; they are equal at "
-            f"b = S/(n x {_si(moved)}B per sample) = {crossover:.3g} samples per worker, and the batch is {case.batch}"
-        )
+def _verdict(case: Case, ways: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the `short` of the best way, "" where none fits, and the answer in words."""
+    possible = [way for way in ways if way["fits"] is not False]
     if not possible:
-        smallest = min(schemes, key=lambda scheme: scheme.memory_bytes)
-        times = smallest.memory_bytes / (case.memory_bytes or math.inf)
-        reasons.append(
-            f"the least memory takes {smallest.name}: {_bytes(smallest.memory_bytes)} per worker, {times:.2g} times "
-            "what there is; use more workers, a smaller batch, or recompute activations"
-        )
-        return "", "none of these ways fits into the memory", reasons
-    timed = [scheme for scheme in possible if scheme.efficiency is not None]
-    if not timed:
-        # Without times the order is that of simplicity: data parallel, then what gives up least for its memory.
-        best = possible[0]
-        return best.short, f"{best.name}, as far as memory and bytes can tell", reasons
-    quickest = max(timed, key=lambda scheme: scheme.efficiency or 0.0)
-    best = next(scheme for scheme in timed if (scheme.efficiency or 0.0) >= (quickest.efficiency or 0.0) - CLOSE)
-    second = max(
-        (scheme for scheme in timed if scheme is not best), key=lambda scheme: scheme.efficiency or 0.0, default=None
-    )
-    verdict = f"{best.name}: expected efficiency {_percent(best.efficiency or 0.0)} on {case.workers} workers"
-    if best is not quickest:
-        verdict += f" ({quickest.name} reaches {_percent(quickest.efficiency or 0.0)}: no more than a tie)"
-    elif second is not None:
-        verdict += f"; next {second.name} with {_percent(second.efficiency or 0.0)}"
-    if best.communication_s is not None and best.computing_s is not None:
-        reasons.append(
-            f"a step computes for {_time(best.computing_s)} and communicates for {_time(best.communication_s)} if "
-            "nothing overlaps"
-        )
-    if case.waited_s is not None and data.communication_s:
-        reasons.append(
-            f"measured: the run waits {_time(case.waited_s)} per step for gradients, "
-            f"{case.waited_s / data.communication_s:.2g} times the {_time(data.communication_s)} of the messages "
-            "alone; `horovod-study explain --measure` says where it goes"
-        )
-    if data.communication_s and case.flop_per_s and case.network:
-        # E = t b / (t b + c) = 0.9 at b = 9 c / t.
-        per_sample = case.model.train_flop / case.flop_per_s
-        needed = math.ceil(9 * data.communication_s / per_sample)
-        reasons.append(
-            f"data parallel without overlap is at least 90 % efficient from b = 9 x {_time(data.communication_s)} / "
-            f"{_time(per_sample)} per sample = {needed:,} samples per worker on"
-        )
-    return best.short, verdict, reasons
+        least = min(ways, key=lambda way: float(way["memory_bytes"]))
+        needs = f"the least takes {least['name']}, {_si(least['memory_bytes'], 'B')} per worker"
+        return "", f"no way fits into the memory: {needs}; use more workers, a smaller batch, or recompute activations"
+    ranked = sorted((way for way in possible if way["efficiency"]), key=lambda way: -float(way["efficiency"]))
+    if not ranked:  # the order of `ways` is that of simplicity: data parallel, then what gives up least for its memory
+        return possible[0]["short"], f"{possible[0]['name']}, as far as memory and bytes can tell"
+    close = [way for way in possible if way in ranked and way["efficiency"] >= ranked[0]["efficiency"] - CLOSE]
+    others = [f"{way['name']} {_percent(way['efficiency'])}" for way in ranked if way is not close[0]]
+    verdict = f"{close[0]['name']}: expected efficiency {_percent(close[0]['efficiency'])} on {case.workers} workers"
+    return close[0]["short"], verdict + (f"; next {others[0]}" if others else "")
 
 
-def _missing(case: Case) -> Iterator[str]:
+def _reasons(case: Case, ways: Sequence[Mapping[str, Any]], crossover: float | None) -> Iterator[str]:
+    data, kept = ways[0], case.model.activation_bytes(case.precision) * case.batch
+    yield f"a worker needs {_si(data['memory_bytes'], 'B')} for the whole model, and has {_si(case.memory_bytes, 'B')}"
+    yield f"its batch keeps {_si(kept, 'B')} of activations beside {_si(4 * case.model.parameters, 'B')} of gradients"
+    if crossover is not None:
+        yield (
+            f"data parallel sends {_si(data['sent_bytes'], 'B')} of gradients per worker and step, whatever the batch, "
+            f"tensor parallel {_si(ways[-1]['sent_bytes'], 'B')} of activations, which grow with it: they are equal at "
+            f"{crossover:.3g} samples per worker, and the batch is {case.batch}"
+        )
+    if not data["communication_s"]:
+        return
+    if case.waited_s is not None:
+        yield (
+            f"measured: the run waits {_si(case.waited_s, 's')} per step for gradients, whose messages alone take "
+            f"{_si(data['communication_s'], 's')}; `horovod-study explain --measure` says where it goes"
+        )
+    if case.flop_per_s:  # E = t b / (t b + c) = 0.9 at b = 9 c / t
+        needed = math.ceil(9 * data["communication_s"] / (case.model.train_flop / case.flop_per_s))
+        yield f"data parallel without overlap is at least 90 % efficient from {needed:,} samples per worker on"
+
+
+def _unknown(case: Case) -> Iterator[str]:
+    """Yield what is not known, with what to type."""
     if case.network is None and case.workers > 1:
         yield (
             "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give "
             "--bench DIR/bench.json, or give --alpha-us and --gb-per-s"
         )
     if case.flop_per_s is None:
-        yield (
-            "how fast a worker computes, hence all efficiencies; give --run RUN_DIR of a finished run, --step-ms of "
-            "one worker at this batch, or --flops-per-s"
-        )
+        yield "how fast a worker computes, hence efficiencies; give --run RUN_DIR, --step-ms or --flops-per-s"
     if case.memory_bytes is None:
         yield "the memory of a worker; give --memory-gb"
 
 
 def _doubts(case: Case) -> Iterator[str]:
-    measured = None if case.network is None else case.network.workers
-    per_node = case.workers_per_node or case.workers
-    if measured is not None and case.nodes > 1 and measured <= per_node:
+    if case.network is not None and case.network.workers and case.network.workers < case.workers:
         yield (
-            f"the network was measured with {measured} workers, which fit on one node, but {case.workers} workers take "
-            f"{case.nodes} nodes; measure across nodes"
-        )
-    elif measured is not None and case.workers > measured:
-        yield (
-            f"the network was measured with {measured} workers and is taken to be as good with {case.workers}; where "
-            "workers share memory or a cable, it is not"
+            f"the network was measured with {case.network.workers} workers and is taken to be as good with "
+            f"{case.workers} on {plural(case.nodes, 'node')}; measure there"
         )
     if case.network is not None and case.network.doubt:
         yield case.network.doubt
-    yield (
-        "memory counts weights, gradients, optimiser state and kept activations; the framework itself, its buffers and "
-        "fragments come on top"
-    )
+    yield "memory is that of the model: the framework, its buffers and fragments come on top"
     if case.flop_per_s is not None:
         yield "all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones"
 
 
-_LAYER_HEADS = ("layer", "parameters", "kept per sample", "handed on", "FLOP forward")
-_SCHEME_HEADS = ("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")
-
-
-def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    shown = model.layers if len(model.layers) <= 12 else (*model.layers[:6], None, *model.layers[-3:])
-    for layer in shown:
-        if layer is None:
-            rows.append(("...", f"({len(model.layers)} layers)", "", "", ""))
-            continue
-        kept = f"{layer.activations:,}" + (f" + {layer.indices:,} indices" if layer.indices else "")
-        rows.append((layer.name, f"{layer.parameters:,}", kept, f"{layer.output:,}", f"{layer.flop:,}"))
-    return rows
-
-
-def _scheme_rows(schemes: Sequence[_Scheme]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for scheme in schemes:
-        fits = {True: "yes", False: "no", None: "?"}[scheme.fits]
-        times = ("?" if each is None else _time(each) for each in (scheme.communication_s, scheme.computing_s))
-        efficiency = "?" if scheme.efficiency is None else _percent(scheme.efficiency)
-        rows.append((scheme.short, _bytes(scheme.memory_bytes), fits, _bytes(scheme.sent_bytes), *times, efficiency))
-    return rows
-
-
-def _si(value: float) -> str:
-    """Return a number with three digits and the letter of its thousands, a space between: `614 k`."""
-    for power, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * power:
-            return f"{_three(value / power)} {letter}"
-    return f"{_three(value)} "
-
-
-def _three(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
-
-
-def _bytes(value: float) -> str:
-    return f"{_si(value)}B"
-
-
-def _time(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 0.9995:
-            return f"{_three(seconds * factor)} {unit}"
-    return f"{_three(seconds * 1e9)} ns"
+def _si(value: float | None, unit: str) -> str:
+    """Return an amount with three digits and the letter of its thousands, `614 kB` or `20 us`; `?` is unknown."""
+    if not value:
+        return "?" if value is None else f"0 {unit}"
+    power = min(5, max(-3, math.floor(math.log10(1.0005 * abs(value)) / 3)))
+    scaled = value / 1000.0**power
+    return f"{scaled:{'.0f' if abs(scaled) >= 99.95 else '.3g'}} {'num kMGTP'[power + 3].strip()}{unit}"
 
 
 def _percent(value: float) -> str:
-    return f"{value * 100:.1f} %" if value < 0.9995 else "100 %"
+    return f"{value * 100:.1f} %"

@@ -13,7 +13,6 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -139,15 +138,17 @@ def explain(
         help=(),
         doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())])),
     )
-    names = [*taken, *(str(each) for each in named["run"])]
-    facts = _facts(found, points, kept)
-    alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
+    names, top = [*taken, *(str(each) for each in named["run"])], found.top
+    point = {f"{name}": value for name, value in _rows_of(points, top.series, top.workers, top.nodes).iloc[0].items()}
+    alone: list[Any] = named[(named["workers"] == 1) & (named["model"] == point["model"])].to_dict("records")
+    disturbed: list[Any] = named[named["run"].isin(top.unsteady)].to_dict("records")
+    facts = Row(c=top, p=point, slower_s=max(slower[name] for name in top.runs))
+    facts.base, facts.again = (next((again(row, names) for row in rows), "") for rows in (alone, disturbed))
+    facts.base_threads = facts.base and f"OMP_NUM_THREADS={point['rank_threads']:.0f} {facts.base}"
+    late_run = next((each.run for each in found.slow if each.series == top.series), top.runs[0])
+    facts.late_run = shlex.quote(f"{kept[late_run].directory}")
     beside = _beside(found, named, turns, names)
-    disturbed: list[Any] = named[named["run"].isin(found.top.unsteady)].to_dict("records")
-    facts.base, facts.again = (next((again(row, names) for row in rows), "") for rows in (list[Any](alone), disturbed))
-    facts.base_threads = facts.base and f"OMP_NUM_THREADS={facts.point['rank_threads']:.0f} {facts.base}"
-    slower_s = max(slower[name] for name in found.top.runs)
-    return replace(found, help=tuple(_advice(facts, slower_s, beside)))
+    return replace(found, help=tuple(_advice(found, kept[top.runs[0]], facts, beside)))
 
 
 def _cells(
@@ -250,51 +251,53 @@ def _slow(cell: Row, looked: Sequence[Inspection | str]) -> Row:
     told = {each.name: each.stragglers for each in looked if isinstance(each, Inspection)}
     seen = {name: late for name, late in told.items() if late.verdict != "unknown"}
     found = Row(series=cell.series, workers=cell.workers, run=cell.runs[0], looked_at=len(looked), named_in=0)
-    found.ranks, found.balanced, found.chance, found.why_not = (), (), 1 / cell.workers, ""
-    found.period_s, found.delay_s, found.delay_low_s, found.delay_high_s = cell.step_s, 0.0, None, None
-    found.waiting_s = found.resolution_s = None
-    if not seen or cell.why_not == NO_EXCHANGE:
-        unknown = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
-        found.why_not = NO_EXCHANGE if cell.why_not == NO_EXCHANGE else unknown
-        return found
-    found.run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
-    late = seen[found.run]
-    found.named_in = sum(bool(late.slow) and late.slow[0] in each.slow for each in seen.values())
-    found.ranks, found.balanced, found.chance = late.named, late.balanced, 1 / len(late.ranks)
-    found.period_s, found.delay_s = late.period_s, late.delay_s
-    for name in ("delay_low_s", "delay_high_s", "resolution_s"):
-        setattr(found, name, stats.finite_or_none(getattr(late, name)))
-    found.waiting_s = None if late.skew_s is None else late.skew_s["mean"]
+    vars(found).update(ranks=(), balanced=(), chance=1 / cell.workers, why_not="", period_s=cell.step_s, delay_s=0.0)
+    vars(found).update(dict.fromkeys(("delay_low_s", "delay_high_s", "waiting_s", "resolution_s")))
+    if cell.why_not == NO_EXCHANGE:
+        found.why_not = NO_EXCHANGE
+    elif not seen:
+        found.why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+    else:
+        found.run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
+        late = seen[found.run]
+        found.named_in = sum(bool(late.slow) and late.slow[0] in each.slow for each in seen.values())
+        found.ranks, found.balanced, found.chance = late.named, late.balanced, 1 / len(late.ranks)
+        found.period_s, found.delay_s = late.period_s, late.delay_s
+        for name in ("delay_low_s", "delay_high_s", "resolution_s"):
+            setattr(found, name, stats.finite_or_none(getattr(late, name)))
+        found.waiting_s = None if late.skew_s is None else late.skew_s["mean"]
     return found
 
 
 def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[list[Row], str]:
-    """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers."""
+    """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers; or
+    why nothing is known of it.
+    """
     found, last = [], _last(cells)
     for cell in last:
         rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
         whole: dict[Any, Any] = rows.loc["step"].to_dict()
         first = next(each for each in cells if each.series == cell.series)
         kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
-        if cell.withheld or cell.unsteady or first.unsteady:
+        if cell.withheld or cell.unsteady or first.unsteady or (kind is None and first is cell) or cell.workers == 1:
             continue
-        if cell.workers > 1 and kind is not None:
+        if kind is not None:
             value, low, high = (whole[f"minus_{kind}{end}_s"] for end in ("", "_low", "_high"))
-            step, base = Interval(value=value, low=low, high=high), "1 worker alone"
-            base = base if kind == "plain" else "1 worker inside the library"
+            base = "1 worker alone" if kind == "plain" else "1 worker inside the library"
             parts = {part: stats.finite_or_none(rows[f"minus_{kind}_s"].get(part, math.nan)) for part in PARTS[:-1]}
-        elif first.workers < cell.workers:
-            step, base = Interval(value=cell.step_s - first.step_s), f"{first.workers} workers"
-            both = {part: (cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]}
-            parts = {part: None if a is None or b is None else a - b for part, (a, b) in both.items()}
         else:
-            continue
+            value, low, high = cell.step_s - first.step_s, math.nan, math.nan
+            base, both = (
+                f"{first.workers} workers",
+                ((part, cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]),
+            )
+            parts = {part: None if a is None or b is None else a - b for part, a, b in both}
+        step = Interval(value=value, low=low, high=high)
         found.append(Row(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
+    counts = {cell.workers for cell in cells if cell.series == last[-1].series}
     why = next((f"no speedup: {cell.withheld}" for cell in last if cell.withheld and cell.workers > 1), "")
-    if not why and all(cell.workers == 1 for cell in cells):
-        why = "no run has several workers"
-    if not why and len({cell.workers for cell in cells if cell.series == last[-1].series}) > 1:
-        why = "a run is not steady"
+    why = why or ("no run has several workers" if all(cell.workers == 1 for cell in cells) else "")
+    why = why or ("a run is not steady" if len(counts) > 1 else "")
     return found, "" if found else why or "one worker count only, and no run of one worker with the same work beside it"
 
 
@@ -317,135 +320,71 @@ def _doubts(
 
 
 _SENTENCES = """
-apart:processes | connect the {c.workers} processes (torchrun, and DistributedDataParallel around the model): they train
-    {c.workers} models side by side
-apart:none | let the {c.workers} workers train one model: none averages gradients; wrap the model in
-    DistributedDataParallel, or average the gradients before each update
-apart:parted | keep the parameters of the {c.workers} workers equal: begin with the same, and average all gradients,
-    also of parameters that not every worker uses
+apart | let the {c.workers} workers train one model: start them by a library (torchrun), begin with equal parameters,
+    and average all gradients before each update, as DistributedDataParallel around the model does
 withheld | record the baseline again on a quiet machine, in place of the one that is there: {c.withheld} | {base}
 undivided | divide the data among the ranks (DistributedSampler, or a sampler of your own): {whose}, {passes:.0f} times
-    the work; an epoch is {p[epoch_steps]:.0f} steps on each, and would be {divided}
+    the work; an epoch is {p[epoch_steps]:.0f} steps on each, and would be {divided:.0f}
 threads | compare with a baseline of as many threads: {threads} | {base_threads}
-outside | shorten what is outside of steps: evaluate more rarely, write fewer checkpoints
-outside:several | shorten what is outside of steps: let all ranks share the evaluation, write fewer checkpoints
-stalls:opening | keep the loader's processes over epochs (persistent_workers): the first steps of epochs wait
+outside | shorten what is outside of steps: evaluate more rarely, or on all ranks, and write fewer checkpoints
 stalls | find what stops {stalls}
 tensors | average all gradients in one message, a flat one or that of DistributedDataParallel: the script makes
     {p[calls]}
-unsteady:made | record {c.unsteady[0]} again on a quiet machine: no advice follows from its times | {again}
-unsteady | record {c.unsteady[0]} again on a quiet machine: no advice follows from its times; where {place} is deleted,
-    running the study makes it again
+unsteady | record {c.unsteady[0]} again on a quiet machine, for no advice follows from its times (a study makes it again
+    where its folder is deleted) | {again}
 late rank | make {late} as quick as the others: {to_try}; its steps in detail
     | horovod-study explain {late_run} --part steps
 uneven | make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?
     | horovod-study doctor
-data | load data while computing: more processes of the loader (num_workers), less work for each sample
-data:ours | load data while computing, with another loader | horovod-study bench loading --batch {p[batch]}
-residual:thread | wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue
-residual:ours | find what is outside all laps | horovod-study explain {run} --part account
-residual:unseen | find what the script does outside all laps, such as making its batches, for which no DataLoader was
-    seen: three lines in it mark its parts (docs/your_script.md)
-residual | find what the script does outside all laps: three lines in it mark its parts (docs/your_script.md)
+data | load data while computing: more processes of the loader (num_workers), less work for each sample | {loading}
+thread | wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue
+residual | find what is outside all laps, such as making batches: three lines mark its parts (docs/your_script.md)
+    | horovod-study explain {run} --part account
 denormal | call torch.set_flush_denormal(True) at the start of the script: the update became several times as long over
     the run, and forward and backward did not, as where moments of Adam fade into denormal numbers
 beside | find out why workers compute more slowly beside each other: cores, memory or clock rates are shared
     | horovod-study doctor
-communication | communicate less: a larger batch per worker, {less}
+communication | communicate less: a larger batch per worker, 16 bits, several batches per update (no_sync of DDP,
+    backward_passes_per_step of Horovod), parameters that FSDP keeps whole (reshard_after_forward=False)
 hooks | send gradients while backward computes (hooks), not after it (flat); in a study file, reduction: [flat, hooks]
-hooks:here | send gradients while backward computes (hooks), not after it (flat)
-    | horovod-study run {runtime},reduction=flat {runtime},reduction=hooks {work}
+    | {hooks}
 tune | find the fastest communication settings | horovod-study run STUDY.yaml --tune
 ablation | measure communication by leaving it out in some blocks: a run with this option
     | ... python -m horovod_study.train --measure-ablation {options}
 synchronisation | find out what the communication consists of: transfer, or the library around it
     | horovod-study explain --measure --runtime {runtime} {work}
 """
-"""Rule:variant | what to do | what to type; a line that is indented goes on with the one above."""
-_ADVICE = {
-    name.strip(): (what.strip(), "".join(command).strip())
-    for name, what, *command in (line.split("|") for line in _SENTENCES.strip().replace("\n   ", "").split("\n"))
-}
+"""Rule | what to do | what to type; a line that is indented goes on with the one above."""
 _TRY = {
     "data": "look at its data loader, and at the disk that it reads from",
     "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
-    "": "is its core or GPU shared with other programs, or clocked lower, or does the script do more on it",
 }
 """For a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
-_LESS = {
-    "ddp": "several batches per update (no_sync), 16 bits (bf16_compress_hook), other buckets (bucket_cap_mb)",
-    "horovod": "several batches per update (backward_passes_per_step), 16 bits (hvd.Compression.fp16)",
-    "FSDP": "parameters kept whole from forward to backward (reshard_after_forward=False), or gathered ahead "
-    "(set_modules_to_forward_prefetch), 16 bits (MixedPrecisionPolicy)",
-    "": "several batches per update, of which only the last averages",
-}
-"""How to communicate less, by library."""
+_COMPUTES = "is its core or GPU shared with other programs, or clocked lower, or does the script do more on it"
 _FIRST = {"apart": -1, "withheld": -1, "undivided": 0, **dict.fromkeys(("threads", "outside", "stalls", "tensors"), 1)}
 """Rules that say that numbers are of something else (< 1), or of one cause of many; the others go by their gain."""
 _GAINS = {
     "undivided": {"kind": "about", "of": "epochs per hour"},
     "late rank": {"kind": "about"},
-    "threads": {"kind": "at most", "of": "speedup"},
-    "outside": {"kind": "at most", "of": "samples/s of the whole training"},
+    "threads": {"of": "speedup"},
+    "outside": {"of": "samples/s of the whole training"},
 }
 
 
-def _facts(found: Explanation, points: pd.DataFrame, records: Mapping[str, RecordedRun]) -> Row:
-    """Return what advice is about: the cell with the most workers, what belongs to it, and what sentences name."""
-    cell = found.top
-    f = Row(cell=cell, c=cell, run_=records[cell.runs[0]])
-    point: dict[str, Any]
-    point = f.point = f.p = _rows_of(points, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()  # type: ignore[assignment]
-    f.flags, f.passes = point["flags"].split(), culprits.passes(point)
-    f.slow = next((each for each in found.slow if each.series == cell.series), None)
-    late = f.late_ranks = f.slow.ranks if f.slow is not None else ()
-    effective = f.effective = f.run_.record.effective
-    f.ours = "steps_per_epoch" in effective  # this package's trainer made it, which commands can start again
-    f.here = len({rank.get("host") for rank in effective.get("ranks") or ()}) <= 1
-    cost = cell.exposed_s or cell.left_out_s
-    # What communication of gradients costs a step; NaN where it is not known.
-    f.cost_s = math.nan if cost is None or cell.workers == 1 or cell.apart else cost.value
-    grown: Mapping[str, float | None] = next((each.parts_s for each in found.growth if each.series == cell.series), {})
-    # What computing takes more than on one worker alone.
-    f.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
-    f.runtime, f.options = f"{effective.get('backend')}/{effective.get('transport')}", shlex.join(_work_of(f.run_))
-    f.work, f.run = f"--workers {cell.workers} {f.options}".rstrip(), shlex.quote(f"{f.run_.directory}")
-    f.place, late_run = f.run_.directory.parent / "".join(cell.unsteady[:1]), f.slow.run if f.slow else cell.runs[0]
-    f.late_run = shlex.quote(f"{records[late_run].directory}")
-    if f.passes > 1:
-        f.whose, f.divided = culprits.whose_data(point), math.ceil(point["epoch_steps"] / f.passes)
-    if "threads" in f.flags:
-        f.threads = f"{culprits.threads(point)}; {culprits.same_threads(point)}"
-    library = "FSDP" if f"{effective.get('model')}".startswith("FSDP") else effective.get("backend")
-    f.less = _LESS.get(f"{library}", _LESS[""])
-    if late:
-        who = f"rank {late[0].rank}" if len(late) == 1 else f"{len(late)} ranks"
-        f.late, f.to_try = who + (f" on {late[0].host}" if late[0].host else ""), _TRY.get(late[0].cause, _TRY[""])
-    if cell.stalls is not None:
-        lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
-        many = f"{cell.stalls.count:,} of {plural(cell.stalls.of, 'step', ',')}"
-        f.stalls = f"{many} for up to {milliseconds(cell.stalls.longest_s)} ms {lap.get(cell.stalls.lap, '')}"
-    return f
+def _advice(found: Explanation, run: RecordedRun, facts: Row, beside: Iterable[Help]) -> list[Help]:
+    """Return what the steps with the most workers say, and what runs beside them say; what matters most first.
 
-
-def _part(f: Row, lap: str) -> float:
-    """Return the seconds of a lap that neither late ranks nor stalls explain, which are told of them."""
-    late_s = sum(each.cause_s for each in f.late_ranks if each.cause == lap) / f.cell.workers
-    stalled_s = f.cell.stall_s if f.cell.stalls is not None and f.cell.stalls.lap == lap else 0.0
-    part_s: float = (f.cell.parts_s[lap] or 0.0) - late_s - stalled_s
-    return part_s
-
-
-def _advice(f: Row, slower_s: float, beside: Iterable[Help]) -> Iterator[Help]:
-    """Yield what the steps with the most workers say, and what runs beside them say; what matters most first."""
-    cell, told = f.cell, [(2, each) for each in beside]
-    # With a speedup that cannot be, the times of one of the two are wrong.
-    useless = cell.unsteady or (cell.withheld and not cell.apart)
-    for variant, size in (*_of_meaning(f), *(() if useless else _of_times(f, slower_s))):
-        name = variant.partition(":")[0]
-        what, command = (each.format(**vars(f)) for each in _ADVICE.get(variant) or _ADVICE[name])
-        gain = size if isinstance(size, Interval) else _gain(size, cell.step_s)
+    `facts`: what sentences name, and the sizes of rules need; of the point `facts.p`.
+    """
+    rules = (line.split("|") for line in _SENTENCES.strip().replace("\n   ", "").split("\n"))
+    sentences = {name.strip(): (what.strip(), "".join(command).strip()) for name, what, *command in rules}
+    told = [(2, each) for each in beside]
+    for name, size in _sizes(found, run, facts).items():
+        if not size:
+            continue
+        gain = size if isinstance(size, Interval) else _gain(math.nan if size is True else size, found.top.step_s)
         sized: dict[str, Any] = {"gain": gain, "kind": "at most", **_GAINS.get(name, {})}
+        what, command = (each.format(**vars(facts)) for each in sentences[name])
         told.append((_FIRST.get(name, 2), Help(what, name, command, **({} if math.isnan(gain.value) else sized))))
 
     def least(each: Help) -> float:  # a gain that is sure goes before one that is at most that
@@ -453,60 +392,85 @@ def _advice(f: Row, slower_s: float, beside: Iterable[Help]) -> Iterator[Help]:
             return -1.0 if each.gain is None else each.gain.low
         return each.gain.value * (0.5 if each.kind == "at most" else 1.0)
 
-    yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -least(pair[1]))))
+    return [each for _, each in sorted(told, key=lambda pair: (pair[0], -least(pair[1])))]
 
 
-def _of_meaning(f: Row) -> Iterator[tuple[str, float | Interval]]:
-    """Yield the rules that apply of those that say what the numbers mean, with s of a step, or a gain; NaN: unknown."""
-    cell, point = f.cell, f.point
-    if cell.apart:
-        yield f"apart:{cell.apart}", math.nan
-    elif cell.withheld and "threads" not in f.flags:  # else another baseline is asked for anyway
-        yield "withheld", math.nan
-    if f.passes > 1:
-        yield "undivided", Interval(value=f.passes - 1)
-    if "threads" in f.flags:
-        more = max(0.0, point["base_threads"] / point["rank_threads"] - 1)
-        yield "threads", Interval(value=math.nan if point["base_unsteady"] or cell.withheld else more)
-    if "tensors" in f.flags:
-        yield "tensors", math.nan if cell.unsteady else f.cost_s
-    if cell.unsteady:
-        yield f"unsteady:{'made' * bool(f.again)}", math.nan
-        return
-    if (share := cell.outside_share or 0.0) >= culprits.WORTH:
-        yield f"outside:{'several' * (cell.workers > 1)}", _gain(share, 1.0)
-    if (stalls := cell.stalls) is not None and cell.stall_s > culprits.STALLED * cell.step_s:
-        yield f"stalls:{'opening' * (stalls.opening and stalls.lap == 'data')}", cell.stall_s
+def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | Interval | bool]:
+    """Return for each rule what a step loses by it in s, or its gain; True is unknown, and where it is false or 0 the
+    rule does not apply. Also note for sentences what only some of them name.
+    """
+    c, p, flags, effective = found.top, f.p, f.p["flags"].split(), run.record.effective
+    slow = next((each for each in found.slow if each.series == c.series), None)
+    late, waiting_s = (slow.ranks, slow.waiting_s or 0.0) if slow else ((), 0.0)
+    ours = "steps_per_epoch" in effective  # this package's trainer made it, which commands can start again
+    here = ours and len({rank.get("host") for rank in effective.get("ranks") or ()}) <= 1
+    cost = c.exposed_s or c.left_out_s
+    # What communication of gradients costs a step; NaN where it is not known.
+    cost_s = math.nan if cost is None or c.workers == 1 or c.apart else cost.value
+    grown: Mapping[str, float | None] = next((each.parts_s for each in found.growth if each.series == c.series), {})
+    runtime = f.runtime = f"{effective.get('backend')}/{effective.get('transport')}"
+    f.options, f.run, f.passes = shlex.join(_work_of(run)), shlex.quote(f"{run.directory}"), culprits.passes(p)
+    f.work, f.whose = f"--workers {c.workers} {f.options}".rstrip(), culprits.whose_data(p)
+    f.divided = math.ceil(p["epoch_steps"] / f.passes) if f.passes > 1 else math.nan
+    f.loading = f"horovod-study bench loading --batch {p['batch']}" if ours else ""
+    f.hooks = f"horovod-study run {runtime},reduction=flat {runtime},reduction=hooks {f.work}" if here else ""
+    more = math.nan
+    if "threads" in flags:
+        f.threads = f"{culprits.threads(p)}; {culprits.same_threads(p)}"
+        unsure = p["base_unsteady"] or c.withheld
+        more = math.nan if unsure else max(0.0, p["base_threads"] / p["rank_threads"] - 1)
+    if late:
+        who = f"rank {late[0].rank}" if len(late) == 1 else f"{len(late)} ranks"
+        f.late, f.to_try = who + (f" on {late[0].host}" if late[0].host else ""), _TRY.get(late[0].cause, _COMPUTES)
+    if c.stalls is not None:
+        lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
+        many = f"{c.stalls.count:,} of {plural(c.stalls.of, 'step', ',')}"
+        f.stalls = f"{many} for up to {milliseconds(c.stalls.longest_s)} ms {lap.get(c.stalls.lap, '')}"
+        opens = c.stalls.opening and c.stalls.lap == "data"
+        f.stalls += "; they open epochs: keep the loader's processes (persistent_workers)" * opens
 
+    def part(lap: str) -> float:  # what neither late ranks nor stalls explain, which are told of them
+        late_s: float = sum(each.cause_s for each in late if each.cause == lap) / c.workers
+        stalled_s: float = c.stall_s if c.stalls is not None and c.stalls.lap == lap else 0.0
+        return float(c.parts_s[lap] or 0.0) - late_s - stalled_s
 
-def _of_times(f: Row, slower_s: float) -> Iterator[tuple[str, float | Interval]]:
-    """Yield the same of the rules about the parts of a step."""
-    cell, slow, ours, cost_s = f.cell, f.slow, f.ours, f.cost_s
-    waiting_s = (slow.waiting_s if slow else None) or 0.0
-    if slow is not None and f.late_ranks:
+    def over(seconds: float, share: float) -> float:
+        return seconds if seconds > share * c.step_s else 0.0
+
+    withheld, steady = bool(c.withheld) and not c.apart, not c.unsteady
+    outside = c.outside_share or 0.0
+    sizes: dict[str, float | Interval | bool] = {
+        "apart": bool(c.apart),
+        "withheld": withheld and "threads" not in flags,  # else another baseline is asked for anyway
+        "undivided": f.passes > 1 and Interval(value=f.passes - 1),
+        "threads": "threads" in flags and Interval(value=more),
+        "tensors": "tensors" in flags and (cost_s if steady else True),
+        "unsteady": not steady,
+        "outside": steady and outside >= culprits.WORTH and _gain(outside, 1.0),
+        "stalls": steady and c.stalls is not None and over(c.stall_s, culprits.STALLED),
+    }
+    if not steady or withheld:  # with a speedup that cannot be, the times of one of the two are wrong
+        return sizes
+    if slow is not None and late:
         ends = (math.nan if each is None else each for each in (slow.delay_low_s, slow.delay_high_s))
         low, high = (_gain(each, slow.period_s).value for each in ends)
-        yield "late rank", replace(_gain(slow.delay_s, slow.period_s), low=low, high=high)
+        sizes["late rank"] = replace(_gain(slow.delay_s, slow.period_s), low=low, high=high)
     elif slow is not None and waiting_s > WORTH * slow.period_s:
-        yield "uneven", _gain(waiting_s, slow.period_s)
-    where = "thread" if cell.loader_thread else "ours" if ours else "unseen" if cell.parts_s["data"] is None else ""
-    flat = f.effective.get("reduction") == "flat" and packaged().options["reduction"].matters(f.runtime)
-    backward_s = cell.parts_s.get("backward")
-    hidden_s = cost_s if backward_s is None else min(cost_s, backward_s)
-    sizes = {
-        f"data:{'ours' * ours}": (_part(f, "data"), WORTH),
-        f"residual:{where}": (_part(f, "residual"), UNEXPLAINED),
-        "denormal": (0 if ours else slower_s, WORTH),  # ours flushes denormal numbers to 0
-        "beside": (f.beside_s, UNEXPLAINED),
-        "communication": (0 if ours else cost_s, WORTH),
-        f"hooks:{'here' * f.here}": (hidden_s * (ours and flat), WORTH),
-        "tune": (cost_s * (ours and f.here), WORTH),
+        sizes["uneven"] = _gain(waiting_s, slow.period_s)
+    flat = effective.get("reduction") == "flat" and packaged().options["reduction"].matters(runtime)
+    hidden_s = cost_s if c.parts_s.get("backward") is None else min(cost_s, c.parts_s["backward"])
+    beside_s = sum(grown.get(name) or 0.0 for name in ("compute", "forward", "backward", "update"))
+    return sizes | {
+        "data": over(part("data"), WORTH),
+        "thread" if c.loader_thread else "residual": over(part("residual"), UNEXPLAINED),
+        "denormal": not ours and over(f.slower_s, WORTH),  # ours flushes denormal numbers to 0
+        "beside": over(beside_s, UNEXPLAINED),
+        "communication": not ours and over(cost_s, WORTH),
+        "hooks": ours and flat and over(hidden_s, WORTH),
+        "tune": here and over(cost_s, WORTH),
+        "ablation": ours and c.workers > 1 and math.isnan(cost_s) and run.state == "done",
+        "synchronisation": here and run.synchronisation is None and bool(over(cost_s, WORTH)),
     }
-    yield from ((name, seconds) for name, (seconds, share) in sizes.items() if seconds > share * cell.step_s)
-    if ours and cell.workers > 1 and math.isnan(cost_s) and f.run_.state == "done":
-        yield "ablation", math.nan
-    if ours and f.here and f.run_.synchronisation is None and cost_s >= WORTH * cell.step_s:
-        yield "synchronisation", math.nan
 
 
 def _beside(
@@ -516,11 +480,10 @@ def _beside(
     neither of a disturbed run nor of workers that train apart; the one-worker run that those of another script lack.
     """
     rates = dict(zip(named["run"], named["samples_per_s"], strict=True))
-    last = [each for each in found.last if each.samples_per_s and not each.unsteady]
+    last = [each for each in found.last if each.samples_per_s and not each.unsteady and not each.apart]
     for cell in last:
-        rivals = [each for each in last if each.workers == cell.workers > 1 and not each.apart]
-        best = max(rivals, key=lambda each: each.samples_per_s or 0.0, default=cell)
-        if best.series != cell.series and not cell.apart:
+        best = max((each for each in last if each.workers == cell.workers), key=lambda each: float(each.samples_per_s))
+        if best.series != cell.series and cell.workers > 1:
             rounds = turns.estimate(best.runs, cell.runs) if turns else None
             sides = ([rates[run] for run in each.runs] for each in (best, cell))
             ratio = stats.median_ratio(*sides) if rounds is None else rounds.ratio
@@ -531,11 +494,10 @@ def _beside(
     cell = found.top
     run: dict[Any, Any] = _rows_of(named, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()
     if found.why_no_growth and cell.workers > 1 and not cell.withheld and run["model"] != packaged().model:
-        what = "record one worker of the same script beside it: that says what more workers add"
-        if run.get("declared"):
-            notes, line = ["in the study file: baselines: [wrapped]"], ""
-        else:
+        notes, line = ["in the study file: baselines: [wrapped]"], ""
+        if not run.get("declared"):
             notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=taken)
+        what = "record one worker of the same script beside it: that says what more workers add"
         yield Help("; ".join([what, *notes]), "baseline", line)
 
 
@@ -547,17 +509,15 @@ def _slower_updates(run: RecordedRun) -> float:
     """
     found = [0.0]
     for columns in run.rows.values() if run.record.effective.get("device") == "cpu" else ():
-        laps = [columns.get(f"{lap}_s") for lap in ("update", "forward", "backward")]
-        if any(lap is None for lap in laps):
-            continue
+        laps = (columns.get(f"{lap}_s", ()) for lap in ("update", "forward", "backward"))
         update, forward, backward = (np.asarray(lap, dtype=np.float64) for lap in laps)
-        computing = np.nan_to_num(forward) + backward  # a forward that is not seen is in backward
-        if len(update) < 10 * MIN_STEPS or np.isnan(update + computing).any():
+        count = len(update)
+        if not len(forward) == len(backward) == count >= 10 * MIN_STEPS or np.isnan(update + backward).any():
             continue
-        ends = [round(share * len(update)) for share in (0.7, 0.8, 0.9, 1.0)]
-        asked = [slice(10, 60), *(slice(*each) for each in pairwise(ends))]
-        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in asked)
-        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in asked)
+        tenths = [slice(10, 60), *(slice(count * tenth // 10, count * (tenth + 1) // 10) for tenth in (7, 8, 9))]
+        computing = np.nan_to_num(forward) + backward  # a forward that is not seen is in backward
+        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in tenths)
+        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in tenths)
         if min(late_s) >= 2 * early_s and min(after_s) <= 1.25 * before_s:
             found.append(float(np.mean(update)) - early_s)
     return max(found)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,23 +63,20 @@ def outside_of(
     seconds = seconds if seconds > _ROUNDED_S else 0.0
     order = np.argsort(-gaps, kind="stable")
     most = int(np.searchsorted(np.cumsum(gaps[order]), _MOST * seconds)) + 1
-    longest = np.sort(order[:most])
+    longest = np.sort(order[:most])  # places before them
+    apart = np.diff(step[longest])
+    usual, where = float(np.median(apart)) if len(apart) else 0.0, ""
+    if (np.append(np.diff(epoch), 1)[longest] != 0).mean() >= _MOST:
+        where = "after each epoch"
+    elif len(apart) > 1 and usual > 1 and (np.abs(apart - usual) <= 1).mean() >= _MOST:
+        where = f"every {usual:.0f} steps"
     return Outside(
         seconds=seconds,
         share=seconds / (seconds + float(step_s.sum())) if seconds else 0.0,
         gaps=most,
         gap_s=float(gaps[longest].mean()),
-        where=_where(longest, step, epoch),
+        where=where,
     )
-
-
-def _where(longest: NDArray[np.int64], step: NDArray[np.int64], epoch: Floats) -> str:
-    """Return in words between which steps the longest gaps are; `longest`: the places before them."""
-    if (np.append(np.diff(epoch), 1)[longest] != 0).mean() >= _MOST:
-        return "after each epoch"
-    apart = np.diff(step[longest])
-    usual = float(np.median(apart)) if len(apart) > 1 else 0.0
-    return f"every {usual:.0f} steps" if usual > 1 and (np.abs(apart - usual) <= 1).mean() >= _MOST else ""
 
 
 def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[str]) -> Stalls | None:
@@ -110,17 +107,11 @@ def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[st
 def stalls_over(ranks: Sequence[Stalls | None]) -> Stalls | None:
     """Return the stalls of a run: means over its ranks, and the lap of the rank that lost the time itself."""
     found = [each for each in ranks if each is not None]
-    if not found:
+    told = next((each for each in found if each.lap != "sync"), found[0] if found else None)
+    if told is None:
         return None
-    told = next((each for each in found if each.lap != "sync"), found[0])
-    return Stalls(
-        count=max(each.count for each in found),
-        of=max(each.of for each in found),
-        mean_s=sum(each.mean_s for each in found) / len(ranks),
-        longest_s=max(each.longest_s for each in found),
-        lap=told.lap,
-        opening=told.opening,
-    )
+    most = {name: max(getattr(each, name) for each in found) for name in ("count", "of", "longest_s")}
+    return replace(told, mean_s=sum(each.mean_s for each in found) / len(ranks), **most)
 
 
 def whole_epoch(epoch: Floats, samples: Floats) -> tuple[int, float] | None:
