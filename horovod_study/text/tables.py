@@ -102,90 +102,66 @@ class Table:
 # ---------------------------------------------------------------------------------------------------- cells
 
 
-def _values(names: Iterable[str], row: Row, column: Column) -> list[float | None]:
-    return [SCALES.get(column.unit, 1.0) * float(row[name]) if known(row[name]) else None for name in names]
-
-
-def _number(names: Sequence[str], row: Row, column: Column) -> str:
-    (value,) = _values(names[:1], row, column)
-    return alone(value, column.digits) if known(value) else _bound(names[0], row, column)
-
-
-def _bound(name: str, row: Row, column: Column) -> str:
-    for bound, sign in ((f"{name}_at_most", "<"), (f"{name}_at_least", ">")):
-        if known(row.get(bound)):
-            return f"{sign}{THIN}{_number([bound], row, column)}"
-    return NOTHING
-
-
-def _interval(names: Sequence[str], row: Row, column: Column) -> str:
+def _interval(value: float, low: float | None, high: float | None, digits: int) -> str:
     """Return a value with its interval; ends that are equal are none, such as those of the baseline over itself."""
-    value, low, high = _values(names, row, column)
-    if known(value) and known(low) and low == high:
+    if low is not None and low == high:
         return fixed(value, 0) if value == 1 else alone(value)
-    return quoted(value, low, high) or _bound(names[0], row, column)
+    return quoted(value, low, high)
 
 
-def _rate(names: Sequence[str], row: Row, column: Column) -> str:
-    """Return a value with four digits, as it stands alone elsewhere, with its interval."""
-    return " ".join([_number(names, row, replace(column, digits=4)), *_interval(names, row, column).split(" ")[1:]])
+def _rate(value: float, low: float | None, high: float | None, digits: int) -> str:
+    """Return a value with four digits, as it stands alone elsewhere, and its interval."""
+    return " ".join([alone(value, 4), *_interval(value, low, high, digits).split(" ")[1:]])
 
 
-def _span(names: Sequence[str], row: Row, column: Column) -> str:
-    texts = [
-        NOTHING if end is None else fixed(end, 0) if end.is_integer() else alone(end)
-        for end in _values(names, row, column)
-    ]
-    return " to ".join(dict.fromkeys(texts))
+def _span(low: float, high: float | None, digits: int) -> str:
+    ends = dict.fromkeys(end for end in (low, high) if end is not None)
+    return " to ".join(dict.fromkeys(fixed(end, 0) if end.is_integer() else alone(end) for end in ends))
 
 
-def _of(names: Sequence[str], row: Row, column: Column) -> str:
-    return " of ".join(dict.fromkeys(_count([name], row, column) for name in names))
-
-
-def _count(names: Sequence[str], row: Row, column: Column) -> str:
-    return fixed(row[names[0]], 0) if known(row[names[0]]) else NOTHING
-
-
-def _share(names: Sequence[str], row: Row, column: Column) -> str:
-    return percent(row[names[0]]).removesuffix(f"{THIN}%") if known(row[names[0]]) else NOTHING
-
-
-def _chance(names: Sequence[str], row: Row, column: Column) -> str:
-    p = row[names[0]]
-    if not known(p):
-        return NOTHING
+def _chance(p: float, digits: int) -> str:
     return f"<{THIN}0.001" if p < 0.001 else fixed(p, min(3, max(2, significant(p, 1))))
 
 
-KINDS: Mapping[str, Callable[[Sequence[str], Row, Column], str]] = {
-    "text": lambda names, row, column: row[names[0]] if isinstance(row[names[0]], str) else f"{row[names[0]]}",
-    "count": _count,
-    "number": _number,
-    "share": _share,  # whole per cent, below one with a decimal
+KINDS: Mapping[str, Callable[..., str]] = {
+    "text": str,
+    "count": lambda value, digits: fixed(value, 0),
+    "number": alone,
+    "share": lambda value, digits: percent(value / 100).removesuffix(f"{THIN}%"),  # whole per cent, from one on
     "chance": _chance,  # a p value
-    "of": _of,  # `2 of 3`, and the number alone where it is the whole
+    "of": lambda part, whole, digits: " of ".join(dict.fromkeys((fixed(part, 0), fixed(whole, 0)))),  # once if all
     "span": _span,  # `1 to 3`
     "interval": _interval,
     "rate": _rate,
-    "change": lambda names, row, column: signed(_interval(names, row, column)),
+    "change": lambda *values: signed(_interval(*values)),
 }
-"""How a cell is made of the columns of a row that `source` names."""
+"""What makes the text of the known values of a row that `source` names."""
+
+
+def _told(column: Column, row: Row, source: str) -> str:
+    names = source.split()
+    if column.interval and len(names) == 1:
+        (name,) = names
+        names = [f"{name}_median" if f"{name}_median" in row else name, f"{name}_low", f"{name}_high"]
+    if column.how == "text":
+        return row[source] if isinstance(row[source], str) else f"{row[source]}"
+    scale = SCALES.get(column.unit, 1.0)
+    values = [scale * float(row[name]) if known(row[name]) else None for name in names]
+    if values[0] is not None:
+        return KINDS[column.how](*values, column.digits)
+    for bound, sign in ((f"{source}_at_most", "<"), (f"{source}_at_least", ">")):
+        if known(row.get(bound)):
+            return f"{sign}{THIN}{alone(scale * row[bound], column.digits)}"
+    return NOTHING
 
 
 def _cell(column: Column, row: Row) -> str:
-    if callable(column.source):
-        text = column.source(row)
-    else:
-        names = column.source.split()
-        if column.interval and len(names) == 1:
-            (name,) = names
-            names = [f"{name}_median" if f"{name}_median" in row else name, f"{name}_low", f"{name}_high"]
-        text = KINDS[column.how](names, row, column)
-    names = column.under.split()
-    under = _span(names, row, column) if len(names) > 1 else f"{row[names[0]]}" if names else ""
-    if len(names) > 1 and (" to " not in under or NOTHING in under):
-        under = ""
+    text = column.source(row) if callable(column.source) else _told(column, row, column.source)
+    under = ""
+    if column.under:
+        ends = " " in column.under
+        under = _told(replace(column, how="span" if ends else "text"), row, column.under)
+        under = under if " to " in under or not ends else ""
     doubts = [f"{row[column.doubt]}"] if column.doubt else []
     return Cell(text, under, doubts=doubts) if under or doubts else text
 
