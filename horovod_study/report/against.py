@@ -122,12 +122,15 @@ def table(found: StudyComparison) -> Table:
     def number(row: Row, when: str) -> str:
         return rounded(row[when] * METRICS[row["metric"]].scale) if known(row[when]) else NOTHING
 
+    def p(row: Row) -> str:
+        return NOTHING if not known(row["p_holm"]) else "< 0.0001" if row["p_holm"] < 1e-4 else f"{row['p_holm']:.4f}"
+
     columns = (
         Column("Cell", "text", partial(_place, found), names=True, wrap=0.3),
         Column("Before", "number", partial(number, when="before")),
         Column("After", "number", partial(number, when="after")),
         Column("Change", "change", _change, "%"),
-        Column("p (Holm)", "chance", "p_holm"),
+        Column("p (Holm)", "number", p),
         Column("Verdict", "text", lambda row: Cell(_verdict(row), warning=row["verdict"] == WORSE), wrap=0.25),
     )
     titles = {

@@ -115,8 +115,8 @@ def _rate(value: float, low: float | None, high: float | None, digits: int) -> s
 
 
 def _span(low: float, high: float | None, digits: int) -> str:
-    ends = dict.fromkeys(end for end in (low, high) if end is not None)
-    return " to ".join(dict.fromkeys(fixed(end, 0) if end.is_integer() else alone(end) for end in ends))
+    texts = (fixed(end, 0) if end.is_integer() else alone(end) for end in (low, high) if end is not None)
+    return " to ".join(dict.fromkeys(texts))
 
 
 def _chance(p: float, digits: int) -> str:
@@ -127,7 +127,7 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "text": str,
     "count": lambda value, digits: fixed(value, 0),
     "number": alone,
-    "share": lambda value, digits: percent(value / 100).removesuffix(f"{THIN}%"),  # whole per cent, from one on
+    "share": lambda value, digits: percent(value / 100).removesuffix(f"{THIN}%"),  # in whole per cent from one on
     "chance": _chance,  # a p value
     "of": lambda part, whole, digits: " of ".join(dict.fromkeys((fixed(part, 0), fixed(whole, 0)))),  # once if all
     "span": _span,  # `1 to 3`
