@@ -21,7 +21,8 @@ from horovod_study.analysis.study import analyze
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.report import against
-from horovod_study.report.kit.typeset import to_latex, to_markdown
+from horovod_study.report.kit.markup import to_html
+from horovod_study.report.kit.typeset import to_latex
 from horovod_study.report.page import html
 
 WAYS = (("serial", "none"), ("horovod", "mpi"))
@@ -307,7 +308,7 @@ def test_hostile_names_are_escaped_everywhere():
     told = (*against.lines(found), *against.gate_lines(found, gate(found, {"missing": 0.0})))
 
     assert "<script>alert" not in html.render(after, against=found)
-    assert "<script>" not in to_markdown(against.table(found)) and "\\input{x}" not in to_latex(against.table(found))
+    assert "<script>" not in to_html(against.table(found)) and "\\input{x}" not in to_latex(against.table(found))
     assert not any("\x1b" in line for line in told)
 
 
@@ -334,7 +335,7 @@ def test_the_command_reports_and_fails(directories, found, capsys, golden):
 
     assert code == 1
     golden(capsys.readouterr().out, "5 cells", "4 failed, 0 undecided, 1 passed, 0 missing")
-    assert all((new / "tables" / f"against.{form}").is_file() for form in ("tex", "csv", "md"))
+    assert all((new / "tables" / f"against.{form}").is_file() for form in ("tex", "csv"))
     assert 0 < page.index('<section id="against">') < page.index('<section id="scaling">')
     golden.line(page, "5 cells")
     assert json.loads((new / "against.json").read_text())["gate"]["passed"] is False

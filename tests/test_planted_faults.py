@@ -384,7 +384,6 @@ FAULTS: dict[str, Callable[[Path], tuple[str, str]]] = {
     "a caption that is gone": _gone("figures/throughput.txt"),
     "figures that are gone": _gone("figures"),
     "tables that are gone": _gone("tables"),
-    "a Markdown table": _text("tables/points.md", _digit(r"\n\| plain PyTorch[^|]*\|[^|]*\|[^|]*\|\s*(\d)")),
     "a LaTeX table": _text("tables/points.tex", _digit(r"&\s*([\d.,]+)")),
     "a CSV table": _text("tables/points.csv", _digit(r"\n.*?(\d+\.\d+)")),
     "a picture": _text("figures/throughput.svg", lambda text: text.replace("</svg>", "<g/></svg>")),

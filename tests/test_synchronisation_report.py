@@ -166,5 +166,5 @@ def test_a_jump_beyond_growth_stands_with_the_indirect_jump():
     (row,) = analysis.boundary.to_dict("records")
 
     assert row["kind"] == "indirect" and row["beyond_low_s"] < 5e-3 < row["beyond_high_s"]
-    assert "beyond growth: +" in html.render(analysis)
+    assert "Beyond<br>growth" in html.render(analysis)
     assert math.isfinite(row["jump_s"]) and row["jump_s"] > row["beyond_s"]

@@ -16,7 +16,7 @@ from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.typeset import FORMS
 from horovod_study.text.numbers import THIN, known, quoted, rounded, scientific, signed
-from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of, text_column, to_lines
+from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, grouped, to_lines
 from horovod_study.text.words import one_line, plural, printable
 
 
@@ -126,25 +126,24 @@ def table(found: StudyComparison) -> Table:
         return NOTHING if not known(row["p_holm"]) else "< 0.0001" if row["p_holm"] < 1e-4 else f"{row['p_holm']:.4f}"
 
     columns = (
-        text_column("Cell", partial(_place, found), names=True, wrap=True),
-        Column(head="Before", cell=partial(number, when="before")),
-        Column(head="After", cell=partial(number, when="after")),
-        Column(head="Change", unit="%", interval=True, cell=_change),
-        Column(head="p (Holm)", cell=p),
-        text_column("Verdict", lambda row: Cell(_verdict(row), warning=row["verdict"] == WORSE), wrap=True),
+        Column("Cell", "text", partial(_place, found), names=True, wrap=0.3),
+        Column("Before", "number", partial(number, when="before")),
+        Column("After", "number", partial(number, when="after")),
+        Column("Change", "change", _change, "%"),
+        Column("p (Holm)", "number", p),
+        Column("Verdict", "text", lambda row: Cell(_verdict(row), warning=row["verdict"] == WORSE), wrap=0.25),
     )
-    groups = []
-    for name, how in METRICS.items():
-        title = f"{how.title}{' (and efficiency)' * (name == 'speedup')}{how.unit and f', {how.unit}'}"
-        own = tuple(row_of(columns, row) for row in found.of(name).to_dict("records"))
-        groups.append(Group(title=title, rows=own))
+    titles = {
+        name: f"{how.title}{' (and efficiency)' * (name == 'speedup')}{how.unit and f', {how.unit}'}"
+        for name, how in METRICS.items()
+    }
     return Table(
         name="against",
         title=" against ".join(found.names),
         caption=f"{found.matching} Geometric means over repeats, changes of {found.names[0]} over {found.names[1]} "
         "with 95 % intervals (Welch t on logarithms). A verdict is given where p after Holm is below 0.05",
         columns=columns,
-        groups=tuple(group for group in groups if group.rows),
+        groups=grouped(columns, ((title, found.of(name)) for name, title in titles.items())),
         data=found.differences,
     )
 

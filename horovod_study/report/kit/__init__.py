@@ -5,5 +5,5 @@ panels        grids of panels, axes of worker counts, legends, points with their
 interactive   figures inside a page: inline SVG, and what the page's script has to know of it
 files         figures and texts of one result, written into one folder; figures as PGF, in the letters of LaTeX
 markup        tables as HTML
-typeset       tables as LaTeX, Markdown and CSV
+typeset       tables as LaTeX and CSV
 """

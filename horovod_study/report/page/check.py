@@ -498,11 +498,11 @@ def _picture(directory: Path, name: str, kept: str | None, again: str | None) ->
 
 
 def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[Fault]:
-    """Compare a text line by line; a row of a LaTeX or Markdown table names its first cells."""
+    """Compare a text line by line; a row of a LaTeX table names its first cells."""
     if kept == again:
         return []
     found = []
-    between = {".tex": "&", ".md": "|"}.get(Path(where).suffix, "")
+    between = "&" * where.endswith(".tex")
     heads: list[str] = []
     for ours, theirs in _pairs(kept.split("\n"), again.split("\n")):
         if ours is None or theirs is None:

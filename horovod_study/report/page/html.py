@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,7 +35,7 @@ from horovod_study.report.figures import convergence, resources
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
-from horovod_study.report.kit.markup import by_series, to_html
+from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.report.page.sentences import (
@@ -50,7 +51,7 @@ from horovod_study.report.page.sentences import (
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.report.page.waits import jumped, waiting
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
-from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
+from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, grouped
 from horovod_study.text.words import listed, plural
 
 OPTIONS = packaged().options
@@ -368,43 +369,40 @@ def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return what no part of a step covers, from the rows of every step: one group of rows per series."""
     whole = analysis.accounting[analysis.accounting["rank"].isna()]
     doubtful = (whole["why_not"] != "") | (whole["open_steps"] > 0)
-    worst = whole["residual_share_worst"].mask(doubtful, math.inf)
-    worth = worst.rank(method="first", ascending=False, na_option="top")
+    worth = (
+        whole["residual_share_worst"].mask(doubtful, math.inf).rank(method="first", ascending=False, na_option="top")
+    )
 
-    def share(row: Row, name: str) -> str:
+    def share(name: str, row: Row) -> str:
+        if row["why_not"]:
+            return Cell(f"{row['why_not']}", warning=True)
         value = row[f"residual_share_{name}"]
         return percent(value, decimals=2) if math.isfinite(value) else NOTHING
 
-    def run(row: Row) -> Cell:
-        doubts = [] if row["state"] == "done" else [f"{row['state']}"]
-        return Cell(f"{row['run']}".rpartition("/")[2], doubts=doubts, code=True)
+    def run(row: Row) -> str:
+        return Cell(f"{row['run']}".rpartition("/")[2], doubts=[f"{row['state']}"] * (row["state"] != "done"))
+
+    def worst(row: Row) -> str:
+        return Cell(share("worst", row), f"step {row['worst_step']:.0f}, rank {row['worst_rank']:.0f}")
 
     columns = (
-        Column(head="Workers", names=True, cell=lambda row: f"{row['workers']:.0f}"),
-        Column(head="Run", number=False, cell=run),
-        Column(head="Steps", cell=lambda row: f"{row['steps']:.0f}"),
-        Column(head="Left out", cell=lambda row: f"{row['excluded']:.0f}"),
-        Column(head="Mean", cell=lambda row: share(row, "mean")),
-        Column(head="Median", cell=lambda row: share(row, "median")),
-        Column(head="99 %", cell=lambda row: share(row, "p99")),
-        Column(
-            head="Worst",
-            cell=lambda row: Cell(share(row, "worst"), f"step {row['worst_step']:.0f}, rank {row['worst_rank']:.0f}"),
-        ),
-        Column(head="Not\nclosed", cell=lambda row: f"{row['open_steps']:.0f}"),
+        Column("Workers", "count", "workers", names=True),
+        Column("Run", "text", run, code=True),
+        Column("Steps", "count", "steps"),
+        Column("Left out", "count", "excluded"),
+        Column("Mean", "number", partial(share, "mean")),
+        Column("Median", "number", partial(share, "median")),
+        Column("99 %", "number", partial(share, "p99")),
+        Column("Worst", "number", worst),
+        Column("Not\nclosed", "count", "open_steps"),
     )
-
-    def cells(row: Row) -> tuple[str, ...]:
-        if not row["why_not"]:
-            return row_of(columns, row)
-        return *row_of(columns[:4], row), Cell(f"{row['why_not']}", columns=len(columns) - 4, warning=True)
-
+    parts = whole[worth <= MAX_ACCOUNTED].groupby("series", sort=False)
     return Table(
         name="account",
         caption="Unexplained share of the step: all of it over all time, then of single steps: median, 99 % quantile, "
         "worst. Steps before the timed window are left out here and kept in the rows",
         columns=columns,
-        groups=by_series(whole[worth <= MAX_ACCOUNTED], cells, lambda series, _: Cell(labels.get(series, series))),
+        groups=grouped(columns, ((labels.get(f"{series}", f"{series}"), own) for series, own in parts)),
     )
 
 

@@ -233,7 +233,7 @@ def _digests(run_files: Mapping[str, Mapping[str, str]]) -> Table:
         name="digests",
         title="Digests of the runs",
         caption="Of the record of each run (run.json), as the analysis read it; source.json has those of all files.",
-        columns=(Column(head="Run", number=False, names=True), Column(head="Digest", number=False)),
+        columns=(Column("Run", "text", names=True), Column("Digest", "text")),
         groups=(Group(title="", rows=tuple((run, digest) for run, _, digest in records)),),
         data=pd.DataFrame(rows, columns=["run", "file", "digest"]),
     )
