@@ -174,4 +174,4 @@ def test_the_figure_and_its_files(tmp_path: Path, golden: Golden) -> None:
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
     alternated = {**document, "blocks": in_turns([1.1, 1.12]), **compare(in_turns([1.1, 1.12]))}
     assert write_comparison(alternated, tmp_path / "turns")[2].read_bytes() != paths[2].read_bytes()
-    golden((tmp_path / "turns" / "comparison.txt").read_text(), "single rounds")
+    golden((tmp_path / "turns" / "comparison.txt").read_text(), "in turns")
