@@ -230,7 +230,7 @@ def _system(options: argparse.Namespace) -> Result:
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
     found = inspect(run, beside)
     paths = write_system_of(run, beside, options.out, look=figure_look(options)) if options.out else []
-    lines = system_lines(found) or [f"System: {found.system.why_not}."]
+    lines = system_lines(found) or [f"System: {found.system['why_not']}."]
     return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
 
 

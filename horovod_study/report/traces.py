@@ -1,6 +1,6 @@
 """What traces of torch.profiler and records of NCCL Inspector say, for a terminal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,57 +48,52 @@ def foreign(places: Sequence[Path], out: Path | None) -> dict[str, Any] | None:
 def rank_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the table of ranks that `compare` made (ms of a step, means over steps), then what it says."""
     rows = [
-        [str(each["rank"]), each["host"] or NOTHING, str(each["steps"])]
-        + [_or_nothing(each["seconds"][name].value, milliseconds) for name in COLUMNS]
-        + [_or_nothing(each["last"], percent)]
+        (str(each["rank"]), each["host"] or NOTHING, str(each["steps"]),
+         *(_ms(each["seconds"][name].value) or NOTHING for name in COLUMNS),
+         percent(each["last"]) if known(each["last"]) else NOTHING)
         for each in found["ranks"]
-    ]
+    ]  # fmt: skip
     said = ["ms of a step; comm.: communication; exposed: what of it no computing covers", ""]
     who = "rank {rank}" if found["named"] else "the process of {source}"
     bare = [each for each in found["ranks"] if known(each["seconds"]["exposed"].value)]
     if bare:
         worst = max(bare, key=lambda each: each["seconds"]["exposed"].value)
-        exposed, step = worst["seconds"]["exposed"], worst["seconds"]["step"].value
-        share = f", {percent(exposed.value / step)} of its step" if known(step) else ""
-        said.append(f"Exposed communication is largest on {who.format_map(worst)}: {_ms(exposed)} ms{share}.")
-    if found["late_file"]:
-        late = next(each for each in found["ranks"] if each["source"] == found["late_file"])
-        name = who.format_map(late)
         said.append(
-            f"{name[0].upper()}{name[1:]}{_on(late)} comes {_ms(late['seconds']['late'])} ms after the first one to "
-            f"its collectives, and is the last one in {percent(late['last'])} of the steps; the lap that is longer "
-            f"than the others' is {found['cause']}."
+            f"Exposed communication is largest on {who.format_map(worst)}: {_ms(worst['seconds']['exposed'])} ms."
+        )
+    late = next((each for each in found["ranks"] if each["source"] == found["late_file"]), None)
+    if late is not None:
+        name = who.format_map(late) + (f" on {late['host']}" if late["host"] else "")
+        said.append(
+            f"{name[0].upper()}{name[1:]} comes {_ms(late['seconds']['late'])} ms after the first one to its "
+            f"collectives, and is the last one in {percent(late['last'])} of the steps; longer: {found['cause']}."
         )
     elif known(found["ranks"][0]["last"]):
         said.append("No rank is later than the others beyond doubt.")
     return [line.replace(THIN, " ") for line in (*to_lines(table_of(_RANKS, rows, texts=(1,))), *said)]
 
 
-def _or_nothing(value: float | None, text: Callable[[float], str]) -> str:
-    return text(value) if known(value) else NOTHING
-
-
-def _on(row: Mapping[str, Any]) -> str:
-    return f" on {row['host']}" if row["host"] else ""
-
-
-def _ms(seconds: Interval, factor: float = 1e3) -> str:
+def _ms(seconds: Interval | float, factor: float = 1e3) -> str:
+    if not isinstance(seconds, Interval):
+        return milliseconds(seconds) if known(seconds) else ""
     return quoted(*(factor * each for each in (seconds.value, seconds.low, seconds.high)))
 
 
 def inspector_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the table of collectives that `inspect` made, those that take most time first, then what it says."""
     whole = sum(each["total_s"] for each in found["sizes"])
-    rows = []
-    for each in found["sizes"]:
-        times = (_ms(each[name], 1e6) for name in ("time", "shortest"))
-        counts = (f"{each[name]:,}" for name in ("bytes", "ranks", "calls"))
-        rows.append((each["kind"], *counts, *times, percent(each["total_s"] / whole)))
+    rows = [
+        (each["kind"], *(f"{each[name]:,}" for name in ("bytes", "ranks", "calls")),
+         *(_ms(each[name], 1e6) for name in ("time", "shortest")), percent(each["total_s"] / whole))
+        for each in found["sizes"]
+    ]  # fmt: skip
     said = [f"and {len(rows) - _SHOWN} sizes more, all in nccl_inspector.json (--out)"] * (len(rows) > _SHOWN)
     said += ["us of the mean rank and of the one that came last, medians; of all: of the time", ""]
     who = "No rank comes later than the others beyond doubt."
     if late := found["late"]:
-        name = f"Rank {late['rank']}{_on(late)} of communicator {late['communicator']}"
-        last = f"is the last one to {percent(late['last'])} of its collectives"
-        who = f"{name} comes {_ms(late['late'], 1e6)} us after the first one, and {last}."
+        host = f" on {late['host']}" if late["host"] else ""
+        who = (
+            f"Rank {late['rank']}{host} of communicator {late['communicator']} comes {_ms(late['late'], 1e6)} us after "
+            f"the first one, and is the last one to {percent(late['last'])} of its collectives."
+        )
     return [line.replace(THIN, " ") for line in (*to_lines(table_of(_SIZES, rows[:_SHOWN])), *said, who)]

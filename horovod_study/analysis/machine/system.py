@@ -17,31 +17,13 @@ from horovod_study.records import SystemSamples
 PHASES = ("start-up", "warm-up", "timed steps", "evaluation", "break", "end")
 """A break is a checkpoint, or whatever else kept the steps waiting; the end has the last evaluation in it."""
 
-QUANTITIES: dict[str, str] = {
-    "cpu_percent": "CPU, % of a core",
-    "rss_mb": "resident memory, MB",
-    "own_mb": "resident memory that is neither of files nor shared, MB",
-    "pss_mb": "proportional memory, MB",
-    "voluntary_per_s": "voluntary context switches per s",
-    "involuntary_per_s": "involuntary context switches per s",
-    "read_mb_per_s": "read from disk, MB/s",
-    "written_mb_per_s": "written to disk, MB/s",
-    "available_mb": "available memory of the host, MB",
-    "load1": "load average over a minute",
-    "received_mb_per_s": "received by the network, MB/s",
-    "sent_mb_per_s": "sent by the network, MB/s",
-    "loopback_mb_per_s": "through the loopback, MB/s",
-    "rdma_received_mb_per_s": "received by InfiniBand or RoCE, MB/s",
-    "rdma_sent_mb_per_s": "sent by InfiniBand or RoCE, MB/s",
-    "gpu_percent": "GPU use, %",
-    "gpu_memory_mb": "GPU memory, MB",
-    "sm_mhz": "clock of the multiprocessors, MHz",
-    "memory_mhz": "clock of the GPU memory, MHz",
-    "temperature_c": "temperature, degrees C",
-    "power_w": "power, W",
-    "sampler_cpu_percent": "CPU of the sampler, % of a core",
-}
-"""The quantities of `quantities`, with their unit, in the order of tables and figures."""
+QUANTITIES = (
+    *("cpu_percent", "rss_mb", "own_mb", "pss_mb", "voluntary_per_s", "involuntary_per_s", "read_mb_per_s"),
+    *("written_mb_per_s", "available_mb", "load1", "received_mb_per_s", "sent_mb_per_s", "loopback_mb_per_s"),
+    *("rdma_received_mb_per_s", "rdma_sent_mb_per_s", "gpu_percent", "gpu_memory_mb", "sm_mhz", "memory_mhz"),
+    *("temperature_c", "power_w", "sampler_cpu_percent"),
+)
+"""The quantities of `quantities`, in the order of tables; docs/system.md says what they are."""
 
 _RATES = {
     "voluntary_per_s": ("voluntary_switches", 1.0),

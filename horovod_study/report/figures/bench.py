@@ -15,10 +15,17 @@ from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import amount
-from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.tables import NOTHING, table_of, to_lines
+from horovod_study.text.words import plural
 
 _PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 _STEP = style.SeriesStyle(label="", color=style.LAPS["sync"].color, marker="o", filled=True, dash="none")
+_LAUNCHES = {
+    "eager": "one by one",
+    "host": "share of the host",
+    "graph": "in a CUDA graph",
+    "replay": "replay of a graph",
+}
 _ROOF = ("bytes_per_s", "flop_per_byte", "attainable_flop_per_s")
 
 
@@ -63,35 +70,24 @@ def content(network: Network, document: Mapping[str, Any]) -> dict[str, Any]:
 
 def text(network: Network, document: Mapping[str, Any]) -> str:
     """Return everything as tables for a terminal."""
-    ways = dict.fromkeys(network["points"]["way"])
-    blocks = [_head(network, document), *(allreduce_table(network, name) for name in ways)]
-    blocks += [_broadcast_table(network), _fit_table(network)]
-    if network["roofline"] is not None:
-        blocks += [_machine_lines(network, network["roofline"]), _roofline_table(network["roofline"])]
-    if document["unavailable"]:
-        blocks.append("\n".join(f"not measured: {name}: {why}" for name, why in document["unavailable"].items()))
-    return "\n\n".join(blocks)
-
-
-def _head(network: Network, document: Mapping[str, Any]) -> str:
     conditions = document["jobs"][0]["conditions"]
-    machine = conditions["environment"]
-    hosts = [rank["host"] for rank in conditions["ranks"]]
+    machine, hosts = conditions["environment"], [rank["host"] for rank in conditions["ranks"]]
     placed = ", ".join(f"{hosts.count(host)} on {host}" for host in dict.fromkeys(hosts))
     versions = [f"{name} {machine[name]}" for name in ("torch", "horovod", "mpi4py") if machine.get(name)]
-    library = next(
-        (job["conditions"]["mpi_library"] for job in document["jobs"] if job["conditions"]["mpi_library"]), None
+    libraries = [job["conditions"]["mpi_library"] for job in document["jobs"]]
+    head = (
+        f"# {plural(network['workers'], 'worker')}: {placed}; {machine['cpu_model']}, {machine['cores']} cores; "
+        f"{conditions['started']}, load {conditions['load_before']:g} before\n"
+        f"# {', '.join([*versions, next(filter(None, libraries), machine['mpi'] or 'no MPI')])}\n"
+        "# time: of the slowest worker, mean over the iterations, median over the rounds; GB = 1e9 bytes; busbw = "
+        f"algbw * {bus_factor('allreduce', network['workers']):.3g}"
     )
-    return "\n".join(
-        [
-            f"# {network['workers']} worker{'s' * (network['workers'] > 1)}: {placed}; "
-            f"{machine['cpu_model']}, {machine['cores']} cores; "
-            f"{conditions['started']}, load {conditions['load_before']:g} before",
-            f"# {', '.join([*versions, library or machine['mpi'] or 'no MPI'])}",
-            "# time: of the slowest worker, mean over the iterations, median over the rounds; GB = 1e9 bytes; busbw = "
-            f"algbw * {bus_factor('allreduce', network['workers']):.3g}",
-        ]
-    )
+    blocks = [head, *(allreduce_table(network, name) for name in dict.fromkeys(network["points"]["way"]))]
+    blocks += [_broadcast_table(network), _fit_table(network)]
+    if network["roofline"] is not None:
+        blocks += [_machine_table(network, network["roofline"]), _roofline_table(network, network["roofline"])]
+    blocks.append("\n".join(f"not measured: {name}: {why}" for name, why in document["unavailable"].items()))
+    return "\n\n".join(filter(None, blocks))
 
 
 def allreduce_table(network: Network, name: str) -> str:
@@ -113,11 +109,9 @@ def allreduce_table(network: Network, name: str) -> str:
             line += f"{row['wrong']:>8}  "
         lines.append((line + sides["in"].loc[size]["of_model"]).rstrip())
     lines = [line.rstrip() for line in lines]
-    barrier = network["barriers"][network["barriers"]["way"] == name]
-    for row in barrier.to_dict("records"):
-        lines.append(
-            f"# barrier {_us(row['seconds_median'])} us ({_us(row['seconds_min'])} - {_us(row['seconds_max'])})"
-        )
+    for row in network["barriers"][network["barriers"]["way"] == name].to_dict("records"):
+        median, low, high = (_us(row[f"seconds_{each}"]) for each in ("median", "min", "max"))
+        lines.append(f"# barrier {median} us ({low} - {high})")
     return "\n".join(lines)
 
 
@@ -127,18 +121,13 @@ def _titled(above: str, heads: Sequence[str], rows: Iterable[Sequence[str]], tex
 
 def _broadcast_table(network: Network) -> str:
     own = network["points"][network["points"]["operation"] == "broadcast"]
-    names = list(dict.fromkeys(own["way"]))
     above = "# broadcast from worker 0: time in us (busbw in GB/s); small ones begin before the one before has arrived"
-    rows = []
-    for size in sorted(own["bytes"].unique()):
-        here = own[own["bytes"] == size].set_index("way")
-        cells = [
-            f"{_us(here.loc[name, 'seconds_median'])} ({_gb(here.loc[name, 'busbw_gb_per_s'])})"
-            + ("!" if here.loc[name, "wrong"] else "")
-            for name in names
-        ]
-        rows.append((f"{size}", *cells))
-    return _titled(above, ("# size (B)", *names), rows, ())
+    texts = [
+        f"{_us(row['seconds_median'])} ({_gb(row['busbw_gb_per_s'])}){'!' if row['wrong'] else ''}"
+        for row in own.to_dict("records")
+    ]
+    cells = own.assign(text=texts).pivot(index="bytes", columns="way", values="text")[own["way"].unique()]
+    return _titled(above, ("# size (B)", *cells.columns), ((f"{size}", *row) for size, *row in cells.itertuples()), ())
 
 
 def _fit_texts(fit: Fit) -> tuple[str, str]:
@@ -150,75 +139,62 @@ def _fit_texts(fit: Fit) -> tuple[str, str]:
 
 
 def _fit_table(network: Network) -> str:
-    rows = []
     size = network["model"]["flat_bytes"]
     whole = network["points"].query("operation == 'allreduce' and place == 'in' and bytes == @size")
     measured = whole.set_index("way")["seconds_median"].to_dict()
-    for name, fit in network["fits"].items():
-        seen = f", {_us(measured[name])} us" if name in measured else ""
-        gradients = f"{_us(fit['alpha_s'] + size / fit['beta_bytes_per_s'])} us{seen}"
-        scatter = f"{100 * fit['rms_relative']:.0f} %"
-        rows.append((name, *_fit_texts(fit), amount(fit["half_bytes"]), scatter, gradients))
+    rows = [
+        (name, *_fit_texts(fit), amount(fit["half_bytes"]), f"{100 * fit['rms_relative']:.0f} %",
+         f"{_us(fit['alpha_s'] + size / fit['beta_bytes_per_s'])} us"
+         + (f", {_us(measured[name])} us" if name in measured else ""))
+        for name, fit in network["fits"].items()
+    ]  # fmt: skip
     heads = ("# way", "alpha (us)", "beta (GB/s)", "half at", "scatter", "all gradients: line, measured")
-    above = "# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals"
-    return _titled(above, heads, rows)
+    return _titled("# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals", heads, rows)
 
 
-def _machine_lines(network: Network, roofline: Mapping[str, Any]) -> str:
+def _machine_table(network: Network, roofline: Mapping[str, Any]) -> str:
     rows = [
         (f"matrix peak {_PRECISION_NAMES.get(name, name)}", f"{peak / 1e9:,.1f}", "GFLOP/s")
         for name, peak in roofline["peaks_flop_per_s"].items()
     ]
     for row in network["copies"].to_dict("records"):
+        value, unit = "-", f"({row['reason']})"
         if isinstance(row["reason"], float) or not row["reason"]:
-            span = f"GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})"
-            rows.append((f"copy, {row['name']}", f"{row['gb_per_s_median']:,.2f}", span))
-        else:
-            rows.append((f"copy, {row['name']}", "-", f"({row['reason']})"))
-    model = network["model"]
+            value, unit = (
+                f"{row['gb_per_s_median']:,.2f}",
+                f"GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})",
+            )
+        rows.append((f"copy, {row['name']}", value, unit))
+    batch, step_s, rate = network["model"]["batch"], roofline["step_s"], roofline["flop_per_s"]
     what = (
-        f"ms without communication, {model['batch'] / roofline['step_s']:,.0f} samples/s, "
-        f"{roofline['flop_per_s'] / 1e9:.1f} GFLOP/s "
-        f"({100 * (roofline['flop_per_s'] / roofline['peak_flop_per_s']):.0f} % of the fp32 peak)"
+        f"ms without communication, {batch / step_s:,.0f} samples/s, {rate / 1e9:.1f} GFLOP/s "
+        f"({100 * (rate / roofline['peak_flop_per_s']):.0f} % of the fp32 peak)"
     )
-    rows.append((f"training step, batch {model['batch']}", f"{roofline['step_s'] * 1e3:.3f}", what))
-    if (launch := network["launch"]) is not None:
-        what = (
-            f"us one by one ({_us(launch['host_s'])} us of the host), {_us(launch['graph_s'])} us in a CUDA graph, "
-            f"{_us(launch['replay_s'])} us to replay a graph"
-        )
-        rows.append(("launch of a kernel", _us(launch["eager_s"]), what))
-    lines = ["# what a worker can do while all workers do the same"]
-    lines += to_lines(table_of(("", "", ""), rows, texts=(0, 2)), indent=2)
+    rows.append((f"training step, batch {batch}", f"{step_s * 1e3:.3f}", what))
+    for name, of in _LAUNCHES.items() if network["launch"] is not None else ():
+        rows.append((f"launch of a kernel, {of}", _us(network["launch"][f"{name}_s"]), "us"))
     if (step := network["step_roofline"]) is not None:
-        parts = [
-            "launching not known (no profiler may look)"
-            if step["launching_s"] is None
-            else f"{step['launches']} launches {_us(step['launching_s'])} us",
-            f"{step['bytes'] / 1e6:.1f} MB of memory {_us(step['moving_s'])} us",
-            f"{step['operations'] / 1e6:.0f} MFLOP {_us(step['computing_s'])} us",
-        ]
-        lines.append(
-            f"  of the step's {_us(step['step_s'])} us: {', '.join(parts)}; "
-            f"{step['bound']} explains {100 * step['share']:.0f} %"
+        memory, done = f"{step['bytes'] / 1e6:.1f} MB of memory", f"{step['operations'] / 1e6:.0f} MFLOP"
+        of_step = {"launching": f"{step['launches']} launches", "moving": memory, "computing": done}
+        for name, of in of_step.items():
+            seconds = step[f"{name}_s"]
+            rows.append((f"of the step: {of}", NOTHING if seconds is None else _us(seconds), "us"))
+        rows.append(
+            ("the whole step", _us(step["step_s"]), f"us; {step['bound']} explains {100 * step['share']:.0f} %")
         )
-    return "\n".join(lines)
+    return _titled("# what a worker can do while all workers do the same", ("", "", ""), rows, (0, 2))
 
 
-def _roofline_table(roofline: Mapping[str, Any]) -> str:
-    heads = ("# ", "FLOP/byte", "GB/s", "ridge", "attainable GFLOP/s", "step / (step + all-reduce)")
-    rate, ridge = roofline["memory_bytes_per_s"], roofline["peak_flop_per_s"] / roofline["memory_bytes_per_s"]
-    roofs = [("memory", roofline["memory_flop_per_byte"], rate, ridge, roofline["memory_attainable_flop_per_s"], "")]
-    for each in roofline["networks"]:
-        share = "" if each["share_without_overlap"] is None else f"{100 * each['share_without_overlap']:.1f} %"
-        what = (each["way"], roofline["network_flop_per_byte"] or 0.0)
-        roofs.append((*what, each["bytes_per_s"], each["ridge_flop_per_byte"], each["attainable_flop_per_s"], share))
+def _roofline_table(network: Network, roofline: Mapping[str, Any]) -> str:
+    shares = {each["way"]: each["share_without_overlap"] for each in roofline["networks"]}
     rows = [
-        (name, f"{per_byte:.1f}", _gb(rate / 1e9), f"{ridge:.1f}", f"{attainable / 1e9:,.1f}", share)
-        for name, per_byte, rate, ridge, attainable, share in roofs
-    ]
-    above = "# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)"
-    return _titled(above, heads, rows)
+        (row["name"], f"{row['flop_per_byte']:.1f}", _gb(row["bytes_per_s"] / 1e9),
+         f"{roofline['peak_flop_per_s'] / row['bytes_per_s']:.1f}", f"{row['attainable_flop_per_s'] / 1e9:,.1f}",
+         f"{100 * share:.1f} %" if (share := shares.get(row["name"])) is not None else "")
+        for row in _roofs(network).query("kind == 'roof'").to_dict("records")
+    ]  # fmt: skip
+    heads = ("# ", "FLOP/byte", "GB/s", "ridge", "attainable GFLOP/s", "step / (step + all-reduce)")
+    return _titled("# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)", heads, rows)
 
 
 def _us(seconds: float) -> str:
@@ -298,22 +274,18 @@ def _roofline(network: Network, roofline: Mapping[str, Any]) -> Figure:
     right = max(roofs["flop_per_byte"].max(), peak / roofs["bytes_per_s"].min()) * 8
     ways = list(roofs["name"])
     looks = {"memory": replace(_STEP, color=style.INK, dash="-"), **_styles(ways[1:])}
-    corners = [
-        {"name": name, "intensity": at, "gflop_per_s": min(peak, at * rate) / 1e9}
-        for name, rate in zip(ways, roofs["bytes_per_s"], strict=True)
-        for at in (left, peak / rate, right)
-    ]
+    corners, steps = [], []
     for name, rate in zip(ways, roofs["bytes_per_s"], strict=True):
+        corners += [(name, at, min(peak, at * rate) / 1e9) for at in (left, peak / rate, right)]
         label = name if name == "memory" else _label(name)
         looks[name] = replace(looks[name], label=f"{label}: {_gb(rate / 1e9)} GB/s")
-    steps = []
-    for what, filled in (("memory", False), ("network", True)):
+    done = roofline["flop_per_s"] / 1e9
+    for what in ("memory", "network"):
         if (at := roofline[f"{what}_flop_per_byte"]) is not None:
-            done = roofline["flop_per_s"] / 1e9
-            looks[f"step/{what}"] = replace(
-                _STEP, filled=filled, label=f"step, {at:.3g} FLOP per byte of {what}, {done:.3g} GFLOP/s"
-            )
-            steps.append({"name": f"step/{what}", "intensity": at, "gflop_per_s": done})
+            label = f"step, {at:.3g} FLOP per byte of {what}, {done:.3g} GFLOP/s"
+            looks[f"step/{what}"] = replace(_STEP, filled=what == "network", label=label)
+            steps.append((f"step/{what}", at, done))
+    columns = ["name", "intensity", "gflop_per_s"]
     how: dict[str, Any] = {"x": "intensity", "y": "gflop_per_s", "by": "name"}
     peaks = [
         Guide(level=value / 1e9, held=True, label=f"matrix peak {_PRECISION_NAMES.get(name, name)}: "
@@ -332,7 +304,8 @@ def _roofline(network: Network, roofline: Mapping[str, Any]) -> Figure:
         "and computing overlap wholly.",
         data=data,
         panels=[Panel(
-            layers=[*peaks, Curve(rows=pd.DataFrame(corners), **how), Points(rows=pd.DataFrame(steps), **how)],
+            layers=[*peaks, Curve(rows=pd.DataFrame(corners, columns=columns), **how),
+                    Points(rows=pd.DataFrame(steps, columns=columns), **how)],
             y="GFLOP/s of one worker", x="Operations per byte moved / (FLOP/byte)", log="y", decades=True,
         )],
         looks=looks,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from horovod_study.analysis.machine import system
-from horovod_study.analysis.steps.inspection import Inspection, RankLaps
+from horovod_study.analysis.steps.inspection import Inspection
 from horovod_study.analysis.steps.rank_steps import PARTS
 from horovod_study.analysis.steps.stragglers import CAUSES, Lateness, Stragglers
 from horovod_study.records import RecordedRun, RunSideFiles, finite
@@ -38,8 +38,9 @@ def write_inspection(
 
 def result_lines(found: Inspection) -> list[str]:
     """Return what the command prints."""
-    window = f"{plural(found.steps, 'step', ',')} from step {found.first_step:,} on are looked at"
-    texts = [headline(found), f"{window}; {found.excluded:,} before them are excluded ({found.first_step_by})."]
+    window = f"{plural(found.window['steps'], 'step', ',')} from step {found.window['first_step']:,} on are looked at"
+    left_out = f"{found.window['excluded']:,} before them are excluded ({found.window['by']})"
+    texts = [headline(found), f"{window}; {left_out}."]
     gaps = [(each.gap, each.rank) for each in found.ranks if each.gap is not None]
     if gaps:
         gap, rank = max(gaps)
@@ -61,10 +62,10 @@ def result_lines(found: Inspection) -> list[str]:
     if found.ablation is not None:
         texts.append(f"Communication by leaving it out: {found.ablation.sentence.rstrip('.')}.")
     texts += system_lines(found)
-    if "timeline" in found.files:
+    if "timeline" in found.recorded_beside:
         command = f"horovod-study explain --part timeline {shlex.quote(found.directory)}"
-        texts.append(f"Horovod timeline: {found.files['timeline'][0]}; read it with `{command}`.")
-    texts += [f"Profile: {path}" for path in found.files.get("profile", ())]
+        texts.append(f"Horovod timeline: {found.recorded_beside['timeline'][0]}; read it with `{command}`.")
+    texts += [f"Profile: {path}" for path in found.recorded_beside.get("profile", ())]
     texts += [f"Doubt: {each}." for each in found.doubts]
     return [line for text in texts for line in ([text] if text[:1] in ("", " ") else wrapped(text, _WIDE, deeper="  "))]
 
@@ -89,7 +90,7 @@ def table(found: Inspection) -> list[str]:
     far = sorted(found.ranks, key=lambda each: (-late.get(each.rank, 0.0), each.rank))[:_MOST]
     chosen = sorted(far, key=lambda each: each.rank)
 
-    def seconds(each: RankLaps) -> dict[str, float | None]:
+    def seconds(each: Any) -> dict[str, float | None]:
         return {**{lap: each.laps_s[lap] for lap in PARTS}, "step": each.step_s, "own": each.own_s, "wait": each.wait_s}
 
     values = [seconds(each) for each in chosen]
@@ -196,7 +197,7 @@ _SYSTEM = {
 def system_lines(found: Inspection) -> list[str]:
     """Return the use of processors, memory and power as a table."""
     parts: dict[tuple[str, str], dict[str, str]] = {}
-    for row in found.system.rows:
+    for row in found.system["rows"]:
         if row["quantity"] in _SYSTEM:
             value = row[_SYSTEM[row["quantity"]][1]]
             parts.setdefault((row["host"], row["part"]), {})[row["quantity"]] = f"{value:,.0f}"

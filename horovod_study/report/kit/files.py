@@ -5,13 +5,13 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import Formatter
 
 from horovod_study.errors import ConfigError
 from horovod_study.files import csv_of, result_folder, write_file, writing
@@ -90,30 +90,15 @@ def to_pgf(figure: Figure) -> bytes:
 
 def as_latex(figure: Figure) -> None:
     """Turn every text of a settled figure into LaTeX that prints it and does nothing else, names of runs included."""
-    ticks: set[int] = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(_LatexTicks(axis.get_major_formatter()))
-            axis.set_minor_formatter(_LatexTicks(axis.get_minor_formatter()))
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                ticks |= {id(tick.label1), id(tick.label2)}
-            ticks.add(id(axis.get_offset_text()))
+
+    def escaped(text: str) -> str:
+        return "\n".join(latex(line) for line in text.split("\n"))
+
     for text in figure.findobj(Text):
-        if isinstance(text, Text) and id(text) not in ticks:  # ticks are written again from their formatters
-            text.set_text("\n".join(latex(line) for line in text.get_text().split("\n")))
-
-
-class _LatexTicks(Formatter):
-    """The texts of another formatter as LaTeX."""
-
-    def __init__(self, inner: Formatter) -> None:
-        self.inner = inner
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        return latex(self.inner(value, position))
-
-    def format_ticks(self, values: Any) -> list[str]:
-        return ["\n".join(latex(line) for line in text.split("\n")) for text in self.inner.format_ticks(values)]
-
-    def get_offset(self) -> str:
-        return latex(self.inner.get_offset())
+        if isinstance(text, Text):  # those of ticks are written again below
+            text.set_text(escaped(text.get_text()))
+    for axis, minor in product((axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)), (False, True)):
+        low, high = sorted(axis.get_view_interval())
+        places = [place for place in axis.get_ticklocs(minor=minor) if low <= place <= high]
+        labels = (axis.get_minor_formatter() if minor else axis.get_major_formatter()).format_ticks(places)
+        axis.set_ticks(places, labels=[*map(escaped, labels)], minor=minor)
