@@ -35,6 +35,10 @@ def read(path: Path) -> Timeline:
     return decompose(events, source=path.name, doubts=doubts)
 
 
+def seconds(found: Timeline) -> dict[str, float]:
+    return {name: each["per_step_s"] for name, each in found.together.items()}
+
+
 def name(pid: int, text: str) -> dict[str, Any]:
     return {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": text}}
 
@@ -86,10 +90,10 @@ def test_one_tensor_of_known_times() -> None:
     events = [name(1, "grad"), *allreduce(1, 0), *allreduce(1, 2000)]
     found = decompose(events, source="made")
     assert (found.steps, found.collectives, found.operations) == (2, 2, {"MPI_ALLREDUCE": 2})
-    assert found.together == pytest.approx(KNOWN)
+    assert seconds(found) == pytest.approx(KNOWN)
     assert found.busy_s == pytest.approx(1e-3)
-    assert found.last == {1: 2}
-    assert found.doubts == ()
+    assert found.last_rank == {1: 2}
+    assert found.doubts == []
     row = found.table[found.table["activity"] == "MPI_ALLREDUCE"].iloc[0].to_dict()
     assert row == {
         "tensor": "grad",
@@ -112,7 +116,7 @@ def test_tensors_that_go_together_are_not_counted_twice() -> None:
     one_by_one = [allreduce(pid, 0) for pid in (1, 2, 3)]
     merged = sorted((event for events in one_by_one for event in events), key=lambda event: event["ts"])
     found = decompose([*names, *merged], source="made")
-    assert found.together == pytest.approx(KNOWN)
+    assert seconds(found) == pytest.approx(KNOWN)
     assert (found.steps, found.collectives, found.operations) == (1, 3, {"MPI_ALLREDUCE": 1})
     assert list(found.tensors["tensor"]) == ["t1", "t2", "t3"]
     assert found.tensors["operation_s"].tolist() == pytest.approx([5e-4] * 3)
@@ -123,14 +127,14 @@ def test_a_moment_counts_for_the_phase_furthest_on() -> None:
     events += [begin(2, "NEGOTIATE_ALLREDUCE", 500), end(2, 1200), begin(2, "ALLREDUCE", 1200), end(2, 1300)]
     found = decompose(sorted(events, key=lambda event: event.get("ts", -1)), source="made")
     # b negotiates for 700 us, 200 of them alone; then 100 us that belong to no activity.
-    assert found.together == pytest.approx({**KNOWN, "negotiation": 3e-4, "rest": 1.5e-4})
+    assert seconds(found) == pytest.approx({**KNOWN, "negotiation": 3e-4, "rest": 1.5e-4})
 
 
 def test_an_activity_of_an_unknown_name_keeps_it() -> None:
     found = decompose([name(1, "g"), *allreduce(1, 0, activity="WARP_DRIVE")], source="made")
     row = found.table[found.table["activity"] == "WARP_DRIVE"].iloc[0]
     assert (row["phase"], row["mean_s"]) == ("other", pytest.approx(5e-4))
-    assert found.together["other"] == pytest.approx(5e-4)
+    assert seconds(found)["other"] == pytest.approx(5e-4)
     assert any(line.startswith("other") and line.endswith("(WARP_DRIVE)") for line in lines(found, source="made"))
 
 
@@ -158,15 +162,15 @@ def test_activities_of_horovod_are_known(activity: str, phase: str) -> None:
 def test_which_rank_came_last(golden: Golden) -> None:
     events = [name(1, "g"), *allreduce(1, 0), *allreduce(1, 2000, rank_last=0), *allreduce(1, 4000)]
     found = decompose(events, source="made")
-    assert found.last == {0: 1, 1: 2}
+    assert found.last_rank == {0: 1, 1: 2}
     golden(lines(found, source="made")[-1], "Rank 1 announced")
 
 
 def test_a_barrier_is_listed_but_is_no_collective_that_moves_anything() -> None:
     barrier = [begin(9, "NEGOTIATE_BARRIER", 0), ready(9, 0, 1), ready(9, 1, 80), end(9, 80), end(9, 90)]
     found = decompose([name(9, "barrier.noname"), *barrier, name(1, "g"), *allreduce(1, 200)], source="made")
-    assert found.together == pytest.approx(KNOWN)
-    assert found.last == {1: 1}
+    assert seconds(found) == pytest.approx(KNOWN)
+    assert found.last_rank == {1: 1}
     assert list(found.tensors["tensor"]) == ["g"]
     assert list(found.table["collective"].unique()) == ["ALLREDUCE", "BARRIER"]
 
@@ -180,7 +184,7 @@ def test_what_is_cut_off_is_left_out_and_told(golden: Golden) -> None:
 
 def test_a_collective_without_its_negotiation_is_told(golden: Golden) -> None:
     found = decompose([name(1, "g"), *allreduce(1, 0)[4:]], source="made")
-    assert found.together["negotiation"] == 0
+    assert seconds(found)["negotiation"] == 0
     golden(found.doubts)
 
 
@@ -224,7 +228,7 @@ def test_one_buffer_over_gloo(golden: Golden) -> None:
     found = read(FLAT)
     assert (found.steps, found.collectives, found.operations) == (5, 5, {"GLOO_ALLREDUCE": 5})
     assert list(found.tensors["tensor"]) == ["allreduce.gradients"]
-    assert found.last is None
+    assert found.last_rank is None
     golden(lines(found, source="made"))
     assert found.cycles["count"] == 5
     assert all("end of the file cuts" in doubt for doubt in found.doubts)  # a rank may be late to close it
@@ -235,8 +239,8 @@ def test_hooks_over_mpi_without_remembered_negotiations(golden: Golden) -> None:
     assert (found.steps, found.collectives) == (3, 24)
     assert len(found.tensors) == 8
     assert found.operations == {"MPI_ALLREDUCE": 7}
-    assert found.last is not None
-    assert sum(found.last.values()) == 24
+    assert found.last_rank is not None
+    assert sum(found.last_rank.values()) == 24
     golden(lines(found, source="made")[-1], "24")
     shares = finite(found)["together"]
     assert sum(each["share"] for each in shares.values()) == pytest.approx(1)

@@ -104,14 +104,13 @@ def _kinds(rows: pd.DataFrame, moved: Mapping[str, Mapping[str, float]]) -> str:
 
 def _conditions(cases: Sequence[Case]) -> str:
     """Say of each condition in how many cases it is the same as in sequential training."""
-    held = {name: sum(case[f"same_{name}"] for case in cases) for name in ("order", "lr", "start", "operation")}
+    held = [sum(case[f"same_{name}"] for case in cases) for name in ("order", "lr", "start", "operation")]
     factors = [math.inf if case["gradient_factor"] is None else abs(case["gradient_factor"] - 1) for case in cases]
     rates = " and ".join(sorted({f"{case['lr']:g}" for case in cases}))
     return (
-        f"of {len(cases)} cases the same: order of the curves in {held['order']}, rate in {held['lr']} ({rates}), "
-        f"start in {held['start']},\naverage of the gradients in {held['operation']} (off by a factor of 1 +- "
-        f"{_number(max(factors))} at worst)"
-    )
+        "the same in {} of {n} cases: order of the curves; in {}: rate ({rates}); in {}: start; in {}: average of the "
+        "gradients (times 1 +- {off} at worst)"
+    ).format(*held, n=len(cases), rates=rates, off=_number(max(factors)))
 
 
 def _failures(failed: Sequence[Case]) -> Iterator[str]:

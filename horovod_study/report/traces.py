@@ -7,7 +7,7 @@ from typing import Any
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps import traces
 from horovod_study.analysis.steps.traces import COLUMNS
-from horovod_study.errors import ConfigError
+from horovod_study.errors import refuse
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted
@@ -24,24 +24,24 @@ def foreign(places: Sequence[Path], out: Path | None) -> dict[str, Any] | None:
     Traces of torch.profiler, one of each rank: laps, communication that computing does not cover, who is late. Records
     of NCCL Inspector: collectives by size, and who comes last. ConfigError: places of several kinds.
     """
-    for find in (traces.trace_paths, traces.inspector_paths):
+    kinds = (
+        (traces.trace_paths, "rank_traces", rank_lines),
+        (traces.inspector_paths, "nccl_inspector", inspector_lines),
+    )
+    for find, name, lines_of in kinds:
         paths = {place: find(place) for place in places}
-        if not any(paths.values()):
-            continue
-        if other := [str(place) for place, own in paths.items() if not own]:
-            raise ConfigError(f"explain: {other[0]} is of another kind than the others; name one kind")
-        every = [path for own in paths.values() for path in own]
-        if find is traces.trace_paths:
-            name = "rank_traces"
-            found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in every])
-            lines = rank_lines(found)
-        else:
-            name = "nccl_inspector"
-            found = traces.inspect({str(path.resolve()): traces.inspector_lines(path) for path in every})
-            lines = inspector_lines(found)
-        document = finite(found)
-        files = write_result(out, {f"{name}.txt": lines, f"{name}.json": document}) if out else None
-        return {"document": document, "lines": lines, "files": files, "doubts": found["doubts"]}
+        if any(paths.values()):
+            refuse("", *((not own, f"explain: {place} is of another kind than the others; name one kind")
+                         for place, own in paths.items()))  # fmt: skip
+            every = [path for own in paths.values() for path in own]
+            if name == "rank_traces":
+                read = [traces.read_trace(traces.trace_document(path), source=f"{path}") for path in every]
+                found = traces.compare(read)
+            else:
+                found = traces.inspect({f"{path.resolve()}": traces.inspector_lines(path) for path in every})
+            document, lines = finite(found), lines_of(found)
+            files = write_result(out, {f"{name}.txt": lines, f"{name}.json": document}) if out else None
+            return {"document": document, "lines": lines, "files": files, "doubts": found["doubts"]}
     return None
 
 

@@ -12,7 +12,7 @@ from horovod_study.analysis.steps.pauses import find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedRun, RunSideFiles, hosts_of, timed_from
+from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of, timed_from
 
 
 class Inspection(SimpleNamespace):
@@ -111,9 +111,7 @@ def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
     timer = effective.get("timer_mode")
     names = ("backend", "transport", "reduction", "batch", "device", "precision", "launcher")
     return {
-        "study": run.record.study,
-        "started": run.record.started,
-        "finished": run.record.finished,
+        **facts(run.record, "study", "started", "finished"),
         "workers": run.workers,
         "hosts": list(dict.fromkeys(hosts)),
         **{name: effective.get(name, requested.get(name)) for name in names},

@@ -20,7 +20,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,34 +43,15 @@ _OPERATION = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """One timeline file, decomposed. Times in s."""
+class Timeline(SimpleNamespace):
+    """One timeline file, decomposed; its attributes are the keys of timeline.json. Times in s.
 
-    DOCUMENT = "steps collectives busy_s together=shares operations cycles last_rank=last tensors table doubts"
-
-    table: pd.DataFrame  # one row per (tensor, collective, phase, activity); share is of the tensor's collective
-    tensors: pd.DataFrame  # tensor, collectives, and the mean of a collective's phases in s; the longest first
-    together: dict[str, float]  # phase -> s per step, each moment counted once; they add up to `busy_s`
-    steps: int  # the largest count of collectives of one tensor
-    collectives: int  # of all tensors, without barriers
-    operations: dict[str, int]  # activity -> how many of them, tensors reduced together counted once
-    cycles: dict[str, float | int | None]  # count, median_s between two
-    last: dict[int, int] | None  # rank -> how many negotiations (no barriers) it was the last in; None: not recorded
-    doubts: tuple[str, ...] = field(default=())
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds per step in which at least one tensor is under way."""
-        return math.fsum(self.together.values())
-
-    @property
-    def shares(self) -> dict[str, Any]:
-        """Each phase per step, and its share of the time in which a tensor is under way."""
-        return {
-            name: {"per_step_s": value, "share": value / self.busy_s if self.busy_s else None}
-            for name, value in self.together.items()
-        }
+    steps: the largest count of collectives of one tensor; collectives: of all tensors, without barriers. together:
+    phase -> per_step_s and share, each moment counted once; they add up to busy_s, in which a tensor is under way.
+    operations: activity -> how many, tensors reduced together counted once. last_rank: rank -> how many negotiations it
+    was the last in; None: not recorded. tensors: the mean of a collective's phases, the longest first. table: a row per
+    (tensor, collective, phase, activity); share is of the tensor's collective.
+    """
 
 
 class _Collective(NamedTuple):
@@ -134,8 +115,8 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
     last: Counter[int] = Counter()
     cut = stray = 0
     for pid, own in of_process.items():
-        opened, strays = _collect(names.get(pid, f"process {pid}"), own, found, last)
-        cut, stray = cut + opened, stray + strays
+        opened, lost = _collect(names.get(pid, f"process {pid}"), own, found, last)
+        cut, stray = cut + opened, stray + lost
     if not found:
         raise AnalysisError(
             f"{source}: holds {plural(len(events), 'event', ',')}, but no complete collective; record more "
@@ -149,28 +130,28 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
     pieces = pd.DataFrame(rows, columns=columns)
     pieces["s"] = pieces["end"] - pieces["begin"]
     moved = pieces[~pieces["collective"].isin(_UNTIMED)]
-    said = [
-        f"left out: {plural(count, what, ',')} {of}"
-        for count, what, of in (
-            (cut, "collective or negotiation", "that the end of the file cuts"),
-            (stray, "event", "of what began before the file"),
-            (unknown, "event", "of a kind that Horovod 0.28 does not write"),
-        )
-        if count
-    ]
+    strays = {
+        ("collective or negotiation", "that the end of the file cuts"): cut,
+        ("event", "of what began before the file"): stray,
+        ("event", "of a kind that Horovod 0.28 does not write"): unknown,
+    }
+    said = [f"left out: {plural(count, what, ',')} {of}" for (what, of), count in strays.items() if count]
     if alone := sum(1 for each in found if each.negotiated is None):
         whole = plural(len(found), "collective", ",")
         said.append(f"without a negotiation in the file, which counts as 0: {alone} of {whole}")
+    together = _together(moved, steps)
+    busy_s = math.fsum(together.values())
     return Timeline(
-        table=_table(pieces, steps),
-        tensors=_tensors(moved),
-        together=_together(moved, steps),
         steps=steps,
         collectives=sum(counts.values()),
+        busy_s=busy_s,
+        together={name: {"per_step_s": s, "share": s / busy_s if busy_s else None} for name, s in together.items()},
         operations=_operations(moved),
         cycles={"count": len(cycles), "median_s": float(np.median(np.diff(cycles))) if len(cycles) > 1 else None},
-        last=dict(sorted(last.items())) or None,
-        doubts=(*doubts, *said),
+        last_rank=dict(sorted(last.items())) or None,
+        tensors=_tensors(moved),
+        table=_table(pieces, steps),
+        doubts=[*doubts, *said],
     )
 
 

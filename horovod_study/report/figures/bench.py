@@ -18,7 +18,6 @@ from horovod_study.text.numbers import amount
 from horovod_study.text.tables import NOTHING, table_of, to_lines
 from horovod_study.text.words import plural
 
-_PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 _STEP = style.SeriesStyle(label="", color=style.LAPS["sync"].color, marker="o", filled=True, dash="none")
 _LAUNCHES = {
     "eager": "one by one",
@@ -154,7 +153,7 @@ def _fit_table(network: Network) -> str:
 
 def _machine_table(network: Network, roofline: Mapping[str, Any]) -> str:
     rows = [
-        (f"matrix peak {_PRECISION_NAMES.get(name, name)}", f"{peak / 1e9:,.1f}", "GFLOP/s")
+        (f"matrix peak {name.replace('float32', 'fp32')}", f"{peak / 1e9:,.1f}", "GFLOP/s")
         for name, peak in roofline["peaks_flop_per_s"].items()
     ]
     for row in network["copies"].to_dict("records"):
@@ -288,7 +287,7 @@ def _roofline(network: Network, roofline: Mapping[str, Any]) -> Figure:
     columns = ["name", "intensity", "gflop_per_s"]
     how: dict[str, Any] = {"x": "intensity", "y": "gflop_per_s", "by": "name"}
     peaks = [
-        Guide(level=value / 1e9, held=True, label=f"matrix peak {_PRECISION_NAMES.get(name, name)}: "
+        Guide(level=value / 1e9, held=True, label=f"matrix peak {name.replace('float32', 'fp32')}: "
               f"{value / 1e9:,.0f} GFLOP/s", how={"linestyle": (0, (3, 1 + 2 * place))})
         for place, (name, value) in enumerate(roofline["peaks_flop_per_s"].items())
     ]  # fmt: skip

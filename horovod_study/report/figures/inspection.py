@@ -73,15 +73,17 @@ def result_lines(found: Inspection) -> list[str]:
 def headline(found: Inspection) -> str:
     """Return in one line what ran."""
     facts, hosts = found.facts, found.facts["hosts"]
-    words = [f"{found.name}: {found.state}", plural(facts["workers"], "worker")]
-    if facts["backend"]:
-        reduction = f" ({facts['reduction']})" if facts["workers"] > 1 and facts["reduction"] else ""
-        words.append(f"{style.runtime_label(str(facts['backend']), str(facts['transport'] or ''))}{reduction}")
-    words.append(f"on {hosts[0] if len(hosts) == 1 else plural(len(hosts), 'host')}")
-    words += [f"batch {facts['batch']} each"] if facts["batch"] else []
-    words += [str(facts["device"])] if facts["device"] else []
-    words += [f"{facts['samples_per_s']:,.0f} samples/s"] if facts["samples_per_s"] else []
-    return ", ".join([*words, f"started {facts['started']}"])
+    library = style.runtime_label(f"{facts['backend'] or ''}", f"{facts['transport'] or ''}")
+    reduction = f" ({facts['reduction']})" if facts["workers"] > 1 and facts["reduction"] else ""
+    words = [
+        *(f"{found.name}: {found.state}", plural(facts["workers"], "worker"), f"{library}{reduction}"),
+        f"on {hosts[0] if len(hosts) == 1 else plural(len(hosts), 'host')}",
+        f"batch {facts['batch']} each" if facts["batch"] else "",
+        f"{facts['device'] or ''}",
+        f"{facts['samples_per_s']:,.0f} samples/s" if facts["samples_per_s"] else "",
+        f"started {facts['started']}",
+    ]
+    return ", ".join(filter(None, words))
 
 
 def table(found: Inspection) -> list[str]:
@@ -128,31 +130,23 @@ def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
 
     `chance`: the share of steps in which a rank is the last one by chance, 0.5 for one of two.
     """
-    told = [each for each in balanced if each.cause != "data"] or balanced
-    words, others = [], "other rank" if chance == 0.5 else "others"
-    for each in told[: 1 if chance == 0.5 else 3]:
+    words = []
+    for each in ([each for each in balanced if each.cause != "data"] or balanced)[: 1 if chance == 0.5 else 3]:
         lap, less = min(each.laps_s.items(), key=lambda lap: lap[1])
-        loads = ": who comes to its loader later waits less for it" if lap == "data" else ""
         words.append(
-            f"{_rank(each)} takes {_late(each, 'cause_')} ms longer than the {others} per step {CAUSES[each.cause]}, "
-            f"and {milliseconds(-less)} ms less {CAUSES[lap]}{loads}."
+            f"{_rank(each)} takes {_late(each, 'cause_')} ms longer per step {CAUSES[each.cause]}, and "
+            f"{milliseconds(-less)} ms less {CAUSES[lap]}."
         )
     return " ".join(words)
 
 
 def late_words(late: Lateness, chance: float) -> str:
     """Return by how much a rank is late, in which lap, and in how many steps it is the last one."""
-    in_all = held_up = ""
-    if abs(late.value_s - late.cause_s) > 0.1 * late.cause_s:  # else one number tells both
-        scatter = ", which scatter more than that" * (late.low_s <= 0 <= late.high_s)
-        in_all = f" (over all laps {_late(late)} ms{scatter})"
-    if late.quickest_s < 0.2 * late.cause_s:  # of its lateness, it is as quick as the others itself
-        held_up = (
-            " Its quickest steps are not late: at times something holds it up, such as another program on its core."
-        )
+    quick = late.quickest_s < 0.2 * late.cause_s  # of its lateness, it is as quick as the others itself
     return (
-        f"{_rank(late)} is {_late(late, 'cause_')} ms late per step {CAUSES[late.cause]}{in_all}, and is the last one "
-        f"in {percent(late.last_share)} of the steps (by chance: {percent(chance)}).{held_up}"
+        f"{_rank(late)} is {_late(late, 'cause_')} ms late per step {CAUSES[late.cause]} (over all laps {_late(late)} "
+        f"ms), and is the last one in {percent(late.last_share)} of the steps (by chance: {percent(chance)})."
+        f"{' Its quickest steps are not late: at times something holds it up, such as another program.' * quick}"
     )
 
 
@@ -184,29 +178,18 @@ def _pause_lines(found: Inspection) -> list[str]:
     return [text, *(to_lines(table_of(heads, rows, texts=(4, 5)), indent=2) if rows else [])]
 
 
-_SYSTEM = {
-    "cpu_percent": ("CPU, % of a core", "mean"),
-    "rss_mb": ("resident MB, most", "max"),
-    "pss_mb": ("proportional MB, most", "max"),
-    "gpu_percent": ("GPU, %", "mean"),
-    "gpu_memory_mb": ("GPU MB, most", "max"),
-    "power_w": ("power, W", "mean"),
-}
+_SYSTEM = ("cpu_percent", "rss_mb", "pss_mb", "gpu_percent", "gpu_memory_mb", "power_w")
 
 
 def system_lines(found: Inspection) -> list[str]:
     """Return the use of processors, memory and power as a table."""
-    parts: dict[tuple[str, str], dict[str, str]] = {}
-    for row in found.system["rows"]:
-        if row["quantity"] in _SYSTEM:
-            value = row[_SYSTEM[row["quantity"]][1]]
-            parts.setdefault((row["host"], row["part"]), {})[row["quantity"]] = f"{value:,.0f}"
-    shown = [name for name in _SYSTEM if any(name in values for values in parts.values())]
-    if not parts:
-        return []
-    heads = ("host", "part", *(_SYSTEM[name][0] for name in shown))
-    cells = [(*key, *(own.get(name, NOTHING) for name in shown)) for key, own in list(parts.items())[: 2 * _MOST]]
-    return ["System, over the timed steps", *to_lines(table_of(heads, cells, texts=(0, 1)), indent=2)]
+    rows = [
+        (row["host"], row["part"], row["quantity"], f"{row['mean']:,.0f}", f"{row['max']:,.0f}")
+        for row in found.system["rows"]
+        if row["quantity"] in _SYSTEM
+    ]
+    table = table_of(("host", "part", "quantity", "mean", "largest"), rows[: 6 * _MOST], texts=(0, 1, 2))
+    return ["System, over the timed steps", *to_lines(table, indent=2)] if rows else []
 
 
 def _ms(seconds: float | None) -> str:
@@ -219,14 +202,8 @@ def _ms(seconds: float | None) -> str:
 
 # ----------------------------------------------------------------------------------------- the hosts over time
 
-_SHADES: Mapping[str, dict[str, Any]] = {
-    "start-up": {"facecolor": style.SHADE},
-    "warm-up": {"facecolor": style.GRID},
-    "timed steps": {"facecolor": "none"},
-    "evaluation": {"facecolor": "#f4e4bf"},
-    "break": {"facecolor": "#e9cdd8"},
-    "end": {"facecolor": style.SHADE, "hatch": "////"},
-}
+_SHADES = {"start-up": style.SHADE, "warm-up": style.GRID, "timed steps": "none", "evaluation": "#f4e4bf"}
+_SHADES |= {"break": "#e9cdd8", "end": "#d8e3ea"}
 _MOST_PANELS = 6
 
 
@@ -238,8 +215,7 @@ class _Phases:
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         for each in self.rows.to_dict("records"):
-            how: dict[str, Any] = {"edgecolor": style.GRID, "linewidth": 0, **_SHADES[each["phase"]]}
-            axes.axvspan(each["begin_s"], each["end_s"], **how, zorder=0)
+            axes.axvspan(each["begin_s"], each["end_s"], facecolor=_SHADES[each["phase"]], linewidth=0, zorder=0)
 
 
 def write_system_of(
@@ -265,14 +241,12 @@ def drawing(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapping[str
     looks = style.looks_in_order(list(rows["line"].unique()))
     panels = []
     for label, own in list(rows.groupby("panel", sort=False))[:_MOST_PANELS]:
-        steps_of = {} if own["value"].isna().any() else {"drawstyle": "steps-pre"}
-        how = {"marker": ".", "markersize": 2, **steps_of}
+        how = {"marker": ".", "markersize": 2, "drawstyle": "steps-pre"}  # of the time since the sample before
         panels.append(Panel(
             layers=[shades, Curve(rows=own, y="value", x="at_s", by="line", how=how, marked=True)],
             y=f"{label}", x="Seconds since the first sample",
         ))  # fmt: skip
     missing = "; ".join(f"{name}: {reason}" for name, reason in samples.meta["missing"].items())
-    edge = {"edgecolor": style.QUIET, "linewidth": 0.5}
     return Figure(
         name=f"system-{samples.host}",
         title=f"Host {samples.host} over time",
@@ -285,7 +259,9 @@ def drawing(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapping[str
         panels=panels,
         looks={look.label: look for look in looks},
         legend=[
-            Patch(**{**edge, **_SHADES[phase]}, label=phase) for phase in system.PHASES if phase in set(table["phase"])
+            Patch(facecolor=_SHADES[phase], edgecolor=style.QUIET, linewidth=0.5, label=phase)
+            for phase in system.PHASES
+            if phase in set(table["phase"])
         ],
         shape=(2, 0.5, 0.4),
     )

@@ -37,20 +37,21 @@ def lines(found: Timeline, *, source: str) -> list[str]:
     every_s = found.cycles["median_s"]
     between = "" if every_s is None else f" ({every_s * 1e3:.3g} ms from one to the next, median)"
     together = []
-    for name, value in found.together.items():
+    for name, own in found.together.items():
         activities = found.table.loc[found.table["phase"] == name, "activity"].unique()
         named = f" ({', '.join(activities)})" if name in ("operation", "other") else ""
-        share = percent(value / found.busy_s, decimals=1) if found.busy_s else ""
-        together.append((name, f"{value * 1e3:.3f}", share, f"{_THOUGHT[name]}{named}"))
+        share = "" if own["share"] is None else percent(own["share"], decimals=1)
+        together.append((name, f"{own['per_step_s'] * 1e3:.3f}", share, f"{_THOUGHT[name]}{named}"))
     apart = [
         (cut(row["tensor"], 40, first=18), *(f"{row[f'{phase}_s'] * 1e3:.3f}" for phase in PHASES))
         for row in found.tensors.head(_SHOWN).to_dict("records")
     ]
     more = len(found.tensors) - _SHOWN
     last = "Which rank came last is not in the file; --cache-capacity 0 notes it, but negotiates more."
-    if found.last is not None:
-        rank, count = max(found.last.items(), key=lambda each: (each[1], -each[0]))
-        last = f"Rank {rank} announced its tensor last in {count} of {plural(sum(found.last.values()), 'negotiation')}."
+    if found.last_rank is not None:
+        rank, count = max(found.last_rank.items(), key=lambda each: (each[1], -each[0]))
+        of = plural(sum(found.last_rank.values()), "negotiation")
+        last = f"Rank {rank} announced its tensor last in {count} of {of}."
     return [
         source,
         f"{plural(found.steps, 'step')}, {plural(found.collectives, 'collective')} of "

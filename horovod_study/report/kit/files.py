@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from horovod_study.errors import ConfigError
+from horovod_study.errors import refuse
 from horovod_study.files import csv_of, result_folder, write_file, writing
 from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
 from horovod_study.report.kit.typeset import latex
@@ -36,8 +36,11 @@ def write_result(
     text, lines, a table (CSV) or a document (JSON). Raises RecordError, which says to choose a writable `choose`,
     and ConfigError where there is no LaTeX.
     """
-    if pgf:
-        _need_latex()
+    latex_needed = (
+        "--pgf: pdflatex is not on PATH, and LaTeX measures the letters of PGF files; install it (Debian: apt install "
+        "texlive-latex-recommended texlive-pictures), or leave --pgf away and include the PDF files"
+    )
+    refuse("", (pgf and shutil.which("pdflatex") is None, latex_needed))
     paths = []
     with writing(directory, f"choose a writable {choose}"):
         result_folder(directory)
@@ -66,15 +69,6 @@ def _as_text(content: Any) -> str:
 def figure_lines(paths: Iterable[Path]) -> list[str]:
     """Return for a terminal where the figures among some written files are."""
     return [f"figure: {path}" for path in paths if path.suffix == ".png"]
-
-
-def _need_latex() -> None:
-    """Raise ConfigError where PGF files cannot be made: LaTeX measures the letters in them."""
-    if shutil.which("pdflatex") is None:
-        raise ConfigError(
-            "--pgf: pdflatex is not on PATH, and LaTeX measures the letters of PGF files; install it (Debian: apt "
-            "install texlive-latex-recommended texlive-pictures), or leave --pgf away and include the PDF files"
-        )
 
 
 def to_pgf(figure: Figure) -> bytes:

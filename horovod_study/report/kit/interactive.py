@@ -132,10 +132,10 @@ def _compact(opening: str, svg: str, name: str) -> str:
     svg = re.sub(r' transform="rotate\(-0 [^")]*\)"', "", svg)
     svg = re.sub(r'\b(d|x|y|transform)="([^"<]*)"', _fewer_digits, svg)
     looks = Counter(re.findall(r' style="([^"]+)"', svg))
-    classes = {look: f"{name}-s{place}" for place, look in enumerate(look for look in looks if looks[look] > 3)}
-    svg = re.sub(
-        r' style="([^"]+)"', lambda each: f' class="{classes[each[1]]}"' if each[1] in classes else each[0], svg
-    )
+    often = [look for look, count in looks.items() if count > 3]
+    classes = {look: f"{name}-s{place}" for place, look in enumerate(often)}
+    for look, short in classes.items():
+        svg = svg.replace(f' style="{look}"', f' class="{short}"')
     rules = "".join(f".{short}{{{look}}}" for look, short in classes.items())
     return f"{opening}<style>{rules}</style>{svg}"
 
