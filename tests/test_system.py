@@ -665,8 +665,7 @@ def test_counts_over_a_moment_are_no_rate() -> None:
 def test_missed_samples_are_counted() -> None:
     rows = [row for row in every_second(21) if row["at_s"] not in (3.0, 4.0, 5.0, 9.0, 10.0)]
 
-    assert analysis.missed(samples_of(rows)) == (2, 7.0)
-    assert analysis.missed(samples_of(every_second(21))) == (0, 0.0)
+    assert any("2 gaps" in each and "7.0 s" in each for each in doubts(rows))
 
 
 def doubts(rows: list[dict[str, Any]], totals: Mapping[str, Any] | None = None, **meta: Any) -> list[str]:

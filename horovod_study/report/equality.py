@@ -27,11 +27,7 @@ _MOST = 8  # failures of one reason each
 def _frame(cases: Sequence[Case]) -> pd.DataFrame:
     """Return a row for each case and tensor; an error that is no number is NaN."""
     about = [*_KEYS, "passed", "judged", "float32_rounding"]
-    rows = [
-        {**{name: case[name] for name in about}, "tensor": each["name"], **each}
-        for case in cases
-        for each in case["tensors"]
-    ]
+    rows = [{**case, **each, "tensor": each["name"]} for case in cases for each in case["tensors"]]
     return pd.DataFrame(rows, columns=[*about, "tensor", *_ERRORS]).astype(dict.fromkeys([*_ERRORS, about[-1]], float))
 
 

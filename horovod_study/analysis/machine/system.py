@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.records import SystemSamples
+from horovod_study.text.words import plural
 
 PHASES = ("start-up", "warm-up", "timed steps", "evaluation", "break", "end")
 """A break is a checkpoint, or whatever else kept the steps waiting; the end has the last evaluation in it."""
@@ -149,14 +150,6 @@ def _timed(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     return rows[inside]
 
 
-def missed(samples: SystemSamples) -> tuple[int, float]:
-    """Return how many gaps between samples of the host are longer than two intervals, and their seconds in all."""
-    times = samples.rows.loc[samples.rows["part"] == "host", ["at_s", "attempt"]]
-    gaps = times["at_s"].diff()[times["attempt"].diff() == 0]
-    wide = gaps[gaps > _GAP_INTERVALS * float(samples.meta["interval_s"])]
-    return len(wide), float(wide.sum())
-
-
 def other_cores(
     samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Mapping[str, Any]
 ) -> dict[str, float]:
@@ -220,12 +213,11 @@ def doubts(samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Ma
         cost = float(whole["sampler_cpu_percent"].mean()) if len(whole) >= _ENOUGH else math.nan
         if cost > 1.0:
             found.append(f"{host}: the sampler itself used {cost:.1f} % of a core; use a longer --system-interval-s.")
-        gaps, seconds = missed(each)
-        if gaps:
-            found.append(
-                f"{host}: {gaps} gap{'s' * (gaps > 1)} of more than two intervals between samples, {seconds:.1f} s in "
-                "all."
-            )
+        gaps = each.rows.loc[each.rows["part"] == "host", ["at_s", "attempt"]].diff()
+        gaps = gaps[(gaps["attempt"] == 0) & (gaps["at_s"] > _GAP_INTERVALS * float(each.meta["interval_s"]))]
+        if len(gaps):
+            seconds = f"{gaps['at_s'].sum():.1f} s in all"
+            found.append(f"{host}: {plural(len(gaps), 'gap')} of more than two intervals between samples, {seconds}.")
     return found
 
 

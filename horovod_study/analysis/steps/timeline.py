@@ -13,7 +13,6 @@ They tile the collective. Tensors that are reduced together do these things at t
 up to a time on the clock: `together` counts each moment once, for the phase furthest on.
 """
 
-import itertools
 import json
 import math
 import re
@@ -244,9 +243,8 @@ def _tensors(moved: pd.DataFrame) -> pd.DataFrame:
 
 def _together(moved: pd.DataFrame, steps: int) -> dict[str, float]:
     """Return the seconds per step of each phase, each moment counted once for the phase that is furthest on."""
-    pieces = moved[moved["s"] > 0]
-    edges = sorted([*zip(pieces["begin"], itertools.repeat(1), pieces["phase"], strict=False),
-                    *zip(pieces["end"], itertools.repeat(-1), pieces["phase"], strict=False)])  # fmt: skip
+    pieces = moved.loc[moved["s"] > 0, ["phase", "begin", "end"]].itertuples(index=False)
+    edges = sorted(edge for phase, begin, end in pieces for edge in ((begin, 1, phase), (end, -1, phase)))
     active = dict.fromkeys(_FURTHEST, 0)
     totals = dict.fromkeys(PHASES, 0.0)
     before = math.nan

@@ -233,13 +233,8 @@ def _allreduces(network: Network) -> Figure:
     for name, fit in network["fits"].items():
         along = np.geomspace(fit["low_bytes"], fit["high_bytes"], 200)
         seconds = fit["alpha_s"] + along / fit["beta_bytes_per_s"]
-        line = {
-            "way": name,
-            "bytes": along,
-            "seconds_median": seconds,
-            "gb_per_s_median": factor * along / seconds / 1e9,
-        }
-        lines.append(pd.DataFrame(line))
+        rate = factor * along / seconds / 1e9
+        lines.append(pd.DataFrame({"way": name, "bytes": along, "seconds_median": seconds, "gb_per_s_median": rate}))
         label = "{}: alpha {} \u00b5s, beta {} GB/s".format(_label(name), *_fit_texts(fit))
         looks[name] = replace(looks[name], label=label)
     flat = network["model"]["flat_bytes"]

@@ -23,9 +23,8 @@ def write_lr_range(test: RangeTest, directory: Path, *, batch: int) -> list[Path
 
     `batch`: curves per step of all workers, for the caption. Returns the paths.
     """
-    return write_files([drawing(test, batch=batch)], directory) + write_result(
-        directory, {f"{NAME}.json": finite(test)}
-    )
+    made = write_files([drawing(test, batch=batch)], directory)
+    return made + write_result(directory, {f"{NAME}.json": finite(test)})
 
 
 def drawing(test: RangeTest, *, batch: int) -> Figure:
