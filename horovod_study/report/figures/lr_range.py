@@ -8,7 +8,7 @@ import pandas as pd
 
 from horovod_study.analysis.learning.lr_range import UNSTEADY, RangeTest
 from horovod_study.records import finite
-from horovod_study.report.grammar import Curve, Figure, Guide, Panel, write_files
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import COLORS, QUIET, SeriesStyle
 
@@ -23,8 +23,9 @@ def write_lr_range(test: RangeTest, directory: Path, *, batch: int) -> list[Path
 
     `batch`: curves per step of all workers, for the caption. Returns the paths.
     """
-    made = write_files([drawing(test, batch=batch)], directory)
-    return made + write_result(directory, {f"{NAME}.json": finite(test)})
+    made = drawing(test, batch=batch)
+    texts = {f"{NAME}.txt": made.caption, f"{NAME}.csv": made.data, f"{NAME}.json": finite(test)}
+    return write_result(directory, texts, {NAME: made.draw})
 
 
 def drawing(test: RangeTest, *, batch: int) -> Figure:

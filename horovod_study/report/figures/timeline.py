@@ -39,7 +39,7 @@ def lines(found: Timeline, *, source: str) -> list[str]:
     together = []
     for name, own in found.together.items():
         activities = found.table.loc[found.table["phase"] == name, "activity"].unique()
-        named = f" ({', '.join(activities)})" if name in ("operation", "other") else ""
+        named = f" ({', '.join(activities)})" if name in ("operation", "other") and len(activities) else ""
         share = "" if own["share"] is None else percent(own["share"], decimals=1)
         together.append((name, f"{own['per_step_s'] * 1e3:.3f}", share, f"{_THOUGHT[name]}{named}"))
     apart = [
