@@ -91,11 +91,8 @@ def table(found: Inspection) -> list[str]:
     late = {each.rank: abs(each.value_s) for each in found.stragglers.ranks}
     far = sorted(found.ranks, key=lambda each: (-late.get(each.rank, 0.0), each.rank))[:_MOST]
     chosen = sorted(far, key=lambda each: each.rank)
-
-    def seconds(each: Any) -> dict[str, float | None]:
-        return {**{lap: each.laps_s[lap] for lap in PARTS}, "step": each.step_s, "own": each.own_s, "wait": each.wait_s}
-
-    values = [seconds(each) for each in chosen]
+    values = [{**{lap: rank.laps_s[lap] for lap in PARTS}, "step": rank.step_s, "own": rank.own_s, "wait": rank.wait_s}
+              for rank in chosen]  # fmt: skip
     heads = [name for name in values[0] if name == "sync" or any(each[name] is not None for each in values)]
     rows = [
         (f"{rank.rank}", rank.host or NOTHING, *(_ms(each[name]) for name in heads))
@@ -143,9 +140,11 @@ def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
 def late_words(late: Lateness, chance: float) -> str:
     """Return by how much a rank is late, in which lap, and in how many steps it is the last one."""
     quick = late.quickest_s < 0.2 * late.cause_s  # of its lateness, it is as quick as the others itself
+    apart = abs(late.value_s - late.cause_s) > 0.1 * late.cause_s  # else one number tells both
     return (
-        f"{_rank(late)} is {_late(late, 'cause_')} ms late per step {CAUSES[late.cause]} (over all laps {_late(late)} "
-        f"ms), and is the last one in {percent(late.last_share)} of the steps (by chance: {percent(chance)})."
+        f"{_rank(late)} is {_late(late, 'cause_')} ms late per step {CAUSES[late.cause]}"
+        f"{f' (over all laps {_late(late)} ms)' * apart}, and is the last one in {percent(late.last_share)} of the "
+        f"steps (by chance: {percent(chance)})."
         f"{' Its quickest steps are not late: at times something holds it up, such as another program.' * quick}"
     )
 
