@@ -77,7 +77,7 @@ def _tensors(here: pd.DataFrame, bound: float) -> str:
     names, told = list(dict.fromkeys(here["tensor"])), []
     shown = here[here["judged"]] if judged else here
     by = ["runtime", "workers", "reduction"]
-    passed = here.groupby(by)["passed"].all()
+    passed = here.groupby(by)["passed"].all().to_dict()
     for key, own in shown.groupby(by, sort=False):
         worst = own.fillna(math.inf).groupby("tensor")["relative_error"].max()
         verdict = "FAILED" if not passed[key] else "equal" if judged else "reported"

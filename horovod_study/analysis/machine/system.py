@@ -265,7 +265,7 @@ def over_time(samples: SystemSamples) -> pd.DataFrame:
         lines = {name.removesuffix("_mb_per_s").removesuffix("_per_s").replace("_", " "): name for name in names}
         each = here.groupby("part", sort=False) if len(names) == 1 else ((line, here) for line in lines)
         for line, frame in each:
-            name = lines.get(line, names[0])
+            name = lines.get(f"{line}", names[0])
             values = frame.groupby("at_s")[name].sum(min_count=1).dropna().rename("value").reset_index()
             if name not in _RATES and not name.endswith("percent"):
                 wide = values[values["at_s"].diff() > _GAP_INTERVALS * interval_s]

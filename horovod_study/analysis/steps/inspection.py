@@ -128,7 +128,6 @@ def _ranks(rows: RankSteps, late: Stragglers) -> list[SimpleNamespace]:
     found = []
     for place, rank in enumerate(rows.ranks):
         step, seen = rows.step_s[:, place], own.get(rank)
-        adds = whole is not None and (step > 0).all()
         found.append(
             SimpleNamespace(
                 rank=rank,
@@ -136,7 +135,7 @@ def _ranks(rows: RankSteps, late: Stragglers) -> list[SimpleNamespace]:
                 steps=len(step),
                 laps_s={lap: float(rows.laps[lap][:, place].mean()) if lap in rows.laps else None for lap in PARTS},
                 step_s=float(step.mean()),
-                gap=float(np.abs(whole[:, place] / step - 1).max()) if adds else None,
+                gap=None if whole is None or (step <= 0).any() else float(np.abs(whole[:, place] / step - 1).max()),
                 own_s=seen and seen.own_s,
                 wait_s=seen and seen.wait_s,
             )

@@ -233,7 +233,7 @@ def _table(pieces: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _tensors(moved: pd.DataFrame) -> pd.DataFrame:
-    sums = moved.groupby(["tensor", "phase"])["s"].sum().unstack(fill_value=0.0)
+    sums = moved.groupby(["tensor", "phase"])["s"].sum().unstack(fill_value=0)
     sums = sums.reindex(index=moved["tensor"].unique(), columns=PHASES, fill_value=0.0).rename_axis(columns=None)
     counts = moved.groupby("tensor")["place"].nunique().reindex(sums.index)
     order = sums.div(counts, axis=0).sum(axis=1).sort_values(ascending=False, kind="stable").index

@@ -28,7 +28,7 @@ def write_search(study: Study, directory: Path) -> list[Path]:
     done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
     if not done:
         return []
-    drawn = {"search": plots.plot_optimization_history, "search_values": plots.plot_slice}
+    drawn: dict[str, Any] = {"search": plots.plot_optimization_history, "search_values": plots.plot_slice}
     figures = {name: partial(_draw, plot, study) for name, plot in drawn.items()}
     # Optuna would set its own look, and tells programmers that its figures are an experiment.
     with warnings.catch_warnings(), patch.dict(plt.style.library, {"ggplot": {}}):
