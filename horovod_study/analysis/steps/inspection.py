@@ -135,7 +135,7 @@ def _ranks(rows: RankSteps, late: Stragglers) -> list[SimpleNamespace]:
                 steps=len(step),
                 laps_s={lap: float(rows.laps[lap][:, place].mean()) if lap in rows.laps else None for lap in PARTS},
                 step_s=float(step.mean()),
-                gap=None if whole is None or (step <= 0).any() else float(np.abs(whole[:, place] / step - 1).max()),
+                gap=None if whole is None or not (step > 0).all() else float(np.abs(whole[:, place] / step - 1).max()),
                 own_s=seen and seen.own_s,
                 wait_s=seen and seen.wait_s,
             )
