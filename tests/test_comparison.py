@@ -1,7 +1,6 @@
 """Comparisons: what is said of the blocks, and in which words. The statistics are in tests/test_stats.py."""
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from make.wording import Golden
 
 from horovod_study.analysis.compare.comparison import compare, lines, too_few
 from horovod_study.errors import AnalysisError
-from horovod_study.report.figures.comparison import write_comparison
 
 
 def arm(samples_per_s: float, **changes) -> dict:
@@ -159,19 +157,3 @@ def test_compare_changes_nothing_and_needs_a_block(golden: Golden) -> None:
     assert given_blocks == before
     with golden.raises(AnalysisError):
         compare([])
-
-
-def test_the_figure_and_its_files(tmp_path: Path, golden: Golden) -> None:
-    made = [*blocks([1.0, 1.01, 0.99, 1.0], workers=1), *blocks([1.1, 1.1, 1.12, 5.0], workers=2)]
-    sides = {"A": {"text": "horovod/mpi"}, "B": {"text": "mpi/mpi"}}
-    document = {**sides, "blocks": made, **compare(made)}
-    paths = write_comparison(document, tmp_path)
-
-    assert [path.name for path in paths] == [f"comparison.{form}" for form in ("pdf", "svg", "png", "txt", "json")]
-    golden((tmp_path / "comparison.txt").read_text(), "mpi/mpi")
-    assert '"typical_ratio"' in (tmp_path / "comparison.json").read_text()
-    again = write_comparison(document, tmp_path / "again")
-    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
-    alternated = {**document, "blocks": in_turns([1.1, 1.12]), **compare(in_turns([1.1, 1.12]))}
-    assert write_comparison(alternated, tmp_path / "turns")[2].read_bytes() != paths[2].read_bytes()
-    golden((tmp_path / "turns" / "comparison.txt").read_text(), "single rounds")

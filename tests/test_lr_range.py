@@ -23,7 +23,7 @@ from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import AnalysisError, ConfigError, RecordError, StudyError
 from horovod_study.records import finite
-from horovod_study.report.figures.lr_range import caption, write_lr_range
+from horovod_study.report.figures.lr_range import drawing, write_lr_range
 from horovod_study.studies.range_run import range_config, run_range
 from horovod_study.studies.runner import RunOptions
 
@@ -361,8 +361,8 @@ def test_the_figure_and_what_is_written_beside_it(tmp_path: Path, golden: Golden
     assert [path.name for path in paths] == [f"lr_range.{end}" for end in ("pdf", "svg", "png", "txt", "csv", "json")]
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again], "equal bytes"
     text = (tmp_path / "a" / "lr_range.txt").read_text()
-    assert text == caption(test, batch=75) + "\n"
-    golden(text, "300 steps", "75 curves", "1e-06", "0.95", f"{test.diverged_rate:.2g}", "2 times")
+    assert text == drawing(test, batch=75).caption + "\n"
+    golden(text, "300 steps", "75 curves", "1e-06", "0.95", "2 times")
     assert json.loads((tmp_path / "a" / "lr_range.json").read_text())["suggested"] == test.suggested
 
 

@@ -466,7 +466,7 @@ def test_a_real_rank_that_sleeps_is_named(launcher: str, backend: str, tmp_path:
         (slow,) = seen.stragglers.named
         assert (slow.host, slow.cause) == (os.uname().nodename, "data")
         # A sleep of 20 ms, and what the system added to it.
-        rows = align(run.rows, workers=2, from_step=seen.first_step)
+        rows = align(run.rows, workers=2, from_step=seen.window["first_step"])
         slept_s = np.array(json.loads((tmp_path / f"{attempt}.json").read_text()))[rows.step[rows.follows]].mean()
         assert slept_s >= 20e-3
         assert slow.laps_s["data"] == pytest.approx(slept_s, rel=0.1)

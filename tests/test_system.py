@@ -29,7 +29,7 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.sensors import Gpus
 from horovod_study.records import SystemSamples, writer
 from horovod_study.report.figures import inspection as report
-from horovod_study.report.kit.style import style
+from horovod_study.report.grammar import write_files
 
 # ----------------------------------------------------------------------------------------------------------- energy
 
@@ -628,13 +628,11 @@ def test_a_run_without_steps_was_starting_up() -> None:
 
 
 def test_without_step_times_there_are_no_phases_and_still_a_figure() -> None:
-    steps = step_rows([math.nan, math.nan], math.nan)
-    table = analysis.phases(steps, [{"steps": 2, "wall_s": 2.0}], first_timed=0, first_s=-1.0, last_s=3.0)
-    with style():
-        drawn = report.figure(samples_of(every_second(4)), table, 5.9)
+    steps, evaluations = step_rows([math.nan, math.nan], math.nan), [{"steps": 2, "wall_s": 2.0}]
+    drawn = report.drawing(samples_of(every_second(4)), steps, evaluations, 0)
 
-    assert table.empty
-    assert len(drawn.axes) == 4
+    assert analysis.phases(steps, evaluations, first_timed=0, first_s=-1.0, last_s=3.0).empty
+    assert (len(drawn.panels), drawn.legend) == (4, [])
 
 
 def test_the_summary_is_that_of_the_timed_steps() -> None:
@@ -667,8 +665,7 @@ def test_counts_over_a_moment_are_no_rate() -> None:
 def test_missed_samples_are_counted() -> None:
     rows = [row for row in every_second(21) if row["at_s"] not in (3.0, 4.0, 5.0, 9.0, 10.0)]
 
-    assert analysis.missed(samples_of(rows)) == (2, 7.0)
-    assert analysis.missed(samples_of(every_second(21))) == (0, 0.0)
+    assert any("2 gaps" in each and "7.0 s" in each for each in doubts(rows))
 
 
 def doubts(rows: list[dict[str, Any]], totals: Mapping[str, Any] | None = None, **meta: Any) -> list[str]:
@@ -709,22 +706,27 @@ def test_a_costly_sampler_missed_samples_and_unsure_energy_are_doubted(golden: G
     golden(analysis.told_doubts(totals), "n1", "n2", "1 J")
 
 
-def test_panels_are_those_of_what_there_is() -> None:
-    rows = every_second(12)
-    for row in rows:
-        if row["part"] == "rank 0" and row["at_s"] in (0.0, 10.0):
-            row["pss_mb"] = 250.0
-    rows = [row for row in rows if not 4.0 <= row["at_s"] <= 6.0]
+def test_what_is_drawn_over_time_is_what_there_is() -> None:
+    rows = [row for row in every_second(12) if not 4.0 <= row["at_s"] <= 6.0]
     rows += [{"at_s": float(at), "part": "gpu 0", "power_w": 100.0, "gpu_percent": 0.0} for at in range(12)]
-    found = {panel.name: panel for panel in analysis.panels(samples_of(rows, devices={"gpu 0": "Fake"}))}
+    rows += [{"at_s": float(at), "part": "gpu 1", "power_w": 50.0} for at in range(12)]
+    found = analysis.over_time(samples_of(rows, devices={"gpu 0": "Fake"}))
+    lines = {
+        panel.split(" / ")[0]: dict(list(own.groupby("line", sort=False)))
+        for panel, own in found.groupby("panel", sort=False)
+    }
 
-    assert list(found) == ["cpu", "memory", "gpu-use", "power", "network", "switches"]
-    assert [trace.label for trace in found["cpu"].traces] == ["rank 0", "other programs"]
-    assert found["cpu"].traces[1].values.tolist() == [4.5] * 9
-    assert [trace.label for trace in found["memory"].traces] == ["rank 0", "proportional, all"]
-    memory = found["memory"].traces[0]
-    assert memory.at_s[np.isnan(memory.values)].tolist() == [5.0]  # broken where samples are missing
-    assert np.isfinite(found["memory"].traces[1].values).all()  # read rarely is not missed
+    assert {panel: list(own) for panel, own in lines.items()} == {
+        "CPU": ["rank 0", "other programs"],
+        "Memory": ["rank 0"],
+        "Power": ["gpu 0", "gpu 1"],
+        "Network": ["received"],
+        "Context switches": ["voluntary"],
+    }
+    assert lines["CPU"]["other programs"]["value"].tolist() == [4.5] * 8
+    memory = lines["Memory"]["rank 0"]
+    assert memory.loc[memory["value"].isna(), "at_s"].tolist() == [6.0]  # broken where samples are missing
+    assert lines["CPU"]["rank 0"]["value"].notna().all()  # what was counted is the mean over the gap
 
 
 # ----------------------------------------------------------------------------------------------------------- report
@@ -735,15 +737,12 @@ def test_the_figure_shades_the_phases_and_the_caption_names_what_is_missing(tmp_
     missing = {"gpu": "no NVIDIA driver", "package": "no powercap", "rdma": "no powercap"}
     samples = samples_of(every_second(12), missing=missing)
     steps = step_rows([float(at) for at in range(10)], 1.0)
-    table = analysis.phases(steps, [{"steps": 10, "wall_s": 10.0}], first_timed=2, first_s=-1.0, last_s=11.0)
-    with style():
-        drawn = report.figure(samples, table, 5.9)
-    words = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
-    paths = report.write_system(tmp_path, {"n1": samples}, steps, [{"steps": 10, "wall_s": 10.0}], first_timed=2)
+    drawn = report.drawing(samples, steps, [{"steps": 10, "wall_s": 10.0}], 2)
+    paths = write_files([drawn], tmp_path)
 
-    assert words == ["start-up", "warm-up", "timed steps", "end"]
-    assert [axes.get_ylabel() for axes in drawn.axes] == [
-        "CPU\n% of a core", "resident memory\nMB", "network\nMB/s", "context switches\nper s",
+    assert [patch.get_label() for patch in drawn.legend] == ["warm-up", "timed steps", "end"]
+    assert [panel.y for panel in drawn.panels] == [
+        "CPU / % of a core", "Memory / MB", "Network / (MB/s)", "Context switches / (1/s)",
     ]  # fmt: skip
     assert [path.name for path in paths] == [f"system-n1.{end}" for end in ("pdf", "svg", "png", "txt", "csv")]
     golden(
@@ -751,12 +750,8 @@ def test_the_figure_shades_the_phases_and_the_caption_names_what_is_missing(tmp_
         "n1",
         "1 s",
         "1 rank",
-        "CPU",
-        "MB",
         "1e6",
-        "GPU",
-        "NVIDIA",
-        "InfiniBand",
+        "gpu: no NVIDIA driver",
     )
     assert "rank 0,,cpu_percent,100.0" in (tmp_path / "system-n1.csv").read_text()
 

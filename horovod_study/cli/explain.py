@@ -212,15 +212,13 @@ def _timeline(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.steps.timeline import decompose, parse_events
     from horovod_study.records import finite
     from horovod_study.report.figures.timeline import lines, write_timeline
-    from horovod_study.report.kit.files import figure_lines
 
     path, text = _read_timeline(options.places[0])
     events, doubts = parse_events(text, source=str(path))
     found = decompose(events, source=str(path), doubts=doubts)
-    paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=figure_look(options))
-    told = [*lines(found, source=str(path)), *figure_lines(paths)]
+    paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path))
     document = {"source": str(path), **finite(found)}
-    return Result(document=document, lines=told, files=paths, doubts=found.doubts)
+    return Result(document=document, lines=lines(found, source=str(path)), files=paths, doubts=found.doubts)
 
 
 def _system(options: argparse.Namespace) -> Result:
@@ -232,7 +230,7 @@ def _system(options: argparse.Namespace) -> Result:
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
     found = inspect(run, beside)
     paths = write_system_of(run, beside, options.out, look=figure_look(options)) if options.out else []
-    lines = system_lines(found)[1:] or [f"System: {found.system.why_not}."]
+    lines = system_lines(found) or [f"System: {found.system['why_not']}."]
     return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
 
 

@@ -167,7 +167,7 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
 
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.config.workload import find_workload
-    from horovod_study.report.figures.comparison import write_comparison
+    from horovod_study.report.kit.files import write_result
     from horovod_study.studies.design import follow
     from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.pairs import pairs_of, told
@@ -194,10 +194,11 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     if not (document := pairs.document(result))["blocks"]:
         return exit_code()
     document |= compare(document["blocks"], aim=aim)
+    found = ["", *told(document), "", *lines(document)]
     return Result(
         document=document,
-        lines=["", *told(document), "", *lines(document), f"figure: {out / 'comparison.png'}"],
-        files=write_comparison(document, out),
+        lines=found,
+        files=write_result(out, {"comparison.txt": found[1:], "comparison.json": document}),
         exit_code=0 if result is None else result.exit_code,
     )
 

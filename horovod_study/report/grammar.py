@@ -247,7 +247,8 @@ class Panel:
             axes.set_xlim(-0.3, len(self.names) - 0.7)
         elif self.decades:
             axes.set_xscale("log")
-            kit.label_ticks(axes.xaxis, LogLocator(subs=(1.0, 3.0)), prefixed)
+            subs = (1.0, 3.0) if counts.max() < 1000 * counts[counts > 0].min() else (1.0,)
+            kit.label_ticks(axes.xaxis, LogLocator(subs=subs, numticks=max(3, int(wide_in / 0.5))), prefixed)
         elif "x" in self.log:
             kit.log_counts(axes, [float(each) for each in counts], wide_in)
         elif self.x == "Workers":

@@ -28,13 +28,13 @@ def _table(cost: Mapping[str, Any]) -> str:
         f"batch {cost['batch']}, {plural(cost['workers'], 'worker')} ({cost['runtime']}), {cost['device']}: "
         f"{cost['rounds']} rounds of {cost['steps_per_block']} steps each, {cost['seconds']:.0f} s"
     )
-    rows = [("off", f"{cost['off_step_s'] * 1e3:.3f}", "", "", "", "", "")]
+    rows = [("off", f"{cost['off_step_s'] * 1e3:.3f}", *[""] * 5)]
     for each in (cost["control"], *cost["variants"]):
         ends = "" if each["low"] is None else f"[{each['low']:+.2f}, {each['high']:+.2f}]"
         calls = "" if each["calls_us"] is None else f"{each['calls_us']:.1f}"
-        shares = f"{each['percent']:+.2f} %", ends, f"{each['writing_percent']:+.2f} %"
-        rows.append((_NAMES.get(each["way"], each["way"]), f"{each['step_s'] * 1e3:.3f}", *shares, calls, ""))
+        edges = ""
         if each["edges_percent"] is not None and each["edges_percent"] - each["percent"] > 0.5:
-            edges = f"{each['edges_percent']:+.2f} %"
-            rows.append(("  with start and stop", "", edges, "", "", "", f"every {each['edges_steps']} steps"))
+            edges = f"{each['edges_percent']:+.2f} % with start and stop every {each['edges_steps']} steps"
+        shares = f"{each['percent']:+.2f} %", ends, f"{each['writing_percent']:+.2f} %"
+        rows.append((_NAMES.get(each["way"], each["way"]), f"{each['step_s'] * 1e3:.3f}", *shares, calls, edges))
     return "\n".join([head, *to_lines(table_of(_HEADS, rows, texts=(0, 6)))])

@@ -6,7 +6,6 @@ docs/system.md defines every quantity.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,35 +13,18 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.records import SystemSamples
+from horovod_study.text.words import plural
 
 PHASES = ("start-up", "warm-up", "timed steps", "evaluation", "break", "end")
 """A break is a checkpoint, or whatever else kept the steps waiting; the end has the last evaluation in it."""
 
-QUANTITIES: dict[str, str] = {
-    "cpu_percent": "CPU, % of a core",
-    "rss_mb": "resident memory, MB",
-    "own_mb": "resident memory that is neither of files nor shared, MB",
-    "pss_mb": "proportional memory, MB",
-    "voluntary_per_s": "voluntary context switches per s",
-    "involuntary_per_s": "involuntary context switches per s",
-    "read_mb_per_s": "read from disk, MB/s",
-    "written_mb_per_s": "written to disk, MB/s",
-    "available_mb": "available memory of the host, MB",
-    "load1": "load average over a minute",
-    "received_mb_per_s": "received by the network, MB/s",
-    "sent_mb_per_s": "sent by the network, MB/s",
-    "loopback_mb_per_s": "through the loopback, MB/s",
-    "rdma_received_mb_per_s": "received by InfiniBand or RoCE, MB/s",
-    "rdma_sent_mb_per_s": "sent by InfiniBand or RoCE, MB/s",
-    "gpu_percent": "GPU use, %",
-    "gpu_memory_mb": "GPU memory, MB",
-    "sm_mhz": "clock of the multiprocessors, MHz",
-    "memory_mhz": "clock of the GPU memory, MHz",
-    "temperature_c": "temperature, degrees C",
-    "power_w": "power, W",
-    "sampler_cpu_percent": "CPU of the sampler, % of a core",
-}
-"""The quantities of `quantities`, with their unit, in the order of tables and figures."""
+QUANTITIES = (
+    *("cpu_percent", "rss_mb", "own_mb", "pss_mb", "voluntary_per_s", "involuntary_per_s", "read_mb_per_s"),
+    *("written_mb_per_s", "available_mb", "load1", "received_mb_per_s", "sent_mb_per_s", "loopback_mb_per_s"),
+    *("rdma_received_mb_per_s", "rdma_sent_mb_per_s", "gpu_percent", "gpu_memory_mb", "sm_mhz", "memory_mhz"),
+    *("temperature_c", "power_w", "sampler_cpu_percent"),
+)
+"""The quantities of `quantities`, in the order of tables; docs/system.md says what they are."""
 
 _RATES = {
     "voluntary_per_s": ("voluntary_switches", 1.0),
@@ -168,14 +150,6 @@ def _timed(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     return rows[inside]
 
 
-def missed(samples: SystemSamples) -> tuple[int, float]:
-    """Return how many gaps between samples of the host are longer than two intervals, and their seconds in all."""
-    times = samples.rows.loc[samples.rows["part"] == "host", ["at_s", "attempt"]]
-    gaps = times["at_s"].diff()[times["attempt"].diff() == 0]
-    wide = gaps[gaps > _GAP_INTERVALS * float(samples.meta["interval_s"])]
-    return len(wide), float(wide.sum())
-
-
 def other_cores(
     samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Mapping[str, Any]
 ) -> dict[str, float]:
@@ -239,12 +213,11 @@ def doubts(samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Ma
         cost = float(whole["sampler_cpu_percent"].mean()) if len(whole) >= _ENOUGH else math.nan
         if cost > 1.0:
             found.append(f"{host}: the sampler itself used {cost:.1f} % of a core; use a longer --system-interval-s.")
-        gaps, seconds = missed(each)
-        if gaps:
-            found.append(
-                f"{host}: {gaps} gap{'s' * (gaps > 1)} of more than two intervals between samples, {seconds:.1f} s in "
-                "all."
-            )
+        gaps = each.rows.loc[each.rows["part"] == "host", ["at_s", "attempt"]].diff()
+        gaps = gaps[(gaps["attempt"] == 0) & (gaps["at_s"] > _GAP_INTERVALS * float(each.meta["interval_s"]))]
+        if len(gaps):
+            seconds = f"{gaps['at_s'].sum():.1f} s in all"
+            found.append(f"{host}: {plural(len(gaps), 'gap')} of more than two intervals between samples, {seconds}.")
     return found
 
 
@@ -261,99 +234,44 @@ def told_doubts(totals: Mapping[str, Any]) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """One line of a panel over time: `at_s` and `values`, shape (N,), NaN where the line is to be broken."""
-
-    label: str
-    at_s: "np.ndarray"
-    values: "np.ndarray"
-    over_interval: bool  # a mean over the time since the sample before, not a reading of one moment
-    quiet: bool = False  # context, not the run's own
-
-
-@dataclass(frozen=True, kw_only=True)
-class UsagePanel:
-    """One quantity over time, with its lines."""
-
-    name: str
-    label: str  # with the unit
-    traces: tuple[Trace, ...]
+DRAWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "CPU / % of a core": ("rank|other", ("cpu_percent",)),
+    "Memory / MB": ("rank", ("rss_mb",)),
+    "GPU use / %": ("gpu", ("gpu_percent",)),
+    "GPU memory / MB": ("gpu", ("gpu_memory_mb",)),
+    "Power / W": ("gpu|package", ("power_w",)),
+    "Network / (MB/s)": ("host", tuple(name for name in _RATES if "received" in name or "sent" in name)),
+    "Disk / (MB/s)": ("rank", ("read_mb_per_s", "written_mb_per_s")),
+    "Context switches / (1/s)": ("rank", ("voluntary_per_s", "involuntary_per_s")),
+    "GPU clock / MHz": ("gpu", ("sm_mhz",)),
+}
+"""Panels of the figure over time: parts, and quantities. Of one quantity each part has a line, of several their sum."""
 
 
-def panels(samples: SystemSamples) -> list[UsagePanel]:
-    """Return what there is to draw of one host, in order; what has no sensor, or is nothing all the time, is left out.
+def over_time(samples: SystemSamples) -> pd.DataFrame:
+    """Return panel, line, at_s and value of what there is to draw of one host; what is zero all the time is left out.
 
-    Of processes there is a line per rank (memory, CPU) or their sum (disk, context switches); beside the ranks' CPU
-    stands that of all other programs of the host. Readings of a moment are broken where samples were missed.
+    Readings of a moment have a NaN where samples were missed: nothing is known there. Counts are means over the gap.
     """
-    # Long because it is a list: a panel an entry, in the order of the page.
     interval_s = float(samples.meta["interval_s"])
     rows = quantities(samples.rows, interval_s)
-    parts = {str(part): frame for part, frame in rows.groupby("part", sort=False)}
-    ranks = {part: frame for part, frame in parts.items() if part.startswith("rank ")}
-    gpus = {part: frame for part, frame in parts.items() if part.startswith("gpu ")}
-    packages = {part: frame for part, frame in parts.items() if part.startswith("package ")}
-    host = parts.get("host", rows.iloc[:0])
-    together = pd.concat(ranks.values()).groupby("at_s").sum(min_count=1) if ranks else rows.iloc[:0].set_index("at_s")
-
-    def trace(label: str, frame: pd.DataFrame, name: str, *, over: bool, quiet: bool = False) -> Trace | None:
-        known = frame[["at_s", name]].dropna() if "at_s" in frame else frame[name].dropna().reset_index()
-        if known.empty:
-            return None
-        # Proportional memory is read rarely, which is no gap.
-        pitch_s = max(interval_s, float(known["at_s"].diff().median())) if len(known) > 1 else interval_s
-        at_s, values = known["at_s"].to_numpy(float), known[name].to_numpy(float)
-        if over:  # what was counted over a gap is the mean over it; the first one has a beginning, too
-            at_s, values = np.append(at_s[0] - interval_s, at_s), np.append(values[0], values)
-        else:
-            at_s, values = _broken(at_s, values, _GAP_INTERVALS * pitch_s)
-        return Trace(label=label, at_s=at_s, values=values, over_interval=over, quiet=quiet)
-
-    def panel(name: str, label: str, traces: Sequence[Trace | None], *, needed: bool = False) -> list[UsagePanel]:
-        known = [each for each in traces if each is not None and (needed or np.nanmax(np.abs(each.values)) > 0)]
-        return [UsagePanel(name=name, label=label, traces=tuple(known))] if known else []
-
-    others = host[["at_s"]].copy()
-    own = host["at_s"].map(together["cpu_percent"]) if len(together) else math.nan
-    others["cpu_percent"] = (host["cpu_percent"] - own - host["sampler_cpu_percent"]).clip(lower=0.0)
-
-    def lines(name: str, of: Mapping[str, pd.DataFrame], *, over: bool = False) -> list[Trace | None]:
-        return [trace(part, frame, name, over=over) for part, frame in of.items()]
-
-    def together_of(frame: pd.DataFrame, **names: str) -> list[Trace | None]:
-        return [trace(label, frame, name, over=True) for label, name in names.items()]
-
-    proportional = trace("proportional, all", _complete(ranks, "pss_mb"), "pss_mb", over=False, quiet=True)
-    programs = trace("other programs", others, "cpu_percent", over=True, quiet=True)
-    remote = {"received, InfiniBand": "rdma_received_mb_per_s", "sent, InfiniBand": "rdma_sent_mb_per_s"}
-    network = together_of(host, received="received_mb_per_s", sent="sent_mb_per_s", **remote)
-    network.append(trace("loopback", host, "loopback_mb_per_s", over=True, quiet=True))
-    disk = together_of(together, read="read_mb_per_s", written="written_mb_per_s")
-    switches = together_of(together, voluntary="voluntary_per_s", involuntary="involuntary_per_s")
-    return [
-        *panel("cpu", "CPU\n% of a core", [*lines("cpu_percent", ranks, over=True), programs], needed=True),
-        *panel("memory", "resident memory\nMB", [*lines("rss_mb", ranks), proportional], needed=True),
-        *panel("gpu-use", "GPU use\n%", lines("gpu_percent", gpus, over=True), needed=True),
-        *panel("gpu-memory", "GPU memory\nMB", lines("gpu_memory_mb", gpus)),
-        *panel("power", "power\nW", lines("power_w", {**gpus, **packages})),
-        *panel("clocks", "GPU clock\nMHz", lines("sm_mhz", gpus)),
-        *panel("network", "network\nMB/s", network),
-        *panel("disk", "disk\nMB/s", disk),
-        *panel("switches", "context switches\nper s", switches),
-    ]
-
-
-def _complete(frames: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
-    """Return at_s and the sum over `frames` of a column, at the times when all of them know it."""
-    if not frames:
-        return pd.DataFrame({"at_s": [], name: []}, dtype="float64")
-    known = pd.concat(frame[["at_s", name]].dropna() for frame in frames.values()).groupby("at_s")[name]
-    return known.sum()[known.size() == len(frames)].reset_index()
-
-
-def _broken(at_s: "np.ndarray", values: "np.ndarray", wide_s: float) -> "tuple[np.ndarray, np.ndarray]":
-    """Return the line with a NaN inside every gap wider than `wide_s`."""
-    places = np.flatnonzero(np.diff(at_s) > wide_s) + 1
-    between = (at_s[places - 1] + at_s[places]) / 2
-    return np.insert(at_s, places, between), np.insert(values, places, np.nan)
+    ranks, host = rows[rows["part"].str.startswith("rank")], rows[rows["part"] == "host"]
+    own = host["at_s"].map(ranks.groupby("at_s")["cpu_percent"].sum(min_count=1))
+    others = (host["cpu_percent"] - own - host["sampler_cpu_percent"]).clip(lower=0.0)
+    rows = pd.concat([rows, host[["at_s"]].assign(part="other programs", cpu_percent=others)])
+    found = []
+    for panel, (parts, names) in DRAWN.items():
+        here = rows[rows["part"].str.match(parts)]
+        lines = {name.removesuffix("_mb_per_s").removesuffix("_per_s").replace("_", " "): name for name in names}
+        each = here.groupby("part", sort=False) if len(names) == 1 else ((line, here) for line in lines)
+        for line, frame in each:
+            name = lines.get(f"{line}", names[0])
+            values = frame.groupby("at_s")[name].sum(min_count=1).dropna().rename("value").reset_index()
+            if name not in _RATES and not name.endswith("percent"):
+                wide = values[values["at_s"].diff() > _GAP_INTERVALS * interval_s]
+                missed_s = wide.assign(at_s=wide["at_s"] - interval_s, value=math.nan)
+                values = pd.concat([values, missed_s]).sort_values("at_s", kind="stable")
+            if values["value"].max() > 0:
+                found.append(values.assign(panel=panel, line=line))
+    columns = ["panel", "line", "at_s", "value"]
+    return pd.concat(found, ignore_index=True)[columns] if found else pd.DataFrame(columns=columns)

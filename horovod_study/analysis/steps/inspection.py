@@ -1,75 +1,28 @@
 """One run in detail: what it was, whether its laps add up, who was late, and what paused."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.steps.ablation import CommunicationCost, answer_of
-from horovod_study.analysis.steps.pauses import Pauses, find_pauses
+from horovod_study.analysis.steps.ablation import answer_of
+from horovod_study.analysis.steps.pauses import find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
-from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
+from horovod_study.analysis.steps.stragglers import MIN_STEPS, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of, timed_from
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankLaps:
-    """The mean step of one rank, in s; a lap that is not known is None."""
+class Inspection(SimpleNamespace):
+    """What one run says of itself; its attributes are the keys of inspect.json. Times in s, None: not known.
 
-    rank: int
-    host: str
-    steps: int
-    laps_s: Mapping[str, float | None]
-    step_s: float
-    gap: float | None  # greatest distance of the sum of laps from the step, as a share of it; None if laps are unknown
-    own_s: float | None = None  # see rank_steps.py
-    wait_s: float | None = None  # for the last rank
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _SystemUse:
-    """What the sensors of the hosts said over the timed steps; see analysis/machine/system.py."""
-
-    rows: tuple[Mapping[str, Any], ...] = ()  # of `analysis.system.summary`
-    why_not: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Inspection:
-    """What one run says of itself."""
-
-    DOCUMENT = (
-        "name directory state reason facts window rows_lost ablation why_no_ablation system "
-        "recorded_beside=files doubts ranks stragglers pop pauses"
-    )
-
-    name: str
-    state: str  # see records.RunRecord.state
-    reason: str
-    facts: Mapping[str, Any]  # what ran: backend, transport, reduction, workers, hosts, batch, ...
-    first_step: int  # of the timed window
-    first_step_by: str
-    excluded: int  # steps recorded before it
-    steps: int  # compared, of the window
-    ranks: tuple[RankLaps, ...]
-    stragglers: Stragglers
-    pop: Pop | None
-    pauses: Pauses
-    rows_lost: tuple[int, ...] | None  # of each rank, to a full disk
-    ablation: CommunicationCost | None  # what communication costs by leaving it out
-    why_no_ablation: str
-    system: _SystemUse
-    files: Mapping[str, tuple[str, ...]]  # kind -> paths of what else was recorded
-    directory: str
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def window(self) -> dict[str, Any]:
-        """The timed window."""
-        return {"first_step": self.first_step, "by": self.first_step_by, **facts(self, "excluded", "steps")}
+    window: first_step, by, excluded (steps recorded before it) and steps (compared). ranks: of each its rank, host,
+    steps, means laps_s, step_s, own_s and wait_s (for the last rank), and gap, the greatest distance of the sum of laps
+    from the step as a share of it. system: rows of `analysis.system.summary`, or why_not. recorded_beside: kind ->
+    paths. stragglers, pop, pauses and ablation are values of their modules.
+    """
 
 
 def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
@@ -87,81 +40,70 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     hosts = list(hosts_of(record, range(run.workers)).values())
     lay = partial(align, run.rows, workers=run.workers, hosts=hosts, missing=run.missing, name=str(run.directory))
     everything = lay()
-    first, by = timed_from(run.record)
-    longest = _longest(run, first)
-    if longest < (MIN_STEPS if len(run.rows) > 1 else 1):
-        few = f"only {longest:,} steps" if longest else "no step"
-        were = "was" if longest <= 1 else "were"
-        doubts.append(f"{few} from step {first:,} on {were} recorded, so that the warm-up is looked at too")
+    first, by = timed_from(record)
+
+    def longest() -> int:
+        return max(int((np.asarray(rows["step"]) >= first).sum()) for rows in run.rows.values())
+
+    if longest() < (MIN_STEPS if len(run.rows) > 1 else 1):
+        doubts.append(f"{longest():,} steps were recorded from step {first:,} on, so that the warm-up is looked at too")
         first, by = int(everything.step[0]), "the first that was recorded"
-        longest = _longest(run, first)
-    rows = lay(from_step=first, fewest=min(MIN_STEPS, longest))
+    rows = lay(from_step=first, fewest=min(MIN_STEPS, longest()))
     if run.state != "done":
         so_far = "these are its rows so far" if run.state == "running" else "its rows end early"
         doubts.insert(0, f"the run is {run.state}{f' ({record.reason})' if record.reason else ''}: {so_far}")
     doubts += rows.notes
     late = find_stragglers(rows)
     lost = record.totals.get("rows_lost")
-    if any(_counts(lost)):
-        doubts.append(f"{sum(_counts(lost)):,} rows were lost to a full disk")
+    counts = [int(each or 0) for each in (lost if isinstance(lost, list) else [lost])]
+    if any(counts):
+        doubts.append(f"{sum(counts):,} rows were lost to a full disk")
     if doubt := (record.totals.get("steady") or {}).get("doubt"):
         doubts.append(str(doubt))
     beside = beside or RunSideFiles(why_no_system="not looked at")
     system, system_doubts = _system(run, beside)
     doubts += system_doubts
     ablation, why_no_ablation = answer_of(run)
-    files: dict[str, tuple[str, ...]] = {} if beside.timeline is None else {"timeline": (str(beside.timeline),)}
-    files |= {"profile": tuple(map(str, beside.profiles))} if beside.profiles else {}
+    files = {"timeline": [beside.timeline] if beside.timeline else [], "profile": beside.profiles}
     return Inspection(
         name=run.name,
+        directory=str(run.directory),
         state=run.state,
         reason=record.reason,
         facts=_facts(run, hosts),
-        first_step=first,
-        first_step_by=by,
-        excluded=int((everything.step < first).sum()),
-        steps=len(rows.step),
-        ranks=tuple(_rank_laps(rows, late)),
-        stragglers=late,
-        pop=pop_of(rows) if rows.workers > 1 else None,
-        pauses=find_pauses(rows),
-        rows_lost=None if lost is None else tuple(_counts(lost)),
+        window={
+            "first_step": first, "by": by, "excluded": int((everything.step < first).sum()), "steps": len(rows.step)
+        },
+        rows_lost=None if lost is None else counts,
         ablation=ablation,
         why_no_ablation=why_no_ablation,
         system=system,
-        files=files,
-        directory=str(run.directory),
-        doubts=tuple(doubts),
-    )
+        recorded_beside={kind: [str(path) for path in paths] for kind, paths in files.items() if paths},
+        doubts=doubts,
+        ranks=_ranks(rows, late),
+        stragglers=late,
+        pop=pop_of(rows) if rows.workers > 1 else None,
+        pauses=find_pauses(rows),
+    )  # fmt: skip
 
 
-def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[_SystemUse, list[str]]:
+def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[dict[str, Any], list[str]]:
     if not beside.system:
-        doubts = [beside.why_no_system] if beside.damaged_system else []
-        return _SystemUse(why_not=beside.why_no_system), doubts
+        return {"rows": [], "why_not": beside.why_no_system}, [beside.why_no_system] if beside.damaged_system else []
     import pandas as pd
 
     from horovod_study.analysis.machine import system
 
-    rows: list[Any] = []
+    found: list[Any] = []
     told: list[str] = []
-    phases = partial(system.phases, pd.DataFrame(dict(run.rows[min(run.rows)])), beside.evaluations)
+    steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
     for host, samples in beside.system.items():
-        at_s = samples.rows["at_s"]
-        table = phases(first_timed=run.first_step, first_s=float(at_s.min()), last_s=float(at_s.max()))
-        rows += system.summary({host: samples}, table).to_dict("records")
+        first_s, last_s = (float(each) for each in samples.rows["at_s"].agg(["min", "max"]))
+        table = system.phases(steps, beside.evaluations, first_timed=run.first_step, first_s=first_s, last_s=last_s)
+        found += system.summary({host: samples}, table).to_dict("records")
         told += system.doubts({host: samples}, table, run.record.totals)
     told += system.told_doubts(run.record.totals)
-    return _SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
-
-
-def _longest(run: RecordedRun, first: int) -> int:
-    return max(int((np.asarray(rows["step"]) >= first).sum()) for rows in run.rows.values())
-
-
-def _counts(lost: Any) -> list[int]:
-    """Return how many rows each rank lost; nothing where the record does not say."""
-    return [int(each or 0) for each in (lost if isinstance(lost, list) else [lost])]
+    return {"rows": found, "why_not": ""}, [text.rstrip(".") for text in told]
 
 
 def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
@@ -169,9 +111,7 @@ def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
     timer = effective.get("timer_mode")
     names = ("backend", "transport", "reduction", "batch", "device", "precision", "launcher")
     return {
-        "study": run.record.study,
-        "started": run.record.started,
-        "finished": run.record.finished,
+        **facts(run.record, "study", "started", "finished"),
         "workers": run.workers,
         "hosts": list(dict.fromkeys(hosts)),
         **{name: effective.get(name, requested.get(name)) for name in names},
@@ -181,26 +121,23 @@ def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
     }
 
 
-def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
+def _ranks(rows: RankSteps, late: Stragglers) -> list[SimpleNamespace]:
     # Without the synchronisation `own` is a part only, and no column of a table.
     own = {} if rows.sync_s is None else {each.rank: each for each in late.ranks}
-    whole = np.sum(list(rows.laps.values()), axis=0) if rows.laps else None
+    whole = np.sum(list(rows.laps.values()), axis=0) if "residual" in rows.laps else None
     found = []
     for place, rank in enumerate(rows.ranks):
-        step = rows.step_s[:, place]
-        gap = None
-        if whole is not None and "residual" in rows.laps and (step > 0).all():
-            gap = float(np.abs(whole[:, place] / step - 1).max())
+        step, seen = rows.step_s[:, place], own.get(rank)
         found.append(
-            RankLaps(
+            SimpleNamespace(
                 rank=rank,
                 host=rows.hosts[place],
                 steps=len(step),
                 laps_s={lap: float(rows.laps[lap][:, place].mean()) if lap in rows.laps else None for lap in PARTS},
                 step_s=float(step.mean()),
-                gap=gap,
-                own_s=own[rank].own_s if rank in own else None,
-                wait_s=own[rank].wait_s if rank in own else None,
+                gap=None if whole is None or not (step > 0).all() else float(np.abs(whole[:, place] / step - 1).max()),
+                own_s=seen and seen.own_s,
+                wait_s=seen and seen.wait_s,
             )
         )
     return found

@@ -18,8 +18,9 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,54 +37,29 @@ _FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")
 _NEGOTIATE = "NEGOTIATE_"
 _UNTIMED = ("BARRIER", "JOIN")  # collectives that move nothing: listed, but no part of `together`
 
-_COLUMNS = (
-    *("tensor", "collective", "phase", "activity", "count", "mean_s", "median_s", "p90_s"),
-    *("total_s", "per_step_s", "share"),
-)
-
 _OPERATION = re.compile(
     r"(MPI|GLOO|NCCL|CCL|DDL|ADASUM|HIERARCHICAL|XLA)[A-Z_]*_?(ALLREDUCE|ALLGATHERV?|BROADCAST|BCAST|ALLTOALLV?|REDUCESCATTER|REDUCE|ADASUM)"
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """One timeline file, decomposed. Times in s."""
+class Timeline(SimpleNamespace):
+    """One timeline file, decomposed; its attributes are the keys of timeline.json. Times in s.
 
-    DOCUMENT = "steps collectives busy_s together=shares operations cycles last_rank=last tensors table doubts"
-
-    table: pd.DataFrame  # one row per (tensor, collective, phase, activity); share is of the tensor's collective
-    tensors: pd.DataFrame  # tensor, collectives, and the mean of a collective's phases in s; the longest first
-    together: dict[str, float]  # phase -> s per step, each moment counted once; they add up to `busy_s`
-    steps: int  # the largest count of collectives of one tensor
-    collectives: int  # of all tensors, without barriers
-    operations: dict[str, int]  # activity -> how many of them, tensors reduced together counted once
-    cycles: dict[str, float | int | None]  # count, median_s between two
-    last: dict[int, int] | None  # rank -> how many negotiations (no barriers) it was the last in; None: not recorded
-    doubts: tuple[str, ...] = field(default=())
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds per step in which at least one tensor is under way."""
-        return math.fsum(self.together.values())
-
-    @property
-    def shares(self) -> dict[str, Any]:
-        """Each phase per step, and its share of the time in which a tensor is under way."""
-        return {
-            name: {"per_step_s": value, "share": value / self.busy_s if self.busy_s else None}
-            for name, value in self.together.items()
-        }
+    steps: the largest count of collectives of one tensor; collectives: of all tensors, without barriers. together:
+    phase -> per_step_s and share, each moment counted once; they add up to busy_s, in which a tensor is under way.
+    operations: activity -> how many, tensors reduced together counted once. last_rank: rank -> how many negotiations it
+    was the last in; None: not recorded. tensors: the mean of a collective's phases, the longest first. table: a row per
+    (tensor, collective, phase, activity); share is of the tensor's collective.
+    """
 
 
-@dataclass(kw_only=True)
-class _Collective:
+class _Collective(NamedTuple):
     tensor: str
     kind: str
     negotiated: tuple[float, float] | None
     begin: float
-    end: float = math.nan
-    activities: list[tuple[str, float, float]] = field(default_factory=list)
+    end: float
+    activities: Sequence[tuple[str, float, float]] = ()
 
 
 def parse_events(text: str, *, source: str) -> tuple[list[Mapping[str, Any]], list[str]]:
@@ -92,12 +68,16 @@ def parse_events(text: str, *, source: str) -> tuple[list[Mapping[str, Any]], li
     Horovod adds the closing bracket again with each event, and a process that is killed leaves a file without one, or
     with half an event: what comes before is read. Raises AnalysisError, which names `source`, where nothing is.
     """
-    again = "record it again with train --timeline-steps 50, over Horovod"
     doubts, why = [], "is JSON, but no list of events, as a timeline is"
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        content, place = _whole_events(text)
+        content, place, decoder = [], 0, json.JSONDecoder()
+        with suppress(ValueError, RecursionError):
+            while True:
+                place = next(re.compile(r"[^\s,\[]|$").finditer(text, place)).start()
+                event, place = decoder.raw_decode(text, place)
+                content.append(event)
         empty = "is empty: Horovod recorded no event"
         why = f"is not JSON (from character {place + 1} on)" if text.strip() else empty
         doubts.append(
@@ -107,151 +87,106 @@ def parse_events(text: str, *, source: str) -> tuple[list[Mapping[str, Any]], li
     if isinstance(content, dict):  # Chrome's other form, which some tools write
         content = content.get("traceEvents")
     if not isinstance(content, list) or (doubts and not content) or not all(isinstance(each, dict) for each in content):
-        raise AnalysisError(f"{source}: {why}; {again}")
+        raise AnalysisError(f"{source}: {why}; record it again with train --timeline-steps 50, over Horovod")
     return content, doubts
-
-
-def _whole_events(text: str) -> tuple[list[Mapping[str, Any]], int]:
-    """Return the events before the first place that is no event, and that place."""
-    decoder = json.JSONDecoder()
-    separator = re.compile(r"[\s,\[]*")
-    events: list[Mapping[str, Any]] = []
-    place = 0
-    while True:
-        match = separator.match(text, place)
-        assert match is not None
-        place = match.end()
-        try:
-            event, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            return events, place
-        if not isinstance(event, dict):
-            return events, place
-        events.append(event)
 
 
 def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Iterable[str] = ()) -> Timeline:
     """Return what the events of a timeline say. Raises AnalysisError where they hold no collective."""
-    reader = _EventReader()
+    names: dict[Any, str] = {}
+    of_process: dict[Any, list[tuple[str, str, float]]] = defaultdict(list)
+    cycles, unknown = [], 0
     for event in events:
-        reader.read(event)
-    found = reader.collectives
+        kind, pid, name, at = event.get("ph"), event.get("pid"), str(event.get("name", "")), event.get("ts")
+        hashed, args = not isinstance(pid, dict | list), event.get("args")
+        if kind == "M" and hashed:
+            if name == "process_name" and isinstance(args, dict):
+                names[pid] = str(args.get("name", pid))
+        elif not hashed or not isinstance(at, int | float) or isinstance(at, bool) or not abs(at) < 1e16:
+            unknown += 1  # 1e16 us are three hundred years
+        elif kind in ("B", "E") or (kind == "X" and name.isdecimal() and len(name) < 10):
+            of_process[pid].append((kind, name, at / 1e6))
+        elif kind in ("i", "I") and name == "CYCLE_START":
+            cycles.append(at / 1e6)
+        else:
+            unknown += 1
+    found: list[_Collective] = []
+    last: Counter[int] = Counter()
+    cut = stray = 0
+    for pid, own in of_process.items():
+        opened, lost = _collect(names.get(pid, f"process {pid}"), own, found, last)
+        cut, stray = cut + opened, stray + lost
     if not found:
         raise AnalysisError(
             f"{source}: holds {plural(len(events), 'event', ',')}, but no complete collective; record more "
             "steps, with two workers or more over Horovod"
         )
+    found.sort(key=lambda each: each.end)
     counts = Counter((each.tensor, each.kind) for each in found if each.kind not in _UNTIMED)
     steps = max(counts.values(), default=max(Counter(each.tensor for each in found).values()))
-    pieces = [(each, *piece) for each in found for piece in _pieces(each)]
-    moved = [piece for piece in pieces if piece[0].kind not in _UNTIMED]
+    rows = [(place, each.tensor, each.kind, *piece) for place, each in enumerate(found) for piece in _pieces(each)]
+    columns = ["place", "tensor", "collective", "phase", "activity", "begin", "end"]
+    pieces = pd.DataFrame(rows, columns=columns)
+    pieces["s"] = pieces["end"] - pieces["begin"]
+    moved = pieces[~pieces["collective"].isin(_UNTIMED)]
+    strays = {
+        ("collective or negotiation", "that the end of the file cuts"): cut,
+        ("event", "of what began before the file"): stray,
+        ("event", "of a kind that Horovod 0.28 does not write"): unknown,
+    }
+    said = [f"left out: {plural(count, what, ',')} {of}" for (what, of), count in strays.items() if count]
+    if alone := sum(1 for each in found if each.negotiated is None):
+        whole = plural(len(found), "collective", ",")
+        said.append(f"without a negotiation in the file, which counts as 0: {alone} of {whole}")
+    together = _together(moved, steps)
+    busy_s = math.fsum(together.values())
     return Timeline(
-        table=_table(pieces, steps),
-        tensors=_tensors(moved),
-        together=_together([(phase, begin, end) for _, phase, _, begin, end in moved], steps),
         steps=steps,
         collectives=sum(counts.values()),
+        busy_s=busy_s,
+        together={name: {"per_step_s": s, "share": s / busy_s if busy_s else None} for name, s in together.items()},
         operations=_operations(moved),
-        cycles={
-            "count": len(reader.cycles),
-            "median_s": float(np.median(np.diff(reader.cycles))) if len(reader.cycles) > 1 else None,
-        },
-        last=dict(sorted(reader.last.items())) or None,
-        doubts=(*doubts, *reader.doubts(len(found))),
+        cycles={"count": len(cycles), "median_s": float(np.median(np.diff(cycles))) if len(cycles) > 1 else None},
+        last_rank=dict(sorted(last.items())) or None,
+        tensors=_tensors(moved),
+        table=_table(pieces, steps),
+        doubts=[*doubts, *said],
     )
 
 
-class _EventReader:
-    """Turns events, in the order of the file, into collectives."""
-
-    def __init__(self) -> None:
-        self.collectives: list[_Collective] = []
-        self.cycles: list[float] = []
-        self.last: Counter[int] = Counter()
-        self._names: dict[Any, str] = {}
-        self._open: dict[Any, list[tuple[str, float]]] = defaultdict(list)
-        self._current: dict[Any, _Collective] = {}
-        self._negotiated: dict[Any, tuple[str, float, float]] = {}
-        self._ready: dict[Any, list[tuple[float, int]]] = defaultdict(list)
-        self._stray = self._unknown = 0
-
-    def read(self, event: Mapping[str, Any]) -> None:
-        """Take the next event."""
-        kind, pid, name = event.get("ph"), event.get("pid"), str(event.get("name", ""))
-        if isinstance(pid, dict | list):
-            self._unknown += 1
-            return
-        if kind == "M":
-            if name == "process_name" and isinstance(event.get("args"), dict):
-                self._names[pid] = str(event["args"].get("name", pid))
-            return
-        at = event.get("ts")
-        if not isinstance(at, int | float) or isinstance(at, bool) or not abs(at) < 1e16:  # us: three hundred years
-            self._unknown += 1
-            return
-        at_s = at / 1e6
+def _collect(
+    tensor: str, events: Sequence[tuple[str, str, float]], found: list[_Collective], last: Counter[int]
+) -> tuple[bool, int]:
+    """Add the collectives of one tensor, and which rank came last to them; return what is left open, and strays."""
+    stack: list[tuple[str, float]] = []
+    ready: list[tuple[float, int]] = []
+    activities: list[tuple[str, float, float]] = []
+    negotiated, stray = None, 0
+    for kind, name, at_s in events:
         if kind == "B":
-            self._begin(pid, name, at_s)
-        elif kind == "E":
-            self._end(pid, at_s)
-        elif kind in ("i", "I") and name == "CYCLE_START":
-            self.cycles.append(at_s)
-        elif kind == "X" and name.isdecimal() and len(name) < 10:
-            if self._open[pid]:
-                self._ready[pid].append((at_s, int(name)))
-            else:
-                self._stray += 1
+            activities = activities if stack else []
+            stack.append((name, at_s))
+        elif kind == "X" and stack:
+            ready.append((at_s, int(name)))
+        elif kind == "E" and stack:
+            name, began_s = stack.pop()
+            if len(stack) == 1:
+                activities.append((name, began_s, at_s))
+            elif not stack and name.startswith(_NEGOTIATE):
+                negotiated = (name.removeprefix(_NEGOTIATE), began_s, at_s)
+                if len({rank for _, rank in ready}) > 1 and negotiated[0] not in _UNTIMED:
+                    last[max(ready)[1]] += 1
+                ready = []
+            elif not stack:
+                span = negotiated[1:] if negotiated and negotiated[0] == name else None
+                found.append(_Collective(tensor, name, span, began_s, at_s, activities))
+                negotiated = None
+        elif kind == "E" and negotiated and negotiated[0] in _UNTIMED:  # a barrier has no begin of its own
+            found.append(_Collective(tensor, negotiated[0], negotiated[1:], negotiated[2], at_s))
+            negotiated = None
         else:
-            self._unknown += 1
-
-    def _begin(self, pid: Any, name: str, at_s: float) -> None:
-        open_here = self._open[pid]
-        if not open_here and not name.startswith(_NEGOTIATE):
-            negotiated = self._negotiated.pop(pid, None)
-            span = negotiated[1:] if negotiated and negotiated[0] == name else None
-            tensor = self._names.get(pid, f"process {pid}")
-            self._current[pid] = _Collective(tensor=tensor, kind=name, negotiated=span, begin=at_s)
-        open_here.append((name, at_s))
-
-    def _end(self, pid: Any, at_s: float) -> None:
-        open_here = self._open[pid]
-        if not open_here:
-            # A barrier ends without a begin of its own; any other collective began before the recording.
-            kind, *span = self._negotiated.pop(pid, ("", 0.0, 0.0))
-            if kind not in _UNTIMED:
-                self._stray += 1
-                return
-            tensor, times = self._names.get(pid, f"process {pid}"), (span[0], span[1])
-            self.collectives.append(_Collective(tensor=tensor, kind=kind, negotiated=times, begin=span[1], end=at_s))
-            return
-        name, began_s = open_here.pop()
-        if open_here:
-            current = self._current.get(pid)
-            if current is not None and len(open_here) == 1:
-                current.activities.append((name, began_s, at_s))
-        elif name.startswith(_NEGOTIATE):
-            self._negotiated[pid] = (name.removeprefix(_NEGOTIATE), began_s, at_s)
-            ready = self._ready.pop(pid, [])
-            if len({rank for _, rank in ready}) > 1 and self._negotiated[pid][0] not in _UNTIMED:
-                self.last[max(ready)[1]] += 1
-        else:
-            current = self._current.pop(pid)
-            current.end = at_s
-            self.collectives.append(current)
-
-    def doubts(self, whole: int) -> list[str]:
-        """Return what of the file is not in the collectives."""
-        cut = sum(1 for stack in self._open.values() if stack)
-        left_out = (
-            (cut, "collective or negotiation", "that the end of the file cuts"),
-            (self._stray, "event", "of what began before the file"),
-            (self._unknown, "event", "of a kind that Horovod 0.28 does not write"),
-        )
-        found = [f"left out: {plural(count, what, ',')} {of}" for count, what, of in left_out if count]
-        if alone := sum(1 for each in self.collectives if each.negotiated is None):
-            known = plural(whole, "collective", ",")
-            found.append(f"without a negotiation in the file, which counts as 0: {alone} of {known}")
-        return found
+            stray += 1
+    return bool(stack), stray
 
 
 def _phase_of(activity: str) -> str:
@@ -279,49 +214,37 @@ def _pieces(each: _Collective) -> list[tuple[str, str, float, float]]:
     return pieces
 
 
-def _table(pieces: Sequence[tuple[_Collective, str, str, float, float]], steps: int) -> pd.DataFrame:
+def _table(pieces: pd.DataFrame, steps: int) -> pd.DataFrame:
     """Return one row per (tensor, collective, phase, activity), tensors in the order of the file, barriers last.
 
     A piece that comes in several parts of a collective, such as the rest, is one time: count is of collectives.
     """
-    times: dict[tuple[str, str], dict[tuple[str, str], dict[int, float]]] = {}
-    for each, phase, activity, begin, end in pieces:
-        of_tensor = times.setdefault((each.tensor, each.kind), {})
-        of_piece = of_tensor.setdefault((phase, activity), {})
-        of_piece[id(each)] = of_piece.get(id(each), 0.0) + (end - begin)
-    rows = []
-    for (tensor, kind), of_tensor in sorted(times.items(), key=lambda item: item[0][1] in _UNTIMED):
-        whole = math.fsum(value for values in of_tensor.values() for value in values.values())
-        for phase, activity in sorted(of_tensor, key=lambda key: PHASES.index(key[0])):
-            values = np.array(list(of_tensor[phase, activity].values()))
-            total = float(values.sum())
-            typical = float(values.mean()), float(np.median(values)), float(np.quantile(values, 0.9))
-            sums = total, total / steps, total / whole if whole > 0 else 0.0
-            rows.append((tensor, kind, phase, activity, len(values), *typical, *sums))
-    return pd.DataFrame(rows, columns=list(_COLUMNS))
+    by = ["tensor", "collective", "phase", "activity"]
+    each = pieces.groupby([*by, "place"], sort=False)["s"].sum().groupby(level=by, sort=False)
+    table = pd.DataFrame({
+        "count": each.count(), "mean_s": each.mean(), "median_s": each.median(), "p90_s": each.quantile(0.9),
+        "total_s": each.sum(),
+    }).reset_index()  # fmt: skip
+    of_tensor = table.groupby(["tensor", "collective"], sort=False)
+    whole = of_tensor["total_s"].transform("sum")
+    table = table.assign(per_step_s=table["total_s"] / steps, share=(table["total_s"] / whole).where(whole > 0, 0.0))
+    order = (table["phase"].map(PHASES.index), of_tensor.ngroup(), table["collective"].isin(_UNTIMED))
+    return table.iloc[np.lexsort(order)].reset_index(drop=True)
 
 
-def _tensors(pieces: Sequence[tuple[_Collective, str, str, float, float]]) -> pd.DataFrame:
-    sums: dict[str, dict[str, float]] = {}
-    collectives: dict[str, set[int]] = defaultdict(set)
-    for each, phase, _, begin, end in pieces:
-        of_tensor = sums.setdefault(each.tensor, dict.fromkeys(PHASES, 0.0))
-        of_tensor[phase] += end - begin
-        collectives[each.tensor].add(id(each))
-    rows: list[dict[str, Any]] = [
-        {"tensor": tensor, "collectives": len(collectives[tensor])}
-        | {f"{phase}_s": value / len(collectives[tensor]) for phase, value in of_tensor.items()}
-        for tensor, of_tensor in sums.items()
-    ]
-    rows.sort(key=lambda row: -math.fsum(float(row[f"{phase}_s"]) for phase in PHASES))
-    return pd.DataFrame(rows, columns=["tensor", "collectives", *(f"{phase}_s" for phase in PHASES)])
+def _tensors(moved: pd.DataFrame) -> pd.DataFrame:
+    sums = moved.groupby(["tensor", "phase"])["s"].sum().unstack(fill_value=0)
+    sums = sums.reindex(index=moved["tensor"].unique(), columns=PHASES, fill_value=0.0).rename_axis(columns=None)
+    counts = moved.groupby("tensor")["place"].nunique().reindex(sums.index)
+    order = sums.div(counts, axis=0).sum(axis=1).sort_values(ascending=False, kind="stable").index
+    table = sums.div(counts, axis=0).add_suffix("_s").assign(collectives=counts).loc[order].reset_index(names="tensor")
+    return table[["tensor", "collectives", *(f"{phase}_s" for phase in PHASES)]]
 
 
-def _together(pieces: Sequence[tuple[str, float, float]], steps: int) -> dict[str, float]:
+def _together(moved: pd.DataFrame, steps: int) -> dict[str, float]:
     """Return the seconds per step of each phase, each moment counted once for the phase that is furthest on."""
-    edges = sorted(
-        edge for phase, begin, end in pieces if end > begin for edge in ((begin, 1, phase), (end, -1, phase))
-    )
+    pieces = moved.loc[moved["s"] > 0, ["phase", "begin", "end"]].itertuples(index=False)
+    edges = sorted(edge for phase, begin, end in pieces for edge in ((begin, 1, phase), (end, -1, phase)))
     active = dict.fromkeys(_FURTHEST, 0)
     totals = dict.fromkeys(PHASES, 0.0)
     before = math.nan
@@ -334,20 +257,12 @@ def _together(pieces: Sequence[tuple[str, float, float]], steps: int) -> dict[st
     return {name: total / steps for name, total in totals.items()}
 
 
-def _operations(pieces: Sequence[tuple[_Collective, str, str, float, float]]) -> dict[str, int]:
+def _operations(moved: pd.DataFrame) -> dict[str, int]:
     """Return how many operations of each name there were: of tensors reduced together, one.
 
     Their times in the file differ by the microseconds that writing them takes, so they overlap.
     """
-    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for _, phase, activity, begin, end in pieces:
-        if phase == "operation":
-            spans[activity].append((begin, end))
     counts = {}
-    for activity, times in sorted(spans.items()):
-        count, reached = 0, -math.inf
-        for begin, end in sorted(times):
-            count += begin >= reached
-            reached = max(reached, end)
-        counts[activity] = count
+    for activity, own in moved[moved["phase"] == "operation"].sort_values(["begin", "end"]).groupby("activity"):
+        counts[f"{activity}"] = int((own["begin"] >= own["end"].cummax().shift(fill_value=-math.inf)).sum())
     return counts

@@ -1,29 +1,31 @@
 """What `horovod-study bench` found: tables in nccl-tests' layout, the figure of the network, and the roofline."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, Fit, Network, bus_factor
 from horovod_study.records import finite
-from horovod_study.report.grammar import Figure as Drawing
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
-from horovod_study.text.numbers import amount, prefixed
-from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.numbers import amount
+from horovod_study.text.tables import NOTHING, table_of, to_lines
+from horovod_study.text.words import plural
 
-_PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
-_MODEL = style.LAPS["sync"].color
+_STEP = style.SeriesStyle(label="", color=style.LAPS["sync"].color, marker="o", filled=True, dash="none")
+_LAUNCHES = {
+    "eager": "one by one",
+    "host": "share of the host",
+    "graph": "in a CUDA graph",
+    "replay": "replay of a graph",
+}
+_ROOF = ("bytes_per_s", "flop_per_byte", "attainable_flop_per_s")
 
 
 def write_bench(network: Network, document: Mapping[str, Any], directory: Path) -> list[Path]:
@@ -41,61 +43,23 @@ def write_bench(network: Network, document: Mapping[str, Any], directory: Path) 
     return write_result(directory, texts, {each.name: each.draw for each in made})
 
 
-def drawings_of(network: Network) -> list[Drawing]:
+def drawings_of(network: Network) -> list[Figure]:
     """Return the figures of a machine: its roofline where that was measured, and all-reduces against their size."""
-    model, workers, found = network["model"], network["workers"], []
-    if network["roofline"] is not None:
-        found.append(
-            Drawing(
-                name="roofline",
-                title="Roofline of the machine",
-                alt="Attainable operations per second against operations per byte, with the training step on it.",
-                caption=f"Roofline (Williams et al., 2009) of one of {workers} workers, all of them computing. Roofs: "
-                "min(fp32 matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy)"
-                f" and for each network (bus bandwidth measured with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes "
-                f"in one message). Circles: the training step of batch {model['batch']} without communication, at its "
-                "operations per byte of memory traffic if nothing stayed in a cache (open: the true one is to the "
-                "right), and per byte that its gradients put on the network (filled). A roof supposes that moving and "
-                "computing overlap wholly.",
-                data=_roofs(network),
-                paint=partial(_draw_roofline, network),
-            )
-        )
-    if len(network["points"]):
-        found.append(
-            Drawing(
-                name="network",
-                title="All-reduce of the machine",
-                alt="Time and bus bandwidth of an all-reduce against message size.",
-                caption=f"All-reduce in place of 32-bit floats among {workers} workers, against message size. Points: "
-                "time of the slowest worker, mean over the iterations, median over the rounds, with the smallest and "
-                "largest round; bus bandwidth as in nccl-tests, S/t times 2(n-1)/n. Lines: t = alpha + S/beta, with "
-                "95 % intervals in the legend; alpha is the time of the smallest message, beta the bandwidth S/t of "
-                f"the largest. Dotted: {WHOLE_GRADIENT} of the model in one message, {model['flat_bytes']:,} bytes.",
-                data=network["points"],
-                paint=partial(_draw_network, network),
-            )
-        )
-    return found
+    found = [_roofline(network, network["roofline"])] if network["roofline"] is not None else []
+    return [*found, *([_allreduces(network)] if len(network["points"]) else [])]
 
 
 def _roofs(network: Network) -> pd.DataFrame:
     """Return the rows of a roofline: peaks, roofs with their ridge and what is attainable, and the step."""
     roofline = network["roofline"]
     assert roofline is not None
-    done, peaks = roofline["flop_per_s"], roofline["peaks_flop_per_s"].items()
-    memory = (
-        roofline["memory_bytes_per_s"],
-        roofline["memory_flop_per_byte"],
-        roofline["memory_attainable_flop_per_s"],
-    )
-    rows = [("peak", name, peak, math.nan, math.nan, math.nan) for name, peak in peaks]
-    rows.append(("roof", "memory", done, *memory))
-    for each in roofline["networks"]:
-        per_byte = math.nan if roofline["network_flop_per_byte"] is None else roofline["network_flop_per_byte"]
-        rows.append(("roof", each["way"], done, each["bytes_per_s"], per_byte, each["attainable_flop_per_s"]))
-    columns = ["kind", "name", "flop_per_s", "bytes_per_s", "flop_per_byte", "attainable_flop_per_s"]
-    return pd.DataFrame(rows, columns=columns)
+    rows = [{"kind": "peak", "name": name, "flop_per_s": peak} for name, peak in roofline["peaks_flop_per_s"].items()]
+    memory = {"way": "memory", **{name: roofline[f"memory_{name}"] for name in _ROOF}}
+    for each in (memory, *roofline["networks"]):
+        own = {name: each.get(name, roofline["network_flop_per_byte"]) for name in _ROOF}
+        rows.append({"kind": "roof", "name": each["way"], "flop_per_s": roofline["flop_per_s"], **own})
+    found = pd.DataFrame(rows, columns=["kind", "name", "flop_per_s", *_ROOF])
+    return found.astype(dict.fromkeys(("flop_per_s", *_ROOF), float))
 
 
 def content(network: Network, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,35 +69,24 @@ def content(network: Network, document: Mapping[str, Any]) -> dict[str, Any]:
 
 def text(network: Network, document: Mapping[str, Any]) -> str:
     """Return everything as tables for a terminal."""
-    ways = dict.fromkeys(network["points"]["way"])
-    blocks = [_head(network, document), *(allreduce_table(network, name) for name in ways)]
-    blocks += [_broadcast_table(network), _fit_table(network)]
-    if network["roofline"] is not None:
-        blocks += [_machine_lines(network, network["roofline"]), _roofline_table(network["roofline"])]
-    if document["unavailable"]:
-        blocks.append("\n".join(f"not measured: {name}: {why}" for name, why in document["unavailable"].items()))
-    return "\n\n".join(blocks)
-
-
-def _head(network: Network, document: Mapping[str, Any]) -> str:
     conditions = document["jobs"][0]["conditions"]
-    machine = conditions["environment"]
-    hosts = [rank["host"] for rank in conditions["ranks"]]
+    machine, hosts = conditions["environment"], [rank["host"] for rank in conditions["ranks"]]
     placed = ", ".join(f"{hosts.count(host)} on {host}" for host in dict.fromkeys(hosts))
     versions = [f"{name} {machine[name]}" for name in ("torch", "horovod", "mpi4py") if machine.get(name)]
-    library = next(
-        (job["conditions"]["mpi_library"] for job in document["jobs"] if job["conditions"]["mpi_library"]), None
+    libraries = [job["conditions"]["mpi_library"] for job in document["jobs"]]
+    head = (
+        f"# {plural(network['workers'], 'worker')}: {placed}; {machine['cpu_model']}, {machine['cores']} cores; "
+        f"{conditions['started']}, load {conditions['load_before']:g} before\n"
+        f"# {', '.join([*versions, next(filter(None, libraries), machine['mpi'] or 'no MPI')])}\n"
+        "# time: of the slowest worker, mean over the iterations, median over the rounds; GB = 1e9 bytes; busbw = "
+        f"algbw * {bus_factor('allreduce', network['workers']):.3g}"
     )
-    return "\n".join(
-        [
-            f"# {network['workers']} worker{'s' * (network['workers'] > 1)}: {placed}; "
-            f"{machine['cpu_model']}, {machine['cores']} cores; "
-            f"{conditions['started']}, load {conditions['load_before']:g} before",
-            f"# {', '.join([*versions, library or machine['mpi'] or 'no MPI'])}",
-            "# time: of the slowest worker, mean over the iterations, median over the rounds; GB = 1e9 bytes; busbw = "
-            f"algbw * {bus_factor('allreduce', network['workers']):.3g}",
-        ]
-    )
+    blocks = [head, *(allreduce_table(network, name) for name in dict.fromkeys(network["points"]["way"]))]
+    blocks += [_broadcast_table(network), _fit_table(network)]
+    if network["roofline"] is not None:
+        blocks += [_machine_table(network, network["roofline"]), _roofline_table(network, network["roofline"])]
+    blocks.append("\n".join(f"not measured: {name}: {why}" for name, why in document["unavailable"].items()))
+    return "\n\n".join(filter(None, blocks))
 
 
 def allreduce_table(network: Network, name: str) -> str:
@@ -155,28 +108,25 @@ def allreduce_table(network: Network, name: str) -> str:
             line += f"{row['wrong']:>8}  "
         lines.append((line + sides["in"].loc[size]["of_model"]).rstrip())
     lines = [line.rstrip() for line in lines]
-    barrier = network["barriers"][network["barriers"]["way"] == name]
-    for row in barrier.to_dict("records"):
-        lines.append(
-            f"# barrier {_us(row['seconds_median'])} us ({_us(row['seconds_min'])} - {_us(row['seconds_max'])})"
-        )
+    for row in network["barriers"][network["barriers"]["way"] == name].to_dict("records"):
+        median, low, high = (_us(row[f"seconds_{each}"]) for each in ("median", "min", "max"))
+        lines.append(f"# barrier {median} us ({low} - {high})")
     return "\n".join(lines)
+
+
+def _titled(above: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0, 5)) -> str:
+    return "\n".join([above, *to_lines(table_of(heads, rows, texts=texts))])
 
 
 def _broadcast_table(network: Network) -> str:
     own = network["points"][network["points"]["operation"] == "broadcast"]
-    names = list(dict.fromkeys(own["way"]))
     above = "# broadcast from worker 0: time in us (busbw in GB/s); small ones begin before the one before has arrived"
-    rows = []
-    for size in sorted(own["bytes"].unique()):
-        here = own[own["bytes"] == size].set_index("way")
-        cells = [
-            f"{_us(here.loc[name, 'seconds_median'])} ({_gb(here.loc[name, 'busbw_gb_per_s'])})"
-            + ("!" if here.loc[name, "wrong"] else "")
-            for name in names
-        ]
-        rows.append((f"{size}", *cells))
-    return "\n".join([above, *to_lines(table_of(("# size (B)", *names), rows, texts=()))])
+    texts = [
+        f"{_us(row['seconds_median'])} ({_gb(row['busbw_gb_per_s'])}){'!' if row['wrong'] else ''}"
+        for row in own.to_dict("records")
+    ]
+    cells = own.assign(text=texts).pivot(index="bytes", columns="way", values="text")[own["way"].unique()]
+    return _titled(above, ("# size (B)", *cells.columns), ((f"{size}", *row) for size, *row in cells.itertuples()), ())
 
 
 def _fit_texts(fit: Fit) -> tuple[str, str]:
@@ -188,75 +138,62 @@ def _fit_texts(fit: Fit) -> tuple[str, str]:
 
 
 def _fit_table(network: Network) -> str:
-    rows = []
     size = network["model"]["flat_bytes"]
     whole = network["points"].query("operation == 'allreduce' and place == 'in' and bytes == @size")
     measured = whole.set_index("way")["seconds_median"].to_dict()
-    for name, fit in network["fits"].items():
-        seen = f", {_us(measured[name])} us" if name in measured else ""
-        gradients = f"{_us(fit['alpha_s'] + size / fit['beta_bytes_per_s'])} us{seen}"
-        scatter = f"{100 * fit['rms_relative']:.0f} %"
-        rows.append((name, *_fit_texts(fit), amount(fit["half_bytes"]), scatter, gradients))
-    heads = ("# way", "alpha (us)", "beta (GB/s)", "half at", "scatter", "all gradients: line, measured")
-    above = "# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals"
-    return "\n".join([above, *to_lines(table_of(heads, rows, texts=(0, 5)))])
-
-
-def _machine_lines(network: Network, roofline: Mapping[str, Any]) -> str:
     rows = [
-        (f"matrix peak {_PRECISION_NAMES.get(name, name)}", f"{peak / 1e9:,.1f}", "GFLOP/s")
+        (name, *_fit_texts(fit), amount(fit["half_bytes"]), f"{100 * fit['rms_relative']:.0f} %",
+         f"{_us(fit['alpha_s'] + size / fit['beta_bytes_per_s'])} us"
+         + (f", {_us(measured[name])} us" if name in measured else ""))
+        for name, fit in network["fits"].items()
+    ]  # fmt: skip
+    heads = ("# way", "alpha (us)", "beta (GB/s)", "half at", "scatter", "all gradients: line, measured")
+    return _titled("# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals", heads, rows)
+
+
+def _machine_table(network: Network, roofline: Mapping[str, Any]) -> str:
+    rows = [
+        (f"matrix peak {name.replace('float32', 'fp32')}", f"{peak / 1e9:,.1f}", "GFLOP/s")
         for name, peak in roofline["peaks_flop_per_s"].items()
     ]
     for row in network["copies"].to_dict("records"):
+        value, unit = "-", f"({row['reason']})"
         if isinstance(row["reason"], float) or not row["reason"]:
-            span = f"GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})"
-            rows.append((f"copy, {row['name']}", f"{row['gb_per_s_median']:,.2f}", span))
-        else:
-            rows.append((f"copy, {row['name']}", "-", f"({row['reason']})"))
-    model = network["model"]
+            value, unit = (
+                f"{row['gb_per_s_median']:,.2f}",
+                f"GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})",
+            )
+        rows.append((f"copy, {row['name']}", value, unit))
+    batch, step_s, rate = network["model"]["batch"], roofline["step_s"], roofline["flop_per_s"]
     what = (
-        f"ms without communication, {model['batch'] / roofline['step_s']:,.0f} samples/s, "
-        f"{roofline['flop_per_s'] / 1e9:.1f} GFLOP/s "
-        f"({100 * (roofline['flop_per_s'] / roofline['peak_flop_per_s']):.0f} % of the fp32 peak)"
+        f"ms without communication, {batch / step_s:,.0f} samples/s, {rate / 1e9:.1f} GFLOP/s "
+        f"({100 * (rate / roofline['peak_flop_per_s']):.0f} % of the fp32 peak)"
     )
-    rows.append((f"training step, batch {model['batch']}", f"{roofline['step_s'] * 1e3:.3f}", what))
-    if (launch := network["launch"]) is not None:
-        what = (
-            f"us one by one ({_us(launch['host_s'])} us of the host), {_us(launch['graph_s'])} us in a CUDA graph, "
-            f"{_us(launch['replay_s'])} us to replay a graph"
-        )
-        rows.append(("launch of a kernel", _us(launch["eager_s"]), what))
-    lines = ["# what a worker can do while all workers do the same"]
-    lines += to_lines(table_of(("", "", ""), rows, texts=(0, 2)), indent=2)
+    rows.append((f"training step, batch {batch}", f"{step_s * 1e3:.3f}", what))
+    for name, of in _LAUNCHES.items() if network["launch"] is not None else ():
+        rows.append((f"launch of a kernel, {of}", _us(network["launch"][f"{name}_s"]), "us"))
     if (step := network["step_roofline"]) is not None:
-        parts = [
-            "launching not known (no profiler may look)"
-            if step["launching_s"] is None
-            else f"{step['launches']} launches {_us(step['launching_s'])} us",
-            f"{step['bytes'] / 1e6:.1f} MB of memory {_us(step['moving_s'])} us",
-            f"{step['operations'] / 1e6:.0f} MFLOP {_us(step['computing_s'])} us",
-        ]
-        lines.append(
-            f"  of the step's {_us(step['step_s'])} us: {', '.join(parts)}; "
-            f"{step['bound']} explains {100 * step['share']:.0f} %"
+        memory, done = f"{step['bytes'] / 1e6:.1f} MB of memory", f"{step['operations'] / 1e6:.0f} MFLOP"
+        of_step = {"launching": f"{step['launches']} launches", "moving": memory, "computing": done}
+        for name, of in of_step.items():
+            seconds = step[f"{name}_s"]
+            rows.append((f"of the step: {of}", NOTHING if seconds is None else _us(seconds), "us"))
+        rows.append(
+            ("the whole step", _us(step["step_s"]), f"us; {step['bound']} explains {100 * step['share']:.0f} %")
         )
-    return "\n".join(lines)
+    return _titled("# what a worker can do while all workers do the same", ("", "", ""), rows, (0, 2))
 
 
-def _roofline_table(roofline: Mapping[str, Any]) -> str:
-    heads = ("# ", "FLOP/byte", "GB/s", "ridge", "attainable GFLOP/s", "step / (step + all-reduce)")
-    rate, ridge = roofline["memory_bytes_per_s"], roofline["peak_flop_per_s"] / roofline["memory_bytes_per_s"]
-    roofs = [("memory", roofline["memory_flop_per_byte"], rate, ridge, roofline["memory_attainable_flop_per_s"], "")]
-    for each in roofline["networks"]:
-        share = "" if each["share_without_overlap"] is None else f"{100 * each['share_without_overlap']:.1f} %"
-        what = (each["way"], roofline["network_flop_per_byte"] or 0.0)
-        roofs.append((*what, each["bytes_per_s"], each["ridge_flop_per_byte"], each["attainable_flop_per_s"], share))
+def _roofline_table(network: Network, roofline: Mapping[str, Any]) -> str:
+    shares = {each["way"]: each["share_without_overlap"] for each in roofline["networks"]}
     rows = [
-        (name, f"{per_byte:.1f}", _gb(rate / 1e9), f"{ridge:.1f}", f"{attainable / 1e9:,.1f}", share)
-        for name, per_byte, rate, ridge, attainable, share in roofs
-    ]
-    above = "# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)"
-    return "\n".join([above, *to_lines(table_of(heads, rows, texts=(0, 5)))])
+        (row["name"], f"{row['flop_per_byte']:.1f}", _gb(row["bytes_per_s"] / 1e9),
+         f"{roofline['peak_flop_per_s'] / row['bytes_per_s']:.1f}", f"{row['attainable_flop_per_s'] / 1e9:,.1f}",
+         f"{100 * share:.1f} %" if (share := shares.get(row["name"])) is not None else "")
+        for row in _roofs(network).query("kind == 'roof'").to_dict("records")
+    ]  # fmt: skip
+    heads = ("# ", "FLOP/byte", "GB/s", "ridge", "attainable GFLOP/s", "step / (step + all-reduce)")
+    return _titled("# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)", heads, rows)
 
 
 def _us(seconds: float) -> str:
@@ -285,103 +222,86 @@ def _styles(names: list[str]) -> dict[str, style.SeriesStyle]:
     return style.series_styles(pd.DataFrame(rows)) if rows else {}
 
 
-def _draw_network(network: Network, width_in: float) -> Figure:
-    """Return time and bus bandwidth against message size; call it inside style()."""
+def _allreduces(network: Network) -> Figure:
+    """Return time and bus bandwidth against message size."""
     points = network["points"][(network["points"]["operation"] == "allreduce") & (network["points"]["place"] == "in")]
-    factor = bus_factor("allreduce", network["workers"])
-    if not factor:  # one worker alone puts nothing on a bus
-        factor = 1.0
-        rates = {name: points["bytes"] / points[f"seconds_{name}"] / 1e9 for name in ("median", "min", "max")}
-        points = points.assign(
-            busbw_gb_per_s=rates["median"], busbw_min_gb_per_s=rates["max"], busbw_max_gb_per_s=rates["min"]
-        )
-    names = list(dict.fromkeys(points["way"]))
-    styles = _styles(names)
-    lines = {name: ": alpha {} µs, beta {} GB/s".format(*_fit_texts(fit)) for name, fit in network["fits"].items()}
-    looks = {name: replace(styles[name], label=f"{_label(name)}{lines.get(name, '')}") for name in names}
-    narrow = width_in < style.NARROW_IN
-    tall_in = (1.5 if narrow else 0.5) * width_in
-    figure = Figure(figsize=(width_in, tall_in + 0.5), layout="constrained")
-    left, right = figure.subplots(*((2, 1) if narrow else (1, 2)))
-    columns = {left: ("seconds_median", "seconds_min", "seconds_max", 1e6)}
-    columns[right] = ("busbw_gb_per_s", "busbw_min_gb_per_s", "busbw_max_gb_per_s", 1e9)
-    for name in names:
-        own, look, fit = points[points["way"] == name].sort_values("bytes"), looks[name], network["fits"].get(name)
-        for axes, (middle, low, high, unit) in columns.items():
-            kit.point_bars(axes, own["bytes"], [own[column] * unit for column in (middle, low, high)], look)
-        if fit is not None:
-            along = np.geomspace(fit["low_bytes"], fit["high_bytes"], 200)
-            seconds = fit["alpha_s"] + along / fit["beta_bytes_per_s"]
-            kit.line_of(left, along, seconds * 1e6, look, linewidth=1.0)
-            kit.line_of(right, along, along / seconds * factor, look, linewidth=1.0)
+    factor = bus_factor("allreduce", network["workers"]) or 1.0  # one worker alone puts nothing on a bus
+    # The bandwidth is lowest where the time is largest.
+    for name, other in (("median", "median"), ("min", "max"), ("max", "min")):
+        points = points.assign(**{f"gb_per_s_{name}": factor * points["bytes"] / points[f"seconds_{other}"] / 1e9})
+    looks, lines = _styles(list(dict.fromkeys(points["way"]))), []
+    for name, fit in network["fits"].items():
+        along = np.geomspace(fit["low_bytes"], fit["high_bytes"], 200)
+        seconds = fit["alpha_s"] + along / fit["beta_bytes_per_s"]
+        rate = factor * along / seconds / 1e9
+        lines.append(pd.DataFrame({"way": name, "bytes": along, "seconds_median": seconds, "gb_per_s_median": rate}))
+        label = "{}: alpha {} \u00b5s, beta {} GB/s".format(_label(name), *_fit_texts(fit))
+        looks[name] = replace(looks[name], label=label)
     flat = network["model"]["flat_bytes"]
+    whole = Guide(label=f"{WHOLE_GRADIENT}, {amount(flat)}", x=(flat, flat), y=(1e-12, 1e12), how={"linestyle": ":"})
+
+    def panel(name: str, label: str, unit: str, scale: float = 1.0) -> Panel:
+        how: dict[str, Any] = {"x": "bytes", "by": "way", "scale": scale, "unit": unit}
+        fitted = [Curve(rows=pd.concat(lines), y=f"{name}_median", how={"linewidth": 1.0}, **how)] if lines else []
+        seen = Points(rows=points, y=f"{name}_median", low=f"{name}_min", high=f"{name}_max", **how)
+        return Panel(layers=[whole, *fitted, seen], y=f"{label} / {unit}", x="Message / bytes", log="y", decades=True)
+
     bandwidth = "Bus bandwidth" if network["workers"] > 1 else "Bandwidth S/t"
-    for axes, title in ((left, "Time of an all-reduce (µs)"), (right, f"{bandwidth} (bytes/s)")):
-        axes.set(xscale="log", yscale="log")
-        axes.axvline(flat, color=_MODEL, linewidth=0.9, linestyle=(0, (1.2, 1.2)), zorder=1)
-        axes.set(title=title, xlabel="Message (bytes)")
-        _ticks(axes)
-    text, where = f"{WHOLE_GRADIENT}\n{amount(flat)}", ("data", "axes fraction")
-    kit.note_at(left, text, (flat, 1.0), (-4, -2), xycoords=where, ha="right", va="top", color=_MODEL)
-    kit.legend(figure, [kit.entry(look, linewidth=1.0) for look in looks.values()], width_in)
-    return figure
-
-
-def _draw_roofline(network: Network, width_in: float) -> Figure:
-    """Return the roofline of memory and networks with the model's step on it; call it inside style()."""
-    roofline = network["roofline"]
-    assert roofline is not None
-    looks = _styles([each["way"] for each in roofline["networks"]])
-    figure = Figure(
-        figsize=(width_in, (0.85 if width_in < style.NARROW_IN else 0.56) * width_in + 0.75), layout="constrained"
+    return Figure(
+        name="network",
+        title="All-reduce of the machine",
+        alt="Time and bus bandwidth of an all-reduce against message size.",
+        caption=f"All-reduce in place of 32-bit floats among {network['workers']} workers. Points: time of the slowest "
+        "worker, mean over the iterations, median over the rounds; bars: smallest and largest round; bus bandwidth as "
+        "in nccl-tests, S/t times 2(n-1)/n. Lines: t = alpha + S/beta, with 95 % intervals in the legend.",
+        data=network["points"],
+        panels=[panel("seconds", "All-reduce", "\u00b5s", 1e6), panel("gb_per_s", bandwidth, "(GB/s)")],
+        looks=looks,
     )
-    axes = figure.subplots()
-    peak = roofline["peak_flop_per_s"]
-    highest = max(roofline["peaks_flop_per_s"].values())
-    bandwidths = [roofline["memory_bytes_per_s"], *(each["bytes_per_s"] for each in roofline["networks"])]
-    left = min(roofline["memory_flop_per_byte"], peak / max(bandwidths)) / 8
-    right = max(roofline["network_flop_per_byte"] or 0.0, highest / min(bandwidths)) * 8
-    bottom = min(roofline["flop_per_s"], roofline["memory_bytes_per_s"] * left) / 3
-    along = np.geomspace(left, right, 400)
-    handles = []
-    roofs: list[tuple[str, float, str, float, Any]] = [("memory", roofline["memory_bytes_per_s"], style.INK, 1.4, "-")]
-    for each in roofline["networks"]:
-        look = looks[each["way"]]
-        roofs.append((_label(each["way"]), each["bytes_per_s"], look.color, 1.2, look.dash))
-    for label, bandwidth, color, width, dash in roofs:
-        rising = along[along <= peak / bandwidth]
-        axes.plot(rising, rising * bandwidth / 1e9, color=color, linewidth=width, linestyle=dash, zorder=2)
-        entry = f"{label}: {_gb(bandwidth / 1e9)} GB/s"
-        handles.append(Line2D([], [], color=color, linewidth=width, linestyle=dash, label=entry))
-    axes.plot([peak / max(bandwidths), right], [peak / 1e9] * 2, color=style.INK, linewidth=1.4, zorder=2)
-    for name, value in roofline["peaks_flop_per_s"].items():
-        color = style.INK if value == peak else style.QUIET
-        axes.axhline(value / 1e9, color=color, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
-        text = f"matrix peak {_PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s"
-        kit.note_at(axes, text, (left, value / 1e9), (3, 2), color=color)
+
+
+def _roofline(network: Network, roofline: Mapping[str, Any]) -> Figure:
+    """Return the roofs of memory and networks with the model's step under them."""
+    data, model = _roofs(network), network["model"]
+    roofs, peak = data[data["kind"] == "roof"], roofline["peak_flop_per_s"]
+    left = min(roofline["memory_flop_per_byte"], peak / roofs["bytes_per_s"].max()) / 8
+    right = max(roofs["flop_per_byte"].max(), peak / roofs["bytes_per_s"].min()) * 8
+    ways = list(roofs["name"])
+    looks = {"memory": replace(_STEP, color=style.INK, dash="-"), **_styles(ways[1:])}
+    corners, steps = [], []
+    for name, rate in zip(ways, roofs["bytes_per_s"], strict=True):
+        corners += [(name, at, min(peak, at * rate) / 1e9) for at in (left, peak / rate, right)]
+        label = name if name == "memory" else _label(name)
+        looks[name] = replace(looks[name], label=f"{label}: {_gb(rate / 1e9)} GB/s")
     done = roofline["flop_per_s"] / 1e9
-    for x, filled, words in (
-        (roofline["memory_flop_per_byte"], False, "step, per byte of memory"),
-        (roofline["network_flop_per_byte"], True, "step, per byte on the network"),
-    ):
-        if x is None:
-            continue
-        axes.plot(x, done, "o", markersize=6, color=_MODEL, markerfacecolor=_MODEL if filled else style.PAPER, zorder=4)
-        text, behind = f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s", kit.paper_behind(1.0, 0.8)
-        # Both are at one height: a narrow figure has no room for them beside each other.
-        below = -32 if filled and width_in < style.NARROW_IN else -8
-        kit.note_at(axes, text, (x, done), (0, below), ha="center", va="top", color=_MODEL, bbox=behind, zorder=3)
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom / 1e9, highest / 1e9 * 2))
-    axes.set(xlabel="Operations per byte moved (FLOP/byte)", ylabel="GFLOP/s of one worker")
-    _ticks(axes)
-    title = f"Bandwidth of copies in memory, and of all-reduces of {amount(network['model']['flat_bytes'])}"
-    kit.legend(figure, handles, width_in, title=style.folded(title, width_in - 0.2), alignment="left")
-    return figure
-
-
-def _ticks(axes: Axes) -> None:
-    for axis in (axes.xaxis, axes.yaxis):
-        kit.label_decades(axis, 9, partial(prefixed, gap=""))
-    axes.tick_params(axis="x", which="minor", size=0)
-    axes.tick_params(axis="y", which="minor", size=0)
-    axes.grid(axis="x", color=style.GRID, linewidth=0.4)
+    for what in ("memory", "network"):
+        if (at := roofline[f"{what}_flop_per_byte"]) is not None:
+            label = f"step, {at:.3g} FLOP per byte of {what}, {done:.3g} GFLOP/s"
+            looks[f"step/{what}"] = replace(_STEP, filled=what == "network", label=label)
+            steps.append((f"step/{what}", at, done))
+    columns = ["name", "intensity", "gflop_per_s"]
+    how: dict[str, Any] = {"x": "intensity", "y": "gflop_per_s", "by": "name"}
+    peaks = [
+        Guide(level=value / 1e9, held=True, label=f"matrix peak {name.replace('float32', 'fp32')}: "
+              f"{value / 1e9:,.0f} GFLOP/s", how={"linestyle": (0, (3, 1 + 2 * place))})
+        for place, (name, value) in enumerate(roofline["peaks_flop_per_s"].items())
+    ]  # fmt: skip
+    return Figure(
+        name="roofline",
+        title="Roofline of the machine",
+        alt="Attainable operations per second against operations per byte, with the training step on it.",
+        caption=f"Roofline (Williams et al., 2009) of one of {network['workers']} workers, all of them computing: "
+        "min(fp32 matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy) and "
+        f"for each network (bus bandwidth with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes in one message). "
+        f"Circles: the training step of batch {model['batch']} without communication, per byte of memory traffic if "
+        "nothing stayed in a cache, and per byte that its gradients put on the network. A roof supposes that moving "
+        "and computing overlap wholly.",
+        data=data,
+        panels=[Panel(
+            layers=[*peaks, Curve(rows=pd.DataFrame(corners, columns=columns), **how),
+                    Points(rows=pd.DataFrame(steps, columns=columns), **how)],
+            y="GFLOP/s of one worker", x="Operations per byte moved / (FLOP/byte)", log="y", decades=True,
+        )],
+        looks=looks,
+        legend=[kit.entry(looks[name], marker="none") for name in ways],
+    )  # fmt: skip

@@ -9,15 +9,12 @@ from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 from optuna import Study
 from optuna.trial import TrialState
 from optuna.visualization import matplotlib as plots
 
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import label_decades
 
 CAPTION = (
     "Test MSE (mean over both normalised targets) of {done} finished trials, in order with the best so far (search), "
@@ -31,10 +28,7 @@ def write_search(study: Study, directory: Path) -> list[Path]:
     done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
     if not done:
         return []
-    drawn: dict[str, Callable[..., Any]] = {
-        "search": plots.plot_optimization_history,
-        "search_values": plots.plot_slice,
-    }
+    drawn: dict[str, Any] = {"search": plots.plot_optimization_history, "search_values": plots.plot_slice}
     figures = {name: partial(_draw, plot, study) for name, plot in drawn.items()}
     # Optuna would set its own look, and tells programmers that its figures are an experiment.
     with warnings.catch_warnings(), patch.dict(plt.style.library, {"ggplot": {}}):
@@ -43,17 +37,12 @@ def write_search(study: Study, directory: Path) -> list[Path]:
 
 
 def _draw(plot: Callable[..., Any], study: Study, width_in: float) -> Figure:
-    panels: list[Axes] = list(np.ravel(plot(study, target_name="Test MSE")))
-    figure = panels[0].get_figure()
-    assert isinstance(figure, Figure)
+    panels = np.ravel(plot(study, target_name="Test MSE"))
+    figure: Figure = panels[0].get_figure()
     plt.close(figure)
     figure.suptitle("")
     figure.set_size_inches(max(width_in, 1.8 * len(panels)), 0.5 * width_in)
     figure.set_layout_engine("constrained")
     for axes in panels:
-        if axes.get_xscale() == "log":
-            label_decades(axes.xaxis, 4)
         axes.set(title="", yscale="log")
-        label_decades(axes.yaxis, 4)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # decades alone may be one label, or none
     return figure

@@ -1,7 +1,7 @@
 """What the machine did while it trained: use and power of GPUs and cores against workers and over time."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
@@ -11,38 +11,27 @@ from horovod_study.report.kit.style import series_styles
 from horovod_study.text.words import plural, span
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """What a panel shows: its columns are NAME_median, _min and _max."""
+class Quantity(NamedTuple):
+    """What a panel shows: its columns are NAME_median, _min and _max; its unit, and the words of the caption."""
 
     name: str
     label: str
-    unit: str  # behind a value
-    words: str  # of the caption
+    unit: str
+    words: str
     scale: float = 1.0
 
 
-_CPU = Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: processor time of a rank and all it "
-                "started, in per cent of one core, mean over the ranks")  # fmt: skip
-_RSS = Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, with pages that ranks share, "
-                "largest of the window, mean over the ranks")  # fmt: skip
-_GPU = Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran, mean over "
-                "the GPUs")  # fmt: skip
+_CPU = Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: of a rank and all it started")
+_RSS = Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, largest of the window")
+_GPU = Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran")
 _ON_GPUS = (
-    _GPU,
-    Quantity("gpu_power_w_per_gpu", "Power of a GPU / W", "W", "power: the GPUs' own reading, mean over them"),
-    _CPU,
-    Quantity("gpu_memory_mb", "GPU memory / MB", "MB", "memory: largest of the window, mean over the GPUs"),
+    *(_GPU, Quantity("gpu_power_w_per_gpu", "Power of a GPU / W", "W", "power: the GPUs' own reading"), _CPU),
+    Quantity("gpu_memory_mb", "GPU memory / MB", "MB", "memory: largest of the window"),
 )
-_ON_CORES = (
-    *(_CPU, _RSS),
-    Quantity("package_power_w", "Power of processors / W", "W", "power: of all processors, by their counters"),
-)
+_ON_CORES = (*(_CPU, _RSS), Quantity("package_power_w", "Power of processors / W", "W", "power: by their counters"))
 OVER_TIME = (
-    Quantity("step_s", "Mean step / ms", "ms", "mean step of each stretch", 1000.0),
-    _GPU,
-    Quantity("gpu_power_w", "Power of all GPUs / W", "W", "power: sum over the GPUs"),
-    *(_CPU, _RSS),
+    *(Quantity("step_s", "Mean step / ms", "ms", "mean step of each stretch", 1000.0), _GPU),
+    *(Quantity("gpu_power_w", "Power of all GPUs / W", "W", "power: sum over the GPUs"), _CPU, _RSS),
 )
 
 
@@ -58,23 +47,22 @@ def usage(analysis: Analysis) -> Figure | None:
     settings = kit.settings_of(parallel, most=1)
     shown = known[known["setting"].isin(settings)]
 
-    def drawn() -> Iterator[Panel]:
-        for each in panels:
-            rows = shown.assign(repeats=shown[f"{each.name}_repeats"])
-            points = Points(rows=rows, **spread(each.name), ends=("", ""), scale=each.scale, unit=each.unit, line=True)
-            yield Panel(layers=[points], y=each.label, nodes=shown)
+    def drawn(each: Quantity) -> Panel:
+        rows = shown.assign(repeats=shown[f"{each.name}_repeats"])
+        points = Points(rows=rows, **spread(each.name), ends=("", ""), scale=each.scale, unit=each.unit, line=True)
+        return Panel(layers=[points], y=each.label, nodes=shown)
 
     kept = [f"{panel.name}_{end}" for panel in panels for end in ("repeats", "median", "min", "max", "low", "high")]
     return Figure(
         name="usage",
         title="Use and power" if any("power" in panel.name for panel in panels) else "Use of the machine",
         alt=f"{'; '.join(panel.label for panel in panels)}: against workers; the values are in its CSV file.",
-        caption="Use of the machine against the number of workers, means over the timed window of each run. "
-        f"{'; '.join(panel.words for panel in panels).capitalize()}. Points: medians over repeats; bars: lowest to "
-        "highest repeat; lines only guide the eye; the ring is one worker without a communication library."
+        caption="Use of the machine against workers, means over the timed window and over ranks or GPUs. "
+        f"{'; '.join(panel.words for panel in panels)}. Points: medians over repeats; bars: lowest to highest repeat; "
+        "the ring is one worker without a communication library."
         f"{kit.boundary_words(shown)} {kit.repeats_words(shown)}{kit.left_out(parallel, settings)}",
         data=known[["series", "setting", "partition", "device", "workers", "nodes", "repeats", *kept]],
-        panels=list(drawn()),
+        panels=[drawn(each) for each in panels],
         looks=series_styles(analysis.points),
     )
 

@@ -5,15 +5,15 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import Formatter
 
-from horovod_study.errors import ConfigError
+from horovod_study.errors import refuse
 from horovod_study.files import csv_of, result_folder, write_file, writing
 from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
 from horovod_study.report.kit.typeset import latex
@@ -36,8 +36,11 @@ def write_result(
     text, lines, a table (CSV) or a document (JSON). Raises RecordError, which says to choose a writable `choose`,
     and ConfigError where there is no LaTeX.
     """
-    if pgf:
-        _need_latex()
+    latex_needed = (
+        "--pgf: pdflatex is not on PATH, and LaTeX measures the letters of PGF files; install it (Debian: apt install "
+        "texlive-latex-recommended texlive-pictures), or leave --pgf away and include the PDF files"
+    )
+    refuse("", (pgf and shutil.which("pdflatex") is None, latex_needed))
     paths = []
     with writing(directory, f"choose a writable {choose}"):
         result_folder(directory)
@@ -68,15 +71,6 @@ def figure_lines(paths: Iterable[Path]) -> list[str]:
     return [f"figure: {path}" for path in paths if path.suffix == ".png"]
 
 
-def _need_latex() -> None:
-    """Raise ConfigError where PGF files cannot be made: LaTeX measures the letters in them."""
-    if shutil.which("pdflatex") is None:
-        raise ConfigError(
-            "--pgf: pdflatex is not on PATH, and LaTeX measures the letters of PGF files; install it (Debian: apt "
-            "install texlive-latex-recommended texlive-pictures), or leave --pgf away and include the PDF files"
-        )
-
-
 def to_pgf(figure: Figure) -> bytes:
     """Return a settled figure as PGF, which LaTeX sets in the letters of the document, through matplotlib's backend.
 
@@ -90,30 +84,15 @@ def to_pgf(figure: Figure) -> bytes:
 
 def as_latex(figure: Figure) -> None:
     """Turn every text of a settled figure into LaTeX that prints it and does nothing else, names of runs included."""
-    ticks: set[int] = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(_LatexTicks(axis.get_major_formatter()))
-            axis.set_minor_formatter(_LatexTicks(axis.get_minor_formatter()))
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                ticks |= {id(tick.label1), id(tick.label2)}
-            ticks.add(id(axis.get_offset_text()))
+
+    def escaped(text: str) -> str:
+        return "\n".join(latex(line) for line in text.split("\n"))
+
     for text in figure.findobj(Text):
-        if isinstance(text, Text) and id(text) not in ticks:  # ticks are written again from their formatters
-            text.set_text("\n".join(latex(line) for line in text.get_text().split("\n")))
-
-
-class _LatexTicks(Formatter):
-    """The texts of another formatter as LaTeX."""
-
-    def __init__(self, inner: Formatter) -> None:
-        self.inner = inner
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        return latex(self.inner(value, position))
-
-    def format_ticks(self, values: Any) -> list[str]:
-        return ["\n".join(latex(line) for line in text.split("\n")) for text in self.inner.format_ticks(values)]
-
-    def get_offset(self) -> str:
-        return latex(self.inner.get_offset())
+        if isinstance(text, Text):  # those of ticks are written again below
+            text.set_text(escaped(text.get_text()))
+    for axis, minor in product((axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)), (False, True)):
+        low, high = sorted(axis.get_view_interval())
+        places = [place for place in axis.get_ticklocs(minor=minor) if low <= place <= high]
+        labels = (axis.get_minor_formatter() if minor else axis.get_major_formatter()).format_ticks(places)
+        axis.set_ticks(places, labels=[*map(escaped, labels)], minor=minor)

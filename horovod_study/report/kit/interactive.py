@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,29 +44,24 @@ def belongs(artist: Any, series: str) -> None:
 
 
 def tips(
-    rows: pd.DataFrame, value: str, *, low: str = "", high: str = "", unit: str = "", scale: float = 1.0, note: str = ""
+    rows: pd.DataFrame, value: str, *, low: str = "", high: str = "", unit: str = "", scale: float = 1.0
 ) -> list[str]:
     """Return what pointing at each row's point says: `8 workers on 2 nodes: 3.91\u00d7 [3.82, 4.00], 3 repeats`.
 
     `value`, `low` and `high` are columns, multiplied by `scale` into `unit`; workers, nodes and repeats are said where
-    the rows have such a column, `note` last.
+    the rows have such a column.
     """
-    after = f", {note}" if note else ""
     used = [name for name in dict.fromkeys((value, low, high, "workers", "nodes", "repeats")) if name in rows.columns]
-    return [f"{_tip(row, value, low, high, unit, scale)}{after}" for row in rows[used].to_dict("records")]
-
-
-def _tip(row: Mapping[Any, Any], value: str, low: str, high: str, unit: str, scale: float) -> str:
-    ends = [scale * row.get(name, math.nan) for name in (low, high)]
-    text, bracket, interval = with_interval(scale * row[value], *ends).partition(" [")
-    unit = unit if unit in ("", "\u00d7") else f"{THIN}{unit}"
-    words = [f"{text}{unit}{bracket}{interval}"]
-    if known(row.get("repeats")):
-        words.append(plural(row["repeats"], "repeat"))
-    where = [plural(row["workers"], "worker")] if known(row.get("workers")) else []
-    if known(row.get("nodes")) and row["nodes"] > 1:
-        where.append(f"on {plural(row['nodes'], 'node')}")
-    return f"{' '.join(where)}: {', '.join(words)}" if where else ", ".join(words)
+    unit, texts = unit if unit in ("", "\u00d7") else f"{THIN}{unit}", []
+    for row in rows[used].to_dict("records"):
+        ends = [scale * row.get(name, math.nan) for name in (low, high)]
+        text, bracket, interval = with_interval(scale * row[value], *ends).partition(" [")
+        repeats = f", {plural(row['repeats'], 'repeat')}" if known(row.get("repeats")) else ""
+        where = f"{plural(row['workers'], 'worker')}: " if known(row.get("workers")) else ""
+        if known(row.get("nodes")) and row["nodes"] > 1:
+            where = f"{where.removesuffix(': ')} on {plural(row['nodes'], 'node')}: ".lstrip()
+        texts.append(f"{where}{text}{unit}{bracket}{interval}{repeats}")
+    return texts
 
 
 def inline(drawing: Any, *, width_in: float = SCREEN_WIDTH_IN) -> str:
@@ -77,23 +72,18 @@ def inline(drawing: Any, *, width_in: float = SCREEN_WIDTH_IN) -> str:
         _number(figure)
         spots = "".join(_spots(figure))
         svg = to_bytes(figure, "svg").decode("utf-8")
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # Names are unique in one SVG, but not among several on one page.
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{drawing.name}-\1"', svg)
-    svg = re.sub(r'href="#([^"]+)"', rf'href="#{drawing.name}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{drawing.name}-\1)", svg)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{drawing.name}-", svg)
     svg = re.sub(r"'DejaVu Sans'", "var(--sans)", svg)
     svg = re.sub(rf'id="{drawing.name}-(series|legend)-(\d+)"', r'data-\1="\2"', svg)
     for color in DARK:
         svg = re.sub(rf"(?<=: ){color}\b", f"var({css_name(color)})", svg)
         svg = svg.replace(f'fill="{color}"', f'style="fill: var({css_name(color)})"')  # in patterns of hatches
-    head = re.match(r"<svg [^>]*>", svg)
-    assert head is not None
-    box = re.search(r'viewBox="[^"]+"', head.group())
-    assert box is not None
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group()}>'
-    return _compact(opening, svg[head.end() :].strip(), drawing.name).replace("</svg>", f"{spots}</svg>")
+    head, _, body = svg.partition(">")
+    (box,) = re.findall(r'viewBox="[^"]+"', head)
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box}>'
+    return _compact(opening, body.strip(), drawing.name).replace("</svg>", f"{spots}</svg>")
 
 
 def _number(figure: Figure) -> None:
@@ -142,10 +132,10 @@ def _compact(opening: str, svg: str, name: str) -> str:
     svg = re.sub(r' transform="rotate\(-0 [^")]*\)"', "", svg)
     svg = re.sub(r'\b(d|x|y|transform)="([^"<]*)"', _fewer_digits, svg)
     looks = Counter(re.findall(r' style="([^"]+)"', svg))
-    classes = {look: f"{name}-s{place}" for place, look in enumerate(look for look in looks if looks[look] > 3)}
-    svg = re.sub(
-        r' style="([^"]+)"', lambda each: f' class="{classes[each[1]]}"' if each[1] in classes else each[0], svg
-    )
+    often = [look for look, count in looks.items() if count > 3]
+    classes = {look: f"{name}-s{place}" for place, look in enumerate(often)}
+    for look, short in classes.items():
+        svg = svg.replace(f' style="{look}"', f' class="{short}"')
     rules = "".join(f".{short}{{{look}}}" for look, short in classes.items())
     return f"{opening}<style>{rules}</style>{svg}"
 
