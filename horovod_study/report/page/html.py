@@ -240,7 +240,7 @@ def _leads(
         "All checks passed: at least three repeats everywhere, spreads of 10 % at most, baselines present, no failed "
         "runs, steps that add up."
     )
-    found = {
+    found: dict[str, Sequence[str]] = {
         "scaling": [*_scaling(analysis, drawn)],
         "step": [*_step(analysis)] if "breakdown" in made else ["No finished run recorded the parts of its steps."],
         "nodes": jumped(analysis),

@@ -204,7 +204,7 @@ def _who(row: Any, labels: Mapping[str, str]) -> str:
 def sentences(analysis: Analysis) -> list[list[str]]:
     """Return what was found, per partition and setting, in plain sentences; the first one says the most."""
     labels, findings = series_labels(analysis.points), analysis.provenance["findings"]
-    first = _largest(analysis) if findings else None
+    first = _largest(analysis) if findings else {}
     made = []
     for found in sorted(findings, key=lambda each: each is not first):
         text = [] if found is first and found.get("withheld") and not found.get("apart") else [_fast(analysis, found)]
