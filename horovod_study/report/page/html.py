@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime
 from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
@@ -41,7 +40,7 @@ from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.report.page.waits import jumped, waiting
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
 from horovod_study.text.tables import Cell, Column, Group, Table, table_of
-from horovod_study.text.words import listed, plural
+from horovod_study.text.words import cut, listed, plural
 
 OPTIONS = packaged().options
 
@@ -67,8 +66,8 @@ MAX_SAID = 4
 """Paragraphs of a section that are in sight."""
 MAX_DOUBTS = 5
 """Doubts that are in sight, the worst."""
-MAX_NAMES = 8
-"""Series that are named where more share a doubt."""
+MAX_NAMES = 600
+"""Letters of the names of the series that share a doubt."""
 
 
 class Section(NamedTuple):
@@ -148,7 +147,11 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
     script, provenance = static(".js"), analysis.provenance
     text = environment.get_template("report.html.j2").render(
         title=f"Scaling of {', '.join(provenance['studies'])}",
-        eyebrow=_eyebrow(provenance),
+        eyebrow=[
+            f"{plural(provenance['runs']['total'], 'run')} of {', '.join(provenance['studies'])}",
+            f"on {', '.join(provenance['partitions'])}",
+            *(f"{moment:.10}" for moment in provenance["started"][:1]),
+        ],
         headline=headline(analysis),
         under=[text for text in (subheadline(analysis), outside(analysis)) if text],
         findings=sentences(analysis),
@@ -333,18 +336,6 @@ def _common(provenance: Mapping[str, Any]) -> list[str]:
     return [f"The same in all runs: {told}."] if told else []
 
 
-def _eyebrow(provenance: Mapping[str, Any]) -> str:
-    runs = plural(provenance["runs"]["total"], "run")
-    words = [f"{runs} of {', '.join(provenance['studies'])}", f"on {', '.join(provenance['partitions'])}"]
-    for moment in provenance["started"][:1]:
-        try:
-            when = datetime.fromisoformat(moment)
-            words.append(f"{when.day} {when:%B %Y}")
-        except ValueError:
-            words.append(moment)
-    return " \u00b7 ".join(words)
-
-
 def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the figures of the headline one by one, with what they are relative to."""
     findings = [found for found in analysis.provenance["findings"] if found["series"][0]["speedup"] is not None]
@@ -386,7 +377,7 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     limited = Table(columns=(Column(head="To know", number=False, wrap=True),), groups=tuple(limits))
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
     doubts = [
-        (Cell(each.text, _some(each.names)), Cell(each.command, each.remedy, code=True))
+        (Cell(each.text, cut("; ".join(each.names), MAX_NAMES)), Cell(each.command, each.remedy, code=True))
         for each in doubts_of(analysis.provenance["doubts"], labels)
     ]
     commands = [(Cell(f"{command}", code=True),) for command in analysis.provenance["commands"]]
@@ -398,12 +389,6 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     ):
         if rows:
             yield replace(table_of(heads, rows, texts=range(len(heads))), name=name, title=title)
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are; the table of doubts for print has each."""
-    more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
-    return "; ".join([*names[:MAX_NAMES], *more])
 
 
 def _methods(fit: Mapping[str, Any]) -> Iterable[str]:

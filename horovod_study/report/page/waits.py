@@ -50,7 +50,7 @@ def _wait(row: Mapping[Any, Any], unit: str) -> str:
     )
     if not math.isfinite(epoch[0]):
         return text
-    return f"{text}, and {with_unit(*epoch, unit='s')} of an epoch of {plural(row['batches_per_epoch'], 'step')}"
+    return f"{text}, and {with_unit(*epoch, unit='s')} of an epoch of {row['batches_per_epoch']:.0f} batches"
 
 
 def _knee(row: Mapping[Any, Any], unit: str) -> str:
@@ -104,7 +104,7 @@ def _jump(row: Mapping[Any, Any]) -> str:
     verdict = "too few repeats to tell" if pd.isna(resolved) else "resolved" if resolved else "not resolved"
     mixed = "; part of it is due to the further workers" if row["kind"] == INDIRECT else ""
     return (
-        f"from {fewer} to {more} {what} goes from {before} to {after}{THIN}ms, by "
+        f"from {fewer} to {more} {what} goes from {before}{THIN}ms to {after}{THIN}ms, by "
         f"{signed(with_unit(jump, low, high, unit='ms'))} ({verdict}){mixed}"
     )
 
