@@ -358,7 +358,7 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
     what = dict.fromkeys(  # of a table label and partition are the name of the curve
         (labels[best["series"]], plural(found["workers"], "worker"), found["setting"], found["partition"])
     )
-    return {"what": ", ".join(what), "tiles": tiles}
+    return {"what": ", ".join(filter(None, what)), "tiles": tiles}
 
 
 # ---------------------------------------------------------------------------------------------------- own tables
