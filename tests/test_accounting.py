@@ -25,7 +25,6 @@ from horovod_study.cli import main
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import LapClock, now
 from horovod_study.records import finite
-from horovod_study.report.page import html
 from horovod_study.workload import trainer
 from horovod_study.workload.schedule import lr_factor
 
@@ -615,9 +614,7 @@ def test_accounting_twice_gives_equal_results(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-def test_the_report_shows_the_account_and_its_doubts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_shows_the_account_and_its_doubts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def incomplete(rows: dict[str, Any], rank: int) -> None:
         rows["step_s"][33] += 0.4e-3 * rank
 
@@ -629,23 +626,9 @@ def test_the_report_shows_the_account_and_its_doubts(
     table = pd.read_csv(tmp_path / "an" / "accounting.csv")
 
     assert list(table.columns) == list(accounting.RUN_COLUMNS)
-    assert "The parts of 2660 recorded steps were added up, rank by rank: 1 does not add up" in page
-    assert "What no part covers, from the rows of every step" in page
-    assert "<code>bad</code>" in page
+    assert "Of 2660 recorded steps, added up rank by rank, 1 do not add up" in page
     assert "bad: 1 step of 380 does not add up; the largest gap is 0.400 ms, in step 33 of rank 1." in page
     assert "7 step rows of 1 run at 2 workers are lost (the disk was full)" in page
-    assert "are listed that do not add up" not in page
-
-    monkeypatch.setattr(html, "MAX_ACCOUNTED", 2)
-    assert call(capsys, "report", tmp_path / "an")[0] == 0
-    page = re.sub(r"\s+", " ", (tmp_path / "an" / "report.html").read_text())
-    listed = re.findall(r"<code>(.*?)</code>", page.partition('id="table-account"')[2].partition("</table>")[0])
-    worst = table[table["rank"].isna() & (table["open_steps"] == 0)].nlargest(1, "residual_share_worst")["run"]
-    assert sorted(listed) == sorted(["bad", *(name.rpartition("/")[2] for name in worst)])
-    runs = int(table["rank"].isna().sum())
-    assert (
-        f"Of {runs} runs the 2 are listed that do not add up or have the largest gaps; accounting.csv has all." in page
-    )
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ class TestPage:
         golden.line(section, "2 distinct")
         golden.line(section, "1 distinct")
         assert "knee" in section and "lowest cost per sample" in section
-        assert '<a href="#forecast">Forecast</a>' in page
+        assert '<a href="#forecast">Laws and forecast</a>' in page
 
     def test_unscored_is_not_silent(self, analysis, golden):
         made = {table.name: table for table in tables(analysis)}

@@ -22,7 +22,7 @@ from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import interactive, panels, style
 from horovod_study.report.kit.panels import side_by_side
 from horovod_study.report.page import html, sentences
-from horovod_study.report.page.doubts import doubt_groups
+from horovod_study.report.page.doubts import doubts_of
 from horovod_study.text import numbers
 
 pytestmark = pytest.mark.slow
@@ -221,7 +221,7 @@ def knee(analysis, **values):
 
 @pytest.mark.parametrize(
     ("counts", "cores", "why"),
-    [((1, 2), 64, "every law passes through 2 points"), ((1, 2, 4), 4, "its machine has 4 cores")],
+    [((1, 2), 64, "2 worker counts, and a law is tested by three or more"), ((1, 2, 4), 4, "its machine has 4 cores")],
 )
 def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says_why(counts, cores, why):
     runs = run_table(counts, partition="local", failed=()).assign(device="cpu", cores=cores, nodes=1)
@@ -234,10 +234,10 @@ def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says
     assert page.count(why) == 1, "in one line for all series"
     sections = re.findall(r'<section id="([a-z-]+)"', page)
     if len(counts) == 2:
-        assert sections[:6] == ["scaling", "step", "points", "doubts", "method", "further"]
+        assert sections == "scaling step forecast points doubts method synchronisation more-figures".split()
         assert made.curves.empty and '"speedup-law' not in page
     else:
-        assert "laws" in sections and "further" not in sections
+        assert 'id="table-laws"' in page and sections[-1] == "more-figures"
 
 
 @pytest.mark.parametrize(("last", "of_three", "flat"), [(0.9, 3, True), (0.4, 3, False), (0.4, 1, True)])
@@ -258,29 +258,32 @@ def test_doubts_are_grouped_and_what_is_missing_comes_first(golden):
         part,
     ]
 
-    found = doubt_groups(told, {"a": "Horovod/MPI"})
+    found = doubts_of(told, {"a": "Horovod/MPI"})
 
-    golden(
-        [[text for text, _ in group.doubts] for group in found],
-        "4 runs",
-        "Horovod/MPI",
-        "20 %",
-        "1 worker",
-        "2 workers",
-        "6 %",
-        "odd.",
-    )
-    assert all(group.subject.remedy for group in found)
+    golden([each.text for each in found], "4 runs", "Horovod/MPI", "20 %", "1 worker", "2 workers", "6 %", "odd.")
+    assert all(each.remedy and each.command for each in found)
 
 
 def test_what_to_do_about_the_numbers_of_a_table_is_nothing_that_runs_a_study():
     told = ["no run was recorded: the numbers are those of a table.", "a: repeats spread by 20 % at 1 worker."]
 
-    of_runs, of_table = (doubt_groups(some, {"a": "A"})[-1].subject for some in (told[1:], told))
+    of_runs, of_table = (doubts_of(some, {"a": "A"})[-1] for some in (told[1:], told))
 
-    assert of_runs.title == of_table.title
-    assert of_runs.command and not of_table.command
+    assert of_runs.text == of_table.text
+    assert "run STUDY" in of_runs.command and "run STUDY" not in of_table.command
     assert "table" in of_table.remedy
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_five_doubts_are_in_sight_the_worst_first_and_each_says_what_to_type(analysis):
+    told = [f"a{place}: repeats spread by 20 % at {place} workers." for place in range(7)]
+    doubted = replace(analysis, provenance={**analysis.provenance, "doubts": [*told, "1 of 4 runs gave no result."]})
+    shown = html.render(doubted).partition('<section id="doubts"')[2].partition("</section>")[0]
+    sight, _, rest = shown.partition("<details")
+
+    assert [part.count("repeats spread") for part in (sight, rest)] == [4, 3]
+    assert sight.index("gave no result") < sight.index("repeats spread")
+    assert sight.count("<code>horovod-study run STUDY.yaml") == 5
 
 
 def test_marks_of_several_series_at_one_count_do_not_hide_each_other():
@@ -332,38 +335,6 @@ def test_a_knee_that_is_open_or_doubtful_is_not_named(analysis, values):
 def test_without_a_forecast_there_is_no_knee(analysis):
     assert "cost more" not in told(analysis, holdout={"series": {}, "summary": {}})
     assert sentences.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
-
-
-def test_the_wait_is_called_the_cycle_only_where_runs_with_other_cycles_say_so(golden):
-    runs = run_table((1, 2), ways=MPI, failed=(), noise=0.001)
-    runs["horovod_defaults"] = runs["backend"] == "horovod"
-    analysis = analyze(runs)
-    own = analysis.points[(analysis.points["backend"] == "horovod") & (analysis.points["workers"] == 2)].iloc[0]
-    same = {
-        name: own[name]
-        for name in ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch")
-    }
-    row = {
-        **same,
-        "horovod_defaults": True,
-        "verdict": "as the cycle explains",
-        "share_at_default": 0.5,
-        "share_low": 0.4,
-    }
-    growth = {lap: GROWTH.get(lap, 0.0) for lap in analysis.provenance["findings"][0]["step"]["growth"]}
-
-    def with_cycle(**values):
-        table = pd.DataFrame([row | values]).reindex(columns=analysis.cycle.columns)
-        return told(analysis, cycle=table, step={"growth": growth})
-
-    golden(with_cycle(), "26 %")
-    for change in (
-        {"verdict": "not resolved"},
-        {"workers": 4},
-        {"horovod_defaults": False},
-        {"share_low": float("nan")},
-    ):
-        assert with_cycle(**change).startswith("52 % of the loss is waiting for gradients"), change
 
 
 @pytest.mark.parametrize(

@@ -298,8 +298,8 @@ def test_the_headline_says_it_in_words_with_its_interval(page, golden):
         "Horovod/Gloo 3.71",
         "2 repeats",
     )
-    assert "Whether Horovod/MPI is really faster than Horovod/Gloo is open: too few repeats for an interval." in text
-    assert "86 % of the difference is waiting for gradients" in text
+    assert re.search(r"Horovod/MPI is 1\.\d+ times as fast as Horovod/Gloo, with too few repeats to tell\.", text)
+    assert "what grew most is waiting for gradients, by" in text
 
 
 def test_differences_within_the_noise_are_called_unresolved():
@@ -309,8 +309,9 @@ def test_differences_within_the_noise_are_called_unresolved():
     runs.loc[two & (runs["transport"] == "gloo"), "samples_per_s"] = [990.0, 1040.0, 1030.0]
     text = " ".join(sentences.sentences(analyze(runs))[0])
 
-    assert re.search(r"Horovod/\w+ and Horovod/\w+ .* \(ratio 1\.0\d* \[0\.", text)
-    assert "times as fast as Horovod" not in text
+    assert re.search(
+        r"Horovod/\w+ is 1\.0\d* \[0\.[^.]*[^]]*\] times as fast as Horovod/\w+, which is not resolved", text
+    )
 
 
 def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds(golden):
@@ -319,7 +320,7 @@ def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds(golden)
     runs.loc[serial, ["backward_s", "step_s"]] += 0.0002
     text = " ".join(sentences.sentences(analyze(runs))[0]).replace("\u202f", " ")
 
-    wait = "waiting for gradients alone adds 0.49 ms, while other parts got shorter"
+    wait = "what grew most is waiting for gradients, by 0.49 ms"
     golden(text, "0.32 ms", wait)
 
 
@@ -356,7 +357,7 @@ def test_a_doubt_that_several_series_share_is_said_once():
 
     assert sum(doubt.endswith(few) for doubt in analysis.provenance["doubts"]) == 6
     assert page.count(few) == 1 and f"6 series: {few}" in page
-    which = page.partition(f"6 series: {few}")[2].partition("</details>")[0]
+    which = page.partition(f"6 series: {few}")[2].partition("</td>")[0]
     assert which.count("; ") == 5 and "local horovod/mpi batch 150" in which
 
 

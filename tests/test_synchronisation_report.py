@@ -121,7 +121,7 @@ def test_the_sentences_carry_the_numbers_of_the_tables(analysis, golden):
     golden(text, "250 batches")
     slope = numbers.with_interval(row["slope"], row["slope_low"], row["slope_high"])
     golden(text, slope)
-    assert "as polling explains" in text
+    assert f"({row['verdict']})" in text
 
 
 def test_unknown_values_are_dashes_with_their_reason(golden):

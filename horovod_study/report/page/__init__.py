@@ -1,9 +1,9 @@
 """The page a study ends in.
 
-html        report.html, one file that needs nothing else (templates/, static/)
+html        report.html, one file that needs nothing else: an answer and a list of sections (templates/, static/)
 sentences   the analysis in words: sentences with numbers, rounded to what they are worth
-waits       waiting for gradients in words: transports, knees, cycles, nodes
-doubts      doubts by what they are about, each group with what to do
+waits       waiting for gradients in words: knees, cycles, nodes
+doubts      doubts, the worst first, each with what to type
 answer      what a study came to, in a few lines for a terminal
 tables      the tables of a study for print: LaTeX, Markdown and CSV
 paper       a section of a thesis in LaTeX, with its appendix and citations

@@ -2,11 +2,11 @@
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.style import series_labels
-from horovod_study.report.page.doubts import doubt_groups
+from horovod_study.report.page.doubts import doubts_of
 from horovod_study.report.page.sentences import answer
 from horovod_study.report.page.tables import tables
 from horovod_study.text.numbers import THIN
-from horovod_study.text.tables import Table, to_lines, with_columns
+from horovod_study.text.tables import to_lines, with_columns
 from horovod_study.text.words import plural
 
 
@@ -15,10 +15,12 @@ def answer_lines(analysis: Analysis) -> list[str]:
     found = {table.name: table for table in tables(analysis)}
     lines = answer(analysis)
     if "points" in found:
-        lines += ["", *to_lines(_shown(found["points"])), ""]
-    groups = doubt_groups(analysis.provenance["doubts"], series_labels(analysis.points))
-    if doubts := sum(len(group.doubts) for group in groups):
-        lines.append(f"{plural(doubts, 'doubt')}: see the page")
+        shown = ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency", "Outside")
+        columns = enumerate(found["points"].columns)
+        kept = [place for place, column in columns if column.head in shown and not column.page_only]
+        lines += ["", *to_lines(with_columns(found["points"], kept)), ""]
+    if doubts := doubts_of(analysis.provenance["doubts"], series_labels(analysis.points)):
+        lines.append(f"{plural(len(doubts), 'doubt')}: see the page")
     # Rows of a table do not say how long they took.
     if "wall_s" in analysis.runs and analysis.runs["wall_s"].notna().any():
         runs = analysis.runs[analysis.runs["wall_s"].notna()]
@@ -27,16 +29,3 @@ def answer_lines(analysis: Analysis) -> list[str]:
         minutes = float(runs["wall_s"].sum()) / 60
         lines.append(f"cost: {plural(len(runs), 'run')}, {minutes:,.1f} min of training, {hours:,.3g} {unit}")
     return [line.replace(THIN, " ") for line in lines]
-
-
-def _shown(points: Table) -> Table:
-    """The points without the columns that a page explains; nodes only where there are several."""
-    nodes = any(row[1] not in ("1", "") for group in points.groups for row in group.rows)
-    kept = [
-        place
-        for place, column in enumerate(points.columns)
-        if column.head in ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency", "Outside")
-        and not column.page_only
-        and (nodes or column.head != "Nodes")
-    ]
-    return with_columns(points, kept)

@@ -1,24 +1,21 @@
 """report.html: one file that a person opens first and can send on; it needs no network and no other file.
 
-The page is complete without its script: figures are inline SVG, tables are tables. The script (page/static) adds
-points by keyboard and touch, downloads and the choice of light or dark; it makes its buttons itself, so that none is
-there without it. Every *.js and *.css of page/static becomes part of the page.
+The page is an answer and SECTIONS, all of one make: sentences, figures, tables. It is complete without its script
+(page/static): figures are inline SVG. Every *.js and *.css of page/static becomes part of the page.
 """
 
 import base64
 import hashlib
 import html
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from datetime import datetime
-from functools import partial
+from dataclasses import replace
 from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -37,56 +34,69 @@ from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
-from horovod_study.report.page.doubts import doubt_groups
-from horovod_study.report.page.sentences import (
-    ENVIRONMENT,
-    base_of,
-    headline,
-    learned,
-    no_speedup,
-    outside,
-    sentences,
-    subheadline,
-)
+from horovod_study.report.page.doubts import doubts_of
+from horovod_study.report.page.sentences import base_of, headline, learned, outside, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.report.page.waits import jumped, waiting
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
-from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, grouped
-from horovod_study.text.words import listed, plural
+from horovod_study.text.tables import Cell, Column, Group, Table
+from horovod_study.text.words import cut, listed, plural
 
 OPTIONS = packaged().options
 
 PAIRED = ("speedup", "efficiency")
 """The two plots side by side under the headline."""
 
-_WIDE_IN = 6.3
-
 SYNCHRONISATION = ("synchronisation", "transport_ratio", "batch_size")
 LEARNING = ("learning", "targets", "sensitivity")
 """The figures of the sections on synchronisation and on learning."""
 
-_CLAIMED = (
-    *(*PAIRED, "breakdown", "throughput"),
-    *("boundary", "forecast", resources.NAME, *SYNCHRONISATION, *LEARNING),
-)
-"""Figures that a section shows; all others are in a section of their own."""
-
-_SHORT_CLAIMED = (*(name for name in _CLAIMED if name != "throughput"), "losses")
-"""The same of the page of a study whose series have too few worker counts for a law or a forecast."""
-
-_WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
-"""Widths at which figures are drawn for the page, where they differ from _WIDE_IN."""
+_GROWTH = ("losttime", "losttime-plain", "losttime-wrapped")
+_WAITING = ("synchronisation", "transports", "knees", "cycle")
+_SCORES = ("limits", "holdout", "workers")
 
 MAX_CSV, MIN_CSV = 60_000, 15_000
 """Letters of a figure's data up to which the page carries it for download; beyond, it is in figures/ alone. The smaller
 number holds where all figures together have more than MUCH_CSV: the page of a thousand runs shall stay below 5 MB."""
 MUCH_CSV = 2_000_000
 
-MAX_COMPARED = 40
-"""Rows of the comparison with another study up to which its table is unfolded."""
+MAX_OPEN = 40
+"""Rows up to which the first table of a section without a figure is unfolded."""
+MAX_SAID = 4
+"""Paragraphs of a section that are in sight."""
+MAX_DOUBTS = 5
+"""Doubts that are in sight, the worst."""
+MAX_NAMES = 600
+"""Letters of the names of the series that share a doubt."""
 
-MAX_ACCOUNTED = 100
-"""Runs whose unexplained time the page lists; of more, those that do not add up and those with the largest gaps."""
+
+class Section(NamedTuple):
+    """A section of the page: the names of its figures, and of its tables in sight and folded; those that there are."""
+
+    place: str  # its id
+    title: str
+    figures: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
+    aside: str = ""  # all of it is folded: always, or where the study has few worker counts
+    drawn: bool = False  # there is none without a figure
+
+
+SECTIONS = (
+    Section("against", "Against the other study", folded=("against",)),
+    Section("scaling", "Scaling", PAIRED),
+    Section("step", "Inside a step", ("breakdown", "losses"), folded=(*_GROWTH, "breakdown")),
+    Section("nodes", "Across nodes", ("boundary",), folded=("boundary",)),
+    Section("synchronisation", "Synchronisation", SYNCHRONISATION, folded=_WAITING, aside="few"),
+    Section("forecast", "Laws and forecast", ("forecast",), ("forecast", "laws"), _SCORES, aside="few"),
+    Section("learning", "Learning", LEARNING, folded=("targets", "learning"), drawn=True),
+    Section("resources", "Energy and hours", ("resources",), folded=("resources",), drawn=True),
+    Section("points", "All points", tables=("points", "turns")),
+    Section("doubts", "Doubts", tables=("worst", "failed"), folded=("others",)),
+    Section("method", "How it was measured", tables=("measurement", "environment", "commands")),
+    Section("more-figures", "More figures", aside="always"),  # those that no other section shows
+)
+"""What follows the answer, in its order."""
 
 
 def write_report(
@@ -130,210 +140,200 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = _page(analysis, against)
-    text = environment.get_template("report.html.j2").render(**page, contents=_contents(page))
+    stacked = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique() > 1
+    labels, printed = series_labels(analysis.points), tables(analysis)
+    figures = _figures(drawings(analysis), narrow=() if stacked else PAIRED)
+    made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}
+    script, provenance = static(".js"), analysis.provenance
+    text = environment.get_template("report.html.j2").render(
+        title=f"Scaling of {', '.join(provenance['studies'])}",
+        eyebrow=[
+            f"{plural(provenance['runs']['total'], 'run')} of {', '.join(provenance['studies'])}",
+            f"on {', '.join(provenance['partitions'])}",
+            *(f"{moment:.10}" for moment in provenance["started"][:1]),
+        ],
+        headline=headline(analysis),
+        under=[text for text in (subheadline(analysis), outside(analysis)) if text],
+        findings=sentences(analysis),
+        ratios_are=ratios_are(analysis.points),
+        tiles=_tiles(analysis, labels),
+        doubts=len(doubts_of(provenance["doubts"], labels)),
+        failures=len(provenance["failed"]),
+        sections=_sections(analysis, figures, made, _leads(analysis, figures, made, labels, against)),
+        stacked=stacked,
+        most=MAX_SAID,
+        files=[(table.name, table.title) for table in printed],
+        policy=_policy(script),
+        script=Markup(script),
+        sheet=Markup(static(".css")),
+        version=__version__,
+        light=[(css_name(color), color) for color in DARK],
+        dark=[(css_name(color), twin) for color, twin in DARK.items()],
+    )
     # The indentation of thousands of rows is a part of the page that nobody sees.
     return re.sub(r"<table\b.*?</table>", lambda table: re.sub(r"\n\s+", "\n", table[0]), text, flags=re.DOTALL)
 
 
-def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
-    """Return what the template shows, by the names that it uses: one entry each, which is why this is long."""
-    scaled = analysis.points[analysis.points["mode"] != "single"]
-    settings = scaled["setting"].nunique()
-    works = scaled.drop_duplicates("setting").groupby("work", sort=False)["setting"]
-    # With little to say, some point of several workers and no series with a law or forecast, a page has the answer,
-    # where the time goes, the points, doubts and how it was measured; the rest is folded.
+def _sections(
+    analysis: Analysis, drawn: Mapping[str, Any], made: Mapping[str, Table], leads: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Return the sections that this study has, as the template shows them; folded ones last."""
     parallel = analysis.points[(analysis.points["backend"] != "serial") & ~analysis.points["missing"].astype(bool)]
     several = parallel.groupby("series")["workers"].nunique()
     single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
-    short = bool(len(several) and single and 1 < parallel["workers"].max() and several.max() < FEWEST_COUNTS)
-    figures = _figures(drawings(analysis), dict.fromkeys(PAIRED, _WIDE_IN) if settings > 1 else {})
-    script = static(".js")
-    labels = series_labels(analysis.points)
-    made = {table.name: table for table in tables(analysis)}
-    provenance, counts = analysis.provenance, analysis.points["workers"].nunique()
-    doubts = doubt_groups(provenance["doubts"], labels)
-    return dict(  # noqa: C408
-        title=f"Scaling of {', '.join(provenance['studies'])}",
-        eyebrow=_eyebrow(provenance),
-        headline=headline(analysis),
-        subheadline=subheadline(analysis),
-        outside=outside(analysis),
-        policy=_policy(script),
-        script=Markup(script),
-        sheet=Markup(static(".css")),
-        findings=sentences(analysis),
-        ratios_are=ratios_are(analysis.points),
-        tiles=_tiles(analysis, labels),
-        stacked=settings > 1,
-        paired=[figures[name] for name in PAIRED if name in figures],
-        no_speedup=no_speedup(analysis),
-        breakdown=figures.get("breakdown"),
-        losses=figures.get("losses"),
-        throughput=None if short else figures.get("throughput"),
-        boundary=figures.get("boundary"),
-        made=made,
-        jumped=jumped(analysis),
-        waiting=waiting(analysis),
-        waiting_tables=[(title, made[name]) for name, title in _WAITING.items() if name in made],
-        waiting_figures=[figures[name] for name in SYNCHRONISATION if name in figures],
-        ahead=figures.get("forecast"),
-        without_forecast=_without_forecast(analysis, labels),
-        learning=[figures[name] for name in LEARNING if name in figures],
-        more=[figure for name, figure in figures.items() if name not in (_SHORT_CLAIMED if short else _CLAIMED)],
-        short=short,
-        without_laws="No law is fitted and nothing is forecast: every law passes through "
-        f"{plural(counts, 'point')}. With {FEWEST_COUNTS} worker counts or more (sweep: workers in the study file) "
-        "both are here.",
-        reported=bool((analysis.points["backend"] == REPORTED).all()),
-        commanded=bool((analysis.points["backend"] == COMMAND).all()),
-        flat=convergence.is_flat(analysis.convergence),
-        learned=learned(analysis),
-        resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},
-        common=_common(provenance),
-        base=baseline_words(
-            analysis.points, provenance["baseline"], plain="one plain PyTorch worker without a communication library"
-        ),
-        # What each way of scaling keeps fixed, one sentence for the settings that share it.
-        works=[f"{listed([str(setting) for setting in own])}: {work}" for work, own in works],
-        growth=[(name, made[name]) for name in ("losttime", "losttime-plain", "losttime-wrapped") if name in made],
-        accounts=_accounts(analysis, labels),
-        closed=_closed(analysis),
-        limits=[
-            {
-                "label": labels[series],
-                "doubts": list(fit["doubts"]),
-                "methods": list(dict.fromkeys(law["interval_method"] for law in fit["laws"].values())),
-            }
-            for series, fit in analysis.fits["series"].items()
-        ],
-        doubts=doubts,
-        doubted=sum(len(group.doubts) for group in doubts),
-        failures=len(provenance["failed"]),
-        runs=provenance["runs"],
-        environments=[
-            {
-                "runs": plural(each["runs"], "run"),
-                "facts": [
-                    (word, NOTHING if each.get(key) is None else f"{each[key]}") for key, word in ENVIRONMENT.items()
-                ],
-            }
-            for each in provenance["environment"]
-        ],
-        commands=list(provenance["commands"]),
-        compared=_compared(against),
-        version=__version__,
-        light=[(css_name(color), color) for color in DARK],
-        dark=[(css_name(color), twin) for color, twin in DARK.items()],
-        table=to_html,
-    )
+    few = bool(len(several) and single and 1 < parallel["workers"].max() and several.max() < FEWEST_COUNTS)
+    rest = set(drawn).difference(*(each.figures for each in SECTIONS))
+    found = []
+    for each in SECTIONS:
+        own = rest if each.aside == "always" else each.figures
+        figures = [figure for name, figure in drawn.items() if name in own]
+        shown, folded = ([made[name] for name in names if name in made] for names in (each.tables, each.folded))
+        lead = leads.get(each.place, ())
+        if (figures or shown or folded or lead) if not each.drawn else figures:
+            rows = sum(len(group.rows) for table in folded[:1] for group in table.groups)
+            titles = [*(figure["title"] for figure in figures), *(table.title for table in (*shown, *folded))]
+            found.append(
+                {
+                    "place": each.place,
+                    "title": each.title,
+                    "aside": ", ".join(titles) if each.aside == "always" or (few and each.aside) else "",
+                    "lead": lead,
+                    "figures": figures,
+                    "tables": [_table(table) for table in shown],
+                    "folded": [(table.title, _table(table)) for table in folded],
+                    "open": not figures and not shown and rows <= MAX_OPEN,
+                }
+            )
+    return sorted(found, key=lambda section: bool(section["aside"]))
 
 
-def _without_forecast(analysis: Analysis, labels: Mapping[str, str]) -> list[str]:
-    """Return in a sentence for each reason which series have no forecast."""
-    forecast_of = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
-    lacking: dict[str, list[str]] = {}
-    for series, scored in analysis.holdout["series"].items():
-        if series not in forecast_of:
-            why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
-            lacking.setdefault(why, []).append(labels[series])
-    return [f"No forecast of {listed(list(dict.fromkeys(names)))}: {why}." for why, names in lacking.items()]
+def _table(table: Table) -> Markup:
+    broad = any(group.title for group in table.groups)
+    heading = {"against": "Metric", "environment": "Runs"}.get(table.name, "Series")
+    return to_html(table, groups=heading, kind="broad" if broad else "flat")
 
 
-def _figures(made: Iterable[Figure], widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def _figures(made: Iterable[Figure], narrow: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return figures by name, as templates show them; where they are many, fewer of them carry their data."""
     drawn = [(drawing, csv_of(drawing.data)) for drawing in made]
     most_csv = MAX_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else MIN_CSV
-    return {
-        drawing.name: _figure(drawing, widths_in, rows if len(rows) <= most_csv else None) for drawing, rows in drawn
+    found = {}
+    for drawing, rows in drawn:
+        # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
+        label = html.escape(drawing.alt, quote=True)
+        svg = inline(drawing, width_in=SCREEN_WIDTH_IN if drawing.name in narrow else 6.3)
+        found[drawing.name] = {
+            "name": drawing.name,
+            "title": drawing.title,
+            "svg": Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)),
+            "caption": drawing.caption,
+            "csv": script_json(rows) if len(rows) <= most_csv else None,
+        }
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- sentences
+
+
+def _leads(
+    analysis: Analysis, drawn: Mapping[str, Any], made: Mapping[str, Table], labels: Mapping[str, str], against: Any
+) -> dict[str, Sequence[str]]:
+    """Return what each section says first, by its id."""
+    passed = (
+        "All checks passed: at least three repeats everywhere, spreads of 10 % at most, baselines present, no failed "
+        "runs, steps that add up."
+    )
+    found: dict[str, Sequence[str]] = {
+        "scaling": [*_scaling(analysis, drawn)],
+        "step": [*_step(analysis)] if "breakdown" in made else ["No finished run recorded the parts of its steps."],
+        "nodes": jumped(analysis),
+        "synchronisation": waiting(analysis),
+        "forecast": [*_forecast(analysis, made, labels)],
+        "learning": [*learned(analysis), *_common(analysis.provenance)],
+        "resources": resources.sentences(analysis),
+        "doubts": [] if "worst" in made else [passed],
+        "method": [*_method(analysis)],
     }
+    if against is not None:
+        from horovod_study.report.against import headline, texts
+
+        found["against"] = [f"{headline(against)}.", *against.doubts, *texts(against)]
+    return found
 
 
-_WAITING = {
-    "synchronisation": "Per step, per epoch, and its share",
-    "transports": "Backends compared, pair by pair",
-    "knees": "Batch-size knees",
-    "cycle": "How much of it is Horovod's cycle",
+def _scaling(analysis: Analysis, drawn: Mapping[str, Any]) -> Iterable[str]:
+    """Yield what speedups are over, and what each way of scaling keeps fixed."""
+    points, provenance = analysis.points, analysis.provenance
+    if "speedup" not in drawn:
+        why = [found["withheld"] for found in provenance["findings"] if found.get("withheld")]
+        yield f"No speedup is drawn: {why[0] if why else 'there is no point of several workers with a baseline'}."
+    plain = "one plain PyTorch worker without a communication library"
+    told = [f"Baseline: {baseline_words(points, provenance['baseline'], plain=plain)}."]
+    scaled = points[points["mode"] != "single"].drop_duplicates("setting")
+    for work, own in scaled.groupby("work", sort=False)["setting"]:
+        settings = listed([f"{setting}" for setting in own])
+        told.append(f"{settings[0].upper()}{settings[1:]}: {work}.")
+    yield " ".join(told)
+
+
+def _step(analysis: Analysis) -> Iterable[str]:
+    """Yield whether the recorded steps add up."""
+    ranks = analysis.accounting[analysis.accounting["rank"].notna() & (analysis.accounting["why_not"] == "")]
+    yield "The parts of a step add up to it; what no part covers is shown as unexplained."
+    if len(ranks):
+        yield (
+            f"Of {plural(ranks['steps'].sum(), 'recorded step')}, added up rank by rank, "
+            f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
+            f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
+        )
+
+
+def _forecast(analysis: Analysis, made: Mapping[str, Table], labels: Mapping[str, str]) -> Iterable[str]:
+    """Yield how to read laws and forecasts, and in a sentence for each reason which series have no forecast."""
+    if "laws" in made:
+        yield (
+            "Each law is fitted to the speedups of all repeats. The selected one has the fewest parameters among those "
+            "that the data support about equally well (within 2 units of AICc, and by errors at counts left out)."
+        )
+    if "forecast" in made:
+        yield (
+            "A forecast is not a measurement. Its hold-out error is that of the same method, applied to the largest "
+            "measured counts without knowing them."
+        )
+    told = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
+    lacking: dict[str, list[str]] = {}
+    for series, scored in analysis.holdout["series"].items():
+        if series not in told:
+            why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
+            lacking.setdefault(why, []).append(labels[series])
+    yield from (f"No forecast of {listed(list(dict.fromkeys(names)))}: {why}." for why, names in lacking.items())
+
+
+_HOW = {
+    REPORTED: "No run was recorded: the numbers are those of a table, which does not say how they were measured.",
+    COMMAND: "Each run is a whole command, from its start to its end; no step was seen in it.",
+    "": "Every worker trains on batches of its own; the throughput is the samples of all workers in the timed window "
+    "over the seconds of the slowest one. Warm-up steps, tests and writing are outside the window.",
 }
-"""Tables of the section on synchronisation, with what opens them."""
-
-_CONTENTS = (
-    ("compared", "against", "Against the other study"),
-    ("scaling", "scaling", "Scaling"),
-    ("step", "step", "Inside a step"),
-    ("boundary", "nodes", "Across nodes"),
-    ("waiting", "synchronisation", "Synchronisation"),
-    ("ahead", "forecast", "Forecast"),
-    ("learning", "learning", "Learning"),
-    ("resources", "resources", "Energy and hours"),
-    ("points", "points", "All points"),
-    ("laws", "laws", "Fitted laws"),
-    ("more", "more-figures", "More figures"),
-    ("doubts", "doubts", "Doubts"),
-    ("method", "method", "How it was measured"),
-    ("definitions", "definitions", "Definitions"),
-    ("further", "further", "Further"),
-)
-"""What a section needs, its id and its title; a section without an entry for what it needs is always there."""
 
 
-def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return ids and titles of the sections that this page has, in their order."""
-    needs = {
-        **{name: bool(page[name]) for name in ("compared", "learning", "more")},
-        "boundary": "boundary" in page["made"],
-        "resources": page["resources"]["figure"] is not None,
-        "waiting": bool(page["waiting_tables"]),
-        "ahead": "forecast" in page["made"] or "holdout" in page["made"] or bool(page["without_forecast"]),
-        "further": page["short"],
-    }
-    if page["short"]:
-        needs |= dict.fromkeys(("waiting", "ahead", "laws", "more", "definitions"), False)
-    return [(place, title) for need, place, title in _CONTENTS if needs.get(need, True)]
+def _method(analysis: Analysis) -> Iterable[str]:
+    backends, counts = set(analysis.points["backend"]), analysis.provenance["runs"]
+    states = [f"{count} of {counts['total']} runs {state}" for state, count in counts.items() if state != "total"]
+    yield f"{_HOW.get(backends.pop() if len(backends) == 1 else '', _HOW[''])} {', '.join(states)}."
+    if convergence.is_flat(analysis.convergence):
+        yield "Learning curves are left out: no test error fell by a third; longer runs (seconds, epochs) have some."
 
 
-def _compared(against: Any) -> dict[str, Any] | None:
-    """Return what the section on the difference to another study shows; None without one."""
-    if against is None:
-        return None
-    from horovod_study.report import against as compared
-
-    told = {"headline": compared.headline(against), "texts": compared.texts(against), "doubts": against.doubts}
-    short = len(against.differences) <= MAX_COMPARED
-    return {**told, "before": against.names[1], "table": compared.table(against), "short": short}
-
-
-def _policy(script: str) -> str:
-    """Return the rule that this page keeps: no request to anywhere, no script but its own."""
-    own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    rules = ("default-src 'none'", "style-src 'unsafe-inline'", f"script-src 'sha256-{own}'", "img-src data:")
-    return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
-
-
-def _figure(drawing: Figure, widths_in: Mapping[str, float], csv: str | None) -> dict[str, Any]:
-    # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
-    label = html.escape(drawing.alt, quote=True)
-    made = inline(drawing, width_in={**_WIDTHS_IN, **widths_in}.get(drawing.name, _WIDE_IN))
-    svg = made.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    return {
-        "name": drawing.name,
-        "title": drawing.title,
-        "svg": Markup(svg),
-        "caption": drawing.caption,
-        "csv": None if csv is None else script_json(csv),
-    }
-
-
-def _eyebrow(provenance: Mapping[str, Any]) -> str:
-    runs = plural(provenance["runs"]["total"], "run")
-    words = [f"{runs} of {', '.join(provenance['studies'])}", f"on {', '.join(provenance['partitions'])}"]
-    for moment in provenance["started"][:1]:
-        try:
-            when = datetime.fromisoformat(moment)
-            words.append(f"{when.day} {when:%B %Y}")
-        except ValueError:
-            words.append(moment)
-    return " \u00b7 ".join(words)
+def _common(provenance: Mapping[str, Any]) -> list[str]:
+    """Return the options of training that all runs share, in one line."""
+    common = provenance.get("learning", {})
+    told = ", ".join(
+        f"{each.short_title} {short_rate(common[name]) if name == 'lr' else common[name]}"
+        for name, each in OPTIONS.items()
+        if each.short_title and name in common
+    )
+    return [f"The same in all runs: {told}."] if told else []
 
 
 def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | None:
@@ -343,96 +343,64 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
         return None
     found = max(findings, key=lambda each: (each["workers"], each["series"][0]["speedup"]))
     best, step = found["series"][0], found["step"]
-    several = len(analysis.provenance["partitions"]) > 1
     low, high = best["low"], best["high"]
-    interval = (
-        f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"
-        if low is not None
-        else f"{plural(best['repeats'], 'repeat')}, no interval"
-    )
+    interval = f"{plural(best['repeats'], 'repeat')}, no interval"
+    if low is not None:
+        interval = f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"
     tiles = [
         ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base_of(found)}; {interval}"),
         ("Efficiency", percent(best["efficiency"]), f"of {plural(found['workers'], 'ideal worker')}"),
         ("Throughput", rounded(best["samples_per_s"]), f"{analysis.rate_unit}, all workers together"),
     ]
-    if step is not None and step["share"]["sync"] is not None:
-        wait = (
-            f"{milliseconds(step['share']['sync'] * step['step_s'])} of {milliseconds(step['step_s'])}{THIN}ms per step"
-        )
-        tiles.append(("Waiting for gradients", percent(step["share"]["sync"]), wait))
-    what = f"{labels[best['series']]}, {plural(found['workers'], 'worker')}, {found['setting']}"
-    told = several and found["partition"] != labels[best["series"]]  # of a table both are the name of the curve
-    return {"what": f"{what}, {found['partition']}" if told else what, "tiles": tiles}
-
-
-def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:
-    """Return what no part of a step covers, from the rows of every step: one group of rows per series."""
-    whole = analysis.accounting[analysis.accounting["rank"].isna()]
-    doubtful = (whole["why_not"] != "") | (whole["open_steps"] > 0)
-    worth = (
-        whole["residual_share_worst"].mask(doubtful, math.inf).rank(method="first", ascending=False, na_option="top")
+    if step is not None and (share := step["share"]["sync"]) is not None:
+        wait = f"{milliseconds(share * step['step_s'])} of {milliseconds(step['step_s'])}{THIN}ms per step"
+        tiles.append(("Waiting for gradients", percent(share), wait))
+    what = dict.fromkeys(  # of a table label and partition are the name of the curve
+        (labels[best["series"]], plural(found["workers"], "worker"), found["setting"], found["partition"])
     )
-
-    def share(name: str, row: Row) -> str:
-        if row["why_not"]:
-            return Cell(f"{row['why_not']}", warning=True)
-        value = row[f"residual_share_{name}"]
-        return percent(value, decimals=2) if math.isfinite(value) else NOTHING
-
-    def run(row: Row) -> str:
-        return Cell(f"{row['run']}".rpartition("/")[2], doubts=[f"{row['state']}"] * (row["state"] != "done"))
-
-    def worst(row: Row) -> str:
-        return Cell(share("worst", row), f"step {row['worst_step']:.0f}, rank {row['worst_rank']:.0f}")
-
-    columns = (
-        Column("Workers", "count", "workers", names=True),
-        Column("Run", "text", run, code=True),
-        Column("Steps", "count", "steps"),
-        Column("Left out", "count", "excluded"),
-        Column("Mean", "number", partial(share, "mean")),
-        Column("Median", "number", partial(share, "median")),
-        Column("99 %", "number", partial(share, "p99")),
-        Column("Worst", "number", worst),
-        Column("Not\nclosed", "count", "open_steps"),
-    )
-    parts = whole[worth <= MAX_ACCOUNTED].groupby("series", sort=False)
-    return Table(
-        name="account",
-        caption="Unexplained share of the step: all of it over all time, then of single steps: median, 99 % quantile, "
-        "worst. Steps before the timed window are left out here and kept in the rows",
-        columns=columns,
-        groups=grouped(columns, ((labels.get(f"{series}", f"{series}"), own) for series, own in parts)),
-    )
+    return {"what": ", ".join(filter(None, what)), "tiles": tiles}
 
 
-def _closed(analysis: Analysis) -> str:
-    """Return in sentences whether the recorded steps add up, and which runs the table of them leaves out."""
-    table = analysis.accounting
-    ranks, runs = table[table["rank"].notna() & (table["why_not"] == "")], int(table["rank"].isna().sum())
-    rest = (
-        f" Of {runs:,} runs the {MAX_ACCOUNTED} are listed that do not add up or have the largest gaps; accounting.csv "
-        "has all."
-        if runs > MAX_ACCOUNTED
-        else ""
-    )
-    if ranks.empty:
-        return rest.strip()
-    steps, wrong = int(ranks["steps"].sum()), int(ranks["open_steps"].sum())
-    checked = f"The parts of {plural(steps, 'recorded step')} were added up, rank by rank"
-    verdict = "all of them add up" if wrong == 0 else f"{wrong} do{'es' if wrong == 1 else ''} not add up"
-    gap = f"the largest gap between a step and its parts is {float(ranks['gap_s'].max()) * 1e6:.2g}{THIN}\u00b5s"
-    return f"{checked}: {verdict}; {gap}.{rest}"
+# ---------------------------------------------------------------------------------------------------- own tables
 
 
-def _common(provenance: Mapping[str, Any]) -> str:
-    """Return the options of training that all runs share, in one line."""
-    common = provenance.get("learning", {})
-    return ", ".join(
-        f"{each.short_title} {short_rate(common[name]) if name == 'lr' else common[name]}"
-        for name, each in OPTIONS.items()
-        if each.short_title and name in common
-    )
+def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> Iterable[Table]:
+    """Yield the tables that only the page has: they are made of words, or of what other files hold."""
+    if against is not None:
+        from horovod_study.report.against import table
+
+        yield table(against)
+    limits = [
+        Group(title=labels[series], rows=tuple((told,) for told in (*fit["doubts"], *_methods(fit))))
+        for series, fit in analysis.fits["series"].items()
+    ]
+    limited = Table(columns=(Column("To know", "text"),), groups=tuple(limits))
+    yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
+    doubts = [
+        (Cell(each.text, cut("; ".join(each.names), MAX_NAMES)), Cell(each.command, each.remedy))
+        for each in doubts_of(analysis.provenance["doubts"], labels)
+    ]
+    commands = [(f"{command}",) for command in analysis.provenance["commands"]]
+    rest = doubts[MAX_DOUBTS:]
+    typed = (Column("Doubt", "text"), Column("What to type", "text", code=True))
+    for name, title, columns, rows in (
+        ("worst", "Before you quote a number", typed, doubts[:MAX_DOUBTS]),
+        ("others", plural(len(rest), "more doubt"), typed, rest),
+        ("commands", "Commands to repeat it", (Column("Command", "text", code=True),), commands),
+    ):
+        if rows:
+            yield Table(name=name, title=title, columns=columns, groups=(Group(title="", rows=tuple(rows)),))
+
+
+def _methods(fit: Mapping[str, Any]) -> Iterable[str]:
+    return dict.fromkeys(f"Intervals: {law['interval_method']}" for law in fit["laws"].values())
+
+
+def _policy(script: str) -> str:
+    """Return the rule that this page keeps: no request to anywhere, no script but its own."""
+    own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    rules = ("default-src 'none'", "style-src 'unsafe-inline'", f"script-src 'sha256-{own}'", "img-src data:")
+    return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
 
 def static(suffix: str) -> str:
