@@ -6,8 +6,8 @@ of steepest descent (Howard and Gugger's fastai), and a tenth of the rate at whi
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,14 +39,10 @@ class RangeTest:
     steepest_rate: float | None
     slope: float | None  # d ln(loss) / d ln(rate) there, dimensionless
     diverged_rate: float | None
+    careful_rate: float | None  # a tenth of the rate at which the loss diverged
     suggested: float | None
     reason: str
     doubts: tuple[str, ...]
-
-    @property
-    def careful_rate(self) -> float | None:
-        """A tenth of the rate at which the loss diverged."""
-        return None if self.diverged_rate is None else self.diverged_rate / MARGIN
 
     @property
     def course(self) -> dict[str, Any]:
@@ -111,29 +107,38 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
         why = f"the loss is not a number from the start, at rate {rates[0]:.2g}; lower --low, or check the data"
     if why:
         raise AnalysisError(f"range test: {why}")
-    lowest, diverged = int(np.argmin(smooth)), None
+    lowest, diverged_rate = int(np.argmin(smooth)), None
     if smooth[lowest:].max() > 4.0 * smooth[lowest]:  # the limit of fastai's range test
         after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1
-        diverged = after if after < len(smooth) else None
+        diverged_rate = float(rates[after]) if after < len(smooth) else None
     descended = bool(smooth[lowest] < _DESCENDED * smooth[window // 2])
     steepest, slope = _steepest(rates[: lowest + 1], smooth[: lowest + 1]) if descended else (None, None)
-    diverged_rate = None if diverged is None else float(rates[diverged])
-    suggested, reason = _suggestion(steepest, diverged_rate, float(rates[lowest]), descended)
-    found = RangeTest(
+    careful = None if diverged_rate is None else diverged_rate / MARGIN
+    lowest_rate = float(rates[lowest])
+    suggested, reason = None, "none; the loss never fell, so there is nothing to read"
+    if descended and careful is not None and careful > lowest_rate:
+        suggested, reason = lowest_rate, "the rate of the smallest loss, as a tenth of the divergence is beyond it"
+    elif descended and careful is not None:
+        suggested, reason = careful, "a tenth of the rate at which the loss diverges"
+    elif descended and steepest is not None:
+        suggested, reason = steepest, "the steepest descent, as the loss never diverged"
+    elif descended:
+        reason = "none; the loss fell too briefly to say where"
+    return RangeTest(
         rates=rates,
         losses=losses,
         smooth=smooth,
         window=window,
-        lowest_rate=float(rates[lowest]),
+        lowest_rate=lowest_rate,
         lowest_loss=float(smooth[lowest]),
         steepest_rate=steepest,
         slope=slope,
         diverged_rate=diverged_rate,
+        careful_rate=careful,
         suggested=suggested,
-        reason=reason,
-        doubts=(),
+        reason=reason if suggested is None else f"lr {suggested:.2g}, {reason}",
+        doubts=tuple(_doubts(rates, smooth, (steepest, careful, suggested), descended)),
     )
-    return replace(found, doubts=tuple(_doubts(found, descended)))
 
 
 def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None]:
@@ -150,25 +155,10 @@ def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None
     return (float(rates[half + best]), float(slopes[best])) if slopes[best] < 0 else (None, None)
 
 
-def _suggestion(
-    steepest: float | None, diverged_rate: float | None, lowest_rate: float, descended: bool
-) -> tuple[float | None, str]:
-    if not descended:
-        return None, "none; the loss never fell, so there is nothing to read"
-    if diverged_rate is not None and diverged_rate / MARGIN > lowest_rate:
-        why = "the rate of the smallest loss, as a tenth of the divergence is beyond it"
-        return lowest_rate, f"lr {lowest_rate:.2g}, {why}"
-    if diverged_rate is not None:
-        careful = diverged_rate / MARGIN
-        return careful, f"lr {careful:.2g}, a tenth of the rate at which the loss diverges"
-    if steepest is not None:
-        return steepest, f"lr {steepest:.2g}, the steepest descent, as the loss never diverged"
-    return None, "none; the loss fell too briefly to say where"
-
-
-def _doubts(found: RangeTest, descended: bool) -> Iterator[str]:
-    rates, smooth, steepest, careful = found.rates, found.smooth, found.steepest_rate, found.careful_rate
-    early = found.diverged_rate is not None and found.diverged_rate < rates[math.ceil(len(rates) / 4)]
+def _doubts(rates: Floats, smooth: Floats, read: Sequence[float | None], descended: bool) -> Iterator[str]:
+    """Yield the doubts about the steepest rate, a tenth of the divergence and the suggested rate, which are `read`."""
+    steepest, careful, suggested = read
+    early = careful is not None and careful * MARGIN < rates[math.ceil(len(rates) / 4)]
     if careful is None:
         yield f"the loss never diverged up to rate {rates[-1]:.2g}: rates beyond may be better; raise --high to see"
     if not descended:
@@ -190,7 +180,7 @@ def _doubts(found: RangeTest, descended: bool) -> Iterator[str]:
         )
     # The steps after the first whose smoothed loss is more than twice the smallest before them.
     unsteady = rates[1:][smooth[1:] > UNSTEADY * np.minimum.accumulate(smooth)[:-1]]
-    if found.suggested is not None and len(unsteady) and unsteady[0] < found.suggested:
+    if suggested is not None and len(unsteady) and unsteady[0] < suggested:
         yield (
             f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {unsteady[0]:.2g}, "
             "below the suggested one; smaller rates are safer"

@@ -188,7 +188,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         commanded=bool((analysis.points["backend"] == COMMAND).all()),
         flat=convergence.is_flat(analysis.convergence),
         learned=learned(analysis),
-        resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},
+        resources={"figure": figures.get(resources.NAME)},
         common=_common(provenance),
         base=baseline_words(
             analysis.points, provenance["baseline"], plain="one plain PyTorch worker without a communication library"
