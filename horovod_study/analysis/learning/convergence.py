@@ -252,7 +252,7 @@ def crossing(samples: Floats, train_s: Floats, wall_s: Floats, test_mse: Floats,
 
 
 def _crossing(run: _Run, target: float) -> dict[str, Any]:
-    found = crossing(*(run[name] for name in ("samples", "train_s", "wall_s", "test_mse")), target)
+    found = crossing(run["samples"], run["train_s"], run["wall_s"], run["test_mse"], target)
     hours, energy_j = run["workers"] * found["wall_s"] / 3600, found["samples"] * run["energy_per_sample_j"]
     return found | {"worker_hours": hours, "energy_j": energy_j}
 
@@ -354,27 +354,26 @@ def _over(above: float, below: float) -> float:
 
 
 def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the limitations of the convergence, in a stable order."""
+    """Yield the limitations of the convergence, in a stable order; `rows`: of the targets, cell by cell."""
     found: tuple[list[str], ...] = ([], [], [])
-    alike, blurred, largest = [], [], 0.0
-    for cell in cells:
+    alike, blurred, largest = list[_Cell](), list[_Cell](), 0.0
+    levels = len(rows) // max(1, len(cells))
+    for at, cell in enumerate(cells):
         place, seeds = _places([cell]), {run["seed"] for run in cell.runs}
         budgets = sorted({f"{run.get('budget', '')}" for run in cell.runs})
         lowest, floor = min(float(run["test_mse"].min()) for run in cell.runs), cell.facts["floor_mse"]
         lost = sum(not math.isfinite(run["test_mse"][-1]) for run in cell.runs)
-        needed = [row["samples"] for row in rows if row["samples"] > 0 and _same(row, cell.facts)]
+        needed = [row["samples"] for row in rows[at * levels : (at + 1) * levels] if row["samples"] > 0]
         share = max(run["warmup_samples"] for run in cell.runs) / max(needed, default=math.inf)
         if lowest < _BELOW_FLOOR * floor:
             found[0].append(
                 f"{place}: a test MSE of {lowest:.3g} is below {_BELOW_FLOOR:g} of the statistical floor of the test "
-                f"set, {floor:.3g}. No estimator gets there by learning: test curves have been trained on, or the "
-                "error or the floor is computed wrongly. This is a bug; do not use these runs."
+                f"set, {floor:.3g}: test curves have been trained on, or one of both is wrong; do not use these runs."
             )
         if lost:
             found[1].append(
                 f"{place}: {lost} of {plural(len(cell.runs), 'run')} ended with a test MSE that is not a number: the "
-                "training diverged. It counts as never meeting a target; a lower learning rate or a warm-up is the "
-                "usual remedy."
+                "training diverged, and meets no target; a lower learning rate or a warm-up is the usual remedy."
             )
         if len(budgets) > 1 and cell.facts["schedule"] != "constant":
             found[2].append(
@@ -396,10 +395,6 @@ def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterat
             f"the seconds of the timed window leave out: {_places(blurred)}. Set warmup_steps: 0 to compare times to "
             "target."
         )
-
-
-def _same(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    return all(row[name] == facts[name] for name in ("series", "workers", "nodes"))
 
 
 def _places(cells: Sequence[_Cell]) -> str:

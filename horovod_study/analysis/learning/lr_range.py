@@ -51,16 +51,13 @@ class RangeTest:
 
     def lines(self) -> list[str]:
         """Return the result in words."""
-        lines = []
-        if self.steepest_rate is not None and self.slope is not None:
+        lines = [f"smallest loss {self.lowest_loss:.3g} at lr {self.lowest_rate:.2g}"]
+        if self.slope is not None:
             fall = f"{100 * (1 - 10.0 ** (self.slope * 0.1)):.0f} % for every 26 % that the rate rises"
-            lines.append(f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {fall}")
-        lines.append(f"smallest loss {self.lowest_loss:.3g} at lr {self.lowest_rate:.2g}")
+            lines.insert(0, f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {fall}")
         if self.diverged_rate is not None:
-            beyond = (
-                f"beyond which the loss stays above twice its smallest value; a tenth of it is {self.careful_rate:.2g}"
-            )
-            lines.append(f"divergence at lr {self.diverged_rate:.2g}, {beyond}")
+            words = "beyond which the loss stays above twice its smallest value; a tenth of it is"
+            lines.append(f"divergence at lr {self.diverged_rate:.2g}, {words} {self.careful_rate:.2g}")
         return [*lines, f"suggested: {self.reason}", *(f"doubt: {doubt}" for doubt in self.doubts)]
 
 
@@ -69,15 +66,11 @@ def smoothed(losses: Floats, window: int) -> Floats:
 
         smooth[k] = median(losses[k-h : k+h+1]),  h = min(window // 2, k, S-1-k)
 
-    Centred, so that it lags nowhere (an exponential average lags by its memory, which is a good part of a decade of
-    the rate), and deaf to single outliers; towards both ends the stretch shrinks to keep its centre. A loss that is no
-    number counts as infinitely large.
+    Centred, so that it lags nowhere, and deaf to single outliers; a loss that is no number is infinitely large.
     """
     known = np.where(np.isfinite(losses), losses, np.inf)
-    half, last = window // 2, len(known) - 1
-    return np.array(
-        [float(np.median(known[k - h : k + h + 1])) for k in range(last + 1) for h in (min(half, k, last - k),)]
-    )
+    halves = [min(window // 2, k, len(known) - 1 - k) for k in range(len(known))]
+    return np.array([float(np.median(known[k - h : k + h + 1])) for k, h in enumerate(halves)])
 
 
 def find_rate(rates: Floats, losses: Floats) -> RangeTest:
@@ -91,16 +84,13 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
         steepest descent  before the smallest loss, the rate in the middle of the half decade in which the
                           least-squares line through (ln rate, ln s) falls most
 
-    A tenth of the divergence is suggested where there is one, because the steepest descent is often that of the first
-    moments, in which a network only learns the mean of its targets; where that is beyond the smallest loss, the rate of
-    the smallest loss; and without a divergence the steepest descent. AnalysisError: fewer than 50 steps, or rates that
-    do not rise.
+    A tenth of the divergence is suggested, or the rate of the smallest loss where that is lower; without a divergence
+    the steepest descent. AnalysisError: fewer than 50 steps, or rates that do not rise.
     """
     rates, losses = np.asarray(rates, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     window, why = max(5, len(rates) // 50 | 1), ""
     if rates.shape != losses.shape or rates.ndim != 1 or len(rates) < MIN_STEPS:
-        steps = f"at least {MIN_STEPS} steps are needed, give more --steps"
-        why = f"{len(losses)} losses at {len(rates)} rates; {steps}"
+        why = f"{len(losses)} losses at {len(rates)} rates; at least {MIN_STEPS} steps are needed, give more --steps"
     elif not (rates[0] > 0 and np.all(np.diff(rates) > 0)):
         why = "the rates do not rise from step to step; record it with schedule range"
     elif not np.isfinite((smooth := smoothed(losses, window))[0]):
@@ -137,7 +127,7 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
         careful_rate=careful,
         suggested=suggested,
         reason=reason if suggested is None else f"lr {suggested:.2g}, {reason}",
-        doubts=tuple(_doubts(rates, smooth, (steepest, careful, suggested), descended)),
+        doubts=tuple(_doubts(rates, smooth, (steepest, diverged_rate, suggested), descended)),
     )
 
 
@@ -156,10 +146,10 @@ def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None
 
 
 def _doubts(rates: Floats, smooth: Floats, read: Sequence[float | None], descended: bool) -> Iterator[str]:
-    """Yield the doubts about the steepest rate, a tenth of the divergence and the suggested rate, which are `read`."""
-    steepest, careful, suggested = read
-    early = careful is not None and careful * MARGIN < rates[math.ceil(len(rates) / 4)]
-    if careful is None:
+    """Yield the doubts about the steepest rate, that of the divergence and the suggested one, which are `read`."""
+    steepest, diverged, suggested = read
+    early = diverged is not None and diverged < rates[math.ceil(len(rates) / 4)]
+    if diverged is None:
         yield f"the loss never diverged up to rate {rates[-1]:.2g}: rates beyond may be better; raise --high to see"
     if not descended:
         few = "the steps are too few or the rates too small; give more --steps or raise --high"
@@ -168,26 +158,17 @@ def _doubts(rates: Floats, smooth: Floats, read: Sequence[float | None], descend
     elif early:
         yield "the loss diverged in the first quarter of the test, before it could fall far; lower --low"
     if steepest is not None and steepest < rates[len(rates) // 5]:
-        yield (
-            "the steepest descent is in the first fifth of the test, where a network learns little but the mean of "
-            "its targets; do not rely on that rate"
-        )
-    elif steepest is not None and careful is not None and not 1 / MARGIN <= steepest / careful <= MARGIN:
-        fold = max(steepest / careful, careful / steepest)
-        yield (
-            f"the two rules differ {fold:.0f}-fold; try rates between them, for instance with horovod-study strain "
-            "search"
-        )
+        yield "the steepest descent is in the first fifth of the test, where only the mean is learned; do not trust it"
+    elif steepest is not None and diverged is not None:
+        fold = max(MARGIN * steepest / diverged, diverged / MARGIN / steepest)
+        if fold > MARGIN:
+            yield f"the two rules differ {fold:.0f}-fold; try rates between them, as horovod-study strain search does"
     # The steps after the first whose smoothed loss is more than twice the smallest before them.
     unsteady = rates[1:][smooth[1:] > UNSTEADY * np.minimum.accumulate(smooth)[:-1]]
     if suggested is not None and len(unsteady) and unsteady[0] < suggested:
-        yield (
-            f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {unsteady[0]:.2g}, "
-            "below the suggested one; smaller rates are safer"
-        )
+        rose = f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {unsteady[0]:.2g}"
+        yield f"{rose}, below the suggested one; smaller rates are safer"
     decades = float(np.log10(rates[-1] / rates[0]))
     if len(rates) < 50 * decades:
-        yield (
-            f"{len(rates)} steps for {decades:.1f} decades are few: the loss has no time to fall at any rate; "
-            f"give at least {math.ceil(decades) * 100} --steps"
-        )
+        few = f"{len(rates)} steps for {decades:.1f} decades are few: the loss has no time to fall at any rate"
+        yield f"{few}; give at least {math.ceil(decades) * 100} --steps"

@@ -18,8 +18,7 @@ from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import plural
 
 MIN_BATCHES = 3
-MAX_LINES = 8
-"""Lines of one figure that can be distinguished."""
+MAX_LINES = 8  # of one figure that can be distinguished
 
 
 def transport_ratio(analysis: Analysis) -> Figure | None:
@@ -157,7 +156,8 @@ def _against_batch(
         ends, label, unit, scale, log = _QUANTITIES[quantity]
         columns, law = spread(quantity, *ends), curves if quantity in curves else curves.iloc[:0]
         known = shown[shown[columns["y"]].notna()]
-        fitted, layers = known["line"].isin(law["line"]), [Guide(level=0.0)] * (scale == 100)
+        fitted = known["line"].isin(law["line"])
+        layers: list[Any] = [Guide(level=0.0)] * (scale == 100)
         if len(law):
             of_law = law[law[quantity].notna()]
             layers = [Curve(rows=of_law, x="batch", by="line", y=quantity, scale=scale),

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,13 @@ from matplotlib.patches import Patch
 
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
-from horovod_study.errors import RecordError
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 from horovod_study.text.words import plural
 
-MAX_LINES = 8
-"""Lines of one panel that can be distinguished; with more, every setting gets a row of its own."""
+MAX_LINES = 8  # of one panel; with more, every setting gets a row of its own
 
 MAX_ROWS = 4
 
@@ -47,8 +44,7 @@ def learning(analysis: Analysis) -> Figure | None:
     return None if is_flat(analysis.convergence) else learning_curves(analysis.points, analysis.convergence)
 
 
-_FALL = 1.5
-"""By so much the test error of some cell must fall from its first evaluation, for its curve to say anything."""
+_FALL = 1.5  # so much some test error must fall from its first evaluation
 
 
 def is_flat(curves: pd.DataFrame) -> bool:
@@ -61,17 +57,6 @@ def is_flat(curves: pd.DataFrame) -> bool:
 def _usual(curves: pd.DataFrame) -> pd.DataFrame:
     """The evaluations that most repeats of a cell have: a median over the few longest runs is another cell's."""
     return curves[curves["test_mse_median"].notna() & (2 * curves["evaluations"] > curves["repeats"])]
-
-
-def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path) -> None:
-    """Write the learning curves of some runs to one picture; the ending of `path` says in which form.
-
-    Raises RecordError for runs without evaluations, and what `Figure.save` raises.
-    """
-    drawing = learning_curves(points, curves)
-    if drawing is None:
-        raise RecordError("these runs have no evaluation yet; a run is evaluated after its first epoch")
-    drawing.save(path)
 
 
 def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
@@ -90,9 +75,9 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
     label = f"statistical floor {scientific(known[0])}" if len(known) == 1 else "statistical floor"
     for row in rows:
         said = [
-            f"{prefixed(float(f'{each.samples:.3g}'))} samples, {rounded(each.train_s_median, 3)}{THIN}s: test MSE "
-            f"{scientific(each.test_mse_median, 3)}"
-            for each in row.itertuples()
+            f"{prefixed(float(format(each['samples'], '.3g')))} samples, {rounded(each['train_s_median'], 3)}{THIN}s: test "
+            f"MSE {scientific(each['test_mse_median'], 3)}"
+            for each in row.to_dict("records")
         ]
         floors = [Guide(label=label, level=each, how=_FLOOR, held=True) for each in row["floor_mse"].dropna().unique()]
         for x, words in across.items():
@@ -143,12 +128,12 @@ def _lined(points: pd.DataFrame, row: pd.DataFrame) -> pd.DataFrame:
     settings, alone = _told(list(known["setting"])), len(known) == 1
     runtimes = alone or len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1
     counts, lines = alone or known["workers"].nunique() > 1, dict[Any, str]()
-    for each in known.itertuples():
-        words = [names[each.series]] * runtimes + [settings[each.setting]]
-        words[-1:-1] = [plural(each.workers, "worker")] * (counts and each.backend != "serial")
-        line = ", ".join(filter(None, words)) or each.setting
-        full = f"{each.series}, {plural(each.workers, 'worker')} on {plural(each.nodes, 'node')}"
-        lines[each.series, each.workers, each.nodes] = full if line in lines.values() else line
+    for each in known.to_dict("records"):
+        words = [names[each["series"]]] * runtimes + [settings[each["setting"]]]
+        words[-1:-1] = [plural(each["workers"], "worker")] * (counts and each["backend"] != "serial")
+        line = ", ".join(filter(None, words)) or each["setting"]
+        full = f"{each['series']}, {plural(each['workers'], 'worker')} on {plural(each['nodes'], 'node')}"
+        lines[each["series"], each["workers"], each["nodes"]] = full if line in lines.values() else line
     return row.assign(line=[lines[key] for key in row[_CELL].itertuples(index=False, name=None)])
 
 

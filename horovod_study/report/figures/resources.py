@@ -9,14 +9,12 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-from matplotlib.lines import Line2D
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures.workers import against_workers
 from horovod_study.report.grammar import Curve, Figure, Points, spread
 from horovod_study.report.kit import style
-from horovod_study.text.numbers import scientific
 
 NAME = "resources"
 
@@ -33,51 +31,33 @@ def resources(analysis: Analysis) -> Figure | None:
         return None
     settings = list(rows.loc[rows["workers"] > 1, "setting"].drop_duplicates())[:3]
     shown = rows[rows["setting"].isin(settings)]
-    curves, met = (
-        table[table["series"].isin(shown["series"])] for table in (analysis.quantity_curves, analysis.crossings)
-    )
-
-    def law_of(panel: dict[str, Any]) -> pd.DataFrame:
-        target = curves["target_mse"].astype(float).fillna(-1.0) == panel["target_mse"]
-        return curves[(curves["quantity"] == panel["quantity"]) & target]
+    curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
+    curves = curves[curves["target_mse"].isna()]
 
     def layers(own: pd.DataFrame, panel: dict[str, Any]) -> Iterator[Any]:
         how: dict[str, Any] = {"scale": 1 / panel["unit"], "unit": panel["unit_name"]}
-        law = law_of(panel)
-        law = law[law["series"].isin(own["series"])]
+        law = curves[(curves["quantity"] == panel["quantity"]) & curves["series"].isin(own["series"])]
         yield Curve(rows=law, y="value", low="low", high="high", how={"linewidth": 1.5}, **how)
-        if panel["target_mse"] < 0:
-            yield Points(rows=own, ends=("", ""), **spread(panel["quantity"]), **how)
-            return
-        runs = met[met["series"].isin(own["series"]) & (met["target_mse"] == panel["target_mse"])]
-        reached, how["y"] = runs["reached"].astype(bool), panel["quantity"]
-        yield Points(rows=runs[reached], **how)
-        missed = runs[~reached].assign(said="target not met")
-        yield Points(rows=missed, note="said", marker="^", hollow=True, **how)
+        yield Points(rows=own, ends=("", ""), **spread(panel["quantity"]), **how)
 
-    laws = {panel["label"]: law_of(panel).drop_duplicates("series") for panel in wanted}
-    told = [f"{label}: " + ", ".join(f"{looks[series].label} {law_label(law)}" for series, law in
-            zip(own["series"], own["law"], strict=True)) for label, own in laws.items() if len(own)]  # fmt: skip
+    laws = curves.drop_duplicates(["quantity", "series"]).to_dict("records")
+    labels = {panel["quantity"]: panel["label"] for panel in wanted}
+    told = [f"{labels[row['quantity']]}: {looks[row['series']].label} {law_label(row['law'])}" for row in laws
+            if row["quantity"] in labels]  # fmt: skip
     read = " and ".join(devices(kind) for kind in rows["energy_of"].drop_duplicates() if kind)
     words = [
         "What training costs against the number of workers: energy (of whole devices in the timed window, without "
         "memory modules, fans, power supplies and network) and hours, workers x training samples / throughput.",
         "lowest to highest repeat",
         f"Energy of {read}." * bool(read),
-        "Hours to a target: workers x wall time, with evaluation; a dot is a run, a hollow triangle one that did not "
-        "meet it (a lower bound)." * (len(wanted) == 3),
         f"Lines: the law selected by AICc with its 95 % band, dashed where extrapolated ({'; '.join(told)})."
         * bool(told),
     ]
-    frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]
+    frames = [shown.assign(kind="point"), curves.assign(kind="line")]
     data = pd.concat([each for each in frames if len(each)], ignore_index=True)
-    missed: dict[str, Any] = {"linestyle": "none", "marker": "^", "markersize": 5, "markerfacecolor": style.PAPER}
-    lower = [Line2D([], [], **missed, markeredgecolor=style.QUIET, label="target not met: at least")]
     how: dict[str, Any] = {"rows": shown, "settings": settings, "data": data, "looks": looks, "base": False}
-    how["legend"] = lower * bool(len(wanted) == 3 and not met["reached"].astype(bool).all())
     sides = [(partial(layers, panel=panel), panel["label"], {"beyond": ""}) for panel in wanted]
-    how["shape"], how["title"] = (len(wanted), 0.84, 0.52), "What training costs"
-    return against_workers(analysis, NAME, words, sides, **how)
+    return against_workers(analysis, NAME, words, sides, title="What training costs", **how)
 
 
 def hours_word(analysis: Analysis) -> str:
@@ -98,23 +78,18 @@ def devices(kinds: str) -> str:
 
 
 def _panels(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return what is drawn: column, target (-1: none), label of the axis, and the unit in which it can be read."""
-    rows, met, word = analysis.resources, analysis.crossings, hours_word(analysis)
+    """Return what is drawn: column, label of the axis, and the unit in which it can be read."""
+    rows, word = analysis.resources, hours_word(analysis)
     nothing = rows["energy_per_sample_j_median"].isna().all() and word != "GPU"
     if nothing or not (rows["workers"] > 1).any():
         return []
-    target = float(met.loc[met["reached"].astype(bool) & (met["workers"] > 1), "target_mse"].min())
-    to_target = met.loc[met["target_mse"] == target, "worker_hours"]
-    made = [
-        _panel("energy_per_sample_j", "Energy per sample / {}", "J", rows["energy_per_sample_j_max"]),
-        _panel("worker_hours_per_epoch", f"{word} {{}} per epoch", "hours", rows["worker_hours_per_epoch_max"]),
-        _panel("worker_hours", f"{word} {{}} to MSE {scientific(target)}", "hours", to_target, target),
-    ]
+    columns = {"energy_per_sample_j": ("Energy per sample / {}", "J"),
+               "worker_hours_per_epoch": (f"{word} {{}} per epoch", "hours")}  # fmt: skip
+    made = [_panel(name, *told, rows[f"{name}_max"]) for name, told in columns.items()]
     return [panel for panel in made if not math.isnan(panel["largest"])]
 
 
-def _panel(quantity: str, label: str, kind: str, values: pd.Series, target: float = -1.0) -> dict[str, Any]:
+def _panel(quantity: str, label: str, kind: str, values: pd.Series) -> dict[str, Any]:
     largest = float(values.max())
     size, name = next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
-    found = {"quantity": quantity, "target_mse": target, "label": label.format(name), "largest": largest}
-    return found | {"unit": size, "unit_name": name}
+    return {"quantity": quantity, "label": label.format(name), "largest": largest, "unit": size, "unit_name": name}

@@ -69,7 +69,7 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
     words = [
         f"{name.capitalize()} against the number of workers, {formula}, X = {analysis.rate_unit} of all workers.",
         "95 % intervals" if turned else f"{RANGE} over the median baseline",
-        f"The ratios are {ratios_are(points)}.",
+        f"Values: {ratios_are(points)}.",
         f"Thick lines: the law selected by AICc ({told}) with its 95 % band (the baseline taken as exact); thin lines: "
         "Amdahl and Gustafson; lighter and dashed on grey: extrapolated." * bool(told),
         f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}." * bool(absent),
@@ -77,8 +77,8 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
     legend = [_entry(f"selected law: {law_label(law)}", 1.7) for law in laws["law"].unique()]
     legend += [_entry(law_label(law), 0.9, linestyle=THIN_LAWS[law]) for law in THIN_LAWS if law in set(thin["law"])]
     data = pd.concat([points[[*_CELL, column, low, high]].assign(kind="point"), lines.assign(kind="line")])
-    sides, settings = [(layers, label, {"limits": (0, top)})], _parallel(points)
-    return against_workers(analysis, name, words, sides, rows=points, settings=settings, data=data, legend=legend)
+    how: dict[str, Any] = {"rows": points, "settings": _parallel(points), "data": data, "legend": legend}
+    return against_workers(analysis, name, words, [(layers, label, {"limits": (0, top)})], **how)
 
 
 def throughput(analysis: Analysis) -> Figure | None:
@@ -94,7 +94,10 @@ def throughput(analysis: Analysis) -> Figure | None:
         yield _rates(own[~own["missing"]], analysis, apart=True, ends=ends)
 
     words = ["Throughput of all workers together against their number.", RANGE]
-    data, sides = points[[*_CELL, *spread(_RATE).values(), base]], [(layers, _label(analysis), {})]
+    data, sides = (
+        points[[*_CELL, *spread(_RATE).values(), base]],
+        [(layers, f"Throughput / 1000 {analysis.rate_unit}", {})],
+    )
     return against_workers(analysis, "throughput", words, sides, rows=points, settings=_parallel(points), data=data)
 
 
@@ -118,7 +121,7 @@ def epoch_time(analysis: Analysis) -> Figure | None:
     words = [
         "Time per epoch against the number of workers: training samples / X, X = samples/s of all workers in the timed "
         "window, without evaluation and checkpoints.",
-        RANGE,
+        "fastest to slowest repeat",
     ]
     data, sides = (
         rows[[*_CELL, *spread("epoch_s").values(), *ends, ideal]],
@@ -228,23 +231,23 @@ def forecast(analysis: Analysis) -> Figure | None:
     words = [
         "Throughput of all workers against their number, both axes logarithmic.",
         RANGE,
-        "On grey, hollow: forecast by a weighted combination of laws, with the 95 % interval of a single run. Ideal: N "
+        "On grey, hollow: forecast by a weighted combination of laws, with the 95 % interval of a single run; ideal: N "
         "times the baseline, or the smallest measured count where there is none.",
     ]
     hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": PAPER, "markersize": 5, "linestyle": EXTRAPOLATED_DASH}
     legend = [_entry("forecast", 1.2, **hollow), Patch(facecolor=QUIET, alpha=0.2, label="95 % interval")]
-    sides = [(layers, _label(analysis), {"log": "xy", "beyond": "forecast", "first": True})]
-    how = {"rows": table.assign(partition=table["series"].map(partitions)), "data": table, "legend": legend}
+    sides = [(layers, f"Throughput / 1000 {analysis.rate_unit}", {"log": "xy", "beyond": "forecast", "first": True})]
+    how: dict[str, Any] = {
+        "rows": table.assign(partition=table["series"].map(partitions)),
+        "data": table,
+        "legend": legend,
+    }
     settings = list(table["setting"].drop_duplicates())[: kit.MAX_PANELS]
     return against_workers(analysis, "forecast", words, sides, settings=settings, base=False, **how)
 
 
 def _rates(rows: pd.DataFrame, analysis: Analysis, **how: Any) -> Points:
     return Points(rows=rows, unit=f"thousand {analysis.rate_unit}", scale=1 / 1000, line=True, **spread(_RATE), **how)
-
-
-def _label(analysis: Analysis) -> str:
-    return f"Throughput / 1000 {analysis.rate_unit}"
 
 
 def _parallel(points: pd.DataFrame) -> list[str]:

@@ -35,7 +35,7 @@ def synchronisation(analysis: Analysis) -> Figure | None:
     lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
 
     def layers(own: pd.DataFrame, column: str, scale: float, unit: str) -> Iterator[Any]:
-        ends = {end: f"{column.removesuffix('_s')}_{end}_s" for end in ("low", "high")}
+        ends: dict[str, Any] = {end: f"{column.removesuffix('_s')}_{end}_s" for end in ("low", "high")}
         rows = lines[lines["series"].isin(own["series"])]
         yield Curve(rows=rows, y=column, **ends, scale=scale, how={"linewidth": 1.2})
         points = spread(column, "_median", "_low", "_high")

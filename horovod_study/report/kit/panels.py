@@ -375,7 +375,7 @@ def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bo
 def _free_above(axes: Axes, x: float) -> bool:
     """Return whether more is free at `x` above the lines of these axes than below them."""
     lines = [np.asarray(each.get_data(), dtype=float) for each in axes.lines if each.get_transform() == axes.transData]
-    near = [np.interp(x, *line, np.nan, np.nan) for line in lines if line.shape[1] > 1]
+    near = [np.interp(x, line[0], line[1], np.nan, np.nan) for line in lines if line.shape[1] > 1]
     place = axes.transScale + axes.transLimits
     heights = [float(place.transform((x, y))[1]) for y in near if np.isfinite(y)] or [1.0]
     return 1 - max(heights) > min(heights)

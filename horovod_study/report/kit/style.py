@@ -19,24 +19,15 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
-from horovod_study.analysis.series.points import REPORTED, numbers
+from horovod_study.analysis.series.points import REPORTED
 from horovod_study.errors import ConfigError, refuse
 from horovod_study.records import COMMAND
 from horovod_study.runtimes import LIBRARIES
-from horovod_study.text.words import plural
 
-PRINT_WIDTH_IN = 5.9
-"""Text width of a thesis page: 150 mm, A4 with margins of 30 mm (KOMA-Script's 11 pt page has 147 mm)."""
-
-COLUMN_WIDTH_IN = 2.8
-"""Two figures beside each other on such a page, 8 mm apart; a column of a two-column page is about as wide."""
-
-SCREEN_WIDTH_IN = 4.6
-"""Width at which figures for the page are drawn: the same type, so larger after scaling to a column."""
-
-NARROW_IN = 4.0
-"""Below this width, letters are smaller and panels are below one another."""
-
+PRINT_WIDTH_IN = 5.9  # text width of a thesis page: 150 mm, A4 with margins of 30 mm
+COLUMN_WIDTH_IN = 2.8  # two figures beside each other on such a page, 8 mm apart
+SCREEN_WIDTH_IN = 4.6  # of figures for the page: the same type, so larger after scaling to a column
+NARROW_IN = 4.0  # below this width, letters are smaller and panels are below one another
 _MM_PER_IN = 25.4
 
 INK = "#1b1d22"
@@ -173,15 +164,13 @@ DARK = {
 """The twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are."""
 
 _FAMILIES = {
-    # Both come with matplotlib: the same letters, hence the same bytes, everywhere. STIX is drawn after Times, as wide
-    # as the text of most theses; DejaVu Serif is a fifth wider and would crowd the ticks of a column. What STIX has no
+    # Both come with matplotlib: the same bytes everywhere. STIX is as wide as the text of most theses; what it has no
     # letter for, DejaVu Sans has.
     "sans": ["DejaVu Sans"],
     "serif": ["STIXGeneral", "DejaVu Sans"],
 }
 _SIZES = {
-    # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points. STIX has smaller letters at
-    # the same size.
+    # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points.
     ("sans", False): (8.5, 8.0),
     ("sans", True): (7.5, 7.0),
     ("serif", False): (9.0, 8.5),
@@ -320,7 +309,7 @@ def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
         twin=rows.groupby(["partition", "backend", "transport", "setting"], sort=False, dropna=False).cumcount()
     )
     known, parallel = list(_USUAL), rows[rows["backend"] != "serial"]
-    ways = list({(each.twin // 2, each.partition, each.backend, each.transport) for each in parallel.itertuples()})
+    ways = list(set(map(_way, parallel.to_dict("records"))))
     ways.sort(key=lambda key: (*key[:2], known.index(key[2:]) if key[2:] in known else len(known), key[2:]))
     told_by = 3 if len({key[1:3] for key in ways}) > 1 else 4
     colors_of = {backend: color for (backend, _), (color, _) in _USUAL.items()}
@@ -328,14 +317,17 @@ def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
     usual = {(0, *way): marker for way, (_, marker) in _USUAL.items()}
     markers = _places(ways, lambda key: usual.get((key[0], *key[2:])), len(MARKERS))
     labels, styles = series_labels(points), {}
-    for each in rows.itertuples():
-        key = (each.twin // 2, each.partition, each.backend, each.transport)
-        look: dict[str, Any] = _BASELINE
-        if each.backend != "serial":
+    for row in rows.to_dict("records"):
+        key, look = _way(row), dict[str, Any](_BASELINE)
+        if row["backend"] != "serial":
             look = {"color": COLORS[colors[key[1:told_by]]], "marker": MARKERS[markers[key]]}
-        look = {**look, "filled": each.twin % 2 == 0, "dash": DASHES.get(each.transport, "-")}
-        styles[each.series] = SeriesStyle(label=labels[each.series], **look)
+        look = {**look, "filled": row["twin"] % 2 == 0, "dash": DASHES.get(row["transport"], "-")}
+        styles[row["series"]] = SeriesStyle(label=labels[row["series"]], **look)
     return styles
+
+
+def _way(row: Mapping[Any, Any]) -> _Key:
+    return row["twin"] // 2, row["partition"], row["backend"], row["transport"]
 
 
 def _places(keys: Iterable[_Key], usual: Callable[[_Key], int | None], room: int) -> dict[_Key, int]:
@@ -366,25 +358,19 @@ def looks_in_order(labels: Sequence[str]) -> list[SeriesStyle]:
 
 def series_labels(points: pd.DataFrame) -> dict[str, str]:
     """Return the shortest label of each series that says how it differs from the others of its setting."""
-    rows = points[_NAMED].assign(threads=numbers(points, "rank_threads")).drop_duplicates("series")
+    rows = points[_NAMED].drop_duplicates("series")
     several = rows["partition"].nunique() > 1
     plain = ~rows["backend"].isin([REPORTED, COMMAND])  # of others a name says it all
     rows = rows.assign(label=[_runtime(row, several) for row in rows.to_dict("records")])
     rows["horovod_defaults"] = rows["horovod_defaults"].astype(bool) & plain
-    alike = ["setting", "label", "horovod_defaults"]
-    told = rows.groupby(alike, dropna=False)["reduction"].transform("nunique").gt(1) & plain
-    same, alone = (
-        rows.groupby([*alike, *more], dropna=False)["series"].transform("size")
-        for more in (["reduction"], ["reduction", "threads"])
-    )
-    labels = {}
-    for row, named, twins, own in zip(rows.to_dict("records"), told, same, alone, strict=True):
+    of = rows.groupby(["setting", "label", "horovod_defaults"], dropna=False)
+    told, labels = of["reduction"].transform("nunique").gt(1) & plain, dict[str, str]()
+    for row, named in zip(rows.to_dict("records"), told, strict=True):
         extra = ["stock settings"] * row["horovod_defaults"]
         extra += [row["reduction"]] * (named and row["reduction"] not in ("own", "none"))
-        label = f"{row['label']} ({', '.join(extra)})" if extra else row["label"]
-        by_threads = f"{label}, {plural(row['threads'], 'thread')}" if own == 1 else row["series"]
-        labels[row["series"]] = label if twins == 1 else by_threads
-    return labels
+        labels[row["series"]] = f"{row['label']} ({', '.join(extra)})" if extra else row["label"]
+    same = rows.groupby(["setting", "label", "horovod_defaults", "reduction"], dropna=False)["series"].transform("size")
+    return labels | {series: series for series in rows.loc[same > 1, "series"]}
 
 
 def _runtime(row: Mapping[Any, Any], several: bool) -> str:
