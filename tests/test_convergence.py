@@ -576,7 +576,7 @@ def test_many_lines_are_spread_over_rows_and_what_is_left_out_is_said(golden):
     runs, evaluations = swept(lr=(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3))
     drawing = figures.learning_curves(scaling_points(runs), learned.convergence(runs, evaluations).curves)
 
-    golden(drawing.caption, "3 settings")
+    golden(drawing.caption, "Further settings")
     with style():
         assert len(drawing.draw(5.9).axes) == 6
 

@@ -75,8 +75,8 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
     label = f"statistical floor {scientific(known[0])}" if len(known) == 1 else "statistical floor"
     for row in rows:
         said = [
-            f"{prefixed(float(format(each['samples'], '.3g')))} samples, {rounded(each['train_s_median'], 3)}{THIN}s: test "
-            f"MSE {scientific(each['test_mse_median'], 3)}"
+            f"{prefixed(float(format(each['samples'], '.3g')))} samples, {rounded(each['train_s_median'], 3)}{THIN}s: "
+            f"test MSE {scientific(each['test_mse_median'], 3)}"
             for each in row.to_dict("records")
         ]
         floors = [Guide(label=label, level=each, how=_FLOOR, held=True) for each in row["floor_mse"].dropna().unique()]

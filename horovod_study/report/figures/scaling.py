@@ -120,7 +120,7 @@ def epoch_time(analysis: Analysis) -> Figure | None:
 
     words = [
         "Time per epoch against the number of workers: training samples / X, X = samples/s of all workers in the timed "
-        "window, without evaluation and checkpoints.",
+        "window, without evaluation and checkpoints; ideal: that of the baseline / N.",
         "fastest to slowest repeat",
     ]
     data, sides = (
