@@ -94,11 +94,9 @@ def throughput(analysis: Analysis) -> Figure | None:
         yield _rates(own[~own["missing"]], analysis, apart=True, ends=ends)
 
     words = ["Throughput of all workers together against their number.", RANGE]
-    data, sides = (
-        points[[*_CELL, *spread(_RATE).values(), base]],
-        [(layers, f"Throughput / 1000 {analysis.rate_unit}", {})],
-    )
-    return against_workers(analysis, "throughput", words, sides, rows=points, settings=_parallel(points), data=data)
+    data, label = points[[*_CELL, *spread(_RATE).values(), base]], f"Throughput / 1000 {analysis.rate_unit}"
+    how: dict[str, Any] = {"rows": points, "settings": _parallel(points), "data": data}
+    return against_workers(analysis, "throughput", words, [(layers, label, {})], **how)
 
 
 def epoch_time(analysis: Analysis) -> Figure | None:
