@@ -15,7 +15,7 @@ from horovod_study.config.options import (
     run_values,
 )
 from horovod_study.config.run import available_cores
-from horovod_study.errors import DataError, refuse
+from horovod_study.errors import DataError, RecordError, refuse
 
 
 def _generate_arguments(parser: Parser) -> None:
@@ -210,11 +210,14 @@ def _learning_curve(options: argparse.Namespace) -> int:
     from horovod_study import records
     from horovod_study.analysis.learning.convergence import convergence
     from horovod_study.analysis.series.points import scaling_points
-    from horovod_study.report.figures.convergence import write_learning_curves
+    from horovod_study.report.figures.convergence import learning_curves
 
     runs, evaluations = records.run_table(*options.runs), records.epoch_table(*options.runs)
     found = convergence(runs, evaluations, finished=False)
-    write_learning_curves(scaling_points(runs), found.curves, options.out)
+    drawing = learning_curves(scaling_points(runs), found.curves)
+    if drawing is None:
+        raise RecordError("these runs have no evaluation yet; a run is evaluated after its first epoch")
+    drawing.save(options.out)
     for doubt in found.doubts:
         print(f"doubt: {doubt}", file=sys.stderr)
     print(options.out)

@@ -75,7 +75,6 @@ class Option:
     later: bool = False  # it came after cells had names: with its default it is in none, so that old studies go on
     quiet: Any = ...  # its value in runs that are made only to be timed; default: as it is
     words: str | Callable[[Any], str] = ""  # names a value, where it distinguishes series: with {} in its place
-    title: str = ""  # of an axis, for readers
     short_title: str = ""  # in a list of what all runs share
 
     @property

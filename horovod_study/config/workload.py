@@ -41,7 +41,7 @@ _NAMES = ("naming", Role.NAMING)
 _BATCH = Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED
 _THREADS = Role.COMPUTING | Role.SWEEPABLE | Role.CELL
 SHARED: Mapping[str, Option] = {
-    "batch": _of(1, "samples per worker and step", LEARNED, _BATCH, **_COUNT, title="Batch per worker"),
+    "batch": _of(1, "samples per worker and step", LEARNED, _BATCH, **_COUNT),
     "seed": _of(1, "seed of the initial parameters and of the order of the data", LEARNED, kind=int, low=0),
     "threads": _of(
         1,

@@ -47,7 +47,6 @@ class _Training(Configuration):
         "curves per worker and step",
         low=1,
         roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
-        title="Batch per worker",
     )
     widths: str = learned(
         "15-38-197",
@@ -56,7 +55,6 @@ class _Training(Configuration):
         parse=parse_widths,
         roles=Role.MODEL | Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
         words="widths {}",
-        title="Widths of the network",
         short_title="widths",
     )
     dataset: str = option(
@@ -75,7 +73,6 @@ class _Training(Configuration):
         heading="data",
         roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
         words=lambda value: "raw inputs" if value == "none" else f"{value} input scaling",
-        title="Input scaling",
         short_title="input scaling",
     )
     optimizer: str = learned(
@@ -84,7 +81,6 @@ class _Training(Configuration):
         choices=("adam", "adamw", "sgd"),
         roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
         words="{}",
-        title="Optimiser",
         short_title="optimiser",
     )
     weight_decay: float = learned(
@@ -93,7 +89,6 @@ class _Training(Configuration):
         low=0,
         roles=Role.LEARNING | Role.CELL,
         words="weight decay {:g}",
-        title="Weight decay",
         short_title="weight decay",
     )
     epsilon: float = learned(
@@ -103,7 +98,6 @@ class _Training(Configuration):
         roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
         words="epsilon {:g}",
         later=True,
-        title="Adam's epsilon",
         short_title="epsilon",
     )
     lr: float = learned(
@@ -112,7 +106,6 @@ class _Training(Configuration):
         above=0,
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
         words=lambda value: f"lr {short_rate(value)}",
-        title="Learning rate of one worker",
         short_title="learning rate",
     )
     lr_scaling: str = learned(
@@ -121,7 +114,6 @@ class _Training(Configuration):
         choices=tuple(LR_SCALINGS),
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.SEVERAL,
         words=lambda value: "unscaled lr" if value == "none" else f"{value} lr scaling",
-        title="Learning rate against workers",
         short_title="learning-rate scaling",
     )
     lr_warmup_steps: int = learned(
@@ -130,7 +122,6 @@ class _Training(Configuration):
         low=0,
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
         words="lr warm-up {:g}",
-        title="Steps of learning-rate warm-up",
         short_title="warm-up steps of the learning rate",
     )
     schedule: str = learned(
@@ -139,7 +130,6 @@ class _Training(Configuration):
         choices=("constant", "cosine", "step", "one-cycle", "range"),
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
         words="{} schedule",
-        title="Schedule",
         short_title="schedule",
     )
     lr_end: float | None = learned(
@@ -157,7 +147,6 @@ class _Training(Configuration):
         choices=("fp32", "tf32", "bf16", "fp16"),
         heading=COMPUTING,
         roles=Role.SWEEPABLE | Role.CELL | Role.APPLIED,
-        title="Precision",
     )
     memory_format: str = option(
         "channels-last",

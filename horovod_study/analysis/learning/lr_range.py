@@ -6,8 +6,8 @@ of steepest descent (Howard and Gugger's fastai), and a tenth of the rate at whi
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,14 +39,10 @@ class RangeTest:
     steepest_rate: float | None
     slope: float | None  # d ln(loss) / d ln(rate) there, dimensionless
     diverged_rate: float | None
+    careful_rate: float | None  # a tenth of the rate at which the loss diverged
     suggested: float | None
     reason: str
     doubts: tuple[str, ...]
-
-    @property
-    def careful_rate(self) -> float | None:
-        """A tenth of the rate at which the loss diverged."""
-        return None if self.diverged_rate is None else self.diverged_rate / MARGIN
 
     @property
     def course(self) -> dict[str, Any]:
@@ -55,16 +51,13 @@ class RangeTest:
 
     def lines(self) -> list[str]:
         """Return the result in words."""
-        lines = []
-        if self.steepest_rate is not None and self.slope is not None:
+        lines = [f"smallest loss {self.lowest_loss:.3g} at lr {self.lowest_rate:.2g}"]
+        if self.slope is not None:
             fall = f"{100 * (1 - 10.0 ** (self.slope * 0.1)):.0f} % for every 26 % that the rate rises"
-            lines.append(f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {fall}")
-        lines.append(f"smallest loss {self.lowest_loss:.3g} at lr {self.lowest_rate:.2g}")
+            lines.insert(0, f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {fall}")
         if self.diverged_rate is not None:
-            beyond = (
-                f"beyond which the loss stays above twice its smallest value; a tenth of it is {self.careful_rate:.2g}"
-            )
-            lines.append(f"divergence at lr {self.diverged_rate:.2g}, {beyond}")
+            words = "beyond which the loss stays above twice its smallest value; a tenth of it is"
+            lines.append(f"divergence at lr {self.diverged_rate:.2g}, {words} {self.careful_rate:.2g}")
         return [*lines, f"suggested: {self.reason}", *(f"doubt: {doubt}" for doubt in self.doubts)]
 
 
@@ -73,15 +66,11 @@ def smoothed(losses: Floats, window: int) -> Floats:
 
         smooth[k] = median(losses[k-h : k+h+1]),  h = min(window // 2, k, S-1-k)
 
-    Centred, so that it lags nowhere (an exponential average lags by its memory, which is a good part of a decade of
-    the rate), and deaf to single outliers; towards both ends the stretch shrinks to keep its centre. A loss that is no
-    number counts as infinitely large.
+    Centred, so that it lags nowhere, and deaf to single outliers; a loss that is no number is infinitely large.
     """
     known = np.where(np.isfinite(losses), losses, np.inf)
-    half, last = window // 2, len(known) - 1
-    return np.array(
-        [float(np.median(known[k - h : k + h + 1])) for k in range(last + 1) for h in (min(half, k, last - k),)]
-    )
+    halves = [min(window // 2, k, len(known) - 1 - k) for k in range(len(known))]
+    return np.array([float(np.median(known[k - h : k + h + 1])) for k, h in enumerate(halves)])
 
 
 def find_rate(rates: Floats, losses: Floats) -> RangeTest:
@@ -95,45 +84,51 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
         steepest descent  before the smallest loss, the rate in the middle of the half decade in which the
                           least-squares line through (ln rate, ln s) falls most
 
-    A tenth of the divergence is suggested where there is one, because the steepest descent is often that of the first
-    moments, in which a network only learns the mean of its targets; where that is beyond the smallest loss, the rate of
-    the smallest loss; and without a divergence the steepest descent. AnalysisError: fewer than 50 steps, or rates that
-    do not rise.
+    A tenth of the divergence is suggested, or the rate of the smallest loss where that is lower; without a divergence
+    the steepest descent. AnalysisError: fewer than 50 steps, or rates that do not rise.
     """
     rates, losses = np.asarray(rates, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     window, why = max(5, len(rates) // 50 | 1), ""
     if rates.shape != losses.shape or rates.ndim != 1 or len(rates) < MIN_STEPS:
-        steps = f"at least {MIN_STEPS} steps are needed, give more --steps"
-        why = f"{len(losses)} losses at {len(rates)} rates; {steps}"
+        why = f"{len(losses)} losses at {len(rates)} rates; at least {MIN_STEPS} steps are needed, give more --steps"
     elif not (rates[0] > 0 and np.all(np.diff(rates) > 0)):
         why = "the rates do not rise from step to step; record it with schedule range"
     elif not np.isfinite((smooth := smoothed(losses, window))[0]):
         why = f"the loss is not a number from the start, at rate {rates[0]:.2g}; lower --low, or check the data"
     if why:
         raise AnalysisError(f"range test: {why}")
-    lowest, diverged = int(np.argmin(smooth)), None
+    lowest, diverged_rate = int(np.argmin(smooth)), None
     if smooth[lowest:].max() > 4.0 * smooth[lowest]:  # the limit of fastai's range test
         after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1
-        diverged = after if after < len(smooth) else None
+        diverged_rate = float(rates[after]) if after < len(smooth) else None
     descended = bool(smooth[lowest] < _DESCENDED * smooth[window // 2])
     steepest, slope = _steepest(rates[: lowest + 1], smooth[: lowest + 1]) if descended else (None, None)
-    diverged_rate = None if diverged is None else float(rates[diverged])
-    suggested, reason = _suggestion(steepest, diverged_rate, float(rates[lowest]), descended)
-    found = RangeTest(
+    careful = None if diverged_rate is None else diverged_rate / MARGIN
+    lowest_rate = float(rates[lowest])
+    suggested, reason = None, "none; the loss never fell, so there is nothing to read"
+    if descended and careful is not None and careful > lowest_rate:
+        suggested, reason = lowest_rate, "the rate of the smallest loss, as a tenth of the divergence is beyond it"
+    elif descended and careful is not None:
+        suggested, reason = careful, "a tenth of the rate at which the loss diverges"
+    elif descended and steepest is not None:
+        suggested, reason = steepest, "the steepest descent, as the loss never diverged"
+    elif descended:
+        reason = "none; the loss fell too briefly to say where"
+    return RangeTest(
         rates=rates,
         losses=losses,
         smooth=smooth,
         window=window,
-        lowest_rate=float(rates[lowest]),
+        lowest_rate=lowest_rate,
         lowest_loss=float(smooth[lowest]),
         steepest_rate=steepest,
         slope=slope,
         diverged_rate=diverged_rate,
+        careful_rate=careful,
         suggested=suggested,
-        reason=reason,
-        doubts=(),
+        reason=reason if suggested is None else f"lr {suggested:.2g}, {reason}",
+        doubts=tuple(_doubts(rates, smooth, (steepest, diverged_rate, suggested), descended)),
     )
-    return replace(found, doubts=tuple(_doubts(found, descended)))
 
 
 def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None]:
@@ -150,26 +145,11 @@ def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None
     return (float(rates[half + best]), float(slopes[best])) if slopes[best] < 0 else (None, None)
 
 
-def _suggestion(
-    steepest: float | None, diverged_rate: float | None, lowest_rate: float, descended: bool
-) -> tuple[float | None, str]:
-    if not descended:
-        return None, "none; the loss never fell, so there is nothing to read"
-    if diverged_rate is not None and diverged_rate / MARGIN > lowest_rate:
-        why = "the rate of the smallest loss, as a tenth of the divergence is beyond it"
-        return lowest_rate, f"lr {lowest_rate:.2g}, {why}"
-    if diverged_rate is not None:
-        careful = diverged_rate / MARGIN
-        return careful, f"lr {careful:.2g}, a tenth of the rate at which the loss diverges"
-    if steepest is not None:
-        return steepest, f"lr {steepest:.2g}, the steepest descent, as the loss never diverged"
-    return None, "none; the loss fell too briefly to say where"
-
-
-def _doubts(found: RangeTest, descended: bool) -> Iterator[str]:
-    rates, smooth, steepest, careful = found.rates, found.smooth, found.steepest_rate, found.careful_rate
-    early = found.diverged_rate is not None and found.diverged_rate < rates[math.ceil(len(rates) / 4)]
-    if careful is None:
+def _doubts(rates: Floats, smooth: Floats, read: Sequence[float | None], descended: bool) -> Iterator[str]:
+    """Yield the doubts about the steepest rate, that of the divergence and the suggested one, which are `read`."""
+    steepest, diverged, suggested = read
+    early = diverged is not None and diverged < rates[math.ceil(len(rates) / 4)]
+    if diverged is None:
         yield f"the loss never diverged up to rate {rates[-1]:.2g}: rates beyond may be better; raise --high to see"
     if not descended:
         few = "the steps are too few or the rates too small; give more --steps or raise --high"
@@ -178,26 +158,17 @@ def _doubts(found: RangeTest, descended: bool) -> Iterator[str]:
     elif early:
         yield "the loss diverged in the first quarter of the test, before it could fall far; lower --low"
     if steepest is not None and steepest < rates[len(rates) // 5]:
-        yield (
-            "the steepest descent is in the first fifth of the test, where a network learns little but the mean of "
-            "its targets; do not rely on that rate"
-        )
-    elif steepest is not None and careful is not None and not 1 / MARGIN <= steepest / careful <= MARGIN:
-        fold = max(steepest / careful, careful / steepest)
-        yield (
-            f"the two rules differ {fold:.0f}-fold; try rates between them, for instance with horovod-study strain "
-            "search"
-        )
+        yield "the steepest descent is in the first fifth of the test, where only the mean is learned; do not trust it"
+    elif steepest is not None and diverged is not None:
+        fold = max(MARGIN * steepest / diverged, diverged / MARGIN / steepest)
+        if fold > MARGIN:
+            yield f"the two rules differ {fold:.0f}-fold; try rates between them, as horovod-study strain search does"
     # The steps after the first whose smoothed loss is more than twice the smallest before them.
     unsteady = rates[1:][smooth[1:] > UNSTEADY * np.minimum.accumulate(smooth)[:-1]]
-    if found.suggested is not None and len(unsteady) and unsteady[0] < found.suggested:
-        yield (
-            f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {unsteady[0]:.2g}, "
-            "below the suggested one; smaller rates are safer"
-        )
+    if suggested is not None and len(unsteady) and unsteady[0] < suggested:
+        rose = f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {unsteady[0]:.2g}"
+        yield f"{rose}, below the suggested one; smaller rates are safer"
     decades = float(np.log10(rates[-1] / rates[0]))
     if len(rates) < 50 * decades:
-        yield (
-            f"{len(rates)} steps for {decades:.1f} decades are few: the loss has no time to fall at any rate; "
-            f"give at least {math.ceil(decades) * 100} --steps"
-        )
+        few = f"{len(rates)} steps for {decades:.1f} decades are few: the loss has no time to fall at any rate"
+        yield f"{few}; give at least {math.ceil(decades) * 100} --steps"

@@ -24,7 +24,7 @@ from horovod_study.report.grammar import Figure, write_files
 FIGURES: tuple[Callable[[Analysis], Figure | Sequence[Figure] | None], ...] = (
     *(scaling.speedup, scaling.efficiency, breakdown.breakdown, scaling.throughput),
     *(waiting.boundary, waiting.synchronisation, scaling.forecast),
-    *(convergence.learning, convergence.targets, convergence.sensitivity, resources.resources),
+    *(convergence.learning, convergence.targets, resources.resources),
     *(scaling.epoch_time, scaling.weak_scaling, scaling.regression, choices.transport_ratio),
     *(choices.batch_size, choices.overhead, causes.losses, causes.parts, causes.machines),
     *(usage.usage, usage.load),

@@ -1,9 +1,9 @@
-"""Figures of convergence: learning curves with the floor, the time to a target and what it is made of, sensitivity."""
+"""Figures of convergence: learning curves with the floor, the time to a target and what it is made of."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -12,26 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
-from horovod_study.analysis.series.points import CHOICES, baseline_words
+from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
-from horovod_study.config.roles import Role
-from horovod_study.config.workload import packaged
-from horovod_study.errors import RecordError
-from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, spread
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 from horovod_study.text.words import plural
 
-OPTIONS = packaged().options
-
-MAX_LINES = 8
-"""Lines of one panel that can be distinguished; with more, every setting gets a row of its own."""
+MAX_LINES = 8  # of one panel; with more, every setting gets a row of its own
 
 MAX_ROWS = 4
-
-CHOICE_TITLES = {name: each.title for name, each in OPTIONS.items() if each.title}
-"""Options that a sensitivity is drawn against, with the names of their axes."""
 
 PARTS = {
     "same_samples_s": style.LapStyle(label="as many samples as one worker needs", color="#8fa5b8", ink=style.INK),
@@ -53,8 +44,7 @@ def learning(analysis: Analysis) -> Figure | None:
     return None if is_flat(analysis.convergence) else learning_curves(analysis.points, analysis.convergence)
 
 
-_FALL = 1.5
-"""By so much the test error of some cell must fall from its first evaluation, for its curve to say anything."""
+_FALL = 1.5  # so much some test error must fall from its first evaluation
 
 
 def is_flat(curves: pd.DataFrame) -> bool:
@@ -69,189 +59,108 @@ def _usual(curves: pd.DataFrame) -> pd.DataFrame:
     return curves[curves["test_mse_median"].notna() & (2 * curves["evaluations"] > curves["repeats"])]
 
 
-def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path) -> None:
-    """Write the learning curves of some runs to one picture; the ending of `path` says in which form.
-
-    Raises RecordError for runs without evaluations, and what `Figure.save` raises.
-    """
-    drawing = learning_curves(points, curves)
-    if drawing is None:
-        raise RecordError("these runs have no evaluation yet; a run is evaluated after its first epoch")
-    drawing.save(path)
-
-
 def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None:
     """Return the test MSE against samples (epochs) and against seconds, one line per cell; None without evaluations."""
     shown = _usual(curves)
     if shown.empty:
         return None
-    rows = _rows(shown)
-    left_out = _panelled(shown)["setting"].nunique() - len(rows) if len(rows) > 1 else 0
-    drawn = pd.concat(rows)
-    thinned = len(drawn[_CELL].drop_duplicates()) < len(
-        shown.loc[shown["setting"].isin(set(drawn["setting"])), _CELL].drop_duplicates()
-    )
-    looks = _looks(points, rows)
-    per_epoch = sorted({round(each) for each in shown["samples"] / shown["epoch"]})
+    rows = [_lined(points, row) for row in _rows(shown)]
+    per_epoch = shown["samples"] / shown["epoch"]
     # A rest of the training set that fills no batch is left out of an epoch: batches differ by a little.
-    alike = per_epoch[-1] < 1.03 * per_epoch[0]
-    across_words = (
-        f"Epochs of {'' if len(per_epoch) == 1 else 'about '}{prefixed(float(f'{per_epoch[-1]:.3g}'))} samples"
-    )
-    across = ("epoch", across_words) if alike else ("samples", "Training samples")
-    logarithmic = {
-        name: shown[name].max() > 8 * shown.loc[shown[name] > 0, name].min() for name in (across[0], "train_s_median")
-    }
-
-    known = shown["floor_mse"].dropna().unique()
+    alike = per_epoch.max() < 1.03 * per_epoch.min()
+    epochs = f"Epochs of about {prefixed(float(f'{per_epoch.max():.3g}'))} samples"
+    across = {"epoch": epochs} if alike else {"samples": "Training samples"}
+    across |= {"train_s_median": "Training time / s"}
+    known, looks, panels = shown["floor_mse"].dropna().unique(), _looks(points, rows), []
     label = f"statistical floor {scientific(known[0])}" if len(known) == 1 else "statistical floor"
-    panels, named = [], dict[str, style.SeriesStyle]()
-    for place, (row, look) in enumerate(zip(rows, looks, strict=True)):
-        keys = list(row[_CELL].itertuples(index=False, name=None))
-        named |= {f"{place} {key}": look[key] for key in keys}
-        lines = row.assign(line=[f"{place} {key}" for key in keys], said=list(map(_said, row.to_dict("records"))))
-        floors = [Guide(label=label, level=each, how=_FLOOR, held=True) for each in row["floor_mse"].dropna().unique()]
-        for x, words in (across, ("train_s_median", "Training time / s")):
-            own = lines[lines[x] > 0] if logarithmic[x] else lines
-            how: dict[str, Any] = {"by": "line", "marked": True, "said": "said", "how": {"linewidth": 1.5, "zorder": 3}}
-            line = Curve(rows=own, x=x, **spread("test_mse"), **how)
-            axes: dict[str, Any] = {"y": "Test MSE", "x": words, "log": "y", "decades": bool(logarithmic[x])}
-            title = row["setting"].iloc[0] if len(rows) > 1 else ""
-            panels.append(Panel(layers=[*floors, line], title=title, **axes))
-
-    caption = " ".join(
-        [
-            "Test MSE (mean over both normalised targets) against what all workers together were trained on and "
-            "against the seconds of the timed window, which leave out warm-up and evaluation. Lines: medians over "
-            "repeats after equally many samples; bands: lowest to highest repeat; marks: evaluations.",
-            *(
-                [
-                    "Dashed grey: the statistical floor, the mean Cramer-Rao bound of the test curves; no unbiased "
-                    "estimator has a smaller error. Efficiency = floor / MSE."
-                ]
-                if len(known)
-                else ["The floor of this data set is not known."]
-            ),
-            *([f"Not drawn for lack of room: {left_out} settings with higher errors."] if left_out > 0 else []),
-            *(["Some worker counts are left out; they are in the data of the figure."] if thinned else []),
+    for row in rows:
+        said = [
+            f"{prefixed(float(format(each['samples'], '.3g')))} samples, {rounded(each['train_s_median'], 3)}{THIN}s: "
+            f"test MSE {scientific(each['test_mse_median'], 3)}"
+            for each in row.to_dict("records")
         ]
-    )
+        floors = [Guide(label=label, level=each, how=_FLOOR, held=True) for each in row["floor_mse"].dropna().unique()]
+        for x, words in across.items():
+            decades = bool(shown[x].max() > 8 * shown.loc[shown[x] > 0, x].min())
+            own = row.assign(said=said)[(row[x] > 0) | (not decades)]
+            how: dict[str, Any] = {"by": "line", "marked": True, "said": "said", "how": {"linewidth": 1.5, "zorder": 3}}
+            layers = [*floors, Curve(rows=own, x=x, **spread("test_mse"), **how)]
+            title = row["setting"].iloc[0] if len(rows) > 1 else ""
+            panels.append(Panel(layers=layers, title=title, y="Test MSE", x=words, log="y", decades=decades))
+    floor = "Dashed grey: the statistical floor, the mean Cramer-Rao bound of the test curves."
+    what = "Test MSE against what all workers together were trained on, and against the seconds of the timed window."
+    rest = "Further settings and worker counts are in the CSV file." * (sum(map(len, rows)) < len(shown))
     return Figure(
         name="learning",
         title="Learning curve",
-        alt="Test MSE against training samples and training time; the values are in the table of what was learned.",
-        caption=caption,
+        alt=what,
+        caption=f"{what} Lines: medians over repeats after equally many samples; bands: lowest to highest repeat. "
+        f"{floor if len(known) else 'The floor of this data set is not known.'} {rest}".strip(),
         data=shown,
         panels=panels,
-        looks=named,
+        looks=looks,
         shape=(2, 0.84, 0.52),
     )
 
 
-def _said(row: Mapping[Any, Any]) -> str:
-    """Return what pointing at an evaluation says."""
-    samples, seconds = prefixed(float(f"{row['samples']:.3g}")), rounded(row["train_s_median"], 3)
-    return f"{samples} samples, {seconds}{THIN}s: test MSE {scientific(row['test_mse_median'], 3)}"
-
-
 def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the cells of each row of panels: all together where they can be distinguished, else a row per setting."""
+    """Return the cells of each row of panels.
+
+    All are together where they can be distinguished; else a row has a setting, those with several workers and the least
+    errors first, and as many of its worker counts as leave few enough lines.
+    """
     if len(cells[_CELL].drop_duplicates()) <= MAX_LINES:
         return [cells]
-    cells = _panelled(cells)
-    best = (
-        cells.groupby("setting", sort=False)["test_mse_median"]
-        .min()
-        .sort_values(kind="stable")
-        .index[: kit.MAX_PANELS // 2]
-    )
-    return [_thinned(rows) for setting, rows in cells.groupby("setting", sort=False) if setting in set(best)]
+    parallel = cells[cells["setting"].isin(cells.loc[cells["workers"] > 1, "setting"])]
+    cells, rows = cells if parallel.empty else parallel, []
+    best = cells.groupby("setting")["test_mse_median"].min().sort_values(kind="stable").index[: kit.MAX_PANELS // 2]
+    for _, own in cells[cells["setting"].isin(best)].groupby("setting", sort=False):
+        counts = sorted(own["workers"].unique())
+        room = max(2, MAX_LINES // own["series"].nunique())
+        kept = {counts[int(at)] for at in np.linspace(0, len(counts) - 1, min(room, len(counts))).round()}
+        rows.append(own[own["workers"].isin(kept)])
+    return rows
 
 
-def _panelled(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of the settings that get a row: with several workers if there are any such."""
-    parallel = set(cells.loc[cells["workers"] > 1, "setting"])
-    return cells[cells["setting"].isin(parallel)] if parallel else cells
+def _lined(points: pd.DataFrame, row: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of a row with the names of their lines: what differs in it of runtime, workers and setting."""
+    known, names = row.drop_duplicates(_CELL), style.series_labels(points)
+    settings, alone = _told(list(known["setting"])), len(known) == 1
+    runtimes = alone or len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1
+    counts, lines = alone or known["workers"].nunique() > 1, dict[Any, str]()
+    for each in known.to_dict("records"):
+        words = [names[each["series"]]] * runtimes + [settings[each["setting"]]]
+        words[-1:-1] = [plural(each["workers"], "worker")] * (counts and each["backend"] != "serial")
+        line = ", ".join(filter(None, words)) or each["setting"]
+        full = f"{each['series']}, {plural(each['workers'], 'worker')} on {plural(each['nodes'], 'node')}"
+        lines[each["series"], each["workers"], each["nodes"]] = full if line in lines.values() else line
+    return row.assign(line=[lines[key] for key in row[_CELL].itertuples(index=False, name=None)])
 
 
-def _thinned(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a setting whose worker counts leave few enough lines: first, last and those between."""
-    runtimes = max(1, cells["series"].nunique())
-    counts = sorted(cells["workers"].unique())
-    room = max(2, MAX_LINES // runtimes)
-    kept = {counts[int(place)] for place in np.linspace(0, len(counts) - 1, min(room, len(counts))).round()}
-    return cells[cells["workers"].isin(kept)]
-
-
-def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any, style.SeriesStyle]]:
-    """Return the style of every cell of every row; what has one label has one style in all of them.
-
-    The label says what differs inside a row: runtime, workers, setting. The colour is that of the runtime where several
-    are compared; where there is one beside the plain worker, it follows the order of the labels.
-    """
+def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> dict[str, style.SeriesStyle]:
+    """Return the look of every line: the colour of its runtime where several are compared, else one of its own."""
     styles = style.series_styles(points)
-    labels = [_labels(points, row) for row in rows]
-    first: dict[str, Any] = {}
-    for row in labels:
-        for key, label in row.items():
-            first.setdefault(label, key)
-    plain = [label for label, key in first.items() if styles[key[0]].ring]
-    runtimes = {styles[key[0]].color for label, key in first.items() if label not in plain}
-    if len(plain) > 1 and not runtimes:
-        plain = []  # the plain worker alone under several settings: nothing to stand back behind
-    others = [label for label in first if label not in plain]
-    if len(runtimes) > 1:
-        looks = _by_runtime([(label, styles[first[label][0]]) for label in others])
-    else:
-        looks = dict(zip(others, style.looks_in_order(others), strict=True))
-    for label in plain:
-        look = styles[first[label][0]]
-        looks[label] = replace(look, label=label, ring=False, filled=False, dash=(0, (1.5, 1.5)))
-    return [{key: looks[label] for key, label in row.items()} for row in labels]
-
-
-def _labels(points: pd.DataFrame, cells: pd.DataFrame) -> dict[Any, str]:
-    known = cells.drop_duplicates(_CELL)
-    names = style.series_labels(points)
-    several_runtimes = len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1
-    alone = len(known) == 1
-    settings = _told(list(known["setting"]))
-    labels = {}
-    for row in known.to_dict("records"):
-        serial = row["backend"] == "serial"
-        words = [
-            names[row["series"]] if several_runtimes or alone else "",
-            plural(row["workers"], "worker") if (known["workers"].nunique() > 1 or alone) and not serial else "",
-            settings[row["setting"]],
-        ]
-        labels[tuple(row[name] for name in _CELL)] = ", ".join(word for word in words if word) or row["setting"]
-    return labels
-
-
-def _by_runtime(looks: Sequence[tuple[str, style.SeriesStyle]]) -> dict[str, style.SeriesStyle]:
-    """Return the looks with a dash of its own for every line of one colour."""
-    dashes: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2.5, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1.2)))
-    seen: dict[str, int] = {}
-    styles = {}
-    for label, look in looks:
-        place = seen[look.color] = seen.get(look.color, -1) + 1
-        styles[label] = replace(look, label=label, filled=place % 2 == 0, dash=dashes[place % len(dashes)])
-    return styles
+    of = {line: styles[series] for row in rows for line, series in zip(row["line"], row["series"], strict=True)}
+    plain = [line for line in of if of[line].ring]
+    others = [line for line in of if line not in plain] or plain
+    looks = dict(zip(others, style.looks_in_order(others), strict=True))
+    if len({of[line].color for line in others}) > 1:
+        for line in others:
+            place = [each for each in others if of[each].color == of[line].color].index(line)
+            filled, dash = style.VARIANTS[place % len(style.VARIANTS)]
+            looks[line] = replace(of[line], label=line, filled=filled, dash=dash)
+    dotted: dict[str, Any] = {"ring": False, "filled": False, "dash": (0, (1.5, 1.5))}
+    return {line: replace(of[line], label=line, **dotted) for line in plain if line not in looks} | looks
 
 
 def _told(settings: Sequence[str]) -> dict[str, str]:
     """Return each setting without the words at its front that all of them share."""
     split = {setting: setting.split(" ") for setting in settings}
-    shared = 0
-    while len(split) > 1 and len({tuple(words[: shared + 1]) for words in split.values()}) == 1:
-        shared += 1
-    if len(split) == 1:
-        return dict.fromkeys(split, "")
+    shared = len(list(takewhile(lambda words: len(set(words)) == 1, zip(*split.values(), strict=False))))
     # A word that opens a pair such as `lr 0.001` stays with its number.
-    texts = {setting: " ".join(words[shared:]) for setting, words in split.items()}
-    if shared and any(text[:1].isdigit() for text in texts.values()):
-        texts = {setting: " ".join(words[shared - 1 :]) for setting, words in split.items()}
-    return texts
+    pairs = len(split) > 1 and any("".join(words[shared : shared + 1])[:1].isdigit() for words in split.values())
+    shared -= pairs and shared > 0
+    return {setting: " ".join(words[shared:]) for setting, words in split.items()}
 
 
 def targets(analysis: Analysis) -> Figure | None:
@@ -394,71 +303,3 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     drawn = [(look, float(values[name])) for name, look in PARTS.items() if values[name] > 0]
     kit.stacked(axes, place, drawn, 0.68)
     return sum(value for _, value in drawn)
-
-
-def sensitivity(analysis: Analysis) -> Figure | None:
-    """Return the best test MSE against every option of learning that the study varies; None where it varies none."""
-    table = analysis.learning[analysis.learning["best_mse_median"].notna()]
-    looks: dict[str, style.SeriesStyle] = {}
-    panels, varied = [], []
-    known = table["floor_mse"].dropna().unique()
-    floors = [Guide(label="statistical floor", level=each, how=_FLOOR, held=True) for each in known]
-    for name in CHOICE_TITLES:
-        lines = _groups(analysis.points, table, name) if table[name].nunique() > 1 else []
-        if not any(len(rows) > 1 for _, rows in lines):
-            continue
-        values = list(dict.fromkeys(table[name]))
-        numeric = all(isinstance(value, int | float | np.number) and float(value) > 0 for value in values)
-        named = [rows.assign(line=f"{name} {look.label}") for look, rows in lines]
-        looks |= {rows["line"].iloc[0]: look for (look, _), rows in zip(lines, named, strict=True)}
-        rows = pd.concat(named)
-        rows = rows.assign(value=rows[name].map(float if numeric else values.index))
-        made = Points(rows=rows, x="value", by="line", line=True, **spread("best_mse"))
-        names = () if numeric else [f"{value}" for value in values]
-        panels.append(Panel(layers=[*floors, made], y="Best test MSE", x=CHOICE_TITLES[name], log="xy", names=names))
-        varied.append(CHOICE_TITLES[name].lower())
-    if not panels:
-        return None
-    return Figure(
-        name="sensitivity",
-        title="Sensitivity",
-        alt="Best test MSE against the options of training that the study varies; the values are in the table.",
-        caption=f"Best test MSE of a run (the smallest over its evaluations) against {', '.join(varied)}: the median "
-        "run, bars from the lowest to the highest repeat. Everything else is equal along a line. "
-        + (
-            "Dashed grey: the statistical floor, the mean Cramer-Rao bound of the test curves."
-            if floors
-            else "The floor of this data set is not known."
-        ),
-        data=table,
-        panels=panels,
-        looks=looks,
-    )
-
-
-def _groups(points: pd.DataFrame, table: pd.DataFrame, name: str) -> list[tuple[style.SeriesStyle, pd.DataFrame]]:
-    """Return the lines of one panel: the cells that differ in the option `name` only."""
-    others = [*("partition", "backend", "transport", "workers", "nodes", "train_samples", "precision"), *CHOICES]
-    keys = [each for each in [*others, "batch"] if each != name and table[each].nunique(dropna=False) > 1]
-    if name in OPTIONS and OPTIONS[name].roles & Role.SEVERAL:  # it changes nothing for one plain worker
-        table = table[table["backend"] != "serial"]
-    groups = [rows for _, rows in table.groupby(keys, sort=False, dropna=False)] if keys else [table]
-    groups = [rows for rows in groups if len(rows) > 1] or groups
-    best = sorted(groups, key=lambda rows: float(rows["best_mse_median"].min()))[:MAX_LINES]
-    groups = [rows for rows in groups if any(rows is each for each in best)]
-    labels = [_group_label(points, rows, keys) for rows in groups]
-    return list(zip(style.looks_in_order(labels), groups, strict=True))
-
-
-def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) -> str:
-    row = rows.iloc[0]
-    names = style.series_labels(points)
-    words = {
-        "workers": plural(row["workers"], "worker"),
-        **{key: OPTIONS[key].say(row[key]) for key in CHOICES if key in keys},
-        "batch": f"batch {row['batch']:g}",
-        "train_samples": f"{row['train_samples']:g} samples",
-        "precision": f"{row['precision']}",
-    }
-    runtime = [names[row["series"]]] if {"backend", "transport", "partition"} & set(keys) else []
-    return ", ".join([*runtime, *(words[key] for key in keys if key in words)])

@@ -1,7 +1,4 @@
-"""Waiting for gradients against workers: with its law and per epoch, and what another node adds to it.
-
-Lines over NCCL are solid and over MPI dashed, as in every figure; here the transport is what they are about.
-"""
+"""Waiting for gradients against workers: with its law and per epoch, and what another node adds to it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,70 +12,56 @@ from matplotlib.ticker import MaxNLocator
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
-from horovod_study.report.grammar import Curve, Figure, Looks, Panel, Points, spread
+from horovod_study.report.figures.workers import INTERVAL, against_workers
+from horovod_study.report.grammar import Curve, Figure, Looks, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.text.numbers import with_unit
 from horovod_study.text.words import listed, plural
 
-MAX_PANELS = 4
-"""Settings in one figure, each with two panels."""
-
 
 def synchronisation(analysis: Analysis) -> Figure | None:
     """Return the waiting per step and per epoch of the series that know it at several counts of several workers."""
-    cells = analysis.synchronisation[analysis.synchronisation["workers"] > 1]
+    cells, looks = (
+        analysis.synchronisation[analysis.synchronisation["workers"] > 1],
+        style.series_styles(analysis.points),
+    )
     known = cells[cells["sync_s_median"].notna()]
     known = known[known.groupby("series")["workers"].transform("nunique") > 1]
-    settings = list(known["setting"].drop_duplicates())[:MAX_PANELS]
+    settings = list(known["setting"].drop_duplicates())[:4]
     if not settings:
         return None
-    shown, looks = known[known["setting"].isin(settings)], style.series_styles(analysis.points)
+    shown = known[known["setting"].isin(settings)]
     lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
-    fitted = set(lines["series"])
 
     def layers(own: pd.DataFrame, column: str, scale: float, unit: str) -> Iterator[Any]:
-        ends = (f"{column.removesuffix('_s')}_{end}_s" for end in ("low", "high"))
-        law: dict[str, Any] = dict(zip(("y", "low", "high"), (column, *ends), strict=True))
-        yield Curve(rows=lines[lines["series"].isin(own["series"])], **law, scale=scale, how={"linewidth": 1.2})
+        ends: dict[str, Any] = {end: f"{column.removesuffix('_s')}_{end}_s" for end in ("low", "high")}
+        rows = lines[lines["series"].isin(own["series"])]
+        yield Curve(rows=rows, y=column, **ends, scale=scale, how={"linewidth": 1.2})
         points = spread(column, "_median", "_low", "_high")
-        for rows, line in ((own[own["series"].isin(fitted)], False), (own[~own["series"].isin(fitted)], True)):
+        fitted = own["series"].isin(lines["series"])
+        for rows, line in ((own[fitted], False), (own[~fitted], True)):
             yield Points(rows=rows, **points, scale=scale, unit=unit, line=line, within="nodes")
 
-    panels, epochs = [], bool(shown["sync_per_epoch_s_median"].notna().any())
-    for setting in settings:
-        own = shown[shown["setting"] == setting]
-        how: dict[str, Any] = {"title": setting if len(settings) > 1 else "", "nodes": own}
-        waits = list(layers(own, "sync_s", 1000.0, "ms"))
-        panels.append(Panel(layers=waits, y="Waiting / ms per step", beyond="", **how))
-        if epochs:
-            of_epoch = [_Batches(rows=own), *layers(own, "sync_per_epoch_s", 1.0, "s")]
-            panels.append(Panel(layers=of_epoch, y="Waiting / s per epoch", **how))
-    laws = [f"{looks[row['series']].label}: {law_label(row['law'])}" for row in
-            lines.drop_duplicates("series").to_dict("records")]  # fmt: skip
-    caption = [
-        "Waiting for gradients against workers: per step (left) and, times the batches of an epoch (bars, right "
-        "scale), per epoch."
-        if epochs
-        else "Waiting for gradients per step against workers.",
-        "Points: medians over repeats of the mean over steps; bars: 95 % intervals, where there are three repeats.",
-        f"Lines: the law selected by AICc ({'; '.join(dict.fromkeys(laws))}) with its 95 % band; on grey: "
-        "extrapolated." * bool(laws),
-        "Where no law is drawn, lines join the points on equal nodes." * (len(laws) < shown["series"].nunique()),
-        f"Solid: NCCL, dashed: MPI, dash-dotted: Gloo.{kit.boundary_words(shown)}{kit.left_out(known, settings)}",
+    def of_epoch(own: pd.DataFrame) -> Iterator[Any]:
+        return iter([_Batches(rows=own), *layers(own, "sync_per_epoch_s", 1.0, "s")])
+
+    sides = [(lambda own: layers(own, "sync_s", 1000.0, "ms"), "Waiting / ms per step", {"beyond": ""})]
+    epochs = bool(shown["sync_per_epoch_s_median"].notna().any())
+    sides += [(of_epoch, "Waiting / s per epoch", {})] if epochs else []
+    laws = [f"{looks[series].label}: {law_label(law)}"
+            for series, law in lines[["series", "law"]].drop_duplicates().itertuples(index=False)]  # fmt: skip
+    words = [
+        "Waiting for gradients against workers, per step and, times the batches of an epoch (pale bars), per epoch.",
+        INTERVAL,
+        f"Lines: the law selected by AICc ({'; '.join(dict.fromkeys(laws))}) with its 95 % band, on grey "
+        "extrapolated; without a law, lines join the points on equal nodes." * bool(laws),
         _hidden(cells, style.series_labels(analysis.synchronisation)),
     ]
-    return Figure(
-        name="synchronisation",
-        title="Synchronisation against workers",
-        alt="Waiting for gradients per step and per epoch against workers; the values are in the table.",
-        caption=" ".join(filter(None, caption)),
-        data=pd.concat([shown.assign(kind="point"), lines.assign(kind="line")], ignore_index=True),
-        panels=panels,
-        looks=looks,
-        legend=[Patch(facecolor=style.GRID, linewidth=0, label="batches per epoch")] * epochs,
-        shape=(2, 0.84, 0.52),
-    )
+    data = pd.concat([shown.assign(kind="point"), lines.assign(kind="line")], ignore_index=True)
+    legend = [Patch(facecolor=style.GRID, linewidth=0, label="batches per epoch")] * epochs
+    how: dict[str, Any] = {"rows": known, "settings": settings, "data": data, "looks": looks, "legend": legend}
+    return against_workers(analysis, "synchronisation", words, sides, base=False, **how)
 
 
 def _hidden(cells: pd.DataFrame, labels: Mapping[str, str]) -> str:
@@ -112,53 +95,42 @@ class _Batches:
         twin.spines["right"].set_visible(True)
 
 
-# ---------------------------------------------------------------------------------------------------- another node
-
-
 def boundary(analysis: Analysis) -> Figure | None:
     """Return the waiting on one and on more nodes with the jumps; None where no series ran on several nodes."""
-    cells = analysis.nodes[analysis.nodes["sync_s_median"].notna()]
+    cells, jumps = analysis.nodes[analysis.nodes["sync_s_median"].notna()], analysis.boundary
     several = cells.groupby("setting")["nodes"].transform("max") > 1
     shown = cells[several & cells["series"].isin(set(cells.loc[cells["nodes"] > 1, "series"]))]
     if shown.empty:
         return None
     # Placements may be series of their own.
     looks = style.series_styles(analysis.nodes) | style.series_styles(analysis.points)
-    for label, own in shown.groupby(shown["series"].map(lambda series: looks[series].label), sort=False):
-        ways = ", then ".join(dict.fromkeys(way for _, way in _paths(own)))
+    labels = {series: looks[series].label for series in shown["series"].unique()}
+    for label, own in shown.groupby(shown["series"].map(labels), sort=False):
+        paths = own[(own["workers"] > 1) & (own["path"] != "")].sort_values("nodes", kind="stable")
+        ways = ", then ".join(dict.fromkeys(" or ".join(sorted(set(on["path"]))) for _, on in paths.groupby("nodes")))
         for series in own["series"].unique():
             looks[series] = replace(looks[series], label=f"{label}: {ways}" if ways else f"{label}")
-    settings, jumps = list(shown["setting"].drop_duplicates())[: kit.MAX_PANELS], analysis.boundary
-    panels = []
-    for setting in settings:
-        own = _placed(shown[shown["setting"] == setting])
-        how: dict[str, Any] = {"ends": ("", ""), "at": "at", "line": True, "within": "nodes"}
-        points = Points(rows=own, **spread("sync_s"), scale=1000, unit="ms", **how)
-        top = 1000 * float(own["sync_s_max"].max()) * 1.22
-        arrows = _Jumps(cells=own, rows=jumps[jumps["series"].isin(own["series"])], top=top)
-        how = {"title": setting if len(settings) > 1 else "", "nodes": own, "limits": (0, top)}
-        how["room"] = 0.3 * bool(len(arrows.rows))
-        panels.append(Panel(layers=[points, arrows], y="Waiting for gradients / ms per step", **how))
-    per_step = "medians over steps" if (shown["per_step"] == MEDIAN).all() else "means over steps"
-    caption = [
-        "Waiting for gradients per step against workers; dashed vertical lines: further workers need another node. "
-        f"Points: medians over repeats of what each run says of its steps ({per_step}), bars: lowest to highest "
-        "repeat. Arrows: the jump between equal workers on fewer and on more nodes (mean over repeats, 95 % interval "
-        "in brackets); dotted: the next worker count already needs another node, so a jump there is not that of the "
-        f"node alone.{kit.left_out(shown, settings)}",
-        _carried(analysis),
+
+    def layers(own: pd.DataFrame) -> Iterator[Any]:
+        own = _placed(own)
+        yield Points(
+            rows=own, **spread("sync_s"), scale=1000, unit="ms", ends=("", ""), at="at", line=True, within="nodes"
+        )
+        yield _Jumps(cells=own, rows=jumps[jumps["series"].isin(own["series"])])
+
+    words = [
+        "Waiting for gradients per step against workers, on one and on more nodes: of each run "
+        f"{'medians' if (shown['per_step'] == MEDIAN).all() else 'means'} over steps.",
+        "lowest to highest repeat",
+        "Arrows: the jump between equal workers on fewer and on more nodes (mean over repeats, 95 % interval in "
+        "brackets); dotted: the next worker count already needs another node: not the jump of the node alone.",
         _hidden(analysis.nodes, {series: look.label for series, look in looks.items()}),
     ]
-    return Figure(
-        name="boundary",
-        title="Synchronisation and node boundaries",
-        alt="Waiting for gradients per step against workers, on one and on more nodes; the jumps are in the table.",
-        caption=" ".join(filter(None, caption)),
-        data=pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")]),
-        panels=panels,
-        looks=looks,
-        shape=(2, 0.9, 0.55),
-    )
+    sides = [(layers, "Waiting for gradients / ms per step", {"beyond": None, "room": 0.3 * bool(len(jumps))})]
+    data = pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")])
+    settings = list(shown["setting"].drop_duplicates())[: kit.MAX_PANELS]
+    how: dict[str, Any] = {"rows": shown, "settings": settings, "data": data, "looks": looks}
+    return against_workers(analysis, "boundary", words, sides, base=False, **how)
 
 
 def _placed(cells: pd.DataFrame) -> pd.DataFrame:
@@ -177,47 +149,41 @@ class _Jumps:
 
     cells: pd.DataFrame
     rows: pd.DataFrame
-    top: float  # of the axis, in ms
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the arrows, and write their sizes right of them, moved up where they would be on one another."""
-        names = ["series", "workers", "nodes", "per_node"]
-        places = {tuple(row[name] for name in names): (row["at"], 1000 * row["sync_s_median"])
-                  for row in self.cells.to_dict("records")}  # fmt: skip
-        texts = []
-        for row in self._drawn():
-            keys = [(row["series"], *(row[f"{side}_{name}"] for name in names[1:])) for side in ("fewer", "more")]
-            if any(key not in places for key in keys):
+        names = ["workers", "nodes", "per_node"]
+        of = self.cells[["series", *names, "at", "sync_s_median"]].itertuples(index=False)
+        places = {(series, *key): (at, 1000 * y) for series, *key, at, y in of}
+        known, texts = self.rows[self.rows["jump_s"].notna()], []
+        # An indirect jump is left out where its boundary has a direct one; of others the first is written.
+        direct = set(map(tuple, known.loc[known["kind"] == DIRECT, ["series", "fewer_nodes"]].to_numpy()))
+        for row in known.to_dict("records"):
+            keys = [(row["series"], *(row[f"{side}_{name}"] for name in names)) for side in ("fewer", "more")]
+            indirect = row["kind"] == INDIRECT
+            if not set(keys) <= set(places) or (indirect and (row["series"], row["fewer_nodes"]) in direct):
                 continue
             (x0, y0), (x1, y1) = (places[key] for key in keys)
             color = looks[row["series"]].color
-            if row["kind"] == INDIRECT:
+            if indirect:
                 axes.plot([x0, x1], [y0, y1], color=color, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1.8)
             else:
                 axes.plot([x0, x1], [y0, y0], color=color, linewidth=0.8, zorder=1.8)
                 arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 4}
                 axes.annotate("", xy=(x1, y1), xytext=(x1, y0), arrowprops=arrow, zorder=1.9)
-            if row["written"]:  # right of all that ran on equal workers
+            first = known.loc[known["series"] == row["series"], "fewer_nodes"].min()
+            if not indirect or row["fewer_nodes"] == first:  # right of all that ran on equal workers
                 aside = self.cells.loc[self.cells["workers"] == row["more_workers"], "at"].max()
                 texts.append((float(aside), (y0 + y1) / 2, _written(row)))
+        floor, top = 0.0, 1120 * float(self.cells["sync_s_max"].max())
         if len(texts) > (4 if panel_in >= style.NARROW_IN else 1):  # with more, the table says them better
             return
-        floor = 0.0
         for x, y, text in sorted(texts, key=lambda each: each[1]):
-            tall = 1.4 * style.small() / 72 / (0.4 * panel_in) * self.top * (1 + text.count("\n"))
+            tall = 1.4 * style.small() / 72 / (0.4 * panel_in) * top * (1 + text.count("\n"))
             middle = max(y, floor + tall / 2)
             floor = middle + tall / 2
             how: dict[str, Any] = {"va": "center", "color": style.INK, "zorder": 5, "bbox": kit.paper_behind()}
             kit.note_at(axes, text, (x, middle), (8, 0), **how)
-
-    def _drawn(self) -> list[dict[Any, Any]]:
-        """Return the jumps to draw: no indirect one where its boundary has a direct one; the first is `written`."""
-        known = self.rows[self.rows["jump_s"].notna()]
-        direct = known.loc[known["kind"] == DIRECT, ["series", "fewer_nodes"]]
-        compared = set(direct.itertuples(index=False, name=None))
-        first = known.groupby("series")["fewer_nodes"].transform("min")
-        rows = known.assign(written=(known["kind"] == DIRECT) | (known["fewer_nodes"] == first)).to_dict("records")
-        return [row for row in rows if row["kind"] == DIRECT or (row["series"], row["fewer_nodes"]) not in compared]
 
 
 def _written(row: Mapping[Any, Any]) -> str:
@@ -226,21 +192,3 @@ def _written(row: Mapping[Any, Any]) -> str:
     if row["kind"] == INDIRECT:
         text += f"\nwith {plural(row['more_workers'] - row['fewer_workers'], 'worker')} more"
     return f"{text}\nnot resolved" if not pd.isna(row["resolved"]) and not row["resolved"] else text
-
-
-def _carried(analysis: Analysis) -> str:
-    """Return which network carried the gradients of each drawn series, as the records of the runs say."""
-    labels, texts = style.series_labels(analysis.nodes), []
-    for series, rows in analysis.nodes.groupby("series", sort=False):
-        if rows["nodes"].max() > 1 and (ways := _paths(rows)):
-            texts.append(f"{labels[str(series)]}: " + ", ".join(f"{way} on {on}" for on, way in ways))
-    return f"Network path, as the runs recorded it: {'; '.join(texts)}." if texts else ""
-
-
-def _paths(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return (nodes in words, recorded paths) of one series, in the order of the nodes."""
-    known = rows[(rows["workers"] > 1) & (rows["path"] != "")]
-    return [
-        (plural(float(f"{nodes}"), "node"), " or ".join(sorted(set(own["path"]))))
-        for nodes, own in known.groupby("nodes", sort=True)
-    ]

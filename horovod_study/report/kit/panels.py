@@ -268,7 +268,7 @@ def log_values(axes: Axes, low: float, high: float) -> None:
 def beyond(axes: Axes, begin: float, end: float, word: str) -> None:
     """Lay grey behind what is beyond the measured worker counts, with the word that says what it is."""
     axes.axvspan(begin, end, color=SHADE, linewidth=0, zorder=0)
-    axes.text(0.99, 0.015, word, transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
+    axes.text(0.99, 0.07, word, transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
 
 
 def round_values(axes: Axes, nbins: int = 6, steps: Sequence[float] = (1, 2, 5, 10)) -> None:
@@ -365,10 +365,20 @@ def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bo
         if at - written < letter:
             continue
         written = at + letter * (len(words) - 1)
+        at, side, up = (1.0, "top", -3) if _free_above(axes, x) else (0.0, "bottom", 3)
         note_at(
-            axes, "\n".join(words), (x, 0), (2, 3), xycoords=("data", "axes fraction"), rotation=90, ha="left",
-            va="bottom", color=QUIET, zorder=1.2, bbox=paper_behind(0.4, 0.75),
+            axes, "\n".join(words), (x, at), (2, up), xycoords=("data", "axes fraction"), rotation=90, ha="left",
+            va=side, color=QUIET, zorder=1.2, bbox=paper_behind(0.4, 0.75),
         )  # fmt: skip
+
+
+def _free_above(axes: Axes, x: float) -> bool:
+    """Return whether more is free at `x` above the lines of these axes than below them."""
+    lines = [np.asarray(each.get_data(), dtype=float) for each in axes.lines if each.get_transform() == axes.transData]
+    near = [np.interp(x, line[0], line[1], np.nan, np.nan) for line in lines if line.shape[1] > 1]
+    place = axes.transScale + axes.transLimits
+    heights = [float(place.transform((x, y))[1]) for y in near if np.isfinite(y)] or [1.0]
+    return 1 - max(heights) > min(heights)
 
 
 def boundary_words(rows: pd.DataFrame) -> str:

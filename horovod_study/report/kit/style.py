@@ -6,6 +6,7 @@ series apart in grey. For dark pages each colour has a lighter twin, used throug
 
 import functools
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,27 +19,16 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
-from horovod_study.analysis.series.points import REPORTED, numbers
+from horovod_study.analysis.series.points import REPORTED
 from horovod_study.errors import ConfigError, refuse
 from horovod_study.records import COMMAND
 from horovod_study.runtimes import LIBRARIES
-from horovod_study.text.words import plural
 
-PRINT_WIDTH_IN = 5.9
-"""Text width of a thesis page: 150 mm, A4 with margins of 30 mm (KOMA-Script's 11 pt page has 147 mm)."""
-
-COLUMN_WIDTH_IN = 2.8
-"""Two figures beside each other on such a page, 8 mm apart; a column of a two-column page is about as wide."""
-
-SCREEN_WIDTH_IN = 4.6
-"""Width at which figures for the page are drawn: the same type, so larger after scaling to a column."""
-
-NARROW_IN = 4.0
-"""Below this width, letters are smaller and panels are below one another."""
-
+PRINT_WIDTH_IN = 5.9  # text width of a thesis page: 150 mm, A4 with margins of 30 mm
+COLUMN_WIDTH_IN = 2.8  # two figures beside each other on such a page, 8 mm apart
+SCREEN_WIDTH_IN = 4.6  # of figures for the page: the same type, so larger after scaling to a column
+NARROW_IN = 4.0  # below this width, letters are smaller and panels are below one another
 _MM_PER_IN = 25.4
-
-_FONTS = ("sans", "serif")
 
 INK = "#1b1d22"
 QUIET = "#6f747d"
@@ -67,7 +57,7 @@ class FigureFormat:
                 f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {wide_mm:g} mm; give text "
                 f"({text_mm:.0f} mm), column ({column_mm:.0f} mm) or a number of mm",
             ),
-            (self.font not in _FONTS, f"--font: {self.font!r} is not known; allowed: {', '.join(_FONTS)}"),
+            (self.font not in ("sans", "serif"), f"--font: {self.font!r} is not known; allowed: sans, serif"),
         )
 
     @classmethod
@@ -116,17 +106,21 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">", "*")
 DASHES: Mapping[str, Any] = {"nccl": "-", "mpi": (0, (5, 2)), "gloo": (0, (5, 1.5, 1, 1.5))}
 """Lines of a transport: NCCL solid, MPI dashed, Gloo dash-dotted; whatever has no transport to tell apart is solid."""
 
-_USUAL_COLOR = {"horovod": 0, "ddp": 3, "mpi": 2}
-_USUAL_MARKER = {
-    ("horovod", "mpi"): 0,
-    ("horovod", "gloo"): 1,
-    ("horovod", "nccl"): 2,
-    ("ddp", "gloo"): 3,
-    ("ddp", "nccl"): 4,
-    ("mpi", "mpi"): 5,
+_USUAL = {
+    ("horovod", "mpi"): (0, 0),
+    ("horovod", "nccl"): (0, 2),
+    ("horovod", "gloo"): (0, 1),
+    ("ddp", "nccl"): (3, 4),
+    ("ddp", "gloo"): (3, 3),
+    ("mpi", "mpi"): (2, 5),
 }
-_SERIAL = ("#4d5159", "o")
-_VARIANTS: tuple[tuple[bool, Any], ...] = (
+"""Places in COLORS and MARKERS of (backend, transport); who stands first keeps them where several want one."""
+
+_BASELINE = {"color": "#4d5159", "marker": "o", "ring": True}
+_NAMED = ["series", "partition", "backend", "transport", "setting", "horovod_defaults", "reduction"]
+_Key: TypeAlias = tuple[Any, ...]
+
+VARIANTS: tuple[tuple[bool, Any], ...] = (
     (True, "-"),
     (False, (0, (6, 2))),
     (True, (0, (6, 2, 1, 2))),
@@ -170,15 +164,13 @@ DARK = {
 """The twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are."""
 
 _FAMILIES = {
-    # Both come with matplotlib: the same letters, hence the same bytes, everywhere. STIX is drawn after Times, as wide
-    # as the text of most theses; DejaVu Serif is a fifth wider and would crowd the ticks of a column. What STIX has no
+    # Both come with matplotlib: the same bytes everywhere. STIX is as wide as the text of most theses; what it has no
     # letter for, DejaVu Sans has.
     "sans": ["DejaVu Sans"],
     "serif": ["STIXGeneral", "DejaVu Sans"],
 }
 _SIZES = {
-    # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points. STIX has smaller letters at
-    # the same size.
+    # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points.
     ("sans", False): (8.5, 8.0),
     ("sans", True): (7.5, 7.0),
     ("serif", False): (9.0, 8.5),
@@ -186,40 +178,29 @@ _SIZES = {
 }
 
 _RC: dict[str, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), QUIET),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right", "pgf.rcfonts"), False),
     "text.parse_math": False,  # a dollar in a name is a dollar
-    "axes.titleweight": "normal",
     "axes.titlelocation": "left",
-    "legend.frameon": False,
     "legend.handlelength": 2.4,
     "legend.columnspacing": 1.4,
     "legend.labelspacing": 0.35,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": QUIET,
     "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "grid.color": GRID,
     "grid.linewidth": 0.6,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
     "xtick.major.size": 3,
     "ytick.major.size": 0,
     "lines.solid_capstyle": "round",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
     "hatch.linewidth": 0.5,
     "pdf.fonttype": 42,  # whole TrueType letters: editable, and accepted by printers
     "svg.hashsalt": "horovod_study",  # or the names inside an SVG would be random
     "svg.fonttype": "path",
     "pgf.texsystem": "pdflatex",
-    "pgf.rcfonts": False,  # the letters of the document that includes the figure
     "pgf.preamble": r"\usepackage[T1]{fontenc}\usepackage{textcomp}",
 }
 
@@ -231,25 +212,14 @@ def style(look: FigureFormat = TEXT, **changes: Any) -> Iterator[None]:
     `changes` are settings of matplotlib with two underscores for each dot.
     """
     body, small = _SIZES[look.font, look.width_in < NARROW_IN]
-    letters = {
-        "font.family": _FAMILIES[look.font],
-        "font.size": body,
-        "axes.titlesize": body,
-        "axes.labelsize": body,
-        "xtick.labelsize": small,
-        "ytick.labelsize": small,
-        "legend.fontsize": small,
-        "legend.title_fontsize": small,
-    }
+    letters = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), body)
+    letters |= dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"), small)
+    own = {name.replace("__", "."): value for name, value in changes.items()}
+    settings: dict[Any, Any] = {**_RC, "font.family": _FAMILIES[look.font], **letters, **own}
     with mpl.rc_context(), warnings.catch_warnings():
         # A letter that the fonts lack, such as an emoji in a name, is a box on paper and itself on the page.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         mpl.rcdefaults()
-        settings: dict[Any, Any] = {
-            **_RC,
-            **letters,
-            **{name.replace("__", "."): value for name, value in changes.items()},
-        }
         mpl.rcParams.update(settings)
         yield
 
@@ -282,24 +252,14 @@ def folded(text: str, room_in: float) -> str:
     lines = []
     for given in text.split("\n"):
         line = ""
-        for word in _words(given):
+        # A line may break after a blank, a comma and a colon, and after a slash before a capital: `samples/s` is one.
+        for word in re.split(r"(?<=[ ,:])(?=[^ ])|(?<=/)(?=[A-Z])", given):
             if line and text_in((line + word).rstrip()) > room_in:
                 lines.append(line)
                 line = ""
             line += word
         lines.append(line)
     return "\n".join(lines)
-
-
-def _words(text: str) -> list[str]:
-    """Return the parts between which a line may break, each with the blanks behind it; `samples/s` is one."""
-    parts = [""]
-    for place, letter in enumerate(text):
-        parts[-1] += letter
-        following = text[place + 1 : place + 2]
-        if (letter in " ,:" and following not in ("", " ")) or (letter == "/" and following.isupper()):
-            parts.append("")
-    return parts
 
 
 _NO_DATE: Mapping[str, dict[str, Any]] = {
@@ -343,108 +303,86 @@ def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
     partition are the next that are free. Series that share all of it (stock settings, other reductions) differ by fill,
     then by marker; other batches and settings have panels of their own.
     """
-    columns = ["series", "partition", "backend", "transport", "setting", "horovod_defaults", "reduction"]
-    rows = points[columns].drop_duplicates("series").to_dict("records")
-    kinds: dict[tuple[Any, ...], int] = {}
-    places: dict[str, int] = {}
-    for row in rows:
-        key = (*_way(row), row["setting"])
-        places[row["series"]] = kinds[key] = kinds.get(key, -1) + 1
-    parallel = [row for row in rows if row["backend"] != "serial"]
-    told_by = 2 if len({_way(row)[:2] for row in parallel}) > 1 else 3
-    colors = _assigned(
-        {_way(row)[:told_by] for row in parallel},
-        lambda key: None if key[2:] == ("gloo",) else _USUAL_COLOR.get(key[1]),
-        len(COLORS),
+    rows = points[_NAMED].drop_duplicates("series")
+    # Of equal ways in one setting the first is filled, the second not, the third has another marker, ...
+    rows = rows.assign(
+        twin=rows.groupby(["partition", "backend", "transport", "setting"], sort=False, dropna=False).cumcount()
     )
-    markers = _assigned(
-        {(places[row["series"]] // 2, *_way(row)) for row in parallel},
-        lambda key: None if key[0] else _USUAL_MARKER.get(key[2:]),
-        len(MARKERS),
-    )
-    labels = series_labels(points)
-    styles = {}
-    for row in rows:
-        way_, place = _way(row), places[row["series"]]
-        serial = row["backend"] == "serial"
-        styles[row["series"]] = SeriesStyle(
-            label=labels[row["series"]],
-            color=_SERIAL[0] if serial else COLORS[colors[way_[:told_by]]],
-            marker=_SERIAL[1] if serial else MARKERS[markers[place // 2, *way_]],
-            filled=place % 2 == 0,
-            dash=DASHES.get(way_[2], "-"),
-            ring=serial,
-        )
+    known, parallel = list(_USUAL), rows[rows["backend"] != "serial"]
+    ways = list(set(map(_way, parallel.to_dict("records"))))
+    ways.sort(key=lambda key: (*key[:2], known.index(key[2:]) if key[2:] in known else len(known), key[2:]))
+    told_by = 3 if len({key[1:3] for key in ways}) > 1 else 4
+    colors_of = {backend: color for (backend, _), (color, _) in _USUAL.items()}
+    colors = _places((key[1:told_by] for key in ways), lambda key: colors_of.get(key[1]), len(COLORS))
+    usual = {(0, *way): marker for way, (_, marker) in _USUAL.items()}
+    markers = _places(ways, lambda key: usual.get((key[0], *key[2:])), len(MARKERS))
+    labels, styles = series_labels(points), {}
+    for row in rows.to_dict("records"):
+        key, look = _way(row), dict[str, Any](_BASELINE)
+        if row["backend"] != "serial":
+            look = {"color": COLORS[colors[key[1:told_by]]], "marker": MARKERS[markers[key]]}
+        look = {**look, "filled": row["twin"] % 2 == 0, "dash": DASHES.get(row["transport"], "-")}
+        styles[row["series"]] = SeriesStyle(label=labels[row["series"]], **look)
     return styles
 
 
-def _way(row: Mapping[Any, Any]) -> tuple[str, str, str]:
-    return row["partition"], row["backend"], row["transport"]
+def _way(row: Mapping[Any, Any]) -> _Key:
+    return row["twin"] // 2, row["partition"], row["backend"], row["transport"]
+
+
+def _places(keys: Iterable[_Key], usual: Callable[[_Key], int | None], room: int) -> dict[_Key, int]:
+    """Return a place below `room` of each key: its usual one for the first that wants it, else the next that is free.
+
+    Places are used twice only when there are more keys than room.
+    """
+    order, places = list(dict.fromkeys(keys)), dict[_Key, int]()
+    for key in order:
+        if (wanted := usual(key)) is not None and wanted not in places.values():
+            places[key] = wanted
+    for number, key in enumerate(order):
+        start = usual(key) or 0
+        free = (each % room for each in range(start, start + room) if each % room not in places.values())
+        places.setdefault(key, next(free, number % room))
+    return places
 
 
 def looks_in_order(labels: Sequence[str]) -> list[SeriesStyle]:
     """Return the style of lines that share one runtime, such as worker counts or learning rates."""
     looks = []
     for place, label in enumerate(labels):
-        filled, dash = _VARIANTS[(place + place // len(COLORS)) % len(_VARIANTS)]
+        filled, dash = VARIANTS[(place + place // len(COLORS)) % len(VARIANTS)]
         color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
         looks.append(SeriesStyle(label=label, color=color, marker=marker, filled=filled, dash=dash))
     return looks
 
 
-_Key: TypeAlias = tuple[Any, ...]
-
-
-def _assigned(keys: Iterable[_Key], usual: Callable[[_Key], int | None], room: int) -> dict[_Key, int]:
-    """Return a place below `room` for each key: its usual one if that is free, else the next that nobody here wants.
-
-    Whoever sorts first gets the usual place. Places are used twice only when there are more keys than room.
-    """
-    order = sorted(keys, key=lambda key: (usual(key) is None, key))
-    wanted = {usual(key) for key in order}
-    places: dict[_Key, int] = {}
-    for number, key in enumerate(order):
-        first = usual(key)
-        start = first if first is not None else 0
-        taken = set(places.values())
-        free = [each % room for each in range(start, start + room) if each % room not in taken]
-        unwanted = [place for place in free if place == first or place not in wanted]
-        places[key] = (unwanted or free or [number % room])[0]
-    return places
-
-
 def series_labels(points: pd.DataFrame) -> dict[str, str]:
     """Return the shortest label of each series that says how it differs from the others of its setting."""
-    columns = ["series", "partition", "backend", "transport", "horovod_defaults", "reduction", "setting"]
-    rows = points[columns].assign(threads=numbers(points, "rank_threads")).drop_duplicates("series").to_dict("records")
-    several = len({row["partition"] for row in rows}) > 1
+    rows = points[_NAMED].drop_duplicates("series")
+    several = rows["partition"].nunique() > 1
+    plain = ~rows["backend"].isin([REPORTED, COMMAND])  # of others a name says it all
+    rows = rows.assign(label=[_runtime(row, several) for row in rows.to_dict("records")])
+    rows["horovod_defaults"] = rows["horovod_defaults"].astype(bool) & plain
+    of = rows.groupby(["setting", "label", "horovod_defaults"], dropna=False)
+    told, labels = of["reduction"].transform("nunique").gt(1) & plain, dict[str, str]()
+    for row, named in zip(rows.to_dict("records"), told, strict=True):
+        extra = ["stock settings"] * row["horovod_defaults"]
+        extra += [row["reduction"]] * (named and row["reduction"] not in ("own", "none"))
+        labels[row["series"]] = f"{row['label']} ({', '.join(extra)})" if extra else row["label"]
+    same = rows.groupby(["setting", "label", "horovod_defaults", "reduction"], dropna=False)["series"].transform("size")
+    return labels | {series: series for series in rows.loc[same > 1, "series"]}
 
-    def words(row: Mapping[Any, Any], *, reduction: bool) -> str:
-        if row["backend"] == REPORTED:
-            return f"{row['partition']}"
-        if row["backend"] == COMMAND:
-            return f"{row['partition']}: the command" if several else "the command"
-        text = runtime_label(row["backend"], row["transport"])
-        if row["reduction"] == "own":  # calls of the script's own, or processes that nothing connects
-            text = (
-                "processes without a library" if row["backend"] == "serial" else text.replace("PyTorch DDP", "PyTorch")
-            )
-            text += ", own calls" * (row["backend"] != "serial")
-        text = f"{row['partition']}: {text}" if several else text
-        told = reduction and row["reduction"] not in ("own", "none")
-        extra = (["stock settings"] if row["horovod_defaults"] else []) + ([row["reduction"]] if told else [])
-        return f"{text} ({', '.join(extra)})" if extra else text
 
-    labels = {}
-    for row in rows:
-        peers = [other for other in rows if other["setting"] == row["setting"]]
-        same = [other for other in peers if words(other, reduction=False) == words(row, reduction=False)]
-        label = words(row, reduction=len({other["reduction"] for other in same}) > 1)
-        clash = [other for other in same if other["reduction"] == row["reduction"]]
-        alike = [other for other in clash if other["threads"] == row["threads"]]
-        by_threads = f"{label}, {plural(row['threads'], 'thread')}" if len(alike) == 1 else row["series"]
-        labels[row["series"]] = label if len(clash) == 1 else by_threads
-    return labels
+def _runtime(row: Mapping[Any, Any], several: bool) -> str:
+    """Return how the workers of a series communicate, and, of `several`, on which partition."""
+    if row["backend"] == REPORTED:
+        return f"{row['partition']}"
+    text = "the command" if row["backend"] == COMMAND else runtime_label(row["backend"], row["transport"])
+    if row["reduction"] == "own" and row["backend"] == "serial":
+        text = "processes without a library"  # that nothing connects
+    elif row["reduction"] == "own" and row["backend"] != COMMAND:
+        text = f"{text.replace('PyTorch DDP', 'PyTorch')}, own calls"
+    return f"{row['partition']}: {text}" if several else text
 
 
 def runtime_label(backend: str, transport: str) -> str:

@@ -250,7 +250,6 @@ def _leads(
         "synchronisation": waiting(analysis),
         "forecast": [*_forecast(analysis, made, labels)],
         "learning": [*learned(analysis), *_common(analysis.provenance)],
-        "resources": resources.sentences(analysis),
         "doubts": [] if "worst" in made else [passed],
         "method": [*_method(analysis)],
     }
