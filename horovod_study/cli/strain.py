@@ -3,17 +3,10 @@
 import argparse
 import math
 import shlex
-import sys
 from pathlib import Path
 
 from horovod_study.cli.verbs import COUNT, CURVES, DIR, FILE, FLAG, Result, Verb, progress, whole
-from horovod_study.config.options import (
-    SET_BY_RANGE_TEST,
-    Parser,
-    add_run_options,
-    add_train_options,
-    run_values,
-)
+from horovod_study.config.options import SET_BY_RANGE_TEST, Parser, add_run_options, add_train_options, run_values
 from horovod_study.config.run import available_cores
 from horovod_study.errors import DataError, refuse
 
@@ -36,23 +29,14 @@ def generate(options: argparse.Namespace) -> int:
     size = dataset.parse_size(options.size) or 0
     what = f"--size {options.size}: must be a whole number of curves, for instance 1000000"
     refuse("", (not size, what), error=DataError)
-    noise_max_mpa = _noise_max_mpa(options)
+    noise_max_mpa, began = _noise_max_mpa(options), now()
     path = options.out or dataset.cached_path(size, options.seed, noise_max_mpa)
-    noise = f"noise up to {noise_max_mpa:g} MPa" if noise_max_mpa else "clean"
-    say(f"generating {size:,} curves (seed {options.seed}), {noise}, into {path}")
-    doubt = dataset.page_cache_doubt(size)
-    if doubt:
+    say(f"generating {size:,} curves (seed {options.seed}), noise up to {noise_max_mpa:g} MPa, into {path}")
+    if doubt := dataset.page_cache_doubt(size):
         say(f"warning: {doubt}")
-    began = now()
+    how = {"seed": options.seed, "noise_max_mpa": noise_max_mpa, "threads": options.processes}
     with progress(CURVES) as on_progress:
-        dataset.generate(
-            path,
-            size,
-            seed=options.seed,
-            noise_max_mpa=noise_max_mpa,
-            threads=options.processes,
-            on_progress=on_progress,
-        )
+        dataset.generate(path, size, on_progress=on_progress, **how)
     say(f"generated in {now() - began:.1f} s")
     print(path)
     return 0
@@ -172,11 +156,8 @@ def _lr_range_arguments(parser: Parser) -> None:
     add("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
     add("--out", **DIR, required=True, help="receives the run, the curve and the figure")
     add("--workers", **COUNT, default=1, help="workers that train (default 1)")
-    add(
-        "--runtime",
-        metavar="NAME",
-        help="how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)",
-    )
+    runtime = "how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)"
+    add("--runtime", metavar="NAME", help=runtime)
     add("--json", **FLAG, help="print one line of JSON")
     add_run_options(parser, hidden=SET_BY_RANGE_TEST)
 
@@ -205,7 +186,7 @@ def _learning_curve_arguments(parser: Parser) -> None:
     parser.add_argument("--out", **FILE, required=True, help="a .png, .pdf or .svg file to write")
 
 
-def _learning_curve(options: argparse.Namespace) -> int:
+def _learning_curve(options: argparse.Namespace) -> Result:
     """Draw the learning curves of one or several runs, finished or not."""
     from horovod_study import records
     from horovod_study.analysis.learning.convergence import convergence
@@ -215,34 +196,19 @@ def _learning_curve(options: argparse.Namespace) -> int:
     runs, evaluations = records.run_table(*options.runs), records.epoch_table(*options.runs)
     found = convergence(runs, evaluations, finished=False)
     write_learning_curves(scaling_points(runs), found.curves, options.out)
-    for doubt in found.doubts:
-        print(f"doubt: {doubt}", file=sys.stderr)
-    print(options.out)
-    return 0
+    return Result(document={}, lines=[f"{options.out}"], files=[options.out], doubts=found.doubts)
 
 
-VERBS = (
-    Verb(
-        "strain",
-        summary="The package's own training: data, runs, search",
-        verbs=(
-            Verb(
-                "data",
-                summary="Generate, import or check a data set",
-                verbs=(
-                    Verb("generate", generate, _generate_arguments),
-                    Verb("check", check, _check_arguments),
-                    Verb("import", _import_, _import_arguments),
-                ),
-            ),
-            Verb(
-                "train",
-                add_arguments=add_train_options,
-                summary="Train one run: python -m horovod_study.train",
-            ),
-            Verb("search", search, _search_arguments),
-            Verb("lr-range", lr_range, _lr_range_arguments),
-            Verb("learning-curve", _learning_curve, _learning_curve_arguments),
-        ),
-    ),
+_DATA = (
+    Verb("generate", generate, _generate_arguments),
+    Verb("check", check, _check_arguments),
+    Verb("import", _import_, _import_arguments),
 )
+_BELOW = (
+    Verb("data", summary="Generate, import or check a data set", verbs=_DATA),
+    Verb("train", add_arguments=add_train_options, summary="Train one run: python -m horovod_study.train"),
+    Verb("search", search, _search_arguments),
+    Verb("lr-range", lr_range, _lr_range_arguments),
+    Verb("learning-curve", _learning_curve, _learning_curve_arguments),
+)
+VERBS = (Verb("strain", summary="The package's own training: data, runs, search", verbs=_BELOW),)

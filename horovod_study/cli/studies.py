@@ -239,8 +239,9 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     planned = sorted(each.key for each in result.ledger.entries if not study.precision or each.state != "missing")
     how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned, "precision": study.precision}
     api.write_analysis(directory, directory / "analysis", commands=[command], **how)
-    api.write_page(directory / "analysis")
-    print("", *answer_lines(api.read_analysis(directory / "analysis")), sep="\n")
+    analysis = api.read_analysis(directory / "analysis")
+    api.write_page(directory / "analysis", analysis)
+    print("", *answer_lines(analysis), sep="\n")
     print(f"report: {directory / 'analysis' / 'report.html'}")
     if options.command is not None:
         print(f"study file: {options.study}; again, or with more in it: {command}")

@@ -299,7 +299,8 @@ def _compared(against: Any) -> dict[str, Any] | None:
 
     told = {"headline": compared.headline(against), "texts": compared.texts(against), "doubts": against.doubts}
     short = len(against.differences) <= MAX_COMPARED
-    return {**told, "before": against.names[1], "table": compared.table(against), "short": short}
+    figure = _figure(compared.figure(against), {}, None)
+    return {**told, "before": against.names[1], "table": compared.table(against), "short": short, "figure": figure}
 
 
 def _policy(script: str) -> str:
