@@ -31,7 +31,8 @@ def generate(options: argparse.Namespace) -> int:
     refuse("", (not size, what), error=DataError)
     noise_max_mpa, began = _noise_max_mpa(options), now()
     path = options.out or dataset.cached_path(size, options.seed, noise_max_mpa)
-    say(f"generating {size:,} curves (seed {options.seed}), noise up to {noise_max_mpa:g} MPa, into {path}")
+    noise = f"noise up to {noise_max_mpa:g} MPa" if noise_max_mpa else "clean"
+    say(f"generating {size:,} curves (seed {options.seed}), {noise}, into {path}")
     if doubt := dataset.page_cache_doubt(size):
         say(f"warning: {doubt}")
     how = {"seed": options.seed, "noise_max_mpa": noise_max_mpa, "threads": options.processes}
@@ -87,22 +88,15 @@ def _import_(options: argparse.Namespace) -> Result:
     began = now()
     columns, units = assignments("--columns", options.columns, NAMES), assignments("--units", options.units, UNITS)
     curves = open_curves(options.path, columns=columns, units=units, targets=options.targets)
-    with progress(
-        lambda what, done, of: f"  {what}  {100 * done / max(1, of):4.0f} %  {now() - began:.0f} s"
-    ) as on_progress:
-        provenance = import_curves(
-            curves,
-            options.out,
-            label=options.label,
-            target_bounds=None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2),
-            any_modulus=options.any_modulus,
-            on_progress=on_progress,
-        )
+    bounds = None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2)
+    how = {"label": options.label, "target_bounds": bounds, "any_modulus": options.any_modulus}
+    with progress(lambda what, done, of: f"  {what}  {100 * done / max(1, of):4.0f} %  {now() - began:.0f} s") as told:
+        provenance = import_curves(curves, options.out, on_progress=told, **how)
     for warning in provenance["warnings"]:
         say(f"warning: {warning}")
-    told = [f"{options.out}: imported in {now() - began:.1f} s", *(f"  {text}" for text in lines(provenance))]
-    told.append(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
-    return Result(document={"path": str(options.out), **provenance}, lines=told)
+    said = [f"{options.out}: imported in {now() - began:.1f} s", *(f"  {text}" for text in lines(provenance))]
+    said.append(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
+    return Result(document={"path": str(options.out), **provenance}, lines=said)
 
 
 def _noise_arguments(parser: Parser) -> None:
