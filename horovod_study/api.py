@@ -260,7 +260,10 @@ def report(directory: Path, **options: Any) -> Told:
     from horovod_study.report.page.paper import write_paper
 
     place, analysis, made, doubts = _opened(directory, asked)
-    look = {"look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")), "pgf": "pgf" in asked}
+    look: dict[str, Any] = {
+        "look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")),
+        "pgf": "pgf" in asked,
+    }
     if "against" in asked:
         return _report_against(place, analysis, asked, look, doubts)
     page, *others = write_page(place, analysis, **look)
@@ -514,9 +517,9 @@ def export(
         directory, analysis, written, doubts = _opened(place)
         if written or not (directory / "report.html").is_file():
             write_page(directory, analysis)
-        path, left_out, lines = files.write_archive(directory, analysis, out, study_file=study_file)
+        path, kept_out, lines = files.write_archive(directory, analysis, out, study_file=study_file)
         total = analysis.provenance["runs"]["total"]
-        document = {"archive": str(path), "runs": total, "left_out": left_out}
+        document = {"archive": str(path), "runs": total, "left_out": kept_out}
         return {"document": document, "lines": [f"{path}", *lines], "files": [path], "doubts": doubts}
     if to == "extra-p":
         if place.is_dir() and not is_table(place):

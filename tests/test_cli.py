@@ -246,7 +246,7 @@ def test_a_full_disk_is_one_line() -> None:
     ("words", "message"),
     [
         (("--workers", "1000000000000"), "--workers is 1000000000000; it must be at most 10,000,000"),
-        (("--workers", "8", "--rolling"), "--rolling says how .* give --holdout"),
+        (("--workers", "8", "--rolling"), "--rolling: goes with --holdout"),
         (("--price-per-gpu-hour", "2"), "--price-per-gpu-hour says nothing without samples"),
     ],
 )

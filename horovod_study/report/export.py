@@ -82,7 +82,7 @@ def write_trace(directory: Path, out: Path | None, steps: tuple[int, int] | None
         return write_file(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
 
 
-def write_extra_p(documents: Mapping[Sequence[int], Mapping[str, Any]], directory: Path) -> list[Path]:
+def write_extra_p(documents: Mapping[tuple[int, ...], Mapping[str, Any]], directory: Path) -> list[Path]:
     """Write documents of analysis/series/exchange.py as files for Extra-P, named by worker counts; return their paths.
 
     Raises RecordError when they cannot be written.
@@ -274,14 +274,14 @@ def write_archive(
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as stream, zipfile.ZipFile(stream, "w") as packed:
             # Tables come last: where times of files are those of unpacking, they are not older than the runs.
-            for each in ("README.md", *sorted(files, key=lambda each: (each.startswith(f"{table}/"), each))):
-                entry = zipfile.ZipInfo(f"{name}/{each}", max([_FIRST_DAY, *began]))
+            for within in ("README.md", *sorted(files, key=lambda file: (file.startswith(f"{table}/"), file))):
+                entry = zipfile.ZipInfo(f"{name}/{within}", max([_FIRST_DAY, *began]))
                 entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
                 entry.create_system = 3  # the same bytes wherever it is written
                 with packed.open(entry, "w", force_zip64=True) as into:
-                    if each == "README.md":
+                    if within == "README.md":
                         into.write(readme)
                     else:
-                        with open_file(files[each]) as content:
+                        with open_file(files[within]) as content:
                             shutil.copyfileobj(content, into)
     return path, len(left_out), lines

@@ -145,7 +145,14 @@ def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
 # ------------------------------------------------------------------------------------------------------------- parity
 
 
-_EFFECTIVE = ("initial_parameter_sha256", "dataset_digest", "global_batch", "workers", "nodes", "precision")
+_EFFECTIVE: tuple[str, ...] = (
+    "initial_parameter_sha256",
+    "dataset_digest",
+    "global_batch",
+    "workers",
+    "nodes",
+    "precision",
+)
 _EFFECTIVE += ("train_samples", "warmup_steps", "device")
 
 

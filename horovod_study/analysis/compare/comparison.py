@@ -160,7 +160,7 @@ def _verdict(shown: Interval, p_holm: float, needed: int | None, *, usually: str
         return f"B is {usually}{word}: {change} ({low} to {high}), resolved (p = {p_holm:.2g})"
     size = f"{stats.OF_INTEREST * 100:g} %"
     would = (
-        "how many blocks would tell cannot be said" if needed is None else f"about {needed} blocks would tell {size}"
+        "how many blocks would tell cannot be said" if needed is None else f"about {needed} blocks would resolve {size}"
     )
     if max(abs(shown.low - 1), abs(shown.high - 1)) <= stats.OF_INTEREST:
         would = f"A and B are no more than {size} apart"
