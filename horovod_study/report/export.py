@@ -101,7 +101,7 @@ def write_extra_p(documents: Mapping[tuple[int, ...], Mapping[str, Any]], direct
 # ----------------------------------------------------------------------------------------------------------- trackers
 
 
-class _Run(NamedTuple):
+class _Tracked(NamedTuple):
     """One run as trackers want it."""
 
     name: str
@@ -113,7 +113,7 @@ class _Run(NamedTuple):
     rows: Sequence[tuple[str, int, float, float]]  # tag, step, seconds, value; numbers of the timed window at step 0
 
 
-def _run_of(directory: Path, name: str, record: records.RunRecord) -> _Run:
+def _run_of(directory: Path, name: str, record: records.RunRecord) -> _Tracked:
     groups = {group: getattr(record, group) for group in ("requested", "effective", "environment")}
     flat = {f"{group}.{name}": value for group, told in groups.items() for name, value in told.items()}
     flat = {name: value for name, value in flat.items() if isinstance(value, str | int | float | bool | None)}
@@ -123,7 +123,7 @@ def _run_of(directory: Path, name: str, record: records.RunRecord) -> _Run:
     curves = history(rows_between(directory), records.epoch_rows(directory)).itertuples(index=False)
     rows = [(tag, int(step), began + at_s, value) for tag, step, at_s, value in curves]
     rows += [(f"totals/{name}", 0, began, float(value)) for name, value in numbers.items() if math.isfinite(value)]
-    return _Run(name, record.study, record.state(), began, ended, {"status": record.state(), **flat}, rows)
+    return _Tracked(name, record.study, record.state(), began, ended, {"status": record.state(), **flat}, rows)
 
 
 def write_tracker(tracker: str, runs: Sequence[tuple[Path, str, records.RunRecord]], directory: Path) -> list[Path]:
@@ -162,7 +162,7 @@ def write_tracker(tracker: str, runs: Sequence[tuple[Path, str, records.RunRecor
         logging.disable(logging.NOTSET)
 
 
-def _tensorboard(runs: Sequence[_Run], directory: Path) -> list[Path]:
+def _tensorboard(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2
@@ -181,7 +181,7 @@ def _tensorboard(runs: Sequence[_Run], directory: Path) -> list[Path]:
     return [directory / run.name for run in runs]
 
 
-def _wandb(runs: Sequence[_Run], directory: Path) -> list[Path]:
+def _wandb(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
     import wandb
 
     paths = []
@@ -200,7 +200,7 @@ def _wandb(runs: Sequence[_Run], directory: Path) -> list[Path]:
     return paths
 
 
-def _mlflow(runs: Sequence[_Run], directory: Path) -> list[Path]:
+def _mlflow(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
     from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
