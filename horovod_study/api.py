@@ -12,17 +12,15 @@ Needs neither PyTorch nor Horovod nor MPI.
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study import records
 from horovod_study.analysis.audit import Study, recount, versions
-from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
-from horovod_study.analysis.forecast.prediction import Prediction
-from horovod_study.analysis.forecast.prediction import predict as predict_points
+from horovod_study.analysis.fit.fitting import fit_series as fit
+from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.importers import (
     BENCH_FILE,
     SAMPLES,
@@ -44,7 +42,7 @@ from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.config.documents import logs, parse_json, read_text
 from horovod_study.config.doors import asked
 from horovod_study.config.run import available_cores
-from horovod_study.errors import AnalysisError, DataError, RecordError, refuse
+from horovod_study.errors import AnalysisError, DataError, refuse
 from horovod_study.text.progress import Line
 from horovod_study.text.words import plural
 
@@ -62,51 +60,46 @@ def analyze(runs: str | os.PathLike[str], *, targets: Sequence[float] = (), thre
     `targets`: test MSEs to which times are compared. `threads`: runs read at a time. What `horovod-study bench` left
     beside the runs is read, too. Raises RecordError or AnalysisError where there is no run, or one that cannot be read.
     """
-    root = Path(runs)
-    wanted = "the bench.json that `horovod-study bench` wrote"
-    networks = [(_text(path, wanted), str(path)) for path in _benches_beside(root)]
-    return analysed(root, targets=targets, threads=threads, networks=networks)[3]
+    networks = [(path, str(path)) for path in _benches_beside(Path(runs))]
+    return _analysed(Path(runs), targets=targets, threads=threads, networks=networks)[3]
 
 
-def analysed(
+def _analysed(
     root: Path,
     *,
-    commands: list[str] | None = None,
-    targets: Sequence[float] = (),
-    only: Collection[str] | None = None,
-    threads: int = 1,
-    networks: Sequence[tuple[str, str]] = (),
-    precision: float | None = None,
+    networks: Sequence[tuple[Path, str]],
+    threads: int | None = None,
     columns: Mapping[str, str] | None = None,
+    only: Collection[str] | None = None,
     counted: Collection[str] | None = None,
     beside: Callable[[Any], None] | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    verb: str = "",
+    **known: Any,
 ) -> "tuple[pd.DataFrame, pd.DataFrame, Accounting, Analysis]":
-    """Return run table, evaluations, accounting and Analysis of the runs below `root`.
+    """Return run table, evaluations, accounting and Analysis of the runs below `root`, or of a table of points or logs.
 
-    `only`: names of the runs to read, `counted`: of those that count. `networks`: contents of bench.json files and what
-    the analysis calls them, `precision`: the aim of a study. `beside` is called with each run while its rows are at
-    hand, `on_progress` with how many are done. `root` may also be a table of points, or logs of trainings, as for
-    `read_points`, `columns` too: then no rows of steps are known, and nothing is accounted for.
+    `networks`: bench.json files and what the analysis calls them. `only`: names of the runs to read, `counted`: of
+    those that count. `beside` is called with each run while its rows are at hand. With `verb` it is shown how far it
+    is. `known`: targets, commands and precision, as the analysis takes them.
     """
     again = "measure again with horovod-study bench"
-    measured = [
-        records.finite(restored(parse_json(text, source=named, error=DataError, again=again), source=named))
-        for text, named in networks
+    contents = [
+        (parse_json(_text(path), source=named, error=DataError, again=again), named) for path, named in networks
     ]
-    known: dict[str, Any] = {"targets": targets, "networks": measured, "precision": precision}
+    known["networks"] = [records.finite(restored(content, source=named)) for content, named in contents]
     if is_table(root):
         points = read_points(root, columns=columns)
         table = reported.run_rows(points, root.resolve().stem)
-        commands = commands or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
-        found = analyze_tables(table, None, commands=commands, unit=points.attrs.get("unit", SAMPLES), **known)
+        known["commands"] = known.get("commands") or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
+        found = analyze_tables(table, None, unit=points.attrs.get("unit", SAMPLES), **known)
         return table, records.epoch_table(), account(table, ()), found.with_doubts(reported.doubts(points))
     left_out: dict[str, str] = {}
     table, recorded = records.recorded_runs([root], only=only, left_out=left_out)
     evaluations = records.epoch_table(root, only=only)
     if counted is not None:
-        table = table[table["run"].isin(list(counted))].reset_index(drop=True)
-        evaluations = evaluations[evaluations["run"].isin(list(counted))].reset_index(drop=True)
+        table, evaluations = (
+            each[each["run"].isin(list(counted))].reset_index(drop=True) for each in (table, evaluations)
+        )
         recorded = (run for run in recorded if run.name in counted)
 
     def with_steps() -> Iterator[records.RecordedRun]:
@@ -116,14 +109,16 @@ def analysed(
             elif beside is not None:
                 beside(run)
 
-    def counted_up(done: int) -> None:
-        if on_progress is not None:
-            on_progress(done, len(table))
-
-    accounts = account_runs(with_steps(), threads=threads, on_progress=counted_up, beside=beside)
+    with closing(Line(enabled=bool(verb))) as line:
+        accounts = account_runs(
+            with_steps(),
+            threads=threads or min(available_cores(), _MAX_THREADS),
+            on_progress=lambda done: line.now_and_then(f"{verb}: run {done:,} of {len(table):,}"),
+            beside=beside,
+        )
     accounting = account(table, accounts)
     known |= {"accounting": accounting, "turns": study_turns(root)}
-    found = analyze_tables(table, evaluations, commands=commands, unit=_unit_of(table), **known)
+    found = analyze_tables(table, evaluations, unit=_unit_of(table), **known)
     return table, evaluations, accounting, found.with_left_out(left_out)
 
 
@@ -201,29 +196,6 @@ def points_of(analysis: Analysis) -> "pd.DataFrame":
     return exchange.points_of(analysis.runs)
 
 
-def fit(points: "pd.DataFrame", *, baseline_samples_per_s: float | None = None) -> dict[str, SeriesFit]:
-    """Return the fitted laws of each series of a points table; the name is "" where there is one series only."""
-    return fit_series(points, baseline_samples_per_s=baseline_samples_per_s)
-
-
-def predict(
-    points: "pd.DataFrame",
-    *,
-    workers: Iterable[int],
-    workers_per_node: int | None = None,
-    batch: float | Sequence[float] | None = None,
-    global_batch: float | None = None,
-) -> dict[str, list[Prediction]]:
-    """Return the forecast of each series at `workers`, with 95 % intervals (docs/predict.md).
-
-    `batch` is the number of samples per worker and step there, one or one for each count; `global_batch` that of all
-    workers together.
-    """
-    return predict_points(
-        points, workers=list(workers), workers_per_node=workers_per_node, batch=batch, global_batch=global_batch
-    )
-
-
 def simulate(
     workers: Iterable[int],
     *,
@@ -244,20 +216,19 @@ def simulate(
     given = asked(Given, constants, "simulate")
     recorded = [run_times(records.recorded_run(Path(each))) for each in runs]
     size = recorded[0].gradient_bytes if recorded and given.gradient_mb is None else (given.gradient_mb or 0.0) * 1e6
+    texts = {str(each): _text(Path(placed_name(str(each))[0]), BENCH_FILE) for each in benches}
     networks = [
-        (content, str(each))
-        for each in benches
-        for content in benches_of(
-            _text(placed_name(str(each))[0], BENCH_FILE), source=str(each), gradient_bytes=size or None
-        )
+        (content, name)
+        for name, text in texts.items()
+        for content in benches_of(text, source=name, gradient_bytes=size or None)
     ]
     kept = largest_of_each_kind(networks)[0]
     known = calibrate(given, runs=recorded, benches=kept, further=[each for each in networks if each not in kept])
     return simulate_scenarios(scenarios(known.scenario, what_if), list(workers), global_batch=global_batch, seed=seed)
 
 
-def _text(path: str | os.PathLike[str], wanted: str) -> str:
-    return read_text(Path(path), error=DataError, again=f"give {wanted}")
+def _text(path: Path, wanted: str = "the bench.json that `horovod-study bench` wrote") -> str:
+    return read_text(path, error=DataError, again=f"give {wanted}")
 
 
 # ------------------------------------------------------------------------------------------- a study as files
@@ -266,17 +237,7 @@ Told = dict[str, Any]
 """What there is to say: document, lines, files, doubts, exit_code, of which some may be left out."""
 
 _MAX_THREADS = 4
-_ALL_STEPS = (0, sys.maxsize)
 """More do not read step rows any faster: what is left to Python goes one at a time."""
-_ABOUT_CHECK = "is about what --check looks at; give --check too"
-_ABOUT_OTHER = "is about another study; name its directory with --against"
-_NEEDS: Mapping[str, tuple[str, str]] = {
-    "runs": ("check", _ABOUT_CHECK),
-    "allow": ("check", _ABOUT_CHECK),
-    "fail_on": ("against", _ABOUT_OTHER),
-    "match": ("against", _ABOUT_OTHER),
-}
-"""Options of `report` that mean something only with another, and what to say without."""
 
 
 def report(directory: Path, **options: Any) -> Told:
@@ -287,67 +248,52 @@ def report(directory: Path, **options: Any) -> Told:
     """
     asked = {name: value for name, value in options.items() if value not in (None, False)}
     _refuse_idle(directory, asked)
+    place = _tables_place(directory, asked)
     if "check" in asked:
-        return _check(_tables_place(directory, asked), asked.get("runs"), asked.get("allow", ()))
+        return _check(place, asked.get("runs"), asked.get("allow", ()))
     if "tables" in asked:
-        out = asked.get("out") or _tables_of(directory)
-        paths, doubts = write_analysis(directory, out, **_of_runs(asked))
-        return {
-            "document": {},
-            "lines": [f"tables: {out} ({plural(len(paths), 'file')})"],
-            "files": paths,
-            "doubts": doubts,
-        }
+        paths, doubts = write_analysis(directory, place, **_of_runs(asked))
+        said = [f"tables: {place} ({plural(len(paths), 'file')})"]
+        return {"document": {}, "lines": said, "files": paths, "doubts": doubts}
     from horovod_study.report.kit.style import FigureFormat
     from horovod_study.report.page.answer import answer_lines
     from horovod_study.report.page.paper import write_paper
 
-    place, paths, doubts = _analysis_of(directory, asked)
-    look = {"look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")), "pgf": "pgf" in asked}
+    place, analysis, made, doubts = _opened(directory, asked)
+    look: dict[str, Any] = {
+        "look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")),
+        "pgf": "pgf" in asked,
+    }
     if "against" in asked:
-        earlier, _, more = _analysis_of(asked["against"], {})
-        return _report_against(place, earlier, asked, look, [*doubts, *more])
-    try:
-        analysis = read_analysis(place)
-    except AnalysisError:  # tables of another version, which has other columns
-        if place == directory:
-            raise
-        place, paths, doubts = _analysis_of(directory, asked, again=True)
-        analysis = read_analysis(place)
-    page, *others = write_page(place, **look)
-    made = [page, *paths, *others]
+        return _report_against(place, analysis, asked, look, doubts)
+    page, *others = write_page(place, analysis, **look)
+    made = [page, *made, *others]
     if "paper" in asked:
         made += write_paper(analysis, place, records.read_source(place))
     answer = answer_lines(analysis)
     where = f"report: {page} (and {plural(len(made) - 1, 'file')} of tables and figures)"
-    told = doubts if paths else _left_out(analysis)
-    return {"document": {"answer": answer}, "lines": [*answer, where], "files": made, "doubts": told}
+    return {"document": {"answer": answer}, "lines": [*answer, where], "files": made, "doubts": doubts}
 
 
 def _refuse_idle(directory: Path, asked: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that would do nothing."""
     chosen = sorted({*asked} & {"check", "against", "paper", "tables", *(("files",) if "check" in asked else ())})
-    table, holds = is_table(directory), records.holds_tables(directory)
-    of_runs = [name for name in ("target", "threads", "bench", "paper", "out") if name in asked]
-    both = " and ".join(f"--{name}" for name in chosen[:2])
-    again = f"{directory} holds tables; name the folder of their runs"
+    needed = {"runs": "check", "allow": "check", "fail_on": "against", "match": "against"}
+    table, of_runs = is_table(directory), ["target", "threads", "bench"]
+    of_runs += ["paper"] if table else ["out"] if records.holds_tables(directory) else []
     refuse(
         "",
-        (chosen[1:], f"{both} ask for different things; give one of them"),
+        (chosen[1:], f"{' and '.join(f'--{name}' for name in chosen[:2])} ask for different things; give one of them"),
         *(
-            (name in asked and needed not in asked, f"--{name.replace('_', '-')}: {words}")
-            for name, (needed, words) in _NEEDS.items()
+            (name in asked and other not in asked, f"--{name.replace('_', '-')}: goes with --{other}; give that too")
+            for name, other in needed.items()
         ),
+        (asked.get("columns") and not table, f"--columns: is about a table of points, and {directory} is none"),
         *(
-            (table, f"--{name}: is about runs, and {directory} is a table of points")
+            (name in asked, f"--{name}: is about runs, and {directory} holds none; name the folder of its runs")
             for name in of_runs
-            if name != "out"
+            if table or records.holds_tables(directory)
         ),
-        (
-            asked.get("columns") and not table,
-            f"--columns: says what the columns of a table of points are; {directory} is none",
-        ),
-        *((holds, f"--{name}: is about runs, and {again}") for name in of_runs if name != "paper"),
     )
 
 
@@ -360,29 +306,35 @@ def _of_runs(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the options say of how to analyse."""
     names = {"targets": "target", "threads": "threads", "benches": "bench"}
     columns = parse_columns(asked.get("columns") or ())
-    return {
-        **{name: asked[option] for name, option in names.items() if option in asked},
-        **({"columns": columns} if columns else {}),
-    }
-
-
-def _analysis_of(place: Path, asked: Mapping[str, Any], *, again: bool = False) -> tuple[Path, list[Path], list[str]]:
-    """Return where the tables of a study are, what of them was written (missing, older, `again`), and its doubts."""
-    directory = _tables_place(place, asked)
-    if directory == place or not (again or records.is_older(directory, place)):
-        return directory, [], []
-    kept = records.analysis_options(directory, place)
-    return directory, *write_analysis(place, directory, **{**kept, **_of_runs(asked)})
+    told = {name: asked[option] for name, option in names.items() if option in asked}
+    return told | ({"columns": columns} if columns else {})
 
 
 def _tables_place(place: Path, asked: Mapping[str, Any]) -> Path:
-    """Return the directory of the tables of `place`: itself, or for a folder of runs --out or analysis in it."""
-    return place if records.holds_tables(place) else asked.get("out") or _tables_of(place)
+    """Return the directory of the tables of `place`: itself, or --out, or beside runs or a table."""
+    if records.holds_tables(place):
+        return place
+    beside = place / "analysis" if place.is_dir() or not is_table(place) else place.with_name(f"{place.stem}-report")
+    return Path(asked.get("out") or beside)
 
 
-def _tables_of(place: Path) -> Path:
-    """Return where the tables of a folder of runs, or of a table of points, usually are."""
-    return place / "analysis" if place.is_dir() or not is_table(place) else place.with_name(f"{place.stem}-report")
+def _opened(place: Path, asked: Mapping[str, Any] | None = None) -> tuple[Path, Analysis, list[Path], list[str]]:
+    """Return where the tables of a study are, what they say, which of them were written, and its doubts.
+
+    They are written where they are missing, older than the runs, or of another version, which has other columns.
+    """
+    directory, written, doubts = _tables_place(place, asked or {}), list[Path](), list[str]()
+    for again in (False, True):
+        if directory != place and (again or records.is_older(directory, place)):
+            kept = records.analysis_options(directory, place)
+            written, doubts = write_analysis(place, directory, **{**kept, **_of_runs(asked or {})})
+        try:
+            analysis = read_analysis(directory)
+            break
+        except AnalysisError:
+            if again or directory == place:
+                raise
+    return directory, analysis, written, doubts or _left_out(analysis)
 
 
 def _left_out(analysis: Analysis) -> list[str]:
@@ -398,15 +350,11 @@ def write_analysis(
     planned: Sequence[str] = (),
     **how: Any,
 ) -> tuple[list[Path], list[str]]:
-    """Analyse runs and write the tables; return their paths and the doubts. `how`: what `analysed` takes."""
-    found = _benches_beside(runs) if benches is None else benches
-    networks = [(path, str(path)) for path in found]
-    _, evaluations, _, result = _analysed(runs, networks=networks, only=only, **how)
+    """Analyse runs and write the tables; return their paths and the doubts. `how`: targets, commands, precision ..."""
+    networks = [(path, str(path)) for path in (_benches_beside(runs) if benches is None else benches)]
+    _, evaluations, _, result = _analysed(runs, networks=networks, only=only, verb="analysing", **how)
     written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
-    digests = {
-        name: records.run_files(directory)
-        for directory, name, _ in (() if is_table(runs) else records.found_runs(runs, only=only))
-    }
+    found = () if is_table(runs) else records.found_runs(runs, only=only)
     records.write_source(
         out,
         runs,
@@ -417,7 +365,7 @@ def write_analysis(
         planned=list(planned),
         benches=[{"path": Path(os.path.relpath(path, out)).as_posix(), "named": named} for path, named in networks],
         versions=versions(),
-        run_files=digests,
+        run_files={name: records.run_files(directory) for directory, name, _ in found},
         turns_files=records.turns_files(runs),
         precision=how.get("precision"),
         **({"columns": dict(how.get("columns") or {})} if is_table(runs) else {}),
@@ -425,49 +373,38 @@ def write_analysis(
     return written, result.provenance["doubts"]
 
 
-def _analysed(
-    runs: Path, *, networks: Sequence[tuple[Path, str]], threads: int | None = None, verb: str = "analysing", **how: Any
-) -> "tuple[pd.DataFrame, pd.DataFrame, Accounting, Analysis]":
-    """Return what `analysed` does of recorded runs, and show how far it is; `networks`: files, and their names."""
-    line = Line()
-    try:
-        return analysed(
-            runs,
-            threads=threads or min(available_cores(), _MAX_THREADS),
-            networks=[
-                (_text(path, "the bench.json that `horovod-study bench` wrote"), named) for path, named in networks
-            ],
-            on_progress=lambda done, of: line.now_and_then(f"{verb}: run {done:,} of {of:,}"),
-            **how,
-        )
-    finally:
-        line.close()
+def write_page(
+    directory: Path,
+    analysis: Analysis,
+    *,
+    look: Any = None,
+    pgf: bool = False,
+    others: Sequence[Path] = (),
+    against: tuple[Any, Mapping[str, Any]] = (None, {}),
+) -> list[Path]:
+    """Write page, figures and tables for print of the analysis in `directory`; return the paths, the page first.
 
-
-def write_page(directory: Path, **how: Any) -> list[Path]:
-    """Write page, figures and tables for print of the analysis in `directory`; `how`: look of the figures, pgf."""
+    What they were drawn with is kept for `report --check`, and of files that an earlier report wrote and this one did
+    not nothing stays, so that nobody quotes them. `others` were written for this page; `against` is a comparison, and
+    of which directory and match it is.
+    """
+    from horovod_study.report.kit.style import TEXT
+    from horovod_study.report.page.check import drawn_by
     from horovod_study.report.page.html import write_report
 
-    paths = write_report(read_analysis(directory), directory, second_process=available_cores() > 1, **how)
-    _keep_drawn(directory, paths, how.get("look"))
-    return paths
-
-
-def _keep_drawn(
-    directory: Path, paths: Sequence[Path], look: Any = None, others: Sequence[Path] = (), **more: Any
-) -> None:
-    """Keep what the report was drawn with, for `report --check`; without `look` it is that of a text.
-
-    What an earlier report wrote and this one did not is removed, so that nobody quotes it.
-    """
-    from horovod_study.report.page.check import drawn_by
-
+    how: dict[str, Any] = {"look": look or TEXT, "pgf": pgf, "against": against[0]}
+    paths = [*write_report(analysis, directory, second_process=available_cores() > 1, **how), *others]
     written = [Path(os.path.relpath(path, directory)).as_posix() for path in paths]
     for name in set(records.earlier_report(directory)).difference(written):
         with suppress(OSError):  # it is gone, or it stays and --check names it
             (directory / name).unlink()
-    drawn = {**drawn_by(directory, paths, look, others), "files": written, **more}
+    drawn = {
+        **drawn_by(directory, paths, look, others),
+        "files": written,
+        **({"against": against[1]} if against[1] else {}),
+    }
     records.write_source(directory, report=drawn, left=[])
+    return paths
 
 
 def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
@@ -477,8 +414,7 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
     known, counted = allowed(allow), kept_runs(directory)
     source = runs_of(directory, runs)
     place, only = source["runs"], source.get("only")
-    reported = is_table(place)
-    there = {} if reported else {name: record for _, name, record in records.found_runs(place, only=only)}
+    there = {} if is_table(place) else {name: record for _, name, record in records.found_runs(place, only=only)}
     recounts: dict[str, Any] = {}
 
     def beside(run: Any) -> None:
@@ -498,65 +434,63 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
         runs=with_series(table),
         analysis=result,
         accounting=accounting,
-        recounts=[] if reported else [recounts[name] for name in table["run"]],
+        recounts=[] if is_table(place) else [recounts[name] for name in table["run"]],
         records=there,
         planned=source.get("planned") or (),
         set_aside=dict(records.set_aside(place)),
     )
-    line = Line()
-    found = check(
-        directory,
-        study,
-        evaluations,
-        source,
-        runs={name: record.state() for name, record in there.items()},
-        against=lambda analysis: _compared_again(directory, analysis, source),
-        allow=known,
-        on_progress=lambda text: line.show(f"check: {text}"),
-    )
-    line.close()
-    doubts = _left_out(result)
-    return {"document": document(found), "lines": lines(found), "doubts": doubts, "exit_code": found.exit_code}
+    against = (source.get("report") or {}).get("against")
+
+    def compared_again(analysis: Analysis) -> Any:
+        """Return the comparison that the page of a study shows, or None where it shows none."""
+        if against is None:
+            return None
+        earlier = directory / against["directory"]
+        return _compared(analysis, directory, read_analysis(earlier), earlier, against.get("match"))
+
+    with closing(Line()) as line:
+        found = check(
+            directory,
+            study,
+            evaluations,
+            source,
+            runs={name: record.state() for name, record in there.items()},
+            against=compared_again,
+            allow=known,
+            on_progress=lambda text: line.show(f"check: {text}"),
+        )
+    told = {"document": document(found), "lines": lines(found), "exit_code": found.exit_code}
+    return {**told, "doubts": _left_out(result)}
 
 
-def _compared_again(directory: Path, analysis: Analysis, source: Mapping[str, Any]) -> Any:
-    """Return the comparison that the page of a study shows, or None where it shows none."""
-    told = (source.get("report") or {}).get("against")
-    return None if told is None else _compared(analysis, directory, directory / told["directory"], told.get("match"))[0]
-
-
-def _compared(after: Analysis, directory: Path, earlier: Path, match: str | None) -> tuple[Any, Analysis]:
-    """Return how a study differs from an earlier one, and the analysis of that."""
+def _compared(after: Analysis, directory: Path, before: Analysis, earlier: Path, match: str | None) -> Any:
+    """Return how a study differs from an earlier one."""
     from horovod_study.analysis.against import compare_studies
     from horovod_study.report.against import names_of
 
-    before = read_analysis(earlier)
-    return compare_studies(after, before, match=match, names=names_of(directory.resolve(), earlier.resolve())), before
+    return compare_studies(after, before, match=match, names=names_of(directory.resolve(), earlier.resolve()))
 
 
 def _report_against(
-    directory: Path, earlier: Path, asked: Mapping[str, Any], look: Mapping[str, Any], doubts: Sequence[str]
+    directory: Path, after: Analysis, asked: Mapping[str, Any], look: Mapping[str, Any], doubts: Sequence[str]
 ) -> Told:
     """Write the page of a study that begins with the differences to an earlier one."""
     from horovod_study.analysis.against import gate, read_limits
     from horovod_study.report.against import document, gate_lines, lines, write_against
-    from horovod_study.report.page.html import write_report
 
     limits, match = read_limits(asked.get("fail_on", ())), asked.get("match")
-    after = read_analysis(directory)
-    found, before = _compared(after, directory, earlier, match)
+    earlier, before, _, more = _opened(asked["against"])
+    found = _compared(after, directory, before, earlier, match)
     judged = gate(found, limits) if limits else None
-    paths = write_report(after, directory, against=found, second_process=available_cores() > 1, **look)
-    others = write_against(found, directory, judged)
     against = {"directory": Path(os.path.relpath(earlier, directory)).as_posix(), "match": match}
-    _keep_drawn(directory, [*paths, *others], look["look"], others, against=against)
-    gated = [] if judged is None else ["", *gate_lines(found, judged)]
+    others = write_against(found, directory, judged, **look)
+    paths = write_page(directory, after, others=others, against=(found, against), **look)
     where = f"report: {paths[0]}  (against.json and tables/against.* beside it)"
     return {
         "document": document(found, judged),
-        "lines": [*lines(found), *gated, where],
-        "files": [*paths, *others],
-        "doubts": [*doubts, *_left_out(after), *_left_out(before)],
+        "lines": [*lines(found), *([] if judged is None else gate_lines(found, judged)), where],
+        "files": paths,
+        "doubts": [*doubts, *more],
         "exit_code": 0 if judged is None or judged["passed"] else 1,
     }
 
@@ -574,96 +508,40 @@ def export(
 
     `steps`: those of a trace, from the first to before the last; `data`: the content of a points file.
     """
+    from horovod_study.report import export as files
+
     refuse("", (steps is not None and to != "trace", "--steps is for --export trace; leave it out"))
     if to == "zip":
-        return _archive(place, out, study_file)
+        runs_at = place / (records.read_source(place)["runs"] if records.holds_tables(place) else "")
+        refuse("", (is_table(runs_at), f"--export zip: is of the runs of a study, and {runs_at} is a table of points"))
+        directory, analysis, written, doubts = _opened(place)
+        if written or not (directory / "report.html").is_file():
+            write_page(directory, analysis)
+        path, kept_out, lines = files.write_archive(directory, analysis, out, study_file=study_file)
+        total = analysis.provenance["runs"]["total"]
+        document = {"archive": str(path), "runs": total, "left_out": kept_out}
+        return {"document": document, "lines": [f"{path}", *lines], "files": [path], "doubts": doubts}
     if to == "extra-p":
-        return _extra_p(place, out, data)
-    from horovod_study.analysis.series.history import history
-    from horovod_study.report.export import Recorded, write_tracker
-
-    left_out: dict[str, str] = {}
-    found = records.found_runs(place, left_out=left_out)
-    if to == "trace":
-        refuse("", (found[1:], f"{place}: holds {len(found)} runs, and a trace shows one; name its folder"))
-        paths = [_trace(found[0][0], out, steps or _ALL_STEPS)]
-    else:
-        runs = [
-            Recorded(
-                name=name,
-                record=record,
-                history=history(_rows_between(directory), records.epoch_rows(directory)),
-            )
-            for directory, name, record in found
+        if place.is_dir() and not is_table(place):
+            points = exchange.points_of(records.load_tables(place, ("runs",), ())[0]["runs"])
+        else:
+            points = read_points(place, data=data)
+        found = exchange.extra_p(points)
+        few = [
+            f"{len(each)} worker counts ({', '.join(map(str, each))})"
+            for each in found
+            if len(each) < exchange.MIN_COUNTS
         ]
-        paths = write_tracker(to, runs, out or Path("runs") / to)
-    doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
-    document = {"to": to, "runs": len(found)}
-    return {"document": document, "lines": map(str, paths), "files": paths, "doubts": doubts}
-
-
-def _trace(directory: Path, out: Path | None, steps: tuple[int, int]) -> Path:
-    from horovod_study.analysis.steps.trace import events
-    from horovod_study.report.export import write_trace
-
-    record, rows = records.read_run(directory), _rows_between(directory, steps)
-    marks, first = records.epoch_rows(directory), records.timed_from(record)[0]
-    found = events(rows, records.hosts_of(record, rows), evaluations=marks, warmup_steps=first)
-    about = {"run": str(directory), "study": record.study, "steps": f"{steps[0]}:{steps[1]}"}
-    about["clock"] = "time since the first step of the run; there the ranks of all hosts waited at a barrier"
-    return write_trace(found, out or directory / "trace.json", about=about)
-
-
-def _rows_between(directory: Path, steps: tuple[int, int] = _ALL_STEPS) -> "dict[int, pd.DataFrame]":
-    """Return the rows of the steps from steps[0] to before steps[1] as {rank: frame}, also of an unfinished run."""
-    frames = {rank: records.read_steps(directory, rank).to_pandas() for rank in records.step_ranks(directory)}
-    found = {
-        rank: frame[frame["step"].between(*steps, inclusive="left")].reset_index(drop=True)
-        for rank, frame in frames.items()
-    }
-    if not any(map(len, found.values())):
-        last = "" if steps == _ALL_STEPS else f" from {steps[0]} to before {steps[1]}"
-        raise RecordError(f"{directory}: no rank recorded steps{last}; name a run with step rows, or other steps")
-    return found
-
-
-def _archive(place: Path, out: Path | None, study_file: Path | None) -> Told:
-    from horovod_study.report.archive import gather, summary, write_archive
-
-    what = "--export zip: archives the runs of a study"
-    refuse("", (is_table(place), f"{what}, and {place} is a table of points"))
-    directory, written, _ = _analysis_of(place, {})
-    source = records.read_source(directory)
-    refuse("", (is_table(directory / source["runs"]), f"{what}; {directory} is of a table of points"))
-    if written or not (directory / "report.html").is_file():
-        write_page(directory)
-        source = records.read_source(directory)
-    runs, analysis = (directory / source["runs"]).resolve(), read_analysis(directory)
-    archived = gather(directory / source["runs"], directory, source, study_file=study_file)
-    path = write_archive(archived, out or runs.with_name(f"{runs.name}.zip"), analysis, source)
-    total = analysis.provenance["runs"]["total"]
-    return {
-        "document": {"archive": str(path), "runs": total, "left_out": len(archived.left_out)},
-        "lines": [f"{path}", *summary(archived, analysis)],
-        "files": [path],
-        "doubts": _left_out(analysis),
-    }
-
-
-def _extra_p(place: Path, out: Path | None, data: bytes | None) -> Told:
-    from horovod_study.report.export import write_extra_p
-
-    if place.is_dir() and not is_table(place):
-        points = exchange.points_of(records.load_tables(place, ("runs",), ())[0]["runs"])
+        paths = files.write_extra_p(found, out or (place if place.is_dir() else place.parent) / "extra-p")
+        document = {"to": to, "series": len({name for each in found.values() for name in each["measurements"]})}
+        doubts = [f"{each}; Extra-P asks for at least {exchange.MIN_COUNTS}" for each in few]
+        return {"document": document, "lines": map(str, paths), "files": paths, "doubts": doubts}
+    left_out: dict[str, str] = {}
+    runs = records.found_runs(place, left_out=left_out)
+    if to == "trace":
+        refuse("", (runs[1:], f"{place}: holds {len(runs)} runs, and a trace shows one; name its folder"))
+        paths = [files.write_trace(runs[0][0], out, steps)]
     else:
-        points = read_points(place, data=data)
-    found = exchange.extra_p(points)
-    few = [counts for counts in map(exchange.counts_of, found) if len(counts) < exchange.MIN_COUNTS]
-    told = [f"{len(counts)} worker counts ({', '.join(map(str, counts))})" for counts in few]
-    paths = write_extra_p(found, out or (place if place.is_dir() else place.parent) / "extra-p")
-    return {
-        "document": {"to": "extra-p", "series": len({name for each in found for name in each["measurements"]})},
-        "lines": map(str, paths),
-        "files": paths,
-        "doubts": [f"{each}; Extra-P asks for at least {exchange.MIN_COUNTS}" for each in told],
-    }
+        paths = files.write_tracker(to, runs, out or Path("runs") / to)
+    doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
+    return {"document": {"to": to, "runs": len(runs)}, "lines": map(str, paths), "files": paths, "doubts": doubts}

@@ -174,16 +174,14 @@ def test_another_cluster_or_a_setting_changed_as_a_whole_is_what_is_compared(bef
 def test_other_work_is_not_compared_unless_it_is_asked_for(before, golden):
     double = quick(before, study(batch=150))
 
-    with golden.raises(AnalysisError, match="150 against 75.*--match"):
+    with golden.raises(AnalysisError, match="150 in after, 75 in.*--match"):
         compare_studies(double, before)
     assert len(compare_studies(double, before, match="except:batch").of("throughput")) == 5
     assert len(compare_studies(before, before, match="except:backend,transport,reduction").of("throughput")) == 5
     both = pd.concat([study(), study(batch=150).assign(run=lambda table: table["run"] + "b")], ignore_index=True)
-    with golden.raises(AnalysisError, match="several do once batch"):
+    with golden.raises(AnalysisError, match="several do"):
         compare_studies(quick(before, both), before, match="except:batch")
-    with golden.raises(AnalysisError, match="the same runs"):
-        compare_studies(replace(before, runs=before.runs[1:]), before)
-    with golden.raises(AnalysisError, match="6 against"):
+    with golden.raises(AnalysisError, match="6 in after"):
         compare_studies(quick(before, study(workers=(3, 6), ways=WAYS[1:])), before)
 
 
@@ -347,7 +345,7 @@ def test_wrong_use_is_one_line(directories, capsys):
     for words, message in (
         ([new, "--against", str(directories)], "holds no run"),
         ([new, "--against", old, "--fail-on", "quicker=5%"], "'quicker'; allowed: slower, step"),
-        ([new, "--fail-on", "slower=5%"], "--fail-on: is about another study; name its directory with --against"),
+        ([new, "--fail-on", "slower=5%"], "--fail-on: goes with --against; give that too"),
         ([new, "--against", old, "--check"], "--against and --check ask for different things"),
     ):
         assert main(["report", *words]) == 2

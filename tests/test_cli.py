@@ -73,17 +73,6 @@ def test_the_help_of_every_verb_fits_a_screen_and_the_rest_is_shown_on_request(
     assert ("--help-all" in flags["--help"]) == bool(flags["--help-all"] - {*flags["--help"], "--help-all"})
 
 
-@pytest.mark.parametrize("verb", cli.OLD)
-def test_an_old_verb_says_in_one_line_what_to_type(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, verb, "x.yaml", "--json")
-
-    assert (code, out) == (2, "")
-    assert re.fullmatch(rf"error: {verb} is no verb any more; type horovod-study .*\n", err)
-    typed = cli.OLD[verb].split()
-    assert any(typed[: len(words)] == [*words] for words, _ in _verbs(cli.VERBS))
-    assert verb not in {each.name for each in cli.VERBS}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -257,7 +246,7 @@ def test_a_full_disk_is_one_line() -> None:
     ("words", "message"),
     [
         (("--workers", "1000000000000"), "--workers is 1000000000000; it must be at most 10,000,000"),
-        (("--workers", "8", "--rolling"), "--rolling says how .* give --holdout"),
+        (("--workers", "8", "--rolling"), "--rolling: goes with --holdout"),
         (("--price-per-gpu-hour", "2"), "--price-per-gpu-hour says nothing without samples"),
     ],
 )

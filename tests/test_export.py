@@ -24,10 +24,10 @@ from horovod_study.analysis.series.history import history
 from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.steps.trace import events
 from horovod_study.analysis.study import analyze
-from horovod_study.api import _rows_between, read_analysis
+from horovod_study.api import read_analysis
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, RecordError
-from horovod_study.report import archive, export
+from horovod_study.report import export
 from horovod_study.report.page.check import _changed
 
 LAPS = {"data_s": 1e-4, "forward_s": 1e-3, "backward_s": 1.5e-3, "sync_s": 4e-4, "update_s": 2e-4}
@@ -143,7 +143,7 @@ def test_tensorboard_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
 
     logged = EventAccumulator(str(tmp_path / "tb" / "one"))
     logged.Reload()
-    rows, totals = _rows_between(run)[0], records.read_run(run).totals
+    rows, totals = export.rows_between(run)[0], records.read_run(run).totals
     steps = logged.Scalars("steps/step_ms")
     assert [each.step for each in steps] == rows["step"].tolist()
     assert [each.value for each in steps] == pytest.approx((rows["step_s"] * 1e3).tolist(), rel=1e-6)
@@ -152,17 +152,17 @@ def test_tensorboard_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_mlflow_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     assert main(["report", str(run), "--export", "mlflow", "--out", str(tmp_path / "ml")]) == 0
 
-    with export._quiet_mlflow():
-        client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'ml' / 'mlflow.db'}")
-        experiment = client.get_experiment_by_name("train")
-        assert experiment is not None
-        (tracked,) = client.search_runs([experiment.experiment_id])
-        losses = client.get_metric_history(tracked.info.run_id, "steps/loss")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'ml' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("train")
+    assert experiment is not None
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    losses = client.get_metric_history(tracked.info.run_id, "steps/loss")
     record = records.read_run(run)
     assert (tracked.info.status, tracked.data.params["effective.backend"]) == ("FINISHED", "serial")
     assert tracked.data.metrics["totals/samples_per_s"] == pytest.approx(record.totals["samples_per_s"])
@@ -261,7 +261,7 @@ def test_extra_p_gets_the_finished_runs_of_an_analysis(tmp_path: Path) -> None:
 def test_extra_p_gets_every_repeat_of_every_point(tmp_path: Path) -> None:
     rows = [(n, 100.0 * n + repeat, 0.01 * n, 50.0) for n in (1, 2, 4) for repeat in (0, 1)]
     points = pd.DataFrame(rows, columns=["workers", "samples_per_s", "sync_s", "batch_size"])
-    (document,) = extra_p(points)
+    (document,) = extra_p(points).values()
 
     assert document["parameters"] == ["workers"]
     assert list(document["measurements"]) == ["all points"]
@@ -402,11 +402,10 @@ def test_a_study_that_is_none_or_goes_on_is_refused_in_one_line(
         assert capsys.readouterr().err.count("\n") == 1
 
     directory = packed.with_suffix("") / "analysis"
-    made, source = read_analysis(directory), records.read_source(directory)
-    whole = archive.gather(packed.with_suffix(""), directory, source)
+    made = read_analysis(directory)
     goes_on = replace(made, provenance={**made.provenance, "runs": {"total": 2, "running": 1}})
-    ones = [archive.write_archive(whole, tmp_path / f"{name}.zip", made, source) for name in "ab"]
+    ones = [export.write_archive(directory, made, tmp_path / f"{name}.zip")[0] for name in "ab"]
     assert ones[0].read_bytes() == ones[1].read_bytes()
     with pytest.raises(RecordError, match="1 run "):
-        archive.write_archive(whole, tmp_path / "no.zip", goes_on, source)
+        export.write_archive(directory, goes_on, tmp_path / "no.zip")
     assert not (tmp_path / "no.zip").exists()

@@ -52,7 +52,7 @@ WRITING = {
     "config/limits.py": "/dev/null in place of streams that were closed",
     "studies/lease.py": "a claim, which is made with its content at once, by link or exclusively",
     "records/writer.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
-    "report/archive.py": "packed into a stream of files.new_file",
+    "report/export.py": "packed into a stream of files.new_file",
     "report/kit/files.py": "figures for LaTeX, into a stream in memory",
     "report/kit/style.py": "into a stream in memory",
     "workload/checkpoint.py": "into a stream in memory",

@@ -22,7 +22,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.config.doors import accept, checked
 from horovod_study.config.roles import Role
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.errors import AnalysisError, refuse
 
 Metric = namedtuple("Metric", "column title unit scale word better worse sign")
 """One quantity: its column in `runs` (a target's in `crossings`), the scale to its unit, the word of the gate, those of
@@ -69,8 +69,7 @@ class StudyComparison:
     def matching(self) -> str:
         """By what cells are matched, in words."""
         but = ", ".join(("", *self.matched_by_all_but)).replace(",", " but", 1)
-        nodes = "; equal workers on other numbers of nodes too" * ("partition" in self.matched_by_all_but)
-        return f"Cells are matched by everything that defines them{but}{nodes}."
+        return f"Cells are matched by everything that defines them{but}."
 
 
 def compare_studies(
@@ -82,22 +81,24 @@ def compare_studies(
     done, of which each study has one value, and not the same. Where partitions differ, equal workers on other numbers
     of nodes match too. Raises ConfigError for another `match`, AnalysisError when no cell with a result has a partner.
     """
-    cells, runs = _joined(after, before, names)
+    cells, runs = _joined(after, before)
     free = _free(match, cells)
     pairs, unmatched = _pairs(cells, free, names)
     parts: dict[Any, pd.DataFrame] = dict(list(runs.groupby(["cell", "target_mse"])))
+    targets = sorted({of for _, of in parts}, reverse=True)
     rows: list[dict[str, Any]] = []
     for metric, how in METRICS.items():
-        told = [row for pair in pairs for row in _effects(metric, pair, parts)]
+        goals = [each for each in targets if bool(each) == (metric == "target")]
+        told = [row for pair in pairs for goal in goals if (row := _effect(metric, pair, goal, parts))]
         effects = [stats.Interval(value=r["ratio"], low=r["ratio_low"], high=r["ratio_high"], p=r["p"]) for r in told]
+        tests = sum(math.isfinite(each.p) for each in effects)
         for row, each, (verdict, p) in zip(told, effects, verdicts(metric, effects), strict=True):
-            word = {BETTER: how.better, WORSE: how.worse}.get(verdict, "")
             most = max(abs(each.low - 1), abs(each.high - 1)) if verdict == ALIKE else math.nan
-            tests = sum(math.isfinite(one.p) for one in effects)
+            word = {BETTER: how.better, WORSE: how.worse}.get(verdict, "")
             rows.append(row | {"p_holm": p, "verdict": verdict, "word": word, "tests": tests, "no_more_than": most})
-    own = [pair[name] for pair in pairs for name in ("place", "before_place")]
-    runs = runs[runs["cell"].isin(own) & (runs["target_mse"] == 0)]
-    differences, changes = pd.DataFrame(rows), _changes(cells.loc[own], runs, (after, before), free)
+    own = [place for pair in pairs for place in (pair["place"], pair["before_place"])]
+    runs, differences = runs[runs["cell"].isin(own) & (runs["target_mse"] == 0)], pd.DataFrame(rows)
+    changes = _changes(cells.loc[own], runs, (after, before), free)
     doubts = tuple(_doubts(runs, differences, changes, names))
     return StudyComparison((after.points, before.points), names, differences, unmatched, free, changes, doubts)
 
@@ -115,7 +116,7 @@ def verdicts(metric: str, effects: Sequence[stats.Interval]) -> list[tuple[str, 
     return found
 
 
-def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _joined(after: Analysis, before: Analysis) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return points, and finished runs with crossings, of both studies in one order, whatever that of their rows.
 
     The `place` of a point is the `cell` of its runs; `base` is that of its baseline, -1 without one. Runs as such have
@@ -135,13 +136,11 @@ def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[
     runs = runs[measured(runs)].reset_index(drop=True)
     places = _texts(cells, key).assign(cell=cells.index)
     runs["cell"] = _texts(runs, key).merge(places, how="left", on=key)["cell"].to_numpy()
-    if (runs["cell"].value_counts().reindex(cells.index, fill_value=0) != cells["repeats"]).any():
-        both, again = " or ".join(names), "make the directories again with horovod-study report"
-        raise AnalysisError(f"runs.csv and points.csv of {both} do not tell of the same runs; {again}")
     # Of cells that alternated, the page says the rate that follows from the ratios within rounds: the same here.
-    rates = pd.to_numeric(runs["samples_per_s"], errors="coerce")
-    said = pd.to_numeric(runs["cell"].map(cells["samples_per_s_median"]), errors="coerce")
-    runs["samples_per_s"] = rates * said / rates.groupby(runs["cell"]).transform("median")
+    rates, said = (
+        pd.to_numeric(each, errors="coerce") for each in (runs["samples_per_s"], cells["samples_per_s_median"])
+    )
+    runs["samples_per_s"] = rates * runs["cell"].map(said) / rates.groupby(runs["cell"]).transform("median")
     kinds = [k for k in ("plain", "wrapped") if all(s.points[f"speedup_{k}"].notna().any() for s in (after, before))]
     for _, own in cells.groupby("study") if kinds else ():
         records: list[Any] = own.to_dict("records")
@@ -184,14 +183,10 @@ def _free(match: str | None, cells: pd.DataFrame) -> tuple[str, ...]:
         values = {name: _values(cells, name) for name in _HOW}
         return tuple(name for name, (one, other) in values.items() if len(one) == len(other) == 1 and one != other)
     head, _, names = f"{match}".partition(":")
-    if match != "exact" and (head != "except" or not names):
-        forms = "auto, exact, except:SETTING,SETTING (batch, threads)"
-        raise ConfigError(f"--match {match}: is not known; allowed: {forms}")
-    chosen = [name.strip() for name in names.split(",") if names]
-    for name in chosen:
-        accept(
-            checked(str, choices=[each for each in CELL if each != "workers"]), name, "report", name="--match except"
-        )
+    forms = f"--match {match}: is not known; allowed: auto, exact, except:SETTING,SETTING (batch, threads)"
+    refuse("", (match != "exact" and (head != "except" or not names), forms))
+    one = checked(str, choices=[each for each in CELL if each != "workers"])
+    chosen = {accept(one, name.strip(), "report", name="--match except") for name in names.split(",") if names}
     return tuple(name for name in CELL if name in chosen)
 
 
@@ -201,111 +196,107 @@ def _pairs(
     """Return matched cells, those of BEFORE as `before_...` beside those of AFTER, and what one study alone has."""
     texts = _texts(cells, CELL).assign(**cells[["study", "parallel", "place"]])
     keys = ["parallel", *(name for name in CELL if name not in free)]  # a plain worker is no partner of a library's one
-    mates: dict[Any, int] = {}
+    mates: dict[int, int] = {}
     # Nodes of two clusters hold different numbers of workers: equal nodes first, then any where that is not ambiguous.
     for on in (keys, [name for name in keys if name != "nodes"])[: 2 if "partition" in free else 1]:
         one, other = (texts.drop(list(mates)).query("study == @study") for study in _STUDIES)
         found = one.merge(other, on=on, suffixes=("", "_before")).drop_duplicates(on, keep=False)
-        for a, b in (("place", "place_before"), ("place_before", "place")):
-            mates |= dict(zip(found[a], found[b], strict=True))
-    once = f" once {', '.join(free)} may differ" if free else ""
-    known, alone = cells[cells["repeats"] > 0].sort_values("study", ascending=False, kind="stable"), []
-    for place, cell in known.iterrows():
-        name, mate = names[cell["study"] == "after"], mates.get(place)
+        mates |= dict(found[["place", "place_before"]].itertuples(index=False))
+        mates |= dict(found[["place_before", "place"]].itertuples(index=False))
+    known, alone, pairs = cells[cells["repeats"] > 0], [], []
+    for place, cell in known.sort_values("study", ascending=False, kind="stable").iterrows():
+        name, mate = names[cell["study"] == "after"], mates.get(place)  # type: ignore[call-overload]
         if mate is None:
-            alone.append({**cell, "kind": "absent", "reason": f"no one cell of {name} fits it{once}"})
-        elif not cells["repeats"][mate]:
+            alone.append({**cell, "kind": "absent", "reason": f"no one cell of {name} fits it"})
+        elif mate not in known.index:
             why = f"no result in {name}: {cells['reasons'][mate] or 'no reason recorded'}"
             alone.append({**cell, "kind": "no result", "reason": why})
-    both = [(cells.loc[a], cells.loc[b]) for a, b in sorted(mates.items()) if a < b and cells["repeats"][[a, b]].all()]
-    if not both:
-        raise AnalysisError(_nothing_shared(known, free, names))
-    pairs = [{f"{name}": value for name, value in {**a, **b.add_prefix("before_")}.items()} for a, b in both]
-    return pairs, pd.DataFrame(alone, columns=["study", *_SHOWN, "repeats", "kind", "reason"])
+        elif cell["study"] == "after":
+            pairs.append(
+                {f"{name}": value for name, value in {**cell, **cells.loc[mate].add_prefix("before_")}.items()}
+            )
+    if pairs:
+        return pairs, pd.DataFrame(alone, columns=["study", *_SHOWN, "repeats", "kind", "reason"])
+    values = {name: _values(known, name) for name in CELL if name not in free}
+    differ = {name: both for name, both in values.items() if not set.intersection(*both)}
+    why = "; ".join(
+        f"{name} is {_listed(a)} in {names[0]}, {_listed(b)} in {names[1]}" for name, (a, b) in differ.items()
+    )
+    may = f"--match except:{','.join({*differ} - {'workers'}) or 'SETTING'} says in what cells may differ"
+    raise AnalysisError(f"{' and '.join(names)} have no cell in common: {why or 'none fits, or several do'}; {may}")
 
 
-def _nothing_shared(known: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -> str:
-    """Return why no cell has a partner: the settings that differ between the studies, and what can be done."""
-    for study in {*_STUDIES} - {*known["study"]}:
-        return f"{names[study == 'before']}: holds no finished run; there is nothing to compare"
-    differ = {n: two for n in CELL if n not in free and not set.intersection(*(two := _values(known, n)))}
-    but = ",".join(name for name in differ if name != "workers")
-    why = f"none fits, or several do once {', '.join(free)} may differ; name fewer" if free else "none fits"
-    if differ:
-        why = f"they differ in {', '.join(f'{n} ({_listed(a)} against {_listed(b)})' for n, (a, b) in differ.items())}"
-    advice = f"; --match except:{but} matches cells all the same" if but else ""
-    return f"{' and '.join(names)} have no cell in common: {why}{advice}"
-
-
-def _effects(metric: str, pair: Mapping[str, Any], runs: Mapping[Any, pd.DataFrame]) -> Iterator[dict[str, Any]]:
-    """Yield the row of a pair (one for each target) that its `runs` (by cell and target) give; none if not known."""
-    sides = ("place", "before_place", "base", "before_base")
+def _effect(
+    metric: str, pair: Mapping[str, Any], target: float, runs: Mapping[Any, pd.DataFrame]
+) -> dict[str, Any] | None:
+    """Return the row of a pair that its `runs` (by cell and target) give; None where they do not know the metric."""
+    sides = ("place", "before_place", "base", "before_base")  # a speedup has baselines, too
     places = [pair[name] for name in sides[: 4 if metric == "speedup" else 2]]
-    if (set(places[2:]) & {-1, *places[:2]}) or (metric == "sync" and pair["workers"] == 1):
-        return
+    if set(places[2:]) & {-1, *places[:2]} or (metric == "sync" and pair["workers"] == 1):
+        return None
+    if any((place, target) not in runs for place in places):
+        return None
+    parts = [runs[place, target] for place in places]
+    values = [pd.to_numeric(each[METRICS[metric].column], errors="coerce").to_numpy(np.float64) for each in parts]
+    numbers = dict.fromkeys(("before", "after", "ratio", "ratio_low", "ratio_high", "p"), math.nan)
     row = {
         "metric": metric,
         **{name: pair[name] for name in (*_SHOWN, "before_series", "before_partition", "before_nodes")},
-        **dict.fromkeys(("target_mse", "before", "after", "ratio", "ratio_low", "ratio_high", "p"), math.nan),
-        **dict.fromkeys(("test", "note"), ""),
+        "target_mse": target or math.nan,
+        **numbers,
+        "test": "",
+        "note": "",
+        "before_repeats": len(parts[1]),
+        "after_repeats": len(parts[0]),
     }
-    flags = [flag for name in ("flags", "before_flags") for flag in pair[name].split() if flag in ("apart", "withheld")]
-    for target in sorted({of for _, of in runs if bool(of) == (metric == "target")}, reverse=True):
-        if all((place, target) in runs for place in places):
-            parts = [runs[place, target] for place in places]
-            told = {"note": FLAGS[flags[0]]} if metric == "speedup" and flags else _effect(metric, parts)
-            row |= {"before_repeats": len(parts[1]), "after_repeats": len(parts[0]), "target_mse": target or math.nan}
-            yield from [row | told] if told else []
-
-
-def _effect(metric: str, parts: Sequence[pd.DataFrame]) -> dict[str, Any]:
-    """Return the numbers, or the note, of AFTER and BEFORE, and their baselines where `parts` has those, too."""
-    values = [pd.to_numeric(each[METRICS[metric].column], errors="coerce").to_numpy(np.float64) for each in parts]
-    for rows, each, when in zip(parts, values, _STUDIES * 2, strict=False):
-        if metric == "target" and (missed := int((~rows["reached"].astype(bool)).sum())):
-            return {"note": f"{missed} of {len(rows)} runs {when} missed the target: the times are lower bounds"}
-        if not (each > 0).all():
-            known = np.isfinite(np.concatenate(values)).any()
-            return {"note": f"not known, or 0, in a run {when}"} if known else {}
-    after, before = (_listed(each["energy_of"].map(_text)) or "unknown devices" for each in parts[:2])
-    if metric == "energy" and after != before:
-        return {"note": f"energy of {before} before, of {after} after"}
+    flags = {*f"{pair['flags']} {pair['before_flags']}".split()} & {"apart", "withheld"} if metric == "speedup" else ()
+    devices = [_listed(each["energy_of"].map(_text)) or "unknown devices" for each in parts[:2]]
+    notes = [FLAGS[flag] for flag in sorted(flags)]
+    for table, own, when in zip(parts, values, _STUDIES * 2, strict=False):
+        missed = int((~table["reached"].astype(bool)).sum()) if metric == "target" else 0
+        late = f"{missed} of {len(table)} runs {when} missed the target: the times are lower bounds"
+        notes += [late] * bool(missed) + [f"not known, or 0, in a run {when}"] * (not (own > 0).all())
+    if metric == "energy" and devices[0] != devices[1]:
+        notes.append(f"energy of {devices[1]} before, of {devices[0]} after")
+    if not flags and not np.isfinite(np.concatenate(values)).any():
+        return None
+    if notes:
+        return row | {"note": notes[0]}
     found = stats.log_contrast(list(zip((1, -1, -1, 1), values, strict=False)))
     one, other, *bases = (float(np.log(each).mean()) for each in values)
-    ends = {"after": math.exp(one - sum(bases[:1])), "before": math.exp(other - sum(bases[1:]))}
-    return ends | found.named("ratio", "ratio_low", "ratio_high") | {"p": found.p, "test": "Welch t on logarithms"}
+    row |= {"after": math.exp(one - sum(bases[:1])), "before": math.exp(other - sum(bases[1:]))}
+    return row | found.named("ratio", "ratio_low", "ratio_high") | {"p": found.p, "test": "Welch t on logarithms"}
 
 
 def _changes(
     cells: pd.DataFrame, runs: pd.DataFrame, studies: tuple[Analysis, Analysis], free: Sequence[str]
 ) -> tuple[Mapping[str, str], ...]:
     """Return what is not the same besides the numbers: settings left out of the matching, machines, versions, ..."""
-    found = {name: _values(cells, name) for name in (*free, "repeats")}
-    if set(cells["backend"]) == {REPORTED}:
-        found.pop("partition", None)  # of tables it is the name of the file
+    reported = set(cells["backend"]) == {REPORTED}  # of tables the partition is the name of the file
+    found = {name: _values(cells, name) for name in (*free, "repeats") if not (reported and name == "partition")}
     for column in ("host", *ENVIRONMENT):  # not by _text: 3.10 of a version is not a number
         known = [{each.get(column) for each in study.provenance["environment"]} - {None} for study in studies]
         found[column] = [{f"{value}" for value in each} for each in known]
     found |= {name: [set(runs[name][runs["study"] == study].map(_text)) for study in _STUDIES] for name in _SEEN}
-    told = {name.replace("_", " "): (_listed(after), _listed(before)) for name, (after, before) in found.items()}
-    differ = ((name, after, before) for name, (after, before) in told.items() if after != before)
-    return tuple({"what": name, "before": before, "after": after} for name, after, before in differ)
+    told = ((name.replace("_", " "), _listed(one), _listed(other)) for name, (one, other) in found.items())
+    return tuple({"what": name, "before": other, "after": one} for name, one, other in told if one != other)
 
 
 def _doubts(
     runs: pd.DataFrame, differences: pd.DataFrame, changes: Sequence[Mapping[str, str]], names: tuple[str, str]
 ) -> Iterator[str]:
     """Yield what speaks against the numbers, and against their causes; `runs`: the matched ones."""
-    both, (after, before) = " and ".join(reversed(names)), names
+    after, before = names
     told = _texts(runs.dropna(subset="started"), ["run", "started", "step_s_median"])
     if same := int(told.duplicated().sum()):
-        count = (runs["study"] == "after").sum()
-        yield f"{same} of the {count} matched runs of {after} are runs of {before} too: nothing new was measured there."
+        yield f"{same} of the {(runs['study'] == 'after').sum()} matched runs of {after} are runs of {before} too."
     elif (differences["partition"] == differences["before_partition"]).any():
-        turns = f"The runs of {both} were not made in turns: what drifted on the machine between them"
-        yield f"{turns} counts as a difference. horovod-study run A B makes them in turns."
+        yield (
+            f"The runs of {before} and {after} were not made in turns: what drifted on the machine between them counts "
+            "as a difference. horovod-study run A B makes them in turns."
+        )
     if (several := sum(each["what"] != "repeats" for each in changes)) > 1:
-        yield f"{several} things differ between {both}; each is a possible cause of a difference."
+        yield f"{several} things differ between {before} and {after}; each is a possible cause of a difference."
     alone = differences.query(f"metric == 'throughput' and backend == 'serial' and verdict in {[BETTER, WORSE]}")
     for row in alone[(alone["ratio"] - 1).abs() > 0.02].to_dict("records"):  # a smaller change is not worth a doubt
         share = f"{100 * abs(row['ratio'] - 1):.1f} % {row['word']}"
@@ -319,9 +310,9 @@ def read_limits(words: Sequence[str]) -> dict[str, float]:
         word, _, value = text.partition("=")
         accept(checked(str, choices=(*GATE_WORDS, *BARE_WORDS)), word, "report", name="--fail-on")
         bare, share = word in BARE_WORDS, re.fullmatch(r"\s*(\d{1,3}(?:\.\d*)?|\.\d+)\s*%\s*", value)
-        if word in limits or (bool(value) if bare else not share):
-            form = word if bare else f"a percentage, as in {word}=5%"
-            raise ConfigError(f"--fail-on {text}: give {form}, and give it once")
+        form = word if bare else f"a percentage, as in {word}=5%"
+        wrong = word in limits or (bool(value) if bare else not share)
+        refuse("", (wrong, f"--fail-on {text}: give {form}, and give it once"))
         limits[word] = float(share[1]) / 100 if share else 0.0
     return limits
 
@@ -333,11 +324,10 @@ def gate(found: StudyComparison, limits: Mapping[str, float]) -> dict[str, Any]:
     that no cell knows. `missing`: rows of `unmatched`; None where nobody asked.
     """
     checks: list[dict[Any, Any]] = []
-    for word, limit in limits.items():
-        note = "not known in any matched cell"
-        nothing: dict[Any, Any] = {"metric": GATE_WORDS.get(word), "verdict": UNKNOWN, "note": note}
-        for row in found.of(GATE_WORDS[word]).to_dict("records") or [nothing] if word in GATE_WORDS else []:
-            checks.append({**row, "word": word, "limit": limit, "outcome": outcome(row, limit)})
+    for word, metric in GATE_WORDS.items():
+        nothing: dict[Any, Any] = {"metric": metric, "verdict": UNKNOWN, "note": "not known in any matched cell"}
+        for row in found.of(metric).to_dict("records") or [nothing] if word in limits else []:
+            checks.append({**row, "word": word, "limit": limits[word], "outcome": outcome(row, limits[word])})
     missing = found.unmatched.query("study == 'before'").to_dict("records") if "missing" in limits else None
     bad = (FAILED, UNDECIDED)[: 1 + ("unresolved" in limits)]
     passed = not missing and not any(each["outcome"] in bad for each in checks)

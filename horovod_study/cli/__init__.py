@@ -23,20 +23,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod_study import __version__
-from horovod_study.cli import (
-    benchmarks,
-    explain,
-    forecasts,
-    record,
-    report,
-    strain,
-    studies,
-)
+from horovod_study.cli import benchmarks, explain, forecasts, record, report, strain, studies
 from horovod_study.cli.verbs import Result
 from horovod_study.config import limits
 from horovod_study.config.options import Parser
 from horovod_study.config.variables import SHELL, whole_number
-from horovod_study.errors import ConfigError, StudyError
+from horovod_study.errors import StudyError
 
 VERBS = (
     *studies.VERBS,
@@ -47,17 +39,6 @@ VERBS = (
     *record.VERBS,
     *strain.VERBS,
 )
-OLD = {
-    "plan": "run STUDY.yaml --plan (which runs are next: predict STUDY.yaml --next)",
-    "cancel": "status STUDY.yaml --cancel [CELL ...]",
-    "export": "report RUNS --export NAME (an archive: --export zip)",
-    "compare": "run A B",
-    "simulate": "predict --simulate, or predict --model-parallel",
-    "tune": "run STUDY.yaml --tune [KNOB ...]",
-    "verify": "bench equality",
-}
-"""Verbs that are gone, and what to type now."""
-
 EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("torch", "psutil"), "search": ("optuna",)}
 """Which extra of setup.cfg brings a package that a verb may miss."""
 
@@ -77,8 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         whole_number("SOURCE_DATE_EPOCH", os.environ)  # libraries read it while they are imported
         parser = command_line()
-        if words[:1] and words[0] in OLD:
-            raise ConfigError(f"{words[0]} is no verb any more; type horovod-study {OLD[words[0]]}")
         if words[:2] == ["strain", "train"] and not {"-h", "--help", "--help-all"} & set(words):
             from horovod_study import train
 
@@ -96,16 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        extra = next(
-            (extra for extra, packages in EXTRAS.items() if (error.name or "").split(".")[0] in packages), None
-        )
+        extra = next((name for name, all_ in EXTRAS.items() if (error.name or "").split(".")[0] in all_), None)
         if extra is None:
             raise
-        print(
-            f"error: this verb needs {error.name}, which is not installed; run `make setup`, "
-            f"or pip install 'horovod_study[{extra}]'",
-            file=sys.stderr,
-        )
+        told = f"this verb needs {error.name}, which is not installed; run `make setup`"
+        print(f"error: {told}, or pip install 'horovod_study[{extra}]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         from horovod_study.studies.interruption import exit_code

@@ -1,19 +1,14 @@
 """`horovod-study bench`: the network, the processors, the loaders, the timers, and equality of trainings."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from horovod_study.cli.verbs import COUNT, CURVES, DIR, FLAG, NUMBER, Result, Verb, given, progress
+from horovod_study.cli.verbs import COUNT, CURVES, DIR, FLAG, NUMBER, Result, Verb, given, progress, written
 from horovod_study.config.options import Parser
 from horovod_study.config.run import available_cores
 from horovod_study.runtimes import RUNTIMES
 
 _LOADERS = ["memory", "prefetch", "device", "dataloader", "dataloader:2"]
-
-
-def _written(paths: Sequence[Path]) -> list[str]:
-    return ["", f"written: {', '.join(map(str, paths))}"] if paths else []
 
 
 def _bench_arguments(parser: Parser) -> None:
@@ -48,7 +43,7 @@ def bench(options: argparse.Namespace) -> int:
     paths = write_bench(network, document, options.out)
     found = Result(
         document=content(network, document),
-        lines=[text(network, document), *_written(paths)],
+        lines=[text(network, document), *written(paths)],
         files=paths,
         doubts=network["doubts"],
         exit_code=1 if network["wrong"] else 0,
@@ -101,7 +96,7 @@ def loading(options: argparse.Namespace) -> Result:
     kept = {"measured": utc_now(), "machine": environment.describe(), "comparisons": found}
     paths = write_result(options.out, {"loading.json": kept}) if options.out else []
     lines = [line for each in found for line in (*to_text(each), "")][:-1]
-    return Result(document={"comparisons": found}, lines=[*lines, *_written(paths)])
+    return Result(document={"comparisons": found}, lines=[*lines, *written(paths)])
 
 
 def _timers_arguments(parser: Parser) -> None:
@@ -145,7 +140,7 @@ def timers(options: argparse.Namespace) -> Result:
     paths = write_result(options.out, {"timers.json": document, "timers.txt": text(costs, cases)})
     return Result(
         document=document,
-        lines=[text(costs, cases), *_written(paths)],
+        lines=[text(costs, cases), *written(paths)],
         files=paths,
         doubts=dict.fromkeys(doubt for cost in costs for doubt in cost["doubts"]),
         exit_code=1 if options.fail_above is not None and any(exceeds(cost, limit) for cost in costs) else 0,
@@ -192,7 +187,7 @@ def equality(options: argparse.Namespace) -> Result:
 
     result = finite(prove(Question(**given(options, *Question._fields)), options.out))
     paths = write(result, options.out) if options.out else []
-    lines = [text(result), *_written(paths)]
+    lines = [text(result), *written(paths)]
     return Result(document=result, lines=lines, exit_code=0 if result["passed"] else 1)
 
 

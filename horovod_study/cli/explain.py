@@ -77,20 +77,16 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
     """Raise ConfigError for an option or a place that would do nothing."""
     part, places = options.part, options.places
     asked = "--measure" if options.measure else f"--part {part}"
-    other = places or part not in (None, "sync")
+    taken = {name: taker for name, taker in _TAKEN_BY.items() if getattr(options, name, None) is not None}
+    idle = [(option_name(name), taker) for name, taker in taken.items() if asked != taker]
+    measured = options.measure and (places or part not in (None, "sync"))
+    several = part in ("steps", "timeline", "system") and places[1:]
     refuse(
-        "",
-        *(
-            (True, f"explain: {option_name(name)} is for {taker}, and cannot change recorded runs; leave it out")
-            for name, taker in _TAKEN_BY.items()
-            if getattr(options, name, None) is not None and asked != taker
-        ),
-        (
-            options.measure and other,
-            "explain: --measure makes runs of its own, for --part sync; name no run and no other part",
-        ),
-        (not options.measure and not places, "explain: name run directories, or a folder of them; or give --measure"),
-        (part in ("steps", "timeline", "system") and places[1:], f"explain: --part {part} looks at one run; name one"),
+        "explain",
+        *((True, f"{name} is for {taker}, and cannot change recorded runs; leave it out") for name, taker in idle),
+        (measured, "--measure makes runs of its own, for --part sync; name no run and no other part"),
+        (not options.measure and not places, "name run directories, or a folder of them; or give --measure"),
+        (several, f"--part {part} looks at one run; name one"),
     )
 
 
@@ -168,22 +164,18 @@ def _synchronised(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], di
 
     run = records.recorded_run(directory)
     # Where other programs were at work nearly all the time, what is quiet is too little: all steps count, with a doubt.
-    if (
-        run.aside
-        and min((sum(each["step"] >= run.first_step) for each in run.rows.values()), default=0) < 3 * MIN_STEPS
-    ):
+    timed_steps = (sum(each["step"] >= run.first_step) for each in run.rows.values())
+    if run.aside and min(timed_steps, default=0) < 3 * MIN_STEPS:
         run = run.whole()
     lengths = {len(columns["step"]) for columns in run.rows.values()}
-    for wrong, why in (
+    untimed = run.record.requested.get("timer_mode") == "off"
+    refuse(
+        f"{directory}",
         (run.state != "done", f"the run is {run.state}, and only finished runs can be decomposed; run it again"),
-        (
-            run.record.requested.get("timer_mode") == "off",
-            "its steps were not timed (--timer-mode off); record it again with light",
-        ),
+        (untimed, "its steps were not timed (--timer-mode off); record it again with light"),
         (len(lengths) > 1 or run.missing, "its ranks recorded different numbers of steps; run it again"),
-    ):
-        if wrong:
-            raise RecordError(f"{directory}: {why}")
+        error=RecordError,
+    )
     bench = records.read_synchronisation(directory) if run.workers > 1 else None
     rows = []
     for rank in range(run.workers):

@@ -21,6 +21,7 @@ from horovod_study.cli.verbs import (
     read_benches,
     read_data,
     say_left_out,
+    written,
 )
 from horovod_study.config.options import Parser
 from horovod_study.errors import AnalysisError, refuse
@@ -80,24 +81,17 @@ def predict(options: argparse.Namespace) -> Result:
     recommended = options.recommend or questions != recommendation.Questions()
     scored = options.holdout is not None
     laws = not (options.workers or scored or recommended)
+    idle = laws and any(each is not None for each in (*known.values(), *batch.values(), size))
+    several = recommended and len(options.batch or ()) > 1
     refuse(
         "",
-        (
-            options.rolling and not scored,
-            "--rolling says how to hide worker counts: give --holdout, too, or leave it out",
-        ),
-        (
-            laws and any(each is not None for each in (*known.values(), *batch.values(), size)),
-            "nothing is asked for: give --workers to forecast, --holdout or --recommend",
-        ),
+        (options.rolling and not scored, "--rolling: goes with --holdout; give that too"),
+        (idle, "nothing is asked for: give --workers to forecast, --holdout or --recommend"),
         (
             options.baseline is not None and not laws,
-            "--baseline: is of the laws; leave it out, or --workers, --holdout and --recommend",
+            "--baseline: is of the laws alone; leave it out",
         ),
-        (
-            recommended and len(options.batch or ()) > 1,
-            "--recommend looks at every worker count: give --batch with one value, or --global-batch",
-        ),
+        (several, "--recommend looks at every worker count: give --batch with one value, or --global-batch"),
     )
     if laws:
         return _laws(points, options.baseline)
@@ -238,10 +232,8 @@ def simulate(options: argparse.Namespace) -> Result:
 
     given = asked(Given, {name: getattr(options, name) for name in Given.model_fields}, "simulate")
     runs = [run_times(recorded_run(each)) for each in options.run]
-    size = (
-        runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6 or None
-    )
-    read = read_benches(options.bench, gradient_bytes=size)
+    size = runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6
+    read = read_benches(options.bench, gradient_bytes=size or None)
     benches, set_aside = largest_of_each_kind(read)
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))
     calibration = calibrate(
@@ -257,13 +249,8 @@ def simulate(options: argparse.Namespace) -> Result:
     doubts = [*set_aside, *scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)]
     look = figure_look(options)
     paths = write_simulation(table, calibration, doubts, options.out, look=look) if options.out else []
-    written = ["", f"written: {', '.join(str(path) for path in paths)}"] if paths else []
-    return Result(
-        document=content(table, calibration, doubts),
-        lines=[text(table, calibration), *written],
-        files=paths or None,
-        doubts=doubts,
-    )
+    lines = [text(table, calibration), *written(paths)]
+    return Result(document=content(table, calibration, doubts), lines=lines, files=paths or None, doubts=doubts)
 
 
 def _model_parallel_arguments(parser: Parser) -> None:

@@ -45,17 +45,12 @@ def record(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     steps, first = options.steps, options.warmup_steps
     named_options = [text.partition("=") for text in options.option]
-    unnamed = [
-        text for text, (name, equals, _) in zip(options.option, named_options, strict=True) if not (name and equals)
-    ]
+    none_left = f"--steps {steps}: no more than --warmup-steps {first}, and none is left to measure"
     refuse(
         "",
-        (
-            steps is not None and steps <= first,
-            f"--steps {steps}: no more than --warmup-steps {first}, and none is left to measure",
-        ),
+        (steps is not None and steps <= first, none_left),
         (not command, "record: no command; write `horovod-study record -- python train.py`"),
-        *((True, f"--option {text}: is not NAME=VALUE") for text in unnamed),
+        *((not (name and equals), f"--option {name}: is not NAME=VALUE") for name, equals, _ in named_options),
     )
     check_rate("--rate", options.rate)
     measured = named(packaged().options, Role.WINDOW | Role.CLOCK | Role.NAMING)

@@ -3,17 +3,10 @@
 import argparse
 import math
 import shlex
-import sys
 from pathlib import Path
 
 from horovod_study.cli.verbs import COUNT, CURVES, DIR, FILE, FLAG, Result, Verb, progress, whole
-from horovod_study.config.options import (
-    SET_BY_RANGE_TEST,
-    Parser,
-    add_run_options,
-    add_train_options,
-    run_values,
-)
+from horovod_study.config.options import SET_BY_RANGE_TEST, Parser, add_run_options, add_train_options, run_values
 from horovod_study.config.run import available_cores
 from horovod_study.errors import DataError, RecordError, refuse
 
@@ -36,23 +29,15 @@ def generate(options: argparse.Namespace) -> int:
     size = dataset.parse_size(options.size) or 0
     what = f"--size {options.size}: must be a whole number of curves, for instance 1000000"
     refuse("", (not size, what), error=DataError)
-    noise_max_mpa = _noise_max_mpa(options)
+    noise_max_mpa, began = _noise_max_mpa(options), now()
     path = options.out or dataset.cached_path(size, options.seed, noise_max_mpa)
     noise = f"noise up to {noise_max_mpa:g} MPa" if noise_max_mpa else "clean"
     say(f"generating {size:,} curves (seed {options.seed}), {noise}, into {path}")
-    doubt = dataset.page_cache_doubt(size)
-    if doubt:
+    if doubt := dataset.page_cache_doubt(size):
         say(f"warning: {doubt}")
-    began = now()
+    how = {"seed": options.seed, "noise_max_mpa": noise_max_mpa, "threads": options.processes}
     with progress(CURVES) as on_progress:
-        dataset.generate(
-            path,
-            size,
-            seed=options.seed,
-            noise_max_mpa=noise_max_mpa,
-            threads=options.processes,
-            on_progress=on_progress,
-        )
+        dataset.generate(path, size, on_progress=on_progress, **how)
     say(f"generated in {now() - began:.1f} s")
     print(path)
     return 0
@@ -103,22 +88,15 @@ def _import_(options: argparse.Namespace) -> Result:
     began = now()
     columns, units = assignments("--columns", options.columns, NAMES), assignments("--units", options.units, UNITS)
     curves = open_curves(options.path, columns=columns, units=units, targets=options.targets)
-    with progress(
-        lambda what, done, of: f"  {what}  {100 * done / max(1, of):4.0f} %  {now() - began:.0f} s"
-    ) as on_progress:
-        provenance = import_curves(
-            curves,
-            options.out,
-            label=options.label,
-            target_bounds=None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2),
-            any_modulus=options.any_modulus,
-            on_progress=on_progress,
-        )
+    bounds = None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2)
+    how = {"label": options.label, "target_bounds": bounds, "any_modulus": options.any_modulus}
+    with progress(lambda what, done, of: f"  {what}  {100 * done / max(1, of):4.0f} %  {now() - began:.0f} s") as told:
+        provenance = import_curves(curves, options.out, on_progress=told, **how)
     for warning in provenance["warnings"]:
         say(f"warning: {warning}")
-    told = [f"{options.out}: imported in {now() - began:.1f} s", *(f"  {text}" for text in lines(provenance))]
-    told.append(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
-    return Result(document={"path": str(options.out), **provenance}, lines=told)
+    said = [f"{options.out}: imported in {now() - began:.1f} s", *(f"  {text}" for text in lines(provenance))]
+    said.append(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
+    return Result(document={"path": str(options.out), **provenance}, lines=said)
 
 
 def _noise_arguments(parser: Parser) -> None:
@@ -172,11 +150,8 @@ def _lr_range_arguments(parser: Parser) -> None:
     add("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
     add("--out", **DIR, required=True, help="receives the run, the curve and the figure")
     add("--workers", **COUNT, default=1, help="workers that train (default 1)")
-    add(
-        "--runtime",
-        metavar="NAME",
-        help="how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)",
-    )
+    runtime = "how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)"
+    add("--runtime", metavar="NAME", help=runtime)
     add("--json", **FLAG, help="print one line of JSON")
     add_run_options(parser, hidden=SET_BY_RANGE_TEST)
 
@@ -205,7 +180,7 @@ def _learning_curve_arguments(parser: Parser) -> None:
     parser.add_argument("--out", **FILE, required=True, help="a .png, .pdf or .svg file to write")
 
 
-def _learning_curve(options: argparse.Namespace) -> int:
+def _learning_curve(options: argparse.Namespace) -> Result:
     """Draw the learning curves of one or several runs, finished or not."""
     from horovod_study import records
     from horovod_study.analysis.learning.convergence import convergence
@@ -218,34 +193,19 @@ def _learning_curve(options: argparse.Namespace) -> int:
     if drawing is None:
         raise RecordError("these runs have no evaluation yet; a run is evaluated after its first epoch")
     drawing.save(options.out)
-    for doubt in found.doubts:
-        print(f"doubt: {doubt}", file=sys.stderr)
-    print(options.out)
-    return 0
+    return Result(document={}, lines=[f"{options.out}"], files=[options.out], doubts=found.doubts)
 
 
-VERBS = (
-    Verb(
-        "strain",
-        summary="The package's own training: data, runs, search",
-        verbs=(
-            Verb(
-                "data",
-                summary="Generate, import or check a data set",
-                verbs=(
-                    Verb("generate", generate, _generate_arguments),
-                    Verb("check", check, _check_arguments),
-                    Verb("import", _import_, _import_arguments),
-                ),
-            ),
-            Verb(
-                "train",
-                add_arguments=add_train_options,
-                summary="Train one run: python -m horovod_study.train",
-            ),
-            Verb("search", search, _search_arguments),
-            Verb("lr-range", lr_range, _lr_range_arguments),
-            Verb("learning-curve", _learning_curve, _learning_curve_arguments),
-        ),
-    ),
+_DATA = (
+    Verb("generate", generate, _generate_arguments),
+    Verb("check", check, _check_arguments),
+    Verb("import", _import_, _import_arguments),
 )
+_BELOW = (
+    Verb("data", summary="Generate, import or check a data set", verbs=_DATA),
+    Verb("train", add_arguments=add_train_options, summary="Train one run: python -m horovod_study.train"),
+    Verb("search", search, _search_arguments),
+    Verb("lr-range", lr_range, _lr_range_arguments),
+    Verb("learning-curve", _learning_curve, _learning_curve_arguments),
+)
+VERBS = (Verb("strain", summary="The package's own training: data, runs, search", verbs=_BELOW),)

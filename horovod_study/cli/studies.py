@@ -103,16 +103,14 @@ def run(options: argparse.Namespace) -> int | Result:
         return Result(document=planned.document(), lines=planned.lines())
     study = study if aim is None else study.until(aim)
     sweep = _sweep(options, study)
-    if options.here:
-        from rich.console import Console
+    from rich.console import Console
 
+    if options.here:
         from horovod_study.studies.job import Inside, run_here
 
         inside = Inside(console=Console())
         result = run_here(sweep, inside, command=command + " --here", retry=options.retry)
     else:
-        from rich.console import Console
-
         from horovod_study.studies.runner import RunOptions, retry_cells, run_sweep, show_plan
 
         told = given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait")
@@ -136,24 +134,17 @@ def _refuse_idle(options: argparse.Namespace) -> None:
     """Raise ConfigError for what cannot be asked of a study or a command."""
     study, command = options.study, options.command is not None
     of_pairs = [*(name for name in _OF_PAIRS if getattr(options, name) is not None), *_run_values(options)]
-    told = "is for two sides A B; a study file says it by itself"
+    lone = f"behind a study file, {next(iter(options.cells), '')!r} can only be a cell; give --retry too"
+    rate = "--rate: a study file says it by itself, as `rate: REGEX` beside command"
+    told = "--json is for --plan; what a study came to: horovod-study report RUNS --json"
     refuse(
-        "",
-        *((True, f"run: {option_name(name)} {told}") for name in of_pairs),
-        (command and study, f"run: {study} and a command are both given; name a study file or write a command"),
-        (not command and not study, "run: no study; name its file, or write `run -- COMMAND` with {workers} in it"),
-        (
-            options.rate is not None and not command,
-            "--rate: a study file says it by itself, as `rate: REGEX` beside command",
-        ),
-        (
-            options.cells and not options.retry,
-            f"run: behind a study file, {next(iter(options.cells), '')!r} can only be a cell; give --retry too",
-        ),
-        (
-            options.json and not options.plan,
-            "run: --json is for --plan; what a study came to: horovod-study report RUNS --json",
-        ),
+        "run",
+        *((True, f"{option_name(name)} is for two sides A B; a study file says it by itself") for name in of_pairs),
+        (command and study, f"{study} and a command are both given; name a study file or write a command"),
+        (not command and not study, "no study; name its file, or write `run -- COMMAND` with {workers} in it"),
+        (options.rate is not None and not command, rate),
+        (options.cells and not options.retry, lone),
+        (options.json and not options.plan, told),
     )
 
 
@@ -240,8 +231,9 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     planned = sorted(each.key for each in result.ledger.entries if not study.precision or each.state != "missing")
     how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned, "precision": study.precision}
     api.write_analysis(directory, directory / "analysis", commands=[command], **how)
-    api.write_page(directory / "analysis")
-    print("", *answer_lines(api.read_analysis(directory / "analysis")), sep="\n")
+    analysis = api.read_analysis(directory / "analysis")
+    api.write_page(directory / "analysis", analysis)
+    print("", *answer_lines(analysis), sep="\n")
     print(f"report: {directory / 'analysis' / 'report.html'}")
     if options.command is not None:
         print(f"study file: {options.study}; again, or with more in it: {command}")

@@ -114,14 +114,6 @@ def figure_look(options: argparse.Namespace) -> Any:
     return FigureFormat.of(options.width, options.font)
 
 
-def read_input(path: Path, wanted: str) -> str:
-    """Return the text of a file that should be `wanted`; `-` is standard input."""
-    try:
-        return read_data(path, wanted).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not a text file in UTF-8 (byte {error.start}); name {wanted}") from None
-
-
 def read_data(path: Path, wanted: str = "a CSV file with workers,samples_per_s") -> bytes:
     """Return the content of a file that should be `wanted`; `-` is standard input."""
     if str(path) != "-":
@@ -135,13 +127,14 @@ def read_data(path: Path, wanted: str = "a CSV file with workers,samples_per_s")
 
 def read_benches(places: Sequence[Path], *, gradient_bytes: float | None) -> list[tuple[dict[str, Any], str]]:
     """Return what network files hold, with their names; of other benchmarks' outputs it is said what was read."""
-    from horovod_study.analysis.importers import BENCH_FILE, benches_of, placed_name
+    from horovod_study.analysis.importers import BENCH_FILE, benches_of, placed_name, text_of
     from horovod_study.text.words import printable
 
     found = []
     for place in places:
         path = Path(placed_name(str(place))[0])
-        for content in benches_of(read_input(path, BENCH_FILE), source=str(place), gradient_bytes=gradient_bytes):
+        text = text_of(read_data(path, BENCH_FILE))
+        for content in benches_of(text, source=str(place), gradient_bytes=gradient_bytes):
             found.append((content, str(path)))
             if "read" in content:
                 print(printable(f"{path} read as: {content['read']}"), file=sys.stderr)
@@ -162,6 +155,11 @@ def runs_of(file: Path, name: str) -> Path:
     """Return `runs` here, or that beside the study file where there alone the study has runs."""
     here, beside = Path("runs"), file.parent / "runs"
     return beside if (beside / name).is_dir() and not (here / name).is_dir() else here
+
+
+def written(paths: Sequence[Path]) -> list[str]:
+    """Return for a terminal what was written."""
+    return ["", f"written: {', '.join(map(str, paths))}"] if paths else []
 
 
 def say_left_out(left_out: Mapping[str, str]) -> None:

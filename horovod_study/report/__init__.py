@@ -9,8 +9,7 @@
     against    what `horovod-study report --against` shows
     laws       what `horovod-study predict` shows of fitted laws
     equality, timers  what `horovod-study bench equality` and `bench timers` show
-    archive    a study as one file to publish
-    export     traces, trackers, Extra-P and points files
+    export     traces, trackers, Extra-P, and a study as one file to publish
 
 matplotlib is imported here and nowhere else.
 """

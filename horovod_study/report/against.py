@@ -1,4 +1,4 @@
-"""A study against another one, for readers: headline, the table, and the lines of a gate.
+"""A study against another one, for readers: headline, the table, the figure, and the lines of a gate.
 
 Everything shown is a column of the comparison (analysis/against.py); nothing is computed.
 """
@@ -12,20 +12,28 @@ from typing import Any
 
 from horovod_study.analysis.against import ALIKE, BETTER, METRICS, PASSED, TOO_FEW, WORSE, StudyComparison
 from horovod_study.records import facts, finite
+from horovod_study.report.grammar import Figure, Guide, Panel, Points, write_files
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import judged_handles
 from horovod_study.report.kit.typeset import FORMS
 from horovod_study.text.numbers import THIN, known, quoted, rounded, scientific, signed
 from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, grouped, to_lines
 from horovod_study.text.words import one_line, plural, printable
 
 
-def write_against(found: StudyComparison, directory: Path, gate: Mapping[str, Any] | None = None) -> list[Path]:
-    """Write tables/against.* and against.json to the directory of a report, or raise RecordError; return the paths."""
+def write_against(
+    found: StudyComparison, directory: Path, gate: Mapping[str, Any] | None = None, **how: Any
+) -> list[Path]:
+    """Write tables/against.*, figures/against.* and against.json to the directory of a report; return the paths.
+
+    `how`: look of the figure, pgf. Raises RecordError where they cannot be written.
+    """
     noted = replace(table(found), notes=found.doubts)
     forms = {f"against.{form}": write(noted) for form, write in FORMS.items()}
     return [
         *write_result(directory / "tables", forms, choose="DIR"),
+        *write_files([figure(found)], directory / "figures", **how),
         *write_result(directory, {"against.json": document(found, gate)}, choose="DIR"),
     ]
 
@@ -48,19 +56,15 @@ def names_of(after: Path, before: Path) -> tuple[str, str]:
 
 def headline(found: StudyComparison) -> str:
     """Return the one sentence that the comparison comes to: how many cells are slower or faster, and the most."""
-    rows = found.of("throughput").to_dict("records")
-    of = {verdict: [row for row in rows if row["verdict"] == verdict] for verdict in (WORSE, BETTER, ALIKE)}
-    total, told = plural(len(rows), "cell"), list[str]()
-    for own in filter(None, (of[WORSE], of[BETTER])):
-        most = max(own, key=lambda row: (abs(math.log(row["ratio"])), row["series"], row["workers"]))
-        count = f"{len(own)}{'' if told else f' of {total}'} {'is' if len(own) == 1 else 'are'} {most['word']}"
-        told.append(f"{count}{', the most' * (len(own) > 1)} by {_percent(most)} ({_place(found, most)})")
-    if not told and of[ALIKE]:
-        cells, most = plural(len(of[ALIKE]), "cell"), max(row["no_more_than"] for row in of[ALIKE])
-        rest = len(rows) - len(of[ALIKE])
-        told = [f"No difference is resolved in {cells}, and none is larger than {_up(most)}"]
-        told += [f"{plural(rest, 'cell')} cannot be judged"] * bool(rest)
-    return "; ".join(told) or f"{total} {'has' if len(rows) == 1 else 'have'} too few repeats to tell a difference"
+    rows = found.of("throughput")
+    of = {verdict: rows[rows["verdict"] == verdict].to_dict("records") for verdict in (WORSE, BETTER, ALIKE)}
+    alike, changed = of[ALIKE], [*of[WORSE], *of[BETTER]]
+    told = f"Of {plural(len(rows), 'cell')} {len(of[WORSE])} slower, {len(of[BETTER])} faster, "
+    told += f"{len(alike)} without a resolved difference, {len(rows) - len(changed) - len(alike)} not judged"
+    if changed:
+        most = max(changed, key=lambda row: (abs(math.log(row["ratio"])), row["series"], row["workers"]))
+        return f"{told}; the most: {_percent(most)} ({_place(found, most)})"
+    return told + (f"; none differs by more than {_up(max(row['no_more_than'] for row in alike))}" if alike else "")
 
 
 def texts(found: StudyComparison) -> list[str]:
@@ -79,13 +83,11 @@ def _place(found: StudyComparison, row: Row) -> str:
     """Return `Horovod/MPI, batch 75, 8 workers`, of a target with its test MSE."""
     label = style.series_labels(found.points[row.get("study") == "before"])[row["series"]]
     nodes, before = (row[name] if known(row.get(name)) else 1.0 for name in ("nodes", "before_nodes"))
-    where = plural(row["workers"], "worker")
-    if "before_nodes" in row and nodes != before:
-        where += f" on {plural(nodes, 'node')} (before {before:.0f})"
-    elif nodes > 1:
-        where += f" on {nodes:.0f} nodes"
+    where = f" on {plural(nodes, 'node')}" if nodes > 1 or before > 1 else ""
+    where += f" (before {before:.0f})" if "before_nodes" in row and nodes != before else ""
     goal = f"test MSE {scientific(row['target_mse'])}" if known(row.get("target_mse")) else ""
-    return ", ".join(filter(None, (label, f"{row['setting']}" * (f"{row['setting']}" not in label), where, goal)))
+    setting = f"{row['setting']}" * (f"{row['setting']}" not in label)
+    return ", ".join(filter(None, (label, setting, plural(row["workers"], "worker") + where, goal)))
 
 
 def _change(row: Row) -> str:
@@ -97,7 +99,7 @@ def _change(row: Row) -> str:
 
 def _percent(row: Row) -> str:
     value, _, interval = _change(row).partition(" ")
-    return f"{value}{THIN}% {interval or '(no interval)'}"
+    return f"{value}{THIN}% {interval}".rstrip()
 
 
 def _up(share: float) -> str:
@@ -108,12 +110,13 @@ def _up(share: float) -> str:
 
 def _verdict(row: Row) -> str:
     """Return the verdict of a row for readers."""
-    if row["verdict"] == ALIKE and row["ratio_low"] <= 1 <= row["ratio_high"]:
-        return f"no difference larger than {_up(row['no_more_than'])}"
     if row["verdict"] == TOO_FEW:
         return f"not resolved (too few repeats: {row['before_repeats']} and {row['after_repeats']})"
-    few = f"not resolved among {row['tests']} cells"
-    return few if row["verdict"] == ALIKE else row["word"] or f"not known: {row['note']}"
+    if row["verdict"] == ALIKE:
+        within = row["ratio_low"] <= 1 <= row["ratio_high"]
+        limit = f"no difference larger than {_up(row['no_more_than'])}"
+        return limit if within else f"not resolved among {row['tests']} cells"
+    return row["word"] or f"not known: {row['note']}"
 
 
 def table(found: StudyComparison) -> Table:
@@ -133,10 +136,7 @@ def table(found: StudyComparison) -> Table:
         Column("p (Holm)", "number", p),
         Column("Verdict", "text", lambda row: Cell(_verdict(row), warning=row["verdict"] == WORSE), wrap=0.25),
     )
-    titles = {
-        name: f"{how.title}{' (and efficiency)' * (name == 'speedup')}{how.unit and f', {how.unit}'}"
-        for name, how in METRICS.items()
-    }
+    titles = {name: f"{how.title}{how.unit and f', {how.unit}'}" for name, how in METRICS.items()}
     return Table(
         name="against",
         title=" against ".join(found.names),
@@ -145,6 +145,26 @@ def table(found: StudyComparison) -> Table:
         columns=columns,
         groups=grouped(columns, ((title, found.of(name)) for name, title in titles.items())),
         data=found.differences,
+    )
+
+
+def figure(found: StudyComparison) -> Figure:
+    """Return the figure of the comparison: the ratio of throughput in every cell, with its interval."""
+    rows = found.of("throughput")
+    rows = rows.assign(resolved=rows["verdict"].isin([WORSE, BETTER]))
+    how: dict[str, Any] = {"line": True, "apart": True, "resolved": "resolved", "note": "verdict"}
+    points = Points(rows=rows, y="ratio", low="ratio_low", high="ratio_high", **how)
+    layers = [Guide(level=1.0, held=True), points]
+    return Figure(
+        name="against",
+        title=" against ".join(found.names),
+        alt="Ratios of throughput of two studies against workers; the values are in the table.",
+        caption=f"Throughput of {found.names[0]} over that of {found.names[1]}, with 95 % intervals. Filled: resolved "
+        "(p after Holm below 0.05 and an interval without 1), open: not resolved.",
+        data=rows,
+        panels=[Panel(layers=layers, y="Throughput, after / before", limits=(None, None))],
+        looks=style.series_styles(found.points[0]),
+        legend=judged_handles(),
     )
 
 
@@ -158,15 +178,12 @@ def gate_lines(found: StudyComparison, gate: Mapping[str, Any]) -> list[str]:
     """Return one line per cell that failed or is undecided or missing, and the verdict of the gate last."""
     told = [f"FAILED missing: only in {_alone(found, row)}" for row in gate["missing"] or ()]
     for row in sorted((row for row in gate["checks"] if row["outcome"] != PASSED), key=lambda row: row["outcome"]):
-        how, place = METRICS[row["metric"]], f"{_place(found, row)}: " if "series" in row else ""
-        said = f"not known ({row['note']})"
-        if not row["note"]:
-            before, after = (rounded(row[name] * how.scale) for name in ("before", "after"))
-            said = f"{before} before, {after}{how.unit and f' {how.unit}'} after, {_percent(row)}"
+        place = f"{_place(found, row)}: " if "series" in row else ""
+        said = row["note"] or f"{METRICS[row['metric']].title} {_percent(row)}"
         word = row["outcome"].replace("failed", "FAILED")
-        told.append(f"{word} {row['word']}: {place}{how.title} {said}; limit {100 * row['limit']:g}{THIN}%")
+        told.append(f"{word} {row['word']}: {place}{said}; limit {100 * row['limit']:g}{THIN}%")
     counts = {word: sum(row["outcome"] == word for row in gate["checks"]) for word in ("failed", "undecided", PASSED)}
-    counts |= {} if gate["missing"] is None else {"missing": len(gate["missing"])}
+    counts |= {"missing": len(gate["missing"] or ())}
     said = ", ".join(f"{count} {word}" for word, count in counts.items())
-    more = " (undecided counts as failed)" if gate["unresolved_fails"] and counts["undecided"] else ""
+    more = " (undecided counts as failed)" * gate["unresolved_fails"]
     return [printable(line) for line in (*told, f"gate {'passed' if gate['passed'] else 'FAILED'}: {said}{more}")]

@@ -1,6 +1,8 @@
-"""Recorded runs as files of other programs: Chrome traces, TensorBoard, Weights & Biases offline, MLflow, Extra-P.
+"""Recorded runs as files of other programs: Chrome traces, TensorBoard, Weights & Biases offline, MLflow, Extra-P, ZIP.
 
 Each tracker's own package writes its files (`pip install .[export]`, or `make extras`); nothing is sent anywhere.
+An archive holds runs, tables and page of a study: unpacked anywhere, `horovod-study report DIR --check` makes every
+number again. Equal studies give equal bytes.
 """
 
 import errno
@@ -8,78 +10,87 @@ import json
 import logging
 import math
 import os
+import shutil
+import sys
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from horovod_study.analysis.series.exchange import counts_of
-from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import append_text, not_written, unfinished, write_file, writing
-from horovod_study.records import RunRecord
+from horovod_study import __version__, records
+from horovod_study.analysis.series.history import history
+from horovod_study.analysis.steps.trace import events
+from horovod_study.analysis.study import Analysis
+from horovod_study.config.documents import open_file
+from horovod_study.errors import ConfigError, RecordError, refuse
+from horovod_study.files import PART, append_text, new_file, not_written, unfinished, write_file, writing
+from horovod_study.report.page.paper import MAX_COMMANDS, reproduction
+from horovod_study.report.page.sentences import answer
+from horovod_study.text.numbers import THIN, amount
+from horovod_study.text.words import listed, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pandas as pd
 
+_WRITABLE = "choose a writable --out"
 _ROOM_BYTES = 65_536  # where these find no room afterwards, what was written may be cut: W&B writes 32 KiB at a time
+_ATTEMPTS = ".attempts"  # the one hidden folder of a study that holds runs, which `report --check` looks at
+_README = """# Scaling of {studies}
+
+{answer}
+
+{size}.
+
+With horovod_study {version} (its part for analysis needs no PyTorch and no MPI):
+
+    horovod-study report {table} --check
+
+makes every number of the tables, figures and page again from the rows of single steps, and compares digests. It names
+doubts, too, and ends with 1 where there are any; `--allow NAME ...` accepts them. `{table}/report.html` is the
+page; `run.json` of each folder says of a run what was asked for and in effect; authors and licence are yours to add.
+
+Made with {made_with}:
+
+    {commands}
+"""
+_FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the earliest time that a ZIP archive can name
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """One run as trackers want it."""
-
-    name: str
-    record: RunRecord
-    history: "pd.DataFrame"  # columns of analysis/series/history.py
-
-    @property
-    def started_s(self) -> float:
-        """Begin of the run in seconds since 1970, UTC."""
-        return datetime.fromisoformat(self.record.started).timestamp()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the run was asked for and what it was, flat: `requested.batch`, `effective.lr`, `environment.torch`."""
-        groups = {group: getattr(self.record, group) for group in ("requested", "effective", "environment")}
-        flat = {f"{group}.{name}": value for group, told in groups.items() for name, value in told.items()}
-        flat = {name: value for name, value in flat.items() if isinstance(value, str | int | float | bool | None)}
-        return {"status": self.record.state(), **flat}
-
-    @property
-    def totals(self) -> dict[str, float]:
-        """The numbers of the timed window as `totals/NAME`, empty before the run is done."""
-        found = self.record.totals.items()
-        numbers = {name: each for name, each in found if isinstance(each, int | float) and not isinstance(each, bool)}
-        return {f"totals/{name}": float(each) for name, each in numbers.items() if math.isfinite(each)}
+def rows_between(directory: Path, steps: tuple[int, int] | None = None) -> "dict[int, pd.DataFrame]":
+    """Return the rows of the steps from steps[0] to before steps[1] as {rank: frame}, also of an unfinished run."""
+    first, last = steps or (0, sys.maxsize)
+    found = {rank: records.read_steps(directory, rank).to_pandas() for rank in records.step_ranks(directory)}
+    found = {rank: rows[rows["step"].between(first, last - 1)].reset_index(drop=True) for rank, rows in found.items()}
+    if not any(map(len, found.values())):
+        asked = f" from {first} to before {last}" if steps else ""
+        raise RecordError(f"{directory}: no rank recorded steps{asked}; name a run with step rows, or other steps")
+    return found
 
 
-def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mapping[str, Any]) -> Path:
-    """Write `events` of analysis/steps/trace.py as JSON for ui.perfetto.dev or chrome://tracing; return its path.
-
-    `about` is stored as the trace's metadata. Raises RecordError when it cannot be written.
-    """
-    content = {"traceEvents": list(events), "displayTimeUnit": "ms", "metadata": dict(about)}
-    with writing(path, "choose a writable --out"):
+def write_trace(directory: Path, out: Path | None, steps: tuple[int, int] | None) -> Path:
+    """Write the steps of a run as JSON for ui.perfetto.dev or chrome://tracing; return its path."""
+    record, rows, path = records.read_run(directory), rows_between(directory, steps), out or directory / "trace.json"
+    marks, first = records.epoch_rows(directory), records.timed_from(record)[0]
+    found = events(rows, records.hosts_of(record, rows), evaluations=marks, warmup_steps=first)
+    about: dict[str, Any] = {"run": str(directory), "study": record.study, "steps": steps}
+    about["clock"] = "time since the first step of the run; there the ranks of all hosts waited at a barrier"
+    content = {"traceEvents": found, "displayTimeUnit": "ms", "metadata": about}
+    with writing(path, _WRITABLE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
-    return path
+        return write_file(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
 
 
-def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
+def write_extra_p(documents: Mapping[tuple[int, ...], Mapping[str, Any]], directory: Path) -> list[Path]:
     """Write documents of analysis/series/exchange.py as files for Extra-P, named by worker counts; return their paths.
 
     Raises RecordError when they cannot be written.
     """
     paths: list[Path] = []
-    with writing(directory, "choose a writable --out"):
+    with writing(directory, _WRITABLE):
         directory.mkdir(parents=True, exist_ok=True)
-        for document in documents:
-            counts = counts_of(document)
+        for counts, document in documents.items():
             name = f"workers-{counts[0]}-{counts[-1]}"
             taken = sum(path.stem == name or path.stem.startswith(f"{name}-part-") for path in paths)
             paths.append(directory / f"{name}{f'-part-{taken + 1}' if taken else ''}.json")
@@ -87,19 +98,53 @@ def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> li
     return paths
 
 
-def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> list[Path]:
-    """Write `runs` as files of `tracker` (tensorboard, wandb, mlflow) into `directory`, which must be new or empty.
+# ----------------------------------------------------------------------------------------------------------- trackers
+
+
+class _Tracked(NamedTuple):
+    """One run as trackers want it."""
+
+    name: str
+    study: str
+    state: str
+    began_s: float  # since 1970, as all times here
+    ended_s: float | None
+    settings: Mapping[str, Any]  # `requested.batch`, `effective.lr`, `environment.torch`
+    rows: Sequence[tuple[str, int, float, float]]  # tag, step, seconds, value; numbers of the timed window at step 0
+
+
+def _run_of(directory: Path, name: str, record: records.RunRecord) -> _Tracked:
+    groups = {group: getattr(record, group) for group in ("requested", "effective", "environment")}
+    flat = {f"{group}.{name}": value for group, told in groups.items() for name, value in told.items()}
+    flat = {name: value for name, value in flat.items() if isinstance(value, str | int | float | bool | None)}
+    began, ended = (datetime.fromisoformat(at).timestamp() if at else None for at in (record.started, record.finished))
+    began = began or 0.0
+    numbers = {name: value for name, value in record.totals.items() if type(value) in (int, float)}
+    curves = history(rows_between(directory), records.epoch_rows(directory)).itertuples(index=False)
+    rows = [(tag, int(step), began + at_s, value) for tag, step, at_s, value in curves]
+    rows += [(f"totals/{name}", 0, began, float(value)) for name, value in numbers.items() if math.isfinite(value)]
+    return _Tracked(name, record.study, record.state(), began, ended, {"status": record.state(), **flat}, rows)
+
+
+def write_tracker(tracker: str, runs: Sequence[tuple[Path, str, records.RunRecord]], directory: Path) -> list[Path]:
+    """Write `runs` (of records.found_runs) as files of `tracker` (tensorboard, wandb, mlflow) into a new `directory`.
 
     Returns what was written: for each run its folder (tensorboard, wandb), or the one database (mlflow).
     Raises ConfigError if the tracker's package is not installed, RecordError if the folder is not empty or cannot be
     written.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise RecordError(f"{directory}: is not empty; the same run twice would look like two, choose another --out")
+    taken = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
+    twice = f"{directory}: is not empty; the same run twice would look like two, choose another --out"
+    refuse("", (taken, twice), error=RecordError)
     write = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}[tracker]
+    made = [_run_of(*run) for run in runs]
+    os.environ.update({"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_CONFIGURE_LOGGING": "false"})
+    logging.disable(logging.WARNING)  # MLflow tells of its database and of what is deprecated in it
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        written = write(runs, directory)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            written = write(made, directory)
         with unfinished(directory / "room") as probe:  # W&B's own process says nothing of a disk that was full
             append_text(probe, " " * _ROOM_BYTES)
         return written
@@ -112,10 +157,12 @@ def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> li
         problem = error if isinstance(error, OSError) else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if problem is not error and "disk is full" not in str(error):  # SQLite's words, by way of MLflow
             raise
-        raise RecordError(not_written(directory, problem, "choose a writable --out")) from None
+        raise RecordError(not_written(directory, problem, _WRITABLE)) from None
+    finally:
+        logging.disable(logging.NOTSET)
 
 
-def _tensorboard(runs: Sequence[Recorded], directory: Path) -> list[Path]:
+def _tensorboard(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2
@@ -125,17 +172,16 @@ def _tensorboard(runs: Sequence[Recorded], directory: Path) -> list[Path]:
         writer = EventFileWriter(str(directory / run.name))
         # Settings and totals become a row of TensorBoard's table of hyper-parameters.
         settings = {name: "" if value is None else value for name, value in run.settings.items()}
-        hparams = summary_v2.hparams_pb(settings, trial_id=run.name, start_time_secs=run.started_s)
-        writer.add_event(Event(wall_time=run.started_s, summary=hparams))
-        totals = ((name, 0, 0.0, value) for name, value in run.totals.items())
-        for tag, step, at_s, value in (*run.history.itertuples(index=False), *totals):
+        hparams = summary_v2.hparams_pb(settings, trial_id=run.name, start_time_secs=run.began_s)
+        writer.add_event(Event(wall_time=run.began_s, summary=hparams))
+        for tag, step, at_s, value in run.rows:
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            writer.add_event(Event(wall_time=run.started_s + at_s, step=int(step), summary=summary))
+            writer.add_event(Event(wall_time=at_s, step=step, summary=summary))
         writer.close()
     return [directory / run.name for run in runs]
 
 
-def _wandb(runs: Sequence[Recorded], directory: Path) -> list[Path]:
+def _wandb(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
     import wandb
 
     paths = []
@@ -144,54 +190,98 @@ def _wandb(runs: Sequence[Recorded], directory: Path) -> list[Path]:
     off |= {"mode": "offline", "x_disable_meta": True, "x_disable_stats": True}
     for run in runs:
         settings = wandb.Settings(root_dir=str(directory), **off)
-        tracked = wandb.init(project=run.record.study, name=run.name, config=run.settings, settings=settings)
+        tracked = wandb.init(project=run.study, name=run.name, config=dict(run.settings), settings=settings)
         paths.append(Path(tracked.dir).parent)
-        for _, values in run.history.groupby("step", sort=True):
-            row = dict(zip(values["tag"], values["value"], strict=True))
-            row["_timestamp"] = run.started_s + float(values["at_s"].max())
-            tracked.log(row, step=int(values["step"].iloc[0]))
-        tracked.summary.update(run.totals)
-        tracked.finish(exit_code=0 if run.record.state() == "done" else 1)
+        for step in sorted({row[1] for row in run.rows}):
+            own = [row for row in run.rows if row[1] == step]
+            tracked.log({"_timestamp": max(row[2] for row in own), **{row[0]: row[3] for row in own}}, step=step)
+        tracked.finish(exit_code=0 if run.state == "done" else 1)
     wandb.teardown()  # finish() may return before the process that writes the files has written the last records
     return paths
 
 
-def _mlflow(runs: Sequence[Recorded], directory: Path) -> list[Path]:
-    with _quiet_mlflow():
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
+def _mlflow(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
 
-        # MLflow's folders of plain files are in maintenance mode; a file of SQLite is what it recommends instead.
-        database, artifacts = directory.resolve() / "mlflow.db", (directory / "artifacts").resolve().as_uri()
-        client = MlflowClient(tracking_uri=f"sqlite:///{database}")
-        studies = dict.fromkeys(run.record.study for run in runs)
-        experiments = {name: client.create_experiment(name, artifact_location=artifacts) for name in studies}
-        for run in runs:
-            began_ms, ended = round(run.started_s * 1e3), run.record.finished
-            experiment = experiments[run.record.study]
-            tracked = client.create_run(experiment, start_time=began_ms, run_name=run.name).info.run_id
-            totals = ((name, 0, 0.0, value) for name, value in run.totals.items())
-            rows = (*run.history.itertuples(index=False), *totals)
-            metrics = [Metric(tag, value, began_ms + round(at_s * 1e3), int(step)) for tag, step, at_s, value in rows]
-            params = [Param(name, str(value)[:6000]) for name, value in run.settings.items()]
-            for first in range(0, len(params), 100):  # MLflow takes so many in one call
-                client.log_batch(tracked, params=params[first : first + 100])
-            for first in range(0, len(metrics), 1000):
-                client.log_batch(tracked, metrics=metrics[first : first + 1000])
-            status = {"done": "FINISHED", "running": "RUNNING"}.get(run.record.state(), "FAILED")
-            end_ms = round(datetime.fromisoformat(ended).timestamp() * 1e3) if ended else None
-            client.set_terminated(tracked, status, end_time=end_ms)
+    # MLflow's folders of plain files are in maintenance mode; a file of SQLite is what it recommends instead.
+    database, artifacts = directory.resolve() / "mlflow.db", (directory / "artifacts").resolve().as_uri()
+    client = MlflowClient(tracking_uri=f"sqlite:///{database}")
+    studies = dict.fromkeys(run.study for run in runs)
+    experiments = {name: client.create_experiment(name, artifact_location=artifacts) for name in studies}
+    for run in runs:
+        began_ms, ended_ms = round(run.began_s * 1e3), None if run.ended_s is None else round(run.ended_s * 1e3)
+        tracked = client.create_run(experiments[run.study], start_time=began_ms, run_name=run.name).info.run_id
+        metrics = [Metric(tag, value, round(at_s * 1e3), step) for tag, step, at_s, value in run.rows]
+        params = [Param(name, str(value)[:6000]) for name, value in run.settings.items()]
+        for part in range(1 + max(len(metrics) // 900, len(params) // 100)):  # MLflow takes 1,000 in one call
+            own = metrics[900 * part : 900 * (part + 1)], params[100 * part : 100 * (part + 1)]
+            client.log_batch(tracked, metrics=own[0], params=own[1])
+        status = {"done": "FINISHED", "running": "RUNNING"}.get(run.state, "FAILED")
+        client.set_terminated(tracked, status, end_time=ended_ms)
     return [database]
 
 
-@contextmanager
-def _quiet_mlflow() -> "Iterator[None]":
-    """Keep MLflow from sending usage statistics, and from telling of its database and of what is deprecated in it."""
-    os.environ.update({"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_CONFIGURE_LOGGING": "false"})
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
+# ----------------------------------------------------------------------------------------------------------- archive
+
+
+def write_archive(
+    directory: Path, analysis: Analysis, path: Path | None = None, *, study_file: Path | None = None
+) -> tuple[Path, int, list[str]]:
+    """Write what belongs to a study, with a README, as a ZIP; return its path, what is left out, its size in words.
+
+    All runs and the tables in `directory`, without checkpoints; the networks and the other study that the page needs.
+    RecordError while a run of the study goes on, and where the archive cannot be written.
+    """
+    source, counts = records.read_source(directory), analysis.provenance["runs"]
+    runs, against = directory / source["runs"], (source.get("report") or {}).get("against")
+    name = runs.resolve().name or "study"
+    told = f"{plural(counts.get('running', 0), 'run')} of this study still running; export it at its end"
+    refuse("", (counts.get("running", 0), f"{name}: {told}"), error=RecordError)
+    needed = [runs, directory, *(directory / each["path"] for each in source.get("benches") or ())]
+    needed += [directory / against["directory"]] if against else []
+    places = [Path(os.path.abspath(each)) for each in needed]
+    common = Path(os.path.commonpath([each if each.is_dir() else each.parent for each in places]))
+    places += [places[0] / run for run in source.get("run_files") or () if (places[0] / run).is_symlink()]
+    there = dict.fromkeys(path for place in places for path in ([place] if place.is_file() else place.rglob("*")))
+    files, left_out = dict[str, Path](), list[Path]()
+    for each in (each for each in there if each.is_file() and not each.is_symlink()):
+        within = each.relative_to(common).as_posix()
+        hidden = any(part.startswith(".") and part != _ATTEMPTS for part in within.split("/"))
+        if each.parent.name == records.CHECKPOINTS:
+            left_out.append(each)
+        elif not hidden and not within.endswith(PART):
+            files[within] = each
+    files |= {"study.yaml": study_file} if study_file is not None else {}
+    sizes = [amount(sum(each.stat().st_size for each in own)) for own in (files.values(), left_out)]
+    lines = [f"{plural(counts['total'], 'run')}, {plural(len(files), 'file')}, {sizes[0]} before compression"]
+    lines += [f"left out: {plural(len(left_out), 'checkpoint')}, {sizes[1]}, which no number needs"] * bool(left_out)
+    table = places[1].relative_to(common).as_posix()
+    made_with, commands = reproduction(analysis, source)
+    commands = list(dict.fromkeys([*analysis.provenance["commands"], *commands]))[:MAX_COMMANDS]
+    readme = _README.format(
+        studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
+        answer=" ".join(answer(analysis)).replace(THIN, " "),
+        size="; ".join(lines),
+        version=__version__,
+        table=table,
+        made_with=made_with or "the commands",
+        commands="\n    ".join(commands),
+    ).encode("utf-8", "backslashreplace")
+    began = [datetime.fromisoformat(f"{each}").timetuple()[:6] for each in analysis.provenance["started"][-1:]]
+    path = path or runs.resolve().with_name(f"{runs.resolve().name}.zip")
+    with writing(path, _WRITABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path) as stream, zipfile.ZipFile(stream, "w") as packed:
+            # Tables come last: where times of files are those of unpacking, they are not older than the runs.
+            for within in ("README.md", *sorted(files, key=lambda file: (file.startswith(f"{table}/"), file))):
+                entry = zipfile.ZipInfo(f"{name}/{within}", max([_FIRST_DAY, *began]))
+                entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
+                entry.create_system = 3  # the same bytes wherever it is written
+                with packed.open(entry, "w", force_zip64=True) as into:
+                    if within == "README.md":
+                        into.write(readme)
+                    else:
+                        with open_file(files[within]) as content:
+                            shutil.copyfileobj(content, into)
+    return path, len(left_out), lines

@@ -12,7 +12,6 @@ other one has failed, or was broken off) both are run again: a partner from anot
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
@@ -41,8 +40,8 @@ from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
 
 ARMS = ("A", "B")
-_SECONDS, _BLOCKS = {True: 5.0, False: 2.0}, {True: 5, False: 10}
-"""Defaults, in turns or not: in turns a block says as much as it has rounds."""
+_BLOCKS = {True: 5, False: 10}
+"""Default, in turns or not: in turns a block says as much as it has rounds."""
 _SAME_FOR_BOTH = (*SET_BY_COMPARE, "seconds", "steps", "workers")
 
 
@@ -71,22 +70,19 @@ def sides_of(words: Sequence[str]) -> tuple[str, ...]:
 
     ConfigError: not two sides, or a study file behind one.
     """
-    if not words or (_is_file(words[0]) and not Path(words[0]).exists()) or not _is_side(words[0]):
+    if not words or not _is_side(words[0]):
         return ()
-    if len(words) == 1 and _is_file(words[0]) and {"runtime", "backend"}.isdisjoint(load_yaml(Path(words[0]))):
-        return ()  # the reader of study files says what is wrong
-    two, number = len(words) == 2, f"a comparison has two sides, such as `run horovod/mpi mpi/mpi`, not {len(words)}"
+    number = f"a comparison has two sides, such as `run horovod/mpi mpi/mpi`, not {len(words)}"
     lone = f"{words[0]} is a side of a comparison, {words[-1]} is none; give two sides A B"
-    refuse("run", (not two, number), (two and not _is_side(words[1]), lone))
+    refuse("run", (len(words) != 2, number), (not _is_side(words[-1]), lone))
     return tuple(words)
 
 
 def _is_side(word: str) -> bool:
-    """Return whether this is RUNTIME[,option=value...] or a file of options, which a study file is not."""
+    """Return whether this is RUNTIME[,option=value...], or a file of options with a runtime; a study file has none."""
     if not _is_file(word):
         return bool(set("/,=") & set(word)) or word in RUNTIMES
-    content = load_yaml(Path(word))
-    return "sweep" not in content and ("study" not in content or not {"runtime", "backend"}.isdisjoint(content))
+    return Path(word).is_file() and "runtime" in load_yaml(Path(word))
 
 
 def _is_file(word: str) -> bool:
@@ -103,7 +99,7 @@ def read_side(letter: str, text: str, common: Mapping[str, Any], workload: Workl
     if _is_file(text):
         source += f" ({text})"
         content = load_yaml(Path(text))
-        runtime = content.pop("runtime", None) or _runtime_of(content)
+        runtime = content.pop("runtime", None)
         values = {**{name: value for name, value in content.items() if name not in _SAME_FOR_BOTH}, **common}
     else:
         runtime, *words = (part.strip() for part in text.split(","))
@@ -136,13 +132,6 @@ def _options_of(source: str, runtime: str, words: Sequence[str], workload: Workl
     return values
 
 
-def _runtime_of(values: Mapping[str, Any]) -> str:
-    """Return the runtime that backend and transport name together, or "" when they do not name one."""
-    backend, transport = values.get("backend"), values.get("transport")
-    known = [each for each in RUNTIMES if each.partition("/")[0] == backend]
-    return known[0] if len(known) == 1 else f"{backend}/{transport}" if known and transport else ""
-
-
 def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     """Return the options in which A and B differ by intent; ConfigError when they are not to do the same work."""
     one, other, options = vars(a.config), vars(b.config), a.config.workload.options
@@ -156,25 +145,28 @@ def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
 # ------------------------------------------------------------------------------------------------------------- parity
 
 
+_EFFECTIVE: tuple[str, ...] = (
+    "initial_parameter_sha256",
+    "dataset_digest",
+    "global_batch",
+    "workers",
+    "nodes",
+    "precision",
+)
+_EFFECTIVE += ("train_samples", "warmup_steps", "device")
+
+
 def _parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
     """Return what two runs of one worker count must have in common, from the record of what really happened."""
-    effective, requested, environment = record.effective, record.requested, record.environment
     learned = workload.named(Role.LEARNING)
     applied = ("lr", *(name for name in learned if workload.options[name].roles & Role.APPLIED))
     return {
-        "initial parameters": effective.get("initial_parameter_sha256"),
-        "data set digest": effective.get("dataset_digest"),
-        "seed of the data order": requested.get("seed"),
-        **{name: effective.get(name) for name in applied},
-        "global batch": effective.get("global_batch"),
-        **{name: effective.get(name) for name in ("workers", "nodes", "precision")},
-        **{name: requested.get(name) for name in (*learned, *workload.named(Role.DATA)) if name not in applied},
-        "training curves": effective.get("train_samples"),
+        **{name: record.effective.get(name) for name in _EFFECTIVE},
+        **{name: record.requested.get(name) for name in ("seed", *learned, *workload.named(Role.DATA))},
+        **{name: record.effective.get(name) for name in applied},
+        **{name: record.environment.get(name) for name in ("torch", "package", "revision")},
         "steps": _steps_made(record),
-        "warm-up steps": effective.get("warmup_steps"),
-        "device": effective.get("device"),
         "host": record.host,
-        **{name: environment.get(name) for name in ("torch", "package", "revision")},
     }
 
 
@@ -216,7 +208,7 @@ class Comparison:
     workers: tuple[int, ...]
     directory: Path
     blocks: int = 1  # per worker count; at most, where a precision is the aim
-    seconds: float = 1.0  # about how long a run trains where the options name no number of steps
+    seconds: float = 5.0  # about how long a run trains in turns where the options name no number of steps
     alone: str = ""  # why A and B of a block run one after the other; "": they train in turns
     precision: float | None = None  # half width of the interval at which a worker count needs no more blocks, relative
     differs: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by intent, and in effect
@@ -229,23 +221,19 @@ class Comparison:
     def design(self) -> Design:
         """Yield the first block of each worker count, then all; what fails is repeated once.
 
-        Where neither the options nor turns say how many steps a run makes, the first run of A does before all others.
         StudyError: runs did not do the same work, or no block has both its runs.
         """
         ledger = None
-        for stage in (self._givers, partial(self._cells, 1), partial(self._cells, self.blocks)):
+        for cells in (self._cells(1), self._cells(self.blocks)):
             for _ in range(2):
-                cells = stage()
                 if all(self._done(cell) for cell in cells):
                     break
                 sweep = self._sweep(cells)
-                # All but the run of A that says how many steps others make: B comes after it has said.
-                own = tuple(each for each in read_ledger(sweep).entries if not self.alone or each.cell.config.steps)
-                set_aside_part_blocks(Ledger(sweep=sweep, entries=own))
+                set_aside_part_blocks(read_ledger(sweep))
                 ledger = yield sweep
                 if not self.failed(ledger):
                     break
-            if ledger is not None and (self._givers() or (stage != self._givers and not self.whole())):
+            if ledger is not None and not self.whole():
                 why = next(iter(self.failed(ledger)), "no slice of one of them was whole; give more --steps")
                 raise StudyError(f"run: no block has both its runs: {why}; fix that, and type the same again")
 
@@ -258,7 +246,7 @@ class Comparison:
         slices, found = read_turns(self.directory), []
         first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
         # In turns a block lasts as long as it is to be precise, so that its steps are its own.
-        own = ("steps",) if not self.alone and self._run.steps is None else ()
+        own = ("steps",) if self._run.steps is None else ()
         for workers, repeat in sorted((count, number) for count in self.workers for number in range(self.blocks)):
             cells, named = self._block(workers, repeat), {}
             launches = [{(each.block, each.launch) for each in slices if each.run == cell.key} for cell in cells]
@@ -285,7 +273,7 @@ class Comparison:
             **{arm: {"text": side.text, "runtime": side.runtime} for arm, side in self.sides.items()},
             "differs": {name: list(values) for name, values in self.differs.items()},
             "a_against_a": not self.differs,
-            "steps": {str(n): self._steps(n) or round(median(each)) for n, each in made.items() if each},
+            "steps": {str(n): self._run.steps or round(median(each)) for n, each in made.items() if each},
             "batch": self._run.batch,
             "blocks_wanted": self.blocks,
             "dropped": [] if result is None else self.failed(result.ledger),
@@ -310,8 +298,8 @@ class Comparison:
         how |= {"precision": self.precision, "wanted": wanted, "partitions": {self._partition.name: self._partition}}
         return StudyCells(name=self.directory.name, directory=self.directory, cells=tuple(cells), **how)
 
-    def _cell(self, arm: str, workers: int, repeat: int, steps: int | None = None) -> Cell:
-        config, workload = self.sides[arm].config, self._run.workload
+    def _cell(self, arm: str, workers: int, repeat: int) -> Cell:
+        config, workload, steps = self.sides[arm].config, self._run.workload, self._run.steps
         length = {"steps": steps, "seconds": self.seconds if steps is None else None}
         values = {**dict.fromkeys(workload.budgets), **length, **workload.quiet}
         return Cell(
@@ -323,28 +311,14 @@ class Comparison:
             label=f"{arm}: {self.sides[arm].runtime}, {plural(workers, 'worker')}",
         )
 
-    def _givers(self) -> list[Cell]:
-        """Return the runs of A that are to say how many steps all others make."""
-        return [self._cell("A", count, 0) for count in self.workers if self.alone and self._steps(count) is None]
-
-    def _steps(self, workers: int) -> int | None:
-        """Return how many timed steps each run makes; None: as many as take the seconds, or nobody has said yet."""
-        giver = None if self._run.steps or not self.alone else self._done(self._cell("A", workers, 0))
-        made = None if giver is None else _steps_made(giver)
-        return self._run.steps if made is None else max(made - self._run.warmup_steps, 1)
-
     def _block(self, workers: int, repeat: int) -> list[Cell]:
         """Return both cells of a block, in the order in which they start.
 
         Of two consecutive blocks of a worker count one begins with A and one with B, at random which.
         """
-        steps, order = self._steps(workers), list(ARMS)
-        gives = self.alone != "" and self._run.steps is None and repeat < 2  # A of the first block is the first of all
-        if not gives:
-            random.Random(f"pair {repeat // 2} of {workers} workers of {self._run.seed}").shuffle(order)
-        order = order[::-1] if repeat % 2 else order
-        own = {"A": None} if gives and repeat == 0 else {}
-        return [self._cell(arm, workers, repeat, own.get(arm, steps)) for arm in order]
+        order = list(ARMS)
+        random.Random(f"pair {repeat // 2} of {workers} workers of {self._run.seed}").shuffle(order)
+        return [self._cell(arm, workers, repeat) for arm in (order[::-1] if repeat % 2 else order)]
 
     def _cells(self, blocks: int) -> list[Cell]:
         """Return the cells of so many blocks of each worker count, the counts shuffled in each round.
@@ -395,12 +369,14 @@ def pairs_of(
     if turns:
         why = apart_because(found._block(counts[-1], 0), worker_mb=worker_mb(directory))
     if not why and a.config.steps is None and vars(a.config).get("schedule", "constant") != "constant":
-        why = "the schedule of the learning rate needs a number of steps; give --steps"
+        why = "the schedule of the learning rate needs a number of steps"
     apart = f"--until needs A and B to train in turns, but they run one after the other: {why}"
     ends = "--until goes on until an interval is narrow enough, and --steps ends before; leave one out"
-    refuse("run", (precision and why, apart), (precision and a.config.steps, ends))
+    length = f"A and B run one after the other: {why}; give --steps, so that all runs make as many"
+    wanted = why and a.config.steps is None
+    refuse("run", (precision and why, apart), (precision and a.config.steps, ends), (wanted, length))
     found.blocks = blocks or (_BLOCKS[not why] if precision is None else MOST_LAUNCHES)
-    found.seconds, found.alone, found.precision = seconds or _SECONDS[not why], why, precision
+    found.seconds, found.alone, found.precision = seconds or found.seconds, why, precision
     return found
 
 

@@ -13,7 +13,7 @@ Letters: K distinct worker counts known, M counts to forecast.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -97,7 +97,7 @@ class _PredictOptions(Options):
 def predict(
     points: pd.DataFrame,
     *,
-    workers: Sequence[int],
+    workers: Iterable[int],
     workers_per_node: int | None = None,
     bench: Mapping[str, Any] | None = None,
     batch: float | Sequence[float] | None = None,
@@ -105,8 +105,8 @@ def predict(
 ) -> dict[str, list[Prediction]]:
     """Forecast every series of `points` at the given worker counts, in the order given.
 
-    Columns: workers, samples_per_s; optional series, nodes, workers_per_node, sync_s (seconds per step), batch_size
-    (per worker).
+    With 95 % intervals (docs/predict.md). Columns: workers, samples_per_s; optional series, nodes, workers_per_node,
+    sync_s (seconds per step), batch_size (per worker).
     With `workers_per_node` nodes are filled one after the other; without it, the fullest node known is the measure.
     `bench` is the content of a bench.json of `horovod-study bench`: its all-reduce of all gradients of its model is
     taken as that of the points, which need `batch_size` for it.

@@ -7,7 +7,6 @@ point are the repeats:
     sync_s         exposed synchronisation, seconds per step
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,32 +55,28 @@ def points_of(runs: pd.DataFrame, left_out: dict[str, str] | None = None) -> pd.
     return table.assign(repeat=table["repeat"].where(~again, counted))[list(POINT_COLUMNS)]
 
 
-def extra_p(points: pd.DataFrame) -> list[dict[str, Any]]:
+def extra_p(points: pd.DataFrame) -> dict[tuple[int, ...], dict[str, Any]]:
     """Return rows of a points file (workers, samples_per_s, others where known) as documents of Extra-P's JSON form.
 
     Extra-P wants every curve of a file at all of the file's points: there is one document for each set of worker
     counts, that with the most curves first. A metric is known at a point where any repeat knows it; a curve of one
     worker count is left out. Raises AnalysisError where nothing is left.
     """
-    curves: dict[tuple[int, ...], dict[str, dict[str, list[dict[str, Any]]]]] = {}
-    series = points["series"].astype(str) if "series" in points.columns else pd.Series("", points.index)
-    for name, rows in points.groupby(series, sort=True):
-        per_s = numbers(rows, "samples_per_s")
-        step_s = numbers(rows, "workers") * numbers(rows, "batch_size") / per_s
-        for metric, values in zip(_METRICS, (step_s, 1 / per_s, numbers(rows, "sync_s")), strict=True):
-            known = values[np.isfinite(values)]
-            found = known.groupby(rows.loc[known.index, "workers"].astype(int), sort=True)
-            curve = [{"point": [int(str(count))], "values": each.tolist()} for count, each in found]
+    table = points.assign(
+        series=points.get("series", pd.Series("", points.index)).astype(str).replace("", "all points")
+    )
+    table["s_per_sample"] = 1 / numbers(table, "samples_per_s")
+    table["step_s"] = numbers(table, "workers") * numbers(table, "batch_size") * table["s_per_sample"]
+    table["sync_s"] = numbers(table, "sync_s")
+    found: dict[tuple[int, ...], dict[str, dict[str, Any]]] = {}
+    for series, rows in table.groupby("series", sort=True):
+        for metric in _METRICS:
+            known = rows[np.isfinite(rows[metric])].groupby(rows["workers"].astype(int), sort=True)[metric]
+            curve = {int(f"{count}"): values.tolist() for count, values in known}
             if len(curve) > 1:
-                counts = tuple(each["point"][0] for each in curve)
-                curves.setdefault(counts, {}).setdefault(str(name) or "all points", {})[metric] = curve
-    if not curves:
+                told = [{"point": [count], "values": values} for count, values in curve.items()]
+                found.setdefault(tuple(curve), {}).setdefault(f"{series}", {})[metric] = told
+    if not found:
         raise AnalysisError("no series has two worker counts; a model of one point says nothing")
-    ordered = sorted(curves.items(), key=lambda item: (-sum(map(len, item[1].values())), item[0]))
-    return [{"parameters": ["workers"], "measurements": measurements} for _, measurements in ordered]
-
-
-def counts_of(document: Mapping[str, Any]) -> list[int]:
-    """Return the worker counts of a document of `extra_p`."""
-    first = next(iter(next(iter(document["measurements"].values())).values()))
-    return [each["point"][0] for each in first]
+    ordered = sorted(found.items(), key=lambda each: (-sum(map(len, each[1].values())), each[0]))
+    return {counts: {"parameters": ["workers"], "measurements": curves} for counts, curves in ordered}

@@ -37,17 +37,20 @@ def events(
     for rank, row in threads.items():
         known = [lap for lap in LAPS if rows[rank][f"{lap}_s"].notna().any()]
         for step in rows[rank].to_dict("records"):
-            laps = [(lap, float(step[f"{lap}_s"])) for lap in known]
             whole: dict[str, Any] = {name: int(step[name]) for name in ("step", "epoch", "samples")}
             if math.isfinite(step["loss"]):
                 whole["loss"] = float(step["loss"])
             if step["step"] < warmup_steps:
                 whole["excluded"] = True
-            found.append(_span("step", "step", float(step["begin_s"]), sum(seconds for _, seconds in laps), row, whole))
-            begin_s = float(step["begin_s"])
-            for lap, seconds in laps:
-                found.append(_span(lap, "lap", begin_s, seconds, row, {"step": int(step["step"])}))
-                begin_s += seconds
+            at, number = float(step["begin_s"]), {"step": int(step["step"])}
+            laps = {lap: float(step[f"{lap}_s"]) for lap in known}
+            spans = [("step", "step", at, sum(laps.values()), whole)]
+            for lap, seconds in laps.items():
+                spans.append((lap, "lap", at, seconds, number))
+                at += seconds
+            for name, kind, begin_s, seconds, shown in spans:
+                when = {"ts": round(begin_s * 1e6, 3), "dur": round(seconds * 1e6, 3)}
+                found.append({"ph": "X", "name": name, "cat": kind, **when, **row, "args": shown})
     if 0 in rows and len(rows[0]):
         first, last = rows[0]["begin_s"].iloc[0], rows[0]["begin_s"].iloc[-1]
         for each in evaluations:
@@ -56,17 +59,3 @@ def events(
                 instant = {"ph": "i", "name": "evaluation", "s": "t", "ts": round(each["wall_s"] * 1e6, 3)}
                 found.append({**instant, **threads[0], "args": shown})
     return found
-
-
-def _span(
-    name: str, kind: str, begin_s: float, seconds: float, row: Mapping[str, int], shown: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": kind,
-        "ts": round(begin_s * 1e6, 3),
-        "dur": round(seconds * 1e6, 3),
-        **row,
-        "args": dict(shown),
-    }

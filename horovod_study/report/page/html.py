@@ -28,7 +28,8 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.config.workload import packaged
 from horovod_study.files import csv_of, write_file, writing
 from horovod_study.records import COMMAND
-from horovod_study.report.figures import convergence, resources
+from horovod_study.report import against as compared
+from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
@@ -83,7 +84,7 @@ class Section(NamedTuple):
 
 
 SECTIONS = (
-    Section("against", "Against the other study", folded=("against",)),
+    Section("against", "Against the other study", ("against",), folded=("against",)),
     Section("scaling", "Scaling", PAIRED),
     Section("step", "Inside a step", ("breakdown", "losses"), folded=(*_GROWTH, "breakdown")),
     Section("nodes", "Across nodes", ("boundary",), folded=("boundary",)),
@@ -142,7 +143,8 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
     )
     stacked = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique() > 1
     labels, printed = series_labels(analysis.points), tables(analysis)
-    figures = _figures(drawings(analysis), narrow=() if stacked else PAIRED)
+    beside = [] if against is None else [compared.figure(against)]
+    figures = _figures([*beside, *drawings(analysis)], narrow=() if stacked else PAIRED)
     made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}
     script, provenance = static(".js"), analysis.provenance
     text = environment.get_template("report.html.j2").render(
@@ -254,9 +256,7 @@ def _leads(
         "method": [*_method(analysis)],
     }
     if against is not None:
-        from horovod_study.report.against import headline, texts
-
-        found["against"] = [f"{headline(against)}.", *against.doubts, *texts(against)]
+        found["against"] = [f"{compared.headline(against)}.", *against.doubts, *compared.texts(against)]
     return found
 
 
@@ -366,9 +366,7 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
 def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> Iterable[Table]:
     """Yield the tables that only the page has: they are made of words, or of what other files hold."""
     if against is not None:
-        from horovod_study.report.against import table
-
-        yield table(against)
+        yield compared.table(against)
     limits = [
         Group(title=labels[series], rows=tuple((told,) for told in (*fit["doubts"], *_methods(fit))))
         for series, fit in analysis.fits["series"].items()
