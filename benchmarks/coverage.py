@@ -23,9 +23,11 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.fit.fitting import ScalingFit, fit_quantity, fit_series
+from horovod_study.analysis.fit.fitted import ScalingFit
+from horovod_study.analysis.fit.fitting import fit_quantity, fit_series
+from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
-from horovod_study.analysis.laws.law import Law, places
+from horovod_study.analysis.laws.law import Law
 
 SWEEP = tuple(range(1, 17))
 PER_NODE = 4
@@ -47,7 +49,7 @@ class Case:
     def name(self) -> str:
         """Law, mode where it has two forms, and what is special."""
         words = [self.law]
-        if LAWS[self.law].strong is not None and not self.quantity:
+        if LAWS[self.law].of_steps and not self.quantity:
             words.append(self.mode)
         words += ["nodes"] * (self.nodes is not None) + ["quantity"] * self.quantity
         return " ".join(words)
@@ -56,7 +58,7 @@ class Case:
     def form(self) -> Law:
         """The law in the form that the truth belongs to."""
         law = QUANTITY_LAWS[self.law] if self.quantity else LAWS[self.law].for_mode(self.mode)
-        return law if self.nodes is None or law.multi_node is None else law.multi_node
+        return law if self.nodes is None else law.across() or law
 
 
 CASES = (

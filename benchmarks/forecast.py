@@ -226,7 +226,7 @@ def law_guesses(task: Task, fitted: Any, *, strong: bool) -> Iterator[Guess]:
     nodes = None if np.isnan(given).any() else given
     names = {law: law for law in fitted.fits if not strong}
     if strong:
-        names = {law: law + FIXED for law in fitted.fits if LAWS[law].strong is not None}
+        names = {law: law + FIXED for law in fitted.fits if LAWS[law].of_steps}
     elif fitted.selected is not None:
         names = {**names, "selected": "selected"}
     for law, method in names.items():

@@ -111,24 +111,18 @@ print(runtime_label("echo", "air"), "torch.distributed.run" in line.argv)
 ROOT_LAW = '''"""S = level sqrt(N)."""
 import math
 import numpy as np
-from horovod_study.analysis.laws.law import EVERY_MODE, Law, Trend
-LAW = Law(
-    name="root",
-    label="square root",
-    place=11,
-    formula="S = level sqrt(N)",
-    parameters=("level",),
-    bounds=((0.0, math.inf),),
-    modes=EVERY_MODE,
-    curve=lambda n, level: level * np.sqrt(n),
-    slopes=lambda n, level: (np.sqrt(n),),
-    starts=lambda where, s: [(1.0,)],
-    peak=lambda level: math.inf,
-    limit=lambda level: math.inf,
-    bottleneck=lambda n, level: "contention",
-    linear=True,
-    trends=(Trend(name="roots", place=20, of="time", costs=(np.sqrt,)),),
-)
+from horovod_study.laws import Law
+from horovod_study.analysis.laws.law import Trend
+class Root(Law):
+    """S = level sqrt(N)."""
+    name, label, text = "root", "square root", "S = level sqrt(N)"
+    bounds = {"level": (0.0, math.inf)}
+    linear = True
+    trends = (Trend(name="roots", place=20, of="time", costs=(np.sqrt,)),)
+    def curve(self, n, level):
+        return level * np.sqrt(n)
+    def bottleneck_of(self, n, level):
+        return "contention"
 '''
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import horovod_study
 from horovod_study.analysis.costs import Link, link_of_line, moved_share, ring_messages, rounds, time_at
-from horovod_study.analysis.laws.ring import ring_cost
+from horovod_study.analysis.laws import QUANTITY_LAWS
 from horovod_study.analysis.machine import network
 from horovod_study.analysis.simulate.network import Network, allreduce_s
 from horovod_study.errors import ConfigError
@@ -66,7 +66,9 @@ def test_a_network_of_one_kind_of_link_costs_what_the_link_says(n: int, size: fl
     assert min(float(allreduce_s(flat, name, n, size)) for name in names) == pytest.approx(
         LINK.all_reduce_s(size, n)[0]
     )
-    assert float(ring_cost(n, 2e-6, size / 1e9)) == pytest.approx(float(allreduce_s(flat, "ring", n, size)))
+    assert float(QUANTITY_LAWS["ring"].curve(n, 0.0, 2e-6, size / 1e9)) == pytest.approx(
+        float(allreduce_s(flat, "ring", n, size))
+    )
     assert network.bus_factor("allreduce", n) == moved_share(n)
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from make.properties import examples
 from scipy import optimize
 
-from horovod_study.analysis.fit.fitting import fit, fit_quantity, fit_series
+from horovod_study.analysis.fit.fitted import fit
+from horovod_study.analysis.fit.fitting import fit_quantity, fit_series
+from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.laws.law import places
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
@@ -770,7 +771,7 @@ class TestLawsOfSteps:
     def test_constants_across_nodes(self, golden):
         n = np.array([1, 2, 3, 4, 8, 12, 16, 32])
         nodes = -(-n // 4)
-        form = LAWS["tree"].multi_node
+        form = LAWS["tree"].across()
         truth = {"hop": 0.03, "hop_across": 0.1, "gamma": 1.0}
         x = 100 * form.at(places(n, nodes), np.array(list(truth.values())))
         with_nodes = fit_series(points(n, x, nodes=nodes))[""].fits["tree"]

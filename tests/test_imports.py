@@ -19,6 +19,7 @@ LAYERS = (
     ("measure.clock",),
     ("records", "studies.lease", "text.progress"),
     ("measure", "analysis"),
+    ("laws",),
     ("comm",),
     ("recording",),
     ("workload",),

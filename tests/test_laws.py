@@ -3,17 +3,22 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, KFold, LeaveOneGroupOut, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
 
-from horovod_study.analysis.fit.fitting import fit
+from horovod_study import laws
+from horovod_study.analysis.fit.fitted import fit
+from horovod_study.analysis.fit.fitting import fit_series
+from horovod_study.analysis.fit.form import knee, places
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
-from horovod_study.analysis.laws.amdahl import amdahl_limit, karp_flatt
-from horovod_study.analysis.laws.law import knee, places
-from horovod_study.analysis.laws.ring import ring_cost
-from horovod_study.analysis.laws.tree import tree_cost
-from horovod_study.analysis.laws.usl import usl_bottleneck, usl_limit, usl_peak
+from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.errors import AnalysisError
 
 fractions = st.floats(0.0, 1.0)
@@ -60,25 +65,25 @@ def test_no_worker_count_beats_the_peak_of_usl(alpha, beta):
     n = np.linspace(1, 3000, 5000)
     curve = LAWS["usl"].curve(n, alpha=alpha, beta=beta)
 
-    assert curve.max() <= usl_limit(alpha, beta) * (1 + 1e-9)
-    assert usl_peak(alpha, beta) == pytest.approx(max(1.0, math.sqrt((1 - alpha) / beta)))
+    assert curve.max() <= LAWS["usl"].limit_of(alpha=alpha, beta=beta) * (1 + 1e-9)
+    assert LAWS["usl"].peak_of(alpha=alpha, beta=beta) == pytest.approx(max(1.0, math.sqrt((1 - alpha) / beta)))
 
 
 def test_limits_of_the_laws():
-    assert 20 == amdahl_limit(0.05)
-    assert math.inf == amdahl_limit(0)
-    assert math.inf == usl_peak(0.05, 0)
-    assert 1 == usl_peak(1.2, 0.01)
-    assert 20 == usl_limit(0.05, 0)
-    assert math.inf == usl_limit(0, 0)
-    assert math.inf == LAWS["linear"].limit(slope=0.4, intercept=1.0)
-    assert math.inf == LAWS["gustafson"].limit(s=0.5)
+    assert 20 == LAWS["amdahl"].limit_of(s=0.05)
+    assert math.inf == LAWS["amdahl"].limit_of(s=0)
+    assert math.inf == LAWS["usl"].peak_of(alpha=0.05, beta=0)
+    assert 1 == LAWS["usl"].peak_of(alpha=1.2, beta=0.01)
+    assert 20 == LAWS["usl"].limit_of(alpha=0.05, beta=0)
+    assert math.inf == LAWS["usl"].limit_of(alpha=0, beta=0)
+    assert math.inf == LAWS["linear"].limit_of(slope=0.4, intercept=1.0)
+    assert math.inf == LAWS["gustafson"].limit_of(s=0.5)
 
 
 def test_the_bottleneck_changes_where_coherency_overtakes_contention():
-    assert "contention" == usl_bottleneck(49, alpha=0.05, beta=0.001)
-    assert "coherency" == usl_bottleneck(51, alpha=0.05, beta=0.001)
-    assert "none" == usl_bottleneck(16, alpha=0, beta=0)
+    assert "contention" == LAWS["usl"].bottleneck_of(49, alpha=0.05, beta=0.001)
+    assert "coherency" == LAWS["usl"].bottleneck_of(51, alpha=0.05, beta=0.001)
+    assert "none" == LAWS["usl"].bottleneck_of(16, alpha=0, beta=0)
 
 
 @pytest.mark.parametrize("name", sorted(LAWS))
@@ -117,9 +122,11 @@ def test_karp_flatt_known_answer_and_one_worker():
 
 def test_ring_and_tree_cost_tables():
     # 2 (n - 1) messages of 1/n of the buffer each; up and down a tree of ceil(log2 n) levels.
-    assert [0, 2 + 0.5, 6 + 0.75, 14 + 0.875] == pytest.approx(ring_cost([1, 2, 4, 8], alpha=1, beta=0.5).tolist())
-    assert [0, 2, 4, 4, 6, 6, 8] == tree_cost([1, 2, 3, 4, 5, 8, 9], hop=1).tolist()
-    assert tree_cost(2.0 ** np.arange(24), hop=0.5).tolist() == list(range(24))
+    assert [0, 2 + 0.5, 6 + 0.75, 14 + 0.875] == pytest.approx(
+        QUANTITY_LAWS["ring"].curve(np.array([1, 2, 4, 8]), 0.0, 1, 0.5).tolist()
+    )
+    assert [0, 2, 4, 4, 6, 6, 8] == QUANTITY_LAWS["tree"].curve(np.array([1, 2, 3, 4, 5, 8, 9]), 0.0, 1).tolist()
+    assert QUANTITY_LAWS["tree"].curve(2.0 ** np.arange(24), 0.0, 0.5).tolist() == list(range(24))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +149,7 @@ def test_curves_of_steps(law, mode, params, n, expected):
 
 
 def test_a_node_boundary_has_constants_of_its_own(golden):
-    ring, tree = LAWS["ring"].multi_node, LAWS["tree"].multi_node
+    ring, tree = LAWS["ring"].across(), LAWS["tree"].across()
     where = places([4, 6, 8], [1, 2, 2], per_node=4)
     # Six workers on two nodes of four: four and two, so the fullest node has four.
     assert [4, 4, 4] == where.fullest.tolist()
@@ -168,7 +175,9 @@ def test_overlap_lies_between_the_ring_and_the_longer_part(alpha, beta, n, mode)
 
     serial = float(LAWS["ring"].for_mode(mode).curve(n, alpha=alpha, beta=beta))
     own = 1 / n if mode == "strong" else 1.0
-    hidden = own * n / max(own, float(ring_cost(n, alpha, beta))) / (1 if mode == "weak" else own * n)
+    hidden = (
+        own * n / max(own, float(QUANTITY_LAWS["ring"].curve(n, 0.0, alpha, beta))) / (1 if mode == "weak" else own * n)
+    )
     assert serial == pytest.approx(speedup(1.0), rel=1e-9)
     assert serial * (1 - 1e-9) <= speedup(2.0) <= speedup(8.0) * (1 + 1e-9)
     assert speedup(64.0) == pytest.approx(hidden, rel=0.012)
@@ -178,23 +187,23 @@ def test_overlap_lies_between_the_ring_and_the_longer_part(alpha, beta, n, mode)
 def test_the_peak_of_a_ring_over_fixed_work(alpha, beta):
     ring = LAWS["ring"].for_mode("strong")
     n = np.geomspace(1, 1e5, 20_000)
-    peak = ring.peak(alpha=alpha, beta=beta, gamma=1.0)
+    peak = ring.peak_of(alpha=alpha, beta=beta, gamma=1.0)
     assert max(1.0, math.sqrt((1 - 2 * beta) / (2 * alpha))) == pytest.approx(peak)
-    assert ring.curve(n, alpha=alpha, beta=beta).max() <= ring.limit(alpha=alpha, beta=beta, gamma=1.0) * (1 + 1e-9)
+    assert ring.curve(n, alpha=alpha, beta=beta).max() <= ring.limit_of(alpha=alpha, beta=beta, gamma=1.0) * (1 + 1e-9)
 
 
 def test_limits_and_peaks_of_steps():
     ring, tree, overlap = LAWS["ring"], LAWS["tree"], LAWS["overlap"]
-    assert 50 == ring.limit(alpha=0.01, beta=0.2, gamma=1.0)
-    assert math.inf == ring.peak(alpha=0.01, beta=0.2, gamma=1.0) == ring.limit(alpha=0.0, beta=0.2, gamma=1.0)
-    assert 2.5 == ring.for_mode("strong").limit(alpha=0.0, beta=0.2, gamma=1.0)
+    assert 50 == ring.limit_of(alpha=0.01, beta=0.2, gamma=1.0)
+    assert math.inf == ring.peak_of(alpha=0.01, beta=0.2, gamma=1.0) == ring.limit_of(alpha=0.0, beta=0.2, gamma=1.0)
+    assert 2.5 == ring.for_mode("strong").limit_of(alpha=0.0, beta=0.2, gamma=1.0)
     # 1/N + 2 hop log2 N over 1, 2, 4, 8, ...: 1, 0.6, 0.45, 0.425, 0.4625
-    assert 8 == tree.for_mode("strong").peak(hop=0.05, gamma=1.0)
-    assert 1 / 0.425 == pytest.approx(tree.for_mode("strong").limit(hop=0.05, gamma=1.0))
-    assert math.inf == tree.peak(hop=0.05, gamma=1.0)
-    assert 1 / 0.12 == pytest.approx(overlap.limit(alpha=0.06, beta=0.1, g=2.0, gamma=1.0))
-    serial = overlap.for_mode("strong").peak(alpha=0.01, beta=0.1, g=1.0, gamma=1.0)
-    assert serial == pytest.approx(LAWS["ring"].for_mode("strong").peak(alpha=0.01, beta=0.1, gamma=1.0), rel=0.01)
+    assert 8 == tree.for_mode("strong").peak_of(hop=0.05, gamma=1.0)
+    assert 1 / 0.425 == pytest.approx(tree.for_mode("strong").limit_of(hop=0.05, gamma=1.0))
+    assert math.inf == tree.peak_of(hop=0.05, gamma=1.0)
+    assert 1 / 0.12 == pytest.approx(overlap.limit_of(alpha=0.06, beta=0.1, g=2.0, gamma=1.0))
+    serial = overlap.for_mode("strong").peak_of(alpha=0.01, beta=0.1, g=1.0, gamma=1.0)
+    assert serial == pytest.approx(LAWS["ring"].for_mode("strong").peak_of(alpha=0.01, beta=0.1, gamma=1.0), rel=0.01)
 
 
 def test_the_knee():
@@ -205,7 +214,7 @@ def test_the_knee():
     usl = {"alpha": 0.05, "beta": 0.001, "gamma": 1.0}
     worth = LAWS["usl"].curve(n, **usl) ** 2 / n
     assert n[worth.argmax()] == pytest.approx(knee(LAWS["usl"], usl), abs=1)
-    assert knee(LAWS["usl"], usl) < usl_peak(0.05, 0.001)
+    assert knee(LAWS["usl"], usl) < LAWS["usl"].peak_of(alpha=0.05, beta=0.001)
 
 
 def test_a_fit_leaves_the_law_alone():
@@ -219,7 +228,7 @@ def test_a_fit_leaves_the_law_alone():
 
 def test_fit_with_nodes():
     n = np.array([1, 2, 3, 4, 8, 12, 16, 32, 64], dtype=float)
-    ring, nodes = LAWS["ring"].multi_node, np.array([1, 1, 1, 1, 2, 3, 4, 8, 16])
+    ring, nodes = LAWS["ring"].across(), np.array([1, 1, 1, 1, 2, 3, 4, 8, 16])
     truth = np.array([0.01, 0.1, 0.02, 0.3, 1.0])
     fitted = fit(LAWS["ring"], n, ring.at(places(n, nodes), truth), nodes=nodes)
     assert dict(zip(ring.parameters, truth, strict=True)) == pytest.approx(fitted.params, rel=1e-5)
@@ -227,3 +236,85 @@ def test_fit_with_nodes():
     assert fitted([128], [32]) == pytest.approx(fitted([128]))
     assert fitted([128], [128]) != pytest.approx(fitted([128]))
     assert "communication" == fitted.bottleneck()
+
+
+def measured(seed=1, repeats=5):
+    """Workers (25, 1) and speedups of a USL with 2 % noise."""
+    n = np.repeat([1.0, 2.0, 4.0, 8.0, 16.0], repeats)
+    noise = 1 + 0.02 * np.random.default_rng(seed).standard_normal(len(n))
+    return n[:, np.newaxis], LAWS["usl"].curve(n, alpha=0.05, beta=0.001) * noise
+
+
+class TestEstimators:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", sorted(LAWS))
+    def test_checks_of_scikit_learn(self, name):
+        results = check_estimator(clone(LAWS[name]), on_fail=None, on_skip=None)
+
+        assert len(results) > 50
+        assert [] == [each["check_name"] for each in results if each["status"] == "failed"]
+
+    def test_what_is_fitted_is_what_the_study_says(self):
+        X, y = measured()
+        law, fitted = laws.USL().fit(X, y), fit(LAWS["usl"], X[:, 0], y)
+
+        assert fitted.params == {"alpha": law.alpha_, "beta": law.beta_, "gamma": law.gamma_}
+        assert law.intervals_ == fitted.ci95
+        assert (law.peak(), law.limit(), law.knee()) == (fitted.peak, fitted.limit, fitted.knee)
+        assert law.predict([[3.0], [32.0]]) == pytest.approx(fitted([3.0, 32.0]))
+        assert 0.05 == pytest.approx(laws.Amdahl().fit(X, 1 / (0.05 + 0.95 / X[:, 0])).serial_)
+
+    def test_tools_of_scikit_learn_take_them(self):
+        X, y = measured()
+
+        left_out = cross_val_predict(laws.USL(), X, y, groups=X[:, 0], cv=LeaveOneGroupOut())
+        rings = LAWS["ring"].for_mode("strong").curve(X[:, 0], alpha=0.01, beta=0.2)
+        folds = KFold(5, shuffle=True, random_state=0)
+        search = GridSearchCV(laws.Ring(), {"mode": ["weak", "strong"]}, cv=folds).fit(X, rings)
+        piped = make_pipeline(FunctionTransformer(), laws.USL()).fit(X, y)
+
+        assert np.median(np.abs(left_out / y - 1)) < 0.05
+        assert "strong" == search.best_params_["mode"]
+        assert piped.predict(X) == pytest.approx(laws.USL().fit(X, y).predict(X))
+        assert {"mode": "strong", "quantity": False, "multi_node": False, "scaled": True} == laws.Tree(
+            mode="strong"
+        ).get_params()
+
+    def test_a_weight_is_as_many_rows(self):
+        X, y = measured(repeats=1)
+        weight = np.array([1, 3, 0, 2, 1])
+
+        weighted, repeated = laws.USL().fit(X, y, weight), laws.USL().fit(np.repeat(X, weight, 0), np.repeat(y, weight))
+
+        assert weighted.alpha_ == pytest.approx(repeated.alpha_, rel=1e-6)
+
+    def test_nodes_are_the_second_column(self):
+        n, nodes = np.array([1.0, 2, 3, 4, 8, 12, 16, 32, 64]), np.array([1.0, 1, 1, 1, 2, 3, 4, 8, 16])
+        truth = np.array([0.01, 0.1, 0.02, 0.3, 1.0])
+
+        ring = laws.Ring().fit(np.stack([n, nodes], axis=1), LAWS["ring"].across().at(places(n, nodes), truth))
+
+        assert truth == pytest.approx(
+            [ring.alpha_, ring.beta_, ring.alpha_across_, ring.beta_across_, ring.gamma_], rel=1e-4
+        )
+
+    def test_a_law_of_one_s_own_is_fitted_beside_the_others(self):
+        class Root(laws.Law):
+            """S = level sqrt(N)."""
+
+            name, label, text = "root", "square root", "S = level sqrt(N)"
+            bounds = {"level": (0.0, math.inf)}  # noqa: RUF012
+
+            def curve(self, n, level):
+                return level * np.sqrt(n)
+
+        try:
+            table = pd.DataFrame({"workers": [1, 2, 4, 8, 16] * 3})
+            noise = 1 + 1e-3 * np.random.default_rng(0).standard_normal(15)
+            series = fit_series(table.assign(samples_per_s=100 * np.sqrt(table["workers"]) * noise))[""]
+        finally:
+            del LAWS["root"]
+
+        assert "root" == series.selected
+        assert 1 == pytest.approx(series.fits["root"].params["level"], rel=3e-3)
+        assert math.inf == series.fits["root"].peak == series.fits["root"].limit

@@ -91,7 +91,7 @@ def test_every_module_has_a_layer() -> None:
 @pytest.mark.parametrize(
     ("module", "imported", "fault"),
     [
-        ("analysis/laws/usl.py", "horovod_study.train", "the wings meet only"),
+        ("analysis/laws/costs.py", "horovod_study.train", "the wings meet only"),
         ("train.py", "horovod_study.report.page.html", "the wings meet only"),
         ("train.py", "time", "belongs below measure/clock.py"),
         ("train.py", "horovod.torch", "belongs below comm/"),

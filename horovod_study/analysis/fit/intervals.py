@@ -189,11 +189,11 @@ def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Float
     that is the linear interval; where parameters make up for each other it follows the valley.
     """
     law, where = alike[0][0].law, alike[0][1].where
-    k = len(law.bounds)
+    k = len(law.ranges)
     columns = [_profile_columns(*each) for each in alike]
     own, rise, first, along, values, medians, rows = (np.concatenate(each) for each in zip(*columns, strict=True))
     which, sign = np.tile(np.arange(k), 2 * len(alike)), np.tile(np.repeat([-1.0, 1.0], k), len(alike))
-    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
     edge = np.where(sign < 0, lower[which], upper[which])
     least = np.sum(rows * (medians - law.at(where, values)) ** 2, axis=1)
 
@@ -251,7 +251,7 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
     """
     law, where, values = solved.law, sample.where, solved.values
     rise = _profile_columns(solved, sample, base_noise)[1]
-    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
     least = np.sum(sample.rows * (sample.medians - law.at(where, values)) ** 2)
     scale = (ends[1] - ends[0]) / 2
     if not (np.isfinite(rise).all() and np.isfinite(scale).all()):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from horovod_study.analysis.fit.form import LawForm, Places, no_less_than_zero
 from horovod_study.analysis.fit.rows import Sample, one_count, shortened
-from horovod_study.analysis.laws.law import Law, Places, no_less_than_zero
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import listed
 
@@ -26,7 +26,7 @@ _SCALES = frozenset({"gamma", "scale", "level", "base"})  # parameters that say 
 class Solved:
     """A law with the parameters of least squares, before the question of how well they are known."""
 
-    law: Law
+    law: LawForm
     values: Floats  # (k,)
     error: float  # sum of squares over all rows
     aicc: float | None
@@ -34,7 +34,7 @@ class Solved:
     draws: Floats | None  # (B, k) bootstrap replicates; None with too few repeats
 
 
-def solve(law: Law, samples: Sequence[Sample]) -> list[Solved | str]:
+def solve(law: LawForm, samples: Sequence[Sample]) -> list[Solved | str]:
     """Least squares of `law` on every sample, or why it cannot be; samples of the same places are solved at once."""
     found: list[Solved | str] = [""] * len(samples)
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -43,11 +43,11 @@ def solve(law: Law, samples: Sequence[Sample]) -> list[Solved | str]:
         alike.setdefault((*where.workers, *where.nodes, *where.fullest), []).append(i)
     for members in alike.values():
         where = samples[members[0]].where
-        form = _form(law, where)
+        form = form_for(law, where)
         if form is None:
             counts, least = np.unique(where.workers), law
-            while least.reduced is not None:
-                least = least.reduced
+            while (less := least.reduced()) is not None:
+                least = less
             of = f"{shortened(counts)} workers do not determine {listed(least.parameters)}: measure more worker counts"
             for i in members:
                 found[i] = one_count(counts[0]) if len(counts) < 2 else of
@@ -61,30 +61,31 @@ def solve(law: Law, samples: Sequence[Sample]) -> list[Solved | str]:
     return found
 
 
-def _form(law: Law, where: Places) -> Law | None:
+def form_for(law: LawForm, where: Places) -> LawForm | None:
     """The form of a law with as many parameters as the places can determine; None if they cannot determine any."""
     if len(np.unique(where.workers)) < 2:
         return None
     several = where.several_nodes and bool(np.any(where.fullest > 1))
-    form: Law | None = law.multi_node if several and law.multi_node is not None else law
+    form: LawForm | None = (law.across() if several else None) or law
     while form is not None:
-        if form.reduced is None or (distinct_places(form, where) > len(form.parameters) and _determined(form, where)):
+        less = form.reduced()
+        if less is None or (distinct_places(form, where) > len(form.parameters) and _determined(form, where)):
             break
-        form = form.reduced
+        form = less
     return form if form is not None and _determined(form, where) else None
 
 
-def distinct_places(law: Law, where: Places) -> int:
+def distinct_places(law: LawForm, where: Places) -> int:
     """How many different places the law can see."""
     return len(where) if law.by_nodes else len(np.unique(where.workers))
 
 
-def _determined(law: Law, where: Places) -> bool:
+def _determined(law: LawForm, where: Places) -> bool:
     """Whether the places leave no combination of the parameters open, where all of them have an effect."""
     probe = np.array(
         [
             0.5 if (low, high) == (0.0, 1.0) else 0.1 if low == 0.0 and name not in _SCALES else max(1.0, 2.0 * low)
-            for name, (low, high) in zip(law.parameters, law.bounds, strict=True)
+            for name, (low, high) in law.bounds.items()
         ]
     )
     jacobian = law.gradient(where, probe)
@@ -92,12 +93,12 @@ def _determined(law: Law, where: Places) -> bool:
     return bool(np.linalg.matrix_rank(jacobian / np.where(scale > 0, scale, 1), tol=1e-9) == len(probe))
 
 
-def _solve_alike(law: Law, samples: Sequence[Sample]) -> list[Solved]:
+def _solve_alike(law: LawForm, samples: Sequence[Sample]) -> list[Solved]:
     """Solve samples that share their places (K,): one set of medians (B, K) each."""
     where = samples[0].where
     weight = np.stack([sample.rows for sample in samples])
     medians = np.stack([sample.medians for sample in samples])
-    values = _estimate(law, where, weight, medians)
+    values = estimate(law, where, weight, medians)
     curves = law.at(where, values)
     misfit = np.sum(weight * (medians - curves) ** 2, axis=1)
     left_out = _left_out(law, where, weight, medians, values)
@@ -115,11 +116,11 @@ def _solve_alike(law: Law, samples: Sequence[Sample]) -> list[Solved]:
     ]
 
 
-def _replicates(law: Law, samples: Sequence[Sample], values: Floats) -> list[Floats | None]:
+def _replicates(law: LawForm, samples: Sequence[Sample], values: Floats) -> list[Floats | None]:
     """The law fitted to the bootstrap medians of every sample that has them, (B, k) each; values are (samples, k)."""
     found: list[Floats | None] = [None] * len(samples)
     repeated = [(i, sample.drawn) for i, sample in enumerate(samples) if sample.drawn is not None]
-    where, bounds = samples[0].where, np.array(law.bounds).T
+    where, bounds = samples[0].where, np.array(law.ranges).T
     for begin in range(0, len(repeated), TOGETHER):
         some = repeated[begin : begin + TOGETHER]
         starts, weights = [], []
@@ -130,7 +131,7 @@ def _replicates(law: Law, samples: Sequence[Sample], values: Floats) -> list[Flo
             weights.append(np.broadcast_to(samples[i].rows, drawn.shape))
         targets = np.concatenate([drawn for _, drawn in some])
         weight, start = np.concatenate(weights), np.concatenate(starts)
-        if law.linear and len(law.bounds) == 1:
+        if law.linear and len(law.ranges) == 1:
             fitted = _closed(law, where, weight, targets)
         else:
             # what is left after such a step is far smaller
@@ -140,7 +141,7 @@ def _replicates(law: Law, samples: Sequence[Sample], values: Floats) -> list[Flo
     return found
 
 
-def _left_out(law: Law, where: Places, weight: Floats, medians: Floats, values: Floats) -> Floats | None:
+def _left_out(law: LawForm, where: Places, weight: Floats, medians: Floats, values: Floats) -> Floats | None:
     """Relative error of every distinct worker count, fitted without it: (B, counts); None where that leaves too few."""
     counts, group = np.unique(where.workers, return_inverse=True)
     for i in range(len(counts)):
@@ -163,12 +164,12 @@ def _left_out(law: Law, where: Places, weight: Floats, medians: Floats, values: 
     return np.stack([apart[:, i, group == i].mean(axis=1) for i in range(number)], axis=1)
 
 
-def _estimate(law: Law, where: Places, weight: Floats, medians: Floats) -> Floats:
+def estimate(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Floats:
     """Least squares on the medians of places, `medians` (B, K), with weights (B, K) -> (B, k)."""
-    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
     if law.linear:
         return _snapped(law, where, medians, _closed(law, where, weight, medians))
-    starts = [np.clip(np.array(law.starts(where, each)), lower, upper) for each in medians]
+    starts = [np.clip(np.array(law.starts(where, np.maximum(each, 1e-9))), lower, upper) for each in medians]
     number = max(len(each) for each in starts)
     tried = np.stack([np.concatenate([each, np.repeat(each[:1], number - len(each), axis=0)]) for each in starts])
     sets = len(medians)
@@ -186,15 +187,16 @@ def _estimate(law: Law, where: Places, weight: Floats, medians: Floats) -> Float
     return _snapped(law, where, medians, found[np.arange(sets), best])
 
 
-def _closed(law: Law, where: Places, weight: Floats, medians: Floats) -> Floats:
+def _closed(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Floats:
     """Least squares of a law that is linear in its parameters: medians (B, K), weights (B, K) -> (B, k)."""
     zero = np.zeros(len(law.parameters))
     slopes, rest = law.gradient(where, zero), medians - law.at(where, zero)
     root = np.sqrt(weight)
-    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
     if len(zero) == 1:
         # Clipping one parameter is exact: the sum of squares is a parabola.
-        best = np.sum(weight * slopes[:, 0] * rest, axis=1) / np.sum(weight * slopes[:, 0] ** 2, axis=1)
+        size = np.sum(weight * slopes[:, 0] ** 2, axis=1)
+        best = np.sum(weight * slopes[:, 0] * rest, axis=1) / np.where(size > 0, size, 1.0)
         return np.asarray(np.clip(best, lower[0], upper[0]))[:, np.newaxis]
     found = np.empty((len(medians), len(zero)))
     for i in range(len(medians)):
@@ -206,11 +208,11 @@ def _closed(law: Law, where: Places, weight: Floats, medians: Floats) -> Floats:
     return found
 
 
-def _snapped(law: Law, where: Places, medians: Floats, values: Floats) -> Floats:
+def _snapped(law: LawForm, where: Places, medians: Floats, values: Floats) -> Floats:
     """Values (B, k) that differ from a bound or from zero by rounding only, put there."""
     curve = law.at(where, values)
     close = 1e-13 * np.max(medians, axis=1)
-    for i, (lowest, highest) in enumerate(law.bounds):
+    for i, (lowest, highest) in enumerate(law.ranges):
         for target in (0.0, lowest, highest):
             if math.isfinite(target) and lowest <= target <= highest:
                 moved = values.copy()
@@ -221,7 +223,7 @@ def _snapped(law: Law, where: Places, medians: Floats, values: Floats) -> Floats
 
 
 def refit(
-    law: Law,
+    law: LawForm,
     where: Places,
     weight: Floats,
     targets: Floats,
@@ -237,8 +239,8 @@ def refit(
     held there for the step. `weight` is (K,) or (B, K); `tolerance` is the last step's effect on the curve, relative
     to the largest target; `bounds` (k,) or (B, k) each take the place of those of the law.
     """
-    shape = (len(targets), len(law.bounds))
-    low, high = zip(*law.bounds, strict=True) if bounds is None else bounds
+    shape = (len(targets), len(law.ranges))
+    low, high = zip(*law.ranges, strict=True) if bounds is None else bounds
     # Inside, sets are the last axis: the long one.
     lower, upper, found = (np.broadcast_to(np.asarray(each, float), shape).T.copy() for each in (low, high, start))
     targets, weight = targets.T, np.broadcast_to(weight, targets.shape).T

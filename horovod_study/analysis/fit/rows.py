@@ -13,8 +13,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from horovod_study.analysis import stats
+from horovod_study.analysis.fit.form import Places, places
 from horovod_study.analysis.importers import SAMPLES
-from horovod_study.analysis.laws.law import Places, places
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.text.words import listed

@@ -22,11 +22,12 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from horovod_study.analysis.costs import moved_share
+from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts, off_doubts
 from horovod_study.analysis.forecast.batch_size import StepModel, step_model
 from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, sync_trends, trends
-from horovod_study.analysis.laws.law import MAX_WORKERS, Trend
-from horovod_study.analysis.laws.power import TREND as POWER
+from horovod_study.analysis.laws.law import Trend
+from horovod_study.analysis.laws.lines import POWER
 from horovod_study.analysis.machine.advice import network_of
 from horovod_study.analysis.machine.network import FittedModel, fitted
 from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities

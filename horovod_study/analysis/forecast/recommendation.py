@@ -22,11 +22,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitting import SeriesFit, fit
+from horovod_study.analysis.fit.fitted import fit
+from horovod_study.analysis.fit.fitting import SeriesFit
+from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.prediction import Prediction, no_forecast, predict
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.laws.law import MAX_WORKERS
 from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from horovod_study.analysis.laws import TRENDS
-from horovod_study.analysis.laws.law import Trend, no_less_than_zero
+from horovod_study.analysis.fit.form import no_less_than_zero
+from horovod_study.analysis.laws import all_trends
+from horovod_study.analysis.laws.law import Trend
 from horovod_study.analysis.stats import Floats
 
 LAW_ERROR = 0.08  # log error of a usable law one doubling ahead, where three counts are all that is known
@@ -52,13 +53,13 @@ def trends(*, strong: bool) -> tuple[Trend, ...]:
     With a fixed batch per worker Amdahl's law and USL take everything that is lost for a cost that grows with N. Where
     the loss levels off, as in most published curves, they fall far too fast; UNLIKELY makes them ask for evidence.
     """
-    asked = [replace(each, prior=each.strong_prior) for each in TRENDS] if strong else TRENDS
+    asked = [replace(each, prior=each.strong_prior) for each in all_trends()] if strong else all_trends()
     return tuple(each for each in asked if each.of != "sync" and each.prior > 0)
 
 
 def sync_trends(share: Mapping[float, float]) -> tuple[Trend, ...]:
     """Laws of the synchronisation alone; what is left of the step is computing, which more workers do not change."""
-    return tuple(replace(each, share=share) for each in TRENDS if each.of == "sync")
+    return tuple(replace(each, share=share) for each in all_trends() if each.of == "sync")
 
 
 def bench_trend(seconds: Callable[[int], float], batch: float) -> Trend:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.laws.amdahl import karp_flatt
+from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.baselines import OWN, impossibilities
 from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, incredible, passes, unsteady, withheld

@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitting import REACH, QuantityFit, fit_quantity
+from horovod_study.analysis.fit.fitted import REACH
+from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
 from horovod_study.analysis.series.points import measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import breakdown

@@ -1,0 +1,246 @@
+"""What a law says, without its estimator: names, bounds, curve with derivatives, first guesses, peak, limit and knee.
+
+Letters: N worker count (at least 1), M nodes, F workers on the fullest node, S speedup relative to one worker,
+B parameter sets evaluated at once, K places (a place is a worker count on a number of nodes), k parameters of a law.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize
+
+from horovod_study.analysis.stats import Floats
+from horovod_study.errors import AnalysisError
+
+MAX_WORKERS = 10_000_000  # beyond this count nobody looks for a peak or a knee
+EVERY_MODE = frozenset({"strong", "weak", "mixed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where points were measured: worker counts, nodes and workers on the fullest node, each of shape (K,)."""
+
+    workers: Floats
+    nodes: Floats
+    fullest: Floats
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @property
+    def several_nodes(self) -> bool:
+        return bool(np.any(self.nodes > 1))
+
+
+def places(workers: ArrayLike, nodes: ArrayLike | None = None, *, per_node: ArrayLike | None = None) -> Places:
+    """Places of `workers` (K,). Nodes are filled one after another with `per_node` workers where that is known.
+
+    With `nodes` alone the fullest node has N/M workers, rounded up; without either all workers share one node.
+    Raises AnalysisError where there are more nodes than workers, or workers than places on the nodes.
+    """
+    n = np.atleast_1d(np.asarray(workers, dtype=np.float64))
+    if nodes is None:
+        m = np.ones_like(n) if per_node is None else np.ceil(n / np.asarray(per_node, dtype=np.float64))
+    else:
+        m = np.broadcast_to(np.asarray(nodes, dtype=np.float64), n.shape)
+    wrong = ~((m >= 1) & (m <= np.ceil(n)))
+    if wrong.any():
+        raise AnalysisError(
+            f"{m[wrong][0]:g} nodes for {n[wrong][0]:g} workers: every node has at least one worker, so correct either"
+        )
+    evenly = np.where(m > 1, np.ceil(n / m), n)
+    fullest = evenly
+    if per_node is not None:
+        full = np.broadcast_to(np.asarray(per_node, dtype=np.float64), n.shape)
+        # A node cannot be fuller than full, nor leave another one empty.
+        fullest = np.where(m > 1, np.clip(np.minimum(full, n - m + 1), evenly, None), n)
+    return Places(n, m, fullest)
+
+
+class LawForm:
+    """One form of a law: subclasses declare `name`, `bounds` and `curve`, and what else they know better."""
+
+    name: ClassVar[str] = ""
+    label: ClassVar[str] = ""  # for readers
+    place: ClassVar[int] = 100  # among the laws; of two that describe points equally well, the first
+    modes: ClassVar[frozenset[str]] = EVERY_MODE  # scaling modes in which the parameters mean what their names say
+    misread: ClassVar[str] = ""  # what to make of the parameters in other modes, as the end of a sentence
+    range_at: ClassVar[Mapping[str, Callable[[float], float]]] = {}  # cost -> the most it can be at n
+    hiding: ClassVar[str] = ""  # parameter from 1 up that says how much of the costs hides behind the work
+    staircase: ClassVar[bool] = False  # whether only whole counts can be shown
+    needs_profile: ClassVar[bool] = False  # whether parameters make up for each other: only profiles give intervals
+    formula: str = ""
+    bounds: Mapping[str, tuple[float, float]] = {}  # parameter -> its lowest and highest value
+    costs: tuple[str, ...] = ()  # parameters that are zero when nothing is lost, where a law has several
+    linear: bool = False  # in its parameters, so that least squares has a closed form
+    by_nodes: bool = False  # whether its curve takes nodes and fullest behind n
+
+    mode: str
+    quantity: bool
+    multi_node: bool
+    scaled: bool
+
+    def curve(self, n: Any, *values: Any) -> Any:
+        """Return S at `n` for parameters in the order of `bounds`; all broadcast."""
+        raise NotImplementedError(f"{type(self).__name__} has no curve")
+
+    def slopes(self, *arguments: Any) -> tuple[Any, ...]:
+        """Return dS/dparameter, called like `curve`: by complex steps (W. Squire and G. Trapp 1998), to the last digit.
+
+        A curve that takes no complex numbers has slopes of its own.
+        """
+        first, values = arguments[: -len(self.bounds)], arguments[-len(self.bounds) :]
+        moved = [[each + 1e-30j * (i == j) for j, each in enumerate(values)] for i in range(len(values))]
+        return tuple(np.imag(self.curve(*first, *each)) / 1e-30 for each in moved)
+
+    def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
+        """Return first guesses from K places and their S, shape (K,)."""
+        ends = [(low, high) if math.isfinite(high - low) else (1e-3, 1.0) for low, high in self.bounds.values()]
+        return [*itertools.product(*((low + (high - low) / 10, high) for low, high in ends))]
+
+    def peak_of(self, **values: float) -> float:
+        """Return the worker count with the highest speedup; inf when there is none, NaN where nodes decide."""
+        return best_count(self, values, lambda n, s: s)
+
+    def limit_of(self, **values: float) -> float:
+        """Return the speedup that no worker count exceeds; inf when there is none, NaN where nodes decide."""
+        peak = self.peak_of(**values)
+        at, before = self.curve(1e100 if math.isinf(peak) else peak, **values), self.curve(1e50, **values)
+        return math.inf if math.isinf(peak) and at > 1.001 * before else float(at)
+
+    def bottleneck_of(self, n: float, **values: float) -> str | None:
+        """Return what costs most at `n` workers, where the law says it."""
+        return None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(self.bounds)
+
+    @property
+    def ranges(self) -> tuple[tuple[float, float], ...]:
+        """One (lowest, highest) per parameter."""
+        return tuple(self.bounds.values())
+
+    def for_mode(self, mode: str) -> Self:
+        """This law for "strong" scaling (a fixed total of work), or as it is for any other mode."""
+        return form_of(type(self), mode="strong" if mode == "strong" else "weak")
+
+    def across(self) -> Self | None:
+        """The form with constants of its own across nodes, where there is one."""
+        return None
+
+    def reduced(self) -> Self | None:
+        """The form with fewer free parameters, for few distinct places, where there is one."""
+        return None
+
+    def form(self, **flags: Any) -> Self:
+        """This law with other flags."""
+        own = {name: getattr(self, name) for name in ("mode", "quantity", "multi_node", "scaled")}
+        return form_of(type(self), **{**own, **flags})
+
+    def at(self, where: Places | ArrayLike, values: Floats) -> Floats:
+        """Speedup at K places or worker counts, for parameter vectors `values` (..., k), as (..., K)."""
+        where = where if isinstance(where, Places) else places(where)
+        columns = np.moveaxis(values, -1, 0)[..., np.newaxis]
+        return np.broadcast_to(self.curve(*self._arguments(where), *columns), (*values.shape[:-1], len(where)))
+
+    def gradient(self, where: Places | ArrayLike, values: Floats) -> Floats:
+        """dS/dparameter at K places or worker counts, for parameter vectors `values` (..., k), as (..., K, k)."""
+        where = where if isinstance(where, Places) else places(where)
+        columns = np.moveaxis(values, -1, 0)[..., np.newaxis]
+        shape = (*values.shape[:-1], len(where))
+        slopes = self.slopes(*self._arguments(where), *columns)
+        return np.stack([np.broadcast_to(slope, shape) for slope in slopes], axis=-1)
+
+    def with_slopes(self, where: Places, values: Floats) -> tuple[Floats, Floats]:
+        """Speedup (K, B) and dS/dparameter (k, K, B) for B parameter sets `values` (k, B).
+
+        The long axis comes last here: thousands of sets are solved at once.
+        """
+        layout = [each[:, np.newaxis] for each in self._arguments(where)]
+        shape = (len(where), values.shape[1])
+        slopes = np.empty((len(values), *shape))
+        for slope, each in zip(slopes, self.slopes(*layout, *values), strict=True):
+            slope[:] = each
+        return np.broadcast_to(self.curve(*layout, *values), shape), slopes
+
+    def _arguments(self, where: Places) -> tuple[Floats, ...]:
+        return (where.workers, where.nodes, where.fullest) if self.by_nodes else (where.workers,)
+
+
+@cache
+def form_of(law: Callable[..., Any], **flags: Any) -> Any:
+    """Return the one object of a form: laws that are alike are solved together."""
+    return law(**flags)
+
+
+def no_less_than_zero(rows: Floats, target: Floats) -> Floats:
+    """Least squares with all parameters zero or more; columns are scaled to one."""
+    size = np.linalg.norm(rows, axis=0)
+    size = np.where(size > 0, size, 1.0)
+    return np.asarray(optimize.nnls(rows / size, target)[0] / size, dtype=np.float64)
+
+
+def knee(law: LawForm, params: Mapping[str, float], *, per_node: float | None = None) -> float:
+    """Worker count with the best speedup times efficiency, S^2/N; inf when more workers always improve it.
+
+    The knee of Eager, Zahorjan and Lazowska 1989: where the time saved stops being worth the efficiency lost.
+    Amdahl's law has it at (1 - s)/s.
+    """
+    return best_count(law, params, lambda n, s: s**2 / n, per_node)
+
+
+def best_counts(law: LawForm, values: Floats, *, power: float, per_node: float | None = None) -> Floats:
+    """Worker counts (B,) with the highest S^power / N^(power - 1) for parameter vectors `values` (B, k); inf for none.
+
+    power 1 is the peak and 2 the knee. Within a few tenths of a per cent: this is for the spread of many vectors.
+    """
+    coarse = np.unique(np.concatenate([np.arange(1.0, 9.0), np.geomspace(8, MAX_WORKERS, 49).round()]))
+    columns = values.T[..., np.newaxis]
+
+    def found(n: Floats) -> Floats:
+        where = places(n.ravel(), per_node=per_node)
+        layout = [each.reshape(n.shape) for each in law._arguments(where)]
+        with np.errstate(all="ignore"):
+            speedup = np.maximum(law.curve(*layout, *columns), 0.0)
+            return np.asarray(np.nan_to_num(speedup * (speedup / n) ** (power - 1)))
+
+    worth = found(np.broadcast_to(coarse, (len(values), len(coarse))))
+    best = np.argmax(worth >= worth.max(axis=1, keepdims=True) * (1 - 1e-12), axis=1)
+    none = best == len(coarse) - 1
+    low, high = coarse[np.maximum(best - 1, 0)], coarse[np.minimum(best + 1, len(coarse) - 1)]
+    fine = low[:, np.newaxis] * (high / low)[:, np.newaxis] ** np.linspace(0, 1, 65)
+    if law.by_nodes or law.staircase:
+        fine = fine.round()
+    at = np.argmax(found(fine), axis=1)
+    return np.where(none, np.inf, fine[np.arange(len(fine)), at])
+
+
+def best_count(
+    law: LawForm, params: Mapping[str, float], worth: Callable[[Floats, Floats], Floats], per_node: float | None = None
+) -> float:
+    """Worker count of at most MAX_WORKERS with the highest worth(n, S); inf when it is there."""
+    values = np.array([params.get(name, 1.0) for name in law.parameters])
+
+    def of(n: Floats) -> Floats:
+        speedup = law.at(places(n, per_node=per_node), values)
+        return np.where(speedup > 0, worth(n, np.maximum(speedup, 0.0)), -1.0)
+
+    # Whole counts to 64 and 300 a decade beyond; then a finer look between the neighbours of the best.
+    grid = np.unique(np.concatenate([np.arange(1.0, 65.0), np.geomspace(64, MAX_WORKERS, 1560).round()]))
+    found = of(grid)
+    best = int(np.argmax(found >= found.max() * (1 - 1e-12)))
+    if best == len(grid) - 1:
+        return math.inf
+    low, high = grid[max(best - 1, 0)], grid[best + 1]
+    fine = np.unique(
+        np.round(np.linspace(low, high, 401)) if law.by_nodes or law.staircase else np.linspace(low, high, 401)
+    )
+    found = of(fine)
+    return float(fine[int(np.argmax(found))])

@@ -1,0 +1,123 @@
+"""Laws that are sums, y = sum of p_i f_i(N), or rise and fall throughout: what each worker or doubling adds."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from horovod_study.analysis.fit.form import Places
+from horovod_study.analysis.laws.law import UNLIKELY, Law, Trend
+from horovod_study.analysis.stats import Floats
+
+POWER = Trend(name="power", place=5, of="log")
+
+
+class Monotone(Law):
+    """A law that rises with the workers for ever, or never; `terms` are the f_i where it is a sum, else it has a curve.
+
+    Any positive quantity y(N) has the same forms, in its unit, and neither peak nor limit.
+    """
+
+    terms: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        return self.text.replace("S = ", "y = ") if self.quantity else self.text
+
+    def curve(self, n: Any, *values: Any, **named: Any) -> Any:
+        values = (*values, *(named[name] for name in self.terms if name in named))
+        return sum(value * term(n) for value, term in zip(values, self.terms.values(), strict=True))
+
+    def slopes(self, n: Any, *values: Any) -> tuple[Any, ...]:
+        return tuple(term(n) for term in self.terms.values()) if self.terms else super().slopes(n, *values)
+
+    def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
+        return [(0.0,) * len(self.bounds)]  # of a closed form
+
+    def peak_of(self, **values: float) -> float:
+        rises = self.curve(2.0, **values) > self.curve(1.0, **values)
+        return math.nan if self.quantity else math.inf if rises else 1.0
+
+    def limit_of(self, **values: float) -> float:
+        peak = self.peak_of(**values)
+        return float(self.curve(peak, **values)) if peak == 1 else peak
+
+
+class Linear(Monotone):
+    """The regression line, S = slope N + intercept: what each worker adds."""
+
+    name, label, place, linear = "linear", "linear", 1, True
+    text = "S = slope N + intercept"
+    bounds = {"slope": (-math.inf, math.inf), "intercept": (-math.inf, math.inf)}
+    terms = {"slope": lambda n: n, "intercept": np.ones_like}
+    place_of_quantity = 1
+    trends = (
+        Trend(name="linear", place=4, of="rate", strong_prior=UNLIKELY, costs=(lambda n: 1 / n,)),
+        # The line through the origin and the last point.
+        Trend(name="constant efficiency", place=6, of="last", strong_prior=UNLIKELY),
+    )
+
+
+class Gustafson(Monotone):
+    """Gustafson's law, S = s + (1 - s) N (J. Gustafson 1988); s is the serial fraction of work that grows with N."""
+
+    name, label, place, linear = "gustafson", "Gustafson", 3, True
+    text = "S = s + (1 - s) N"
+    bounds = {"s": (0.0, 1.0)}
+    fitted_names = {"s": "serial_"}
+    modes = frozenset({"weak"})
+    misread = ", so its s is not a fraction of anything"
+
+    def curve(self, n: Any, s: Any) -> Any:  # type: ignore[override]
+        return s + (1 - s) * n
+
+    def slopes(self, n: Any, *values: Any) -> tuple[Any, ...]:
+        return (1 - n,)
+
+    def bottleneck_of(self, n: float, **values: float) -> str:
+        return "contention" if values["s"] > 0 else "none"
+
+
+class Power(Monotone):
+    """The power law, S = scale N^exponent: a straight line on doubly logarithmic paper."""
+
+    name, label, place = "power", "power", 5
+    text = "S = scale N^exponent"
+    bounds = {"scale": (0.0, math.inf), "exponent": (-10.0, 10.0)}
+    place_of_quantity = 5
+    trends = (POWER,)
+
+    def curve(self, n: Any, scale: Any, exponent: Any) -> Any:  # type: ignore[override]
+        return scale * np.exp(exponent * np.log(n))
+
+    def slopes(self, n: Any, scale: Any, exponent: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        rise = np.exp(exponent * np.log(n))
+        return rise, scale * rise * np.log(n)
+
+    def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
+        x, y = np.log(where.workers), np.log(np.maximum(s, 1e-300))
+        spread = float(np.sum((x - x.mean()) ** 2))
+        exponent = float(np.clip(np.sum((x - x.mean()) * (y - y.mean())) / spread if spread > 0 else 0.0, -9.9, 9.9))
+        at_largest = float(np.exp(y[-1] - exponent * x[-1]))
+        return [(float(np.exp(y.mean() - exponent * x.mean())), exponent), (at_largest, exponent), (float(s.mean()), 0)]
+
+
+class Log2(Monotone):
+    """S = intercept + slope log2 N: what every doubling adds."""
+
+    name, label, place, linear = "log2", "log2", 6, True
+    text = "S = intercept + slope log2 N"
+    bounds = {"intercept": (-math.inf, math.inf), "slope": (-math.inf, math.inf)}
+    terms = {"intercept": np.ones_like, "slope": np.log2}
+    place_of_quantity = 6
+
+
+class Constant(Monotone):
+    """S = level: workers do not matter."""
+
+    name, label, place, linear = "constant", "constant", 10, True
+    text = "S = level"
+    bounds = {"level": (0.0, math.inf)}
+    terms = {"level": np.ones_like}
+    place_of_quantity = 0
