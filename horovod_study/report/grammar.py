@@ -244,7 +244,7 @@ class Bars:
         labels = {name: looks[name].label if name in looks else name for name in groups}
         spread = self.rows["nodes"].nunique() > 1
         pitch_in = 0.85 * size_in[0] / (len(bars) + 0.6 * len(groups))
-        places, middles, end = [], [], 0.0
+        places, middles, end = list[float](), list[tuple[float, float, str]](), 0.0
         for name, count in groups.items():  # as wide as its bars or the longest word of its name
             wide = max(count, 1.1 * text_in(folded(labels[name], 0.0)) / pitch_in)
             places += [end + (wide - count + 1) / 2 + each for each in range(count)]

@@ -37,24 +37,24 @@ def text(found: Accounting, gate: ResidualGate | None) -> list[str]:
 
 def _step_lines(found: Accounting) -> list[str]:
     """Return ms per step and shares of every run, and of every worker count."""
-    parts, groups = shown(found.cells, PARTS), []
+    parts, groups = shown(found.cells, PARTS), list[Group]()
 
     def row(label: str, seconds: Mapping[str, float], *, shares: bool = True) -> tuple[str, ...]:
         values = {part: seconds[part] / seconds["step"] if seconds["step"] > 0 else math.nan for part in parts}
         return (label, *(f"{_ms(seconds[part])} {_share(values[part]) if shares else '':>8}" for part in parts))
 
-    for (series, workers, nodes), cell in found.cells.groupby(_CELL, sort=False):
-        rows, laps = [], cell.set_index("lap")
+    for _, cell in found.cells.groupby(_CELL, sort=False):
+        rows, laps, head = list[tuple[str, ...]](), cell.set_index("lap"), cell.iloc[0]
         for run in found.runs:
-            if found.series[run.run] == series and run.workers == workers:
+            if found.series[run.run] == head["series"] and run.workers == head["workers"]:
                 rows.append(row(f"  {cut(run.run, 29, first=0, dots='…')}", run.parts_s))
                 ranks = run.ranks if len(found.runs) == 1 and len(run.ranks) > 1 else ()
                 rows += [row(f"    rank {rank.rank} on {rank.host}", rank.parts_s) for rank in ranks]
         if repeats := max(0, laps["repeats"].iloc[0] - 1):
             rows.append(row(f"  mean of {repeats + 1} repeats", laps["mean_s"]))
             rows.append(row(f"  median of {repeats + 1} (no sum)", laps["median_s"], shares=False))
-        where = f"{plural(workers, 'worker')} on {plural(nodes, 'node')}"
-        groups.append(Group(title=f"{series}, {where}", rows=tuple(rows)))
+        where = f"{plural(head['workers'], 'worker')} on {plural(head['nodes'], 'node')}"
+        groups.append(Group(title=f"{head['series']}, {where}", rows=tuple(rows)))
     lines = _lines(("ms per step, and share of it", *(HEADS[part] for part in parts)), groups)
     untold = [f"{run.run}: no account: {run.why_not}" for run in found.runs if run.why_not]
     return lines + [line for each in untold for line in wrapped(each, 110, deeper="  ")]
@@ -78,8 +78,8 @@ def _residual_lines(found: Accounting) -> list[str]:
             "as not adding up"
         )
     for reason in dict.fromkeys(run.excluded_by for run in found.runs if run.excluded):
-        counts = [run.excluded for run in found.runs if run.excluded_by == reason]
-        lines.append(f"excluded {span(min(counts), max(counts))} steps of each rank ({reason}), kept in the rows")
+        left_out = [run.excluded for run in found.runs if run.excluded_by == reason]
+        lines.append(f"excluded {span(min(left_out), max(left_out))} steps of each rank ({reason}), kept in the rows")
     return lines
 
 
@@ -90,7 +90,7 @@ def _growth_lines(found: Accounting) -> list[list[str]]:
         groups = []
         minus = f"minus_{kind}"
         grown = found.cells[(found.cells["workers"] > 1) & found.cells["lap"].isin(shown(found.cells, PARTS))]
-        for (series, workers, _), cell in grown.groupby(_CELL, sort=False):
+        for _, cell in grown.groupby(_CELL, sort=False):
             step = cell[cell["lap"] == "step"].iloc[0]
             if math.isfinite(step[f"{minus}_s"]):
                 rows = [
@@ -102,7 +102,7 @@ def _growth_lines(found: Accounting) -> list[list[str]]:
                     )
                     for row in cell.to_dict("records")
                 ]
-                title = f"{series}, {plural(workers, 'worker')}: {step[f'interval_{kind}']}"
+                title = f"{step['series']}, {plural(step['workers'], 'worker')}: {step[f'interval_{kind}']}"
                 groups.append(Group(title=title, rows=tuple(rows)))
         if groups:
             heads = (f"T(N) {MINUS} T(1) in ms, T(1): {kind}", "ms [95 %]", "share", "")

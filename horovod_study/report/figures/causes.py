@@ -1,6 +1,7 @@
 """What takes the time: the parts of a step, what more workers add to them, and what the machine could do."""
 
 from dataclasses import replace
+from typing import Any
 
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series.points import baseline_words
@@ -58,7 +59,7 @@ def breakdown(analysis: Analysis) -> Figure | None:
     for lap in hiding(parts):
         names = ", ".join(styles[series].label for series in holders[holders == lap].index.unique("series"))
         caption += f" {names}: communication runs inside {lap} and cannot be separated (hatched)."
-    how = {"parts": _LAPS, "loud": "sync", "scale": 1e3, "unit": "ms"}
+    how: dict[str, Any] = {"parts": _LAPS, "loud": "sync", "scale": 1e3, "unit": "ms"}
     return Figure(
         name="breakdown",
         title="Where the time of a step goes",
@@ -85,7 +86,13 @@ def losses(analysis: Analysis) -> Figure | None:
         if "runtime" in parts
         else " Transfer and runtime were not measured separately in these runs."
     )
-    how = {"parts": GROWTH, "scale": 1e3, "unit": "ms", "low": f"minus_{kind}_low_s", "high": f"minus_{kind}_high_s"}
+    how: dict[str, Any] = {
+        "parts": GROWTH,
+        "scale": 1e3,
+        "unit": "ms",
+        "low": f"minus_{kind}_low_s",
+        "high": f"minus_{kind}_high_s",
+    }
     return Figure(
         name="losses",
         title="What more workers add to a step",

@@ -263,7 +263,7 @@ def targets(analysis: Analysis) -> Figure | None:
     picked = picked[-max(1, 5 // len(settings)) :]
     bases = {setting: set(parallel.loc[parallel["setting"] == setting, "base_series"]) for setting in settings}
     shown = table["setting"].isin(settings) | table["series"].isin(set().union(*bases.values()))
-    bars, words = [], _told(settings)
+    bars, words = list[pd.DataFrame](), _told(settings)
     for setting, target in itertools.product(settings, picked):  # with the one-worker baseline, of whatever setting
         own = (table["setting"] == setting) | (table["series"].isin(bases[setting]) & (table["workers"] == 1))
         title = ", ".join(filter(None, (words[setting], f"MSE {scientific(target)}")))
