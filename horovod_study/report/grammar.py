@@ -80,10 +80,10 @@ class Points:
     hollow: bool = False  # what nobody measured; the legend has the filled ones
     marker: str = ""  # in place of that of the series
 
-    def draw(self, axes: Axes, looks: Looks, last: float, size_in: tuple[float, float]) -> None:
-        """Draw the marks of every series on `axes`, whose x ends at `last` and which is `size_in` wide and tall."""
+    def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
+        """Draw the marks of every series on `axes`, whose x ends at `last` and which is `panel_in` inches wide."""
         rows = self.rows[self.rows[self.y].notna()]
-        at = kit.side_by_side(rows, self.y, last, size_in[0]) if self.apart else rows[self.at or self.x]
+        at = kit.side_by_side(rows, self.y, last, panel_in) if self.apart else rows[self.at or self.x]
         low, high = self.ends if self.ends is not None else (self.low, self.high)
         for name, own in rows.assign(_at=at).sort_values(self.x, kind="stable").groupby(self.by, sort=False):
             look = replace(looks[f"{name}"], filled=False) if self.hollow else looks[f"{name}"]
@@ -128,7 +128,7 @@ class Curve:
     marked: bool = False  # pointing at a place of the line says its value, and it has an entry in the legend
     said: str = ""  # column: what it says instead; then the line has marks, a dozen at most
 
-    def draw(self, axes: Axes, looks: Looks, last: float, size_in: tuple[float, float]) -> None:
+    def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the line of every series."""
         for name, own in self.rows.groupby(self.by, sort=False):
             look = looks[f"{name}"]
@@ -183,7 +183,7 @@ class Guide:
         """How it is drawn, as Axes.plot takes it."""
         return {"color": QUIET, "linewidth": 0.7, **self.how}
 
-    def draw(self, axes: Axes, looks: Looks, last: float, size_in: tuple[float, float]) -> None:
+    def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the line."""
         if self.level is not None:
             axes.axhline(self.level, zorder=1, **self.look)
@@ -237,8 +237,8 @@ class Bars:
         highest = max(high.max(), self.rows[self.high].max()) if self.high else high.max()
         return self.scale * float(low.min()), float(np.nanmax([self.reach, self.scale * highest]))
 
-    def draw(self, axes: Axes, looks: Looks, last: float, size_in: tuple[float, float]) -> None:
-        """Draw the bars, what is written at them, and the axis of x."""
+    def draw(self, axes: Axes, looks: Looks, size_in: tuple[float, float]) -> None:
+        """Draw the bars, what is written at them, and the axis of x of a panel of `size_in` inches."""
         bars = [(f"{series}", nodes, own) for (series, _, nodes), own in self._bars]
         groups = Counter(series for series, _, _ in bars)
         labels = {name: looks[name].label if name in looks else name for name in groups}
@@ -329,7 +329,7 @@ class Panel:
         """Draw the panel, `size_in` inches wide and tall."""
         wide_in, tall_in = size_in
         if isinstance(self.layers[0], Bars):
-            self.layers[0].draw(axes, looks, 0.0, size_in)
+            self.layers[0].draw(axes, looks, size_in)
             kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
             self._words(axes, 0.7 * wide_in, 0.5 * tall_in)
             return
@@ -346,7 +346,7 @@ class Panel:
             axes.set(yscale="log", ylim=(low / 1.25, high * 1.25))
             kit.label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
         for layer in self.layers:
-            layer.draw(axes, looks, last, size_in)
+            layer.draw(axes, looks, last, wide_in)
         self._crosses(axes, looks)
         if last > measured and self.beyond is not None:
             axes.axvspan(measured, 1.3 * last, color=SHADE, linewidth=0, zorder=0)
