@@ -136,9 +136,9 @@ class Curve:
             for beyond, piece in pieces:
                 if self.low:
                     ends = (piece[self.low] * self.scale, piece[self.high] * self.scale)
-                    how = {"color": look.color, "linewidth": 0, "zorder": 1.5}
-                    alpha = self.band / 2 if beyond else self.band
-                    belongs(axes.fill_between(piece[self.x], *ends, alpha=alpha, **how), look.label)
+                    flat: dict[str, Any] = {"color": look.color, "linewidth": 0, "zorder": 1.5}
+                    flat["alpha"] = self.band / 2 if beyond else self.band
+                    belongs(axes.fill_between(piece[self.x], *ends, **flat), look.label)
                 how = {"dash_capstyle": "butt", "zorder": 2.5, "alpha": 1, **self.how}
                 if beyond:
                     how |= {
@@ -371,7 +371,7 @@ class Panel:
             axes.set_xscale("log")
             kit.label_ticks(axes.xaxis, LogLocator(subs=(1.0, 3.0)), prefixed)
         elif "x" in self.log or self.x == "Workers":
-            kit.count_axis(axes, counts, last, wide_in, logarithmic="x" in self.log)
+            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log)
         else:
             axes.set_xlim(0, 1.02 * last)
         left, right = axes.get_xlim()

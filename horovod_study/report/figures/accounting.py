@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from horovod_study.analysis.steps.accounting import CLOSES_S, Accounting, ResidualGate
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, shown
@@ -39,7 +40,7 @@ def _step_lines(found: Accounting) -> list[str]:
     """Return ms per step and shares of every run, and of every worker count."""
     parts, groups = shown(found.cells, PARTS), list[Group]()
 
-    def row(label: str, seconds: Mapping[str, float], *, shares: bool = True) -> tuple[str, ...]:
+    def row(label: str, seconds: Mapping[Any, float], *, shares: bool = True) -> tuple[str, ...]:
         values = {part: seconds[part] / seconds["step"] if seconds["step"] > 0 else math.nan for part in parts}
         return (label, *(f"{_ms(seconds[part])} {_share(values[part]) if shares else '':>8}" for part in parts))
 
@@ -51,8 +52,8 @@ def _step_lines(found: Accounting) -> list[str]:
                 ranks = run.ranks if len(found.runs) == 1 and len(run.ranks) > 1 else ()
                 rows += [row(f"    rank {rank.rank} on {rank.host}", rank.parts_s) for rank in ranks]
         if repeats := max(0, laps["repeats"].iloc[0] - 1):
-            rows.append(row(f"  mean of {repeats + 1} repeats", laps["mean_s"]))
-            rows.append(row(f"  median of {repeats + 1} (no sum)", laps["median_s"], shares=False))
+            rows.append(row(f"  mean of {repeats + 1} repeats", laps["mean_s"].to_dict()))
+            rows.append(row(f"  median of {repeats + 1} (no sum)", laps["median_s"].to_dict(), shares=False))
         where = f"{plural(head['workers'], 'worker')} on {plural(head['nodes'], 'node')}"
         groups.append(Group(title=f"{head['series']}, {where}", rows=tuple(rows)))
     lines = _lines(("ms per step, and share of it", *(HEADS[part] for part in parts)), groups)
