@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,6 @@ def test_every_command_takes_a_study_of_both_kinds(tmp_path: Path, capsys: pytes
     text = call("explain", "--part", "steps", one)[1]
     assert "compute   sync  update  unexplained" in text and "forward" not in text
     code, text = call("explain", "--part", "account", tmp_path / "runs")
-    assert code == 0 and "compute: its growth holds that of update, which one worker has in compute" in text
-    assert "data, forward, backward: inside compute" in text
+    assert code == 0 and re.search(r"\n +compute .* its growth holds that of update, which one worker has", text)
+    assert all(re.search(rf"\n +{lap} .* inside compute\n", text) for lap in ("data", "forward", "backward"))
     assert records.read_run(one).totals["forward_s"] is None

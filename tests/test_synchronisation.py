@@ -140,7 +140,7 @@ def test_a_run_over_mpi_measures_itself_without_changing_its_result(
     parts = sum(seconds[name] for name in ("floor", "skew", "runtime", "unexplained"))
     assert parts == pytest.approx(seconds["sync"], abs=1e-9)
     assert all(Path(path).stat().st_size > 500 for path in result["files"])
-    assert (tmp_path / "why" / "attribution.png").exists()
+    assert (tmp_path / "why" / "attribution.txt").exists()
 
     assert cli.main(["explain", "--part", "sync", str(tmp_path), "--out", str(tmp_path / "why")]) == 2
     assert capsys.readouterr().err == (

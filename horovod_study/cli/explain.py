@@ -125,7 +125,7 @@ def _sync(options: argparse.Namespace) -> Result:
     """The synchronisation: transfer, skew, runtime, and what none of them explains."""
     from horovod_study import records
     from horovod_study.analysis.steps.attribution import attribute, observe
-    from horovod_study.report.figures.attribution import result_lines, write_attribution
+    from horovod_study.report.figures.attribution import table, write_attribution
     from horovod_study.studies.attribute import DEFAULT_RUNTIMES, run_experiment
 
     out = options.out or Path("runs/attribution")
@@ -152,8 +152,8 @@ def _sync(options: argparse.Namespace) -> Result:
         told = (record.requested, record.effective, record.repeat)
         seen.append(observe(str(directory), *told, rows, bench, turns=turns))
     found = attribute(seen)
-    paths = write_attribution(found, out, look=figure_look(options))
-    return Result(document=records.finite(found), lines=result_lines(found, paths), files=paths, doubts=found.doubts)
+    paths = write_attribution(found, out)
+    return Result(document=records.finite(found), lines=table(found), files=paths, doubts=found.doubts)
 
 
 def _synchronised(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], dict[str, Any] | None]":

@@ -5,11 +5,14 @@
     Points    values with their spread, a mark a row, of each series its own look
     Curve     a line a series with its band; lighter and dashed where it is extrapolated
     Guide     a thin grey line that nobody measured: the ideal, no difference
+    Bars      a bar a place, of parts one upon the other; series beside each other with their names below
 
 Rows are those of a frame; columns are named. What pointing at a mark says, legends and axes follow from them.
 """
 
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,25 +23,31 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from horovod_study.errors import ConfigError
 from horovod_study.files import write_file, writing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.files import FORMATS, write_result
-from horovod_study.report.kit.interactive import tips
+from horovod_study.report.kit.interactive import belongs, mark, tips
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
+    INK,
+    PAPER,
     QUIET,
+    SHADE,
     TEXT,
     FigureFormat,
+    LapStyle,
     SeriesStyle,
     folded,
     settled,
+    small,
     style,
+    text_in,
     to_bytes,
 )
-from horovod_study.text.numbers import prefixed, rounded
+from horovod_study.text.numbers import percent, prefixed, rounded
 from horovod_study.text.words import plural
 
 Looks = Mapping[str, SeriesStyle]
@@ -127,7 +136,9 @@ class Curve:
             for beyond, piece in pieces:
                 if self.low:
                     ends = (piece[self.low] * self.scale, piece[self.high] * self.scale)
-                    kit.band_of(axes, piece[self.x], ends, look, alpha=self.band / 2 if beyond else self.band)
+                    flat: dict[str, Any] = {"color": look.color, "linewidth": 0, "zorder": 1.5}
+                    flat["alpha"] = self.band / 2 if beyond else self.band
+                    belongs(axes.fill_between(piece[self.x], *ends, **flat), look.label)
                 how = {"dash_capstyle": "butt", "zorder": 2.5, "alpha": 1, **self.how}
                 if beyond:
                     how |= {
@@ -190,6 +201,107 @@ class Guide:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Bars of `parts`, one upon the other from zero, what is negative the other way, with their sum on top.
+
+    `rows` has one row for each part of a bar; series stand beside each other, in the order of the rows.
+    """
+
+    rows: pd.DataFrame
+    y: str
+    parts: Mapping[str, LapStyle]  # from the bottom of a bar to its top
+    part: str = "part"  # column
+    by: str = "series"
+    scale: float = 1.0
+    unit: str = ""
+    before: str = ""  # column: what stands before the sum
+    low: str = ""  # columns: the interval of the sum
+    high: str = ""
+    loud: str = ""  # the part in which its share of the bar is written
+    reach: float = 0.0  # the axis of y ends there or above
+
+    @property
+    def drawn(self) -> list[LapStyle]:
+        """The looks of the parts that some bar has."""
+        seen = set(self.rows.loc[self.rows[self.y].fillna(0) != 0, self.part])
+        return [look for part, look in self.parts.items() if part in seen]
+
+    @property
+    def _bars(self) -> Any:
+        return self.rows.groupby([self.by, "workers", "nodes"], sort=False, dropna=False)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The lowest and the highest end of a bar or its interval."""
+        low, high = (self._bars[self.y].agg(lambda own, s=s: own[s * own > 0].sum()) for s in (-1, 1))
+        highest = max(high.max(), self.rows[self.high].max()) if self.high else high.max()
+        return self.scale * float(low.min()), float(np.nanmax([self.reach, self.scale * highest]))
+
+    def draw(self, axes: Axes, looks: Looks, size_in: tuple[float, float]) -> None:
+        """Draw the bars, what is written at them, and the axis of x of a panel of `size_in` inches."""
+        bars = [(f"{series}", nodes, own) for (series, _, nodes), own in self._bars]
+        groups = Counter(series for series, _, _ in bars)
+        labels = {name: looks[name].label if name in looks else name for name in groups}
+        spread = self.rows["nodes"].nunique() > 1
+        pitch_in = 0.85 * size_in[0] / (len(bars) + 0.6 * len(groups))
+        places, middles, end = list[float](), list[tuple[float, float, str]](), 0.0
+        for name, count in groups.items():  # as wide as its bars or the longest word of its name
+            wide = max(count, 1.1 * text_in(folded(labels[name], 0.0)) / pitch_in)
+            places += [end + (wide - count + 1) / 2 + each for each in range(count)]
+            middles.append((end + wide / 2, wide, labels[name]))
+            end += wide + 0.6
+        pitch_in = 0.85 * size_in[0] / end
+        names = [folded(label, wide * pitch_in) for _, wide, label in middles]
+        lines = spread + max(name.count("\n") + 1 for name in names)
+        tall_in = max(0.3, size_in[1] - 0.7 - 1.3 * small() / 72 * lines)
+        texts = [f"{own[self.before].iloc[0]}" if self.before else "" for *_, own in bars]
+        texts = [
+            text + rounded(self.scale * own[self.y].sum(min_count=1), 3)
+            for text, (*_, own) in zip(texts, bars, strict=True)
+        ]
+        longest_in, (low, high) = max(map(text_in, texts)), self.span
+        upright = longest_in > 0.95 * pitch_in
+        top = high * (1 + (0.06 + longest_in if upright else 1.6 * small() / 72) / tall_in) or 1.0
+        for place, text, (name, _, own) in zip(places, texts, bars, strict=True):
+            head = self._bar(axes, place, own, labels[name], (pitch_in, tall_in / top))
+            kit.note_at(axes, text, (place, head), (0, 2), ha="center", va="bottom", rotation=90 * upright)
+        if low < 0:
+            axes.axhline(0, color=QUIET, linewidth=0.7, zorder=3)
+        counts = [f"{own['workers'].iloc[0]:.0f}" + (f"\n({nodes:.0f})" if spread else "") for _, nodes, own in bars]
+        widest_in = max(map(text_in, counts)) + 0.04
+        shown = kit.apart(places[::-1], lambda one, other: abs(one - other) * pitch_in >= widest_in)
+        axes.set_xticks(places, [text if place in shown else "" for place, text in zip(places, counts, strict=True)])
+        axes.xaxis.remove_overlapping_locs = False
+        axes.set_xticks([middle for middle, _, _ in middles], names, minor=True, color=QUIET)
+        axes.tick_params(axis="x", which="minor", pad=3 + (1.4 + 1.3 * spread) * small())
+        axes.tick_params(axis="x", which="both", length=0)
+        axes.set(xlim=(-0.2, end - 0.4), ylim=(min(0.0, 1.08 * low), top))
+        axes.set_xlabel("Workers (nodes)" if spread else "Workers")
+
+    def _bar(self, axes: Axes, place: float, own: pd.DataFrame, label: str, per_in: tuple[float, float]) -> float:
+        """Draw one bar, `per_in` inches from bar to bar and for one of y; return where its upper end is."""
+        values = self.scale * own.set_index(self.part)[self.y].astype(float)
+        said = dict(zip(own[self.part], tips(own, self.y, unit=self.unit, scale=self.scale), strict=True))
+        ends = {True: 0.0, False: 0.0}
+        for part, look in self.parts.items():
+            value = values.get(part, math.nan)
+            if not value or math.isnan(value):
+                continue
+            foot, share = ends[value > 0], percent(value / values.sum())
+            drawn = axes.bar(place, value, 0.7, bottom=foot, zorder=2, **kit.face(look))
+            mark(drawn, series=look.label, tips=[f"{label}, {said[part]}, {share} of the bar"])
+            ends[value > 0] += value
+            narrow = text_in(share) > 0.66 * per_in[0]
+            if part == self.loud and value * per_in[1] > (text_in(share) if narrow else small() / 72):
+                how: dict[str, Any] = {"ha": "center", "va": "center", "size": small(), "color": look.ink, "zorder": 3}
+                axes.text(place, foot + value / 2, share, rotation=90 * narrow, **how)
+        interval = [self.scale * own[each].iloc[0] for each in (self.low, self.high) if each]
+        for color, width in ((PAPER, 2.6), (INK, 1.0)) if interval else ():
+            axes.plot([place, place], interval, color=color, linewidth=width, zorder=5)
+        return float(np.nanmax([ends[True], *interval]))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One pair of axes: its layers, from the back to the front, and its axes."""
 
@@ -211,11 +323,16 @@ class Panel:
     @property
     def known(self) -> bool:
         """Whether there is a value to draw."""
-        return any(np.isfinite(each.span).any() for each in self.layers if isinstance(each, Points | Curve))
+        return any(np.isfinite(each.span).any() for each in self.layers if isinstance(each, Points | Curve | Bars))
 
     def draw(self, axes: Axes, looks: Looks, size_in: tuple[float, float]) -> None:
         """Draw the panel, `size_in` inches wide and tall."""
         wide_in, tall_in = size_in
+        if isinstance(self.layers[0], Bars):
+            self.layers[0].draw(axes, looks, size_in)
+            kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
+            self._words(axes, 0.7 * wide_in, 0.5 * tall_in)
+            return
         marks = [layer for layer in self.layers if isinstance(layer, Points)]
         seen = [layer for layer in marks if not layer.hollow]
         lines = [layer for layer in self.layers if isinstance(layer, Curve)]
@@ -226,20 +343,25 @@ class Panel:
         ends = [end for each in self.layers for end in getattr(each, "span", ()) if np.isfinite(end)]
         low, high = (min(ends), max(ends)) if ends else (1.0, 1.0)  # nothing is known: an empty panel
         if "y" in self.log:
-            kit.log_values(axes, low, high)
+            axes.set(yscale="log", ylim=(low / 1.25, high * 1.25))
+            kit.label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
         for layer in self.layers:
             layer.draw(axes, looks, last, wide_in)
         self._crosses(axes, looks)
         if last > measured and self.beyond is not None:
-            kit.beyond(axes, measured, 1.3 * last, self.beyond)
+            axes.axvspan(measured, 1.3 * last, color=SHADE, linewidth=0, zorder=0)
+            how: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "bottom", "size": small()}
+            axes.text(0.99, 0.07, self.beyond, color=QUIET, **how)
         self._axis_of_x(axes, counts, last, wide_in)
         if "y" not in self.log:
             self._axis_of_y(axes, low, high, tall_in)
         if self.nodes is not None:
             kit.node_boundaries(axes, self.nodes, wide_in, first=self.first)
-        axes.set_ylabel(folded(self.y, 0.7 * tall_in))
-        if self.title:
-            kit.heading(axes, self.title, wide_in)
+        self._words(axes, 0.8 * wide_in, 0.7 * tall_in)
+
+    def _words(self, axes: Axes, wide_in: float, tall_in: float) -> None:
+        axes.set_ylabel(folded(self.y, tall_in))
+        axes.set_title(folded(self.title, wide_in))
 
     def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float) -> None:
         if self.names:
@@ -249,10 +371,8 @@ class Panel:
             axes.set_xscale("log")
             subs = (1.0, 3.0) if counts.max() < 1000 * counts[counts > 0].min() else (1.0,)
             kit.label_ticks(axes.xaxis, LogLocator(subs=subs, numticks=max(3, int(wide_in / 0.5))), prefixed)
-        elif "x" in self.log:
-            kit.log_counts(axes, [float(each) for each in counts], wide_in)
-        elif self.x == "Workers":
-            kit.worker_axis(axes, counts, last, wide_in)
+        elif "x" in self.log or self.x == "Workers":
+            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log)
         else:
             axes.set_xlim(0, 1.02 * last)
         left, right = axes.get_xlim()
@@ -267,7 +387,7 @@ class Panel:
             if foot is not None:  # else both ends are where the data ends
                 foot, top = 1.08 * min(foot, low), (1.12 * high or 1.0) if top is None else top
             axes.set_ylim(foot, top)
-        kit.round_values(axes, nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10))
+        kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
 
     def _crosses(self, axes: Axes, looks: Looks) -> None:
         """Leave a mark for a cell without a result instead of a gap that nobody notices."""
@@ -280,6 +400,33 @@ class Panel:
 
 
 _CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "markeredgewidth": 1.2}
+
+
+def of_bars(rows: pd.DataFrame, y: str, label: str, *, most: int = 14, **how: Any) -> dict[str, Any]:
+    """Return panels and shape of a figure of bars: one for each setting, several where it has more than `most` bars.
+
+    A series stays in one panel; of a longer one, bars from the first to the last are drawn. A page has room for five.
+    """
+    drawn: list[pd.DataFrame] = []
+    for _, own in rows.groupby("setting", sort=False):
+        room = 0
+        for _, series in own.groupby("series", sort=False):
+            cells = series[["workers", "nodes"]].drop_duplicates()
+            kept = cells.iloc[np.linspace(0, len(cells) - 1, min(most - 2, len(cells))).round().astype(int)]
+            series = series.merge(kept)
+            if len(kept) > room:
+                drawn, room = [*drawn, series], most - len(kept)
+            else:
+                drawn, room = [*drawn[:-1], pd.concat([drawn[-1], series])], room - len(kept)
+    whole = Bars(rows=rows, y=y, **how)
+    tops = {name: replace(whole, rows=own).span[1] for name, own in rows.groupby("setting", sort=False)}
+    panels = []
+    for own in drawn[:5]:
+        setting = own["setting"].iloc[0]
+        made = replace(whole, rows=own, reach=tops[setting])
+        panels.append(Panel(layers=[made], y=label, title=f"{setting}" if len(tops) > 1 else ""))
+    widest = max(len(own[["series", "workers", "nodes"]].drop_duplicates()) for own in drawn[:5])
+    return {"panels": panels, "shape": (max(1, min(3, most // widest)), 0.66, 0.36)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +461,8 @@ class Figure:
         how: dict[str, Any] = {} if points or any(each.said for each in lines) else {"marker": "none"}
         entries = [*kit.handles(self.looks, dict.fromkeys(series), **how), *self.legend]
         entries += [Line2D([], [], label=label, **look) for label, look in guides.items()]
+        swatches = [kit.swatch(look) for layer in layers if isinstance(layer, Bars) for look in layer.drawn]
+        entries = [*{each.get_label(): each for each in swatches}.values(), *entries]
         if any(panel.lost is not None and len(panel.lost) for panel in panels):
             entries.append(Line2D([], [], color=QUIET, label="no result", **_CROSS))
         kit.legend(canvas, entries, width_in)

@@ -7,15 +7,14 @@ Everything drawn is a column of the analysis: nothing is computed here.
 of a study:
     workers          what figures against workers share: panels of settings, captions
     scaling          speedup, efficiency, throughput, epoch time, weak scaling, regression lines, forecast
-    breakdown        where the time of a step goes
     waiting          waiting per step and per epoch against workers, and what another node adds
     choices          one backend against another; the batch of a worker with its knee and its overhead
     convergence      learning curves with the floor of the data, time to a target
     resources        energy per sample and worker hours against workers
-    causes           what takes the time: losses, attribution, roofline, network
+    causes           what takes the time: parts of a step, what they grew by, roofline, network
     usage            what processors and GPUs did
 
-of one verb:
+of one verb (accounting and attribution are tables):
     accounting, attribution, bench, comparison, inspection (with the hosts over time), lr_range,
     search, simulation, timeline
 """

@@ -10,7 +10,6 @@ from typing import Any
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures import (
-    breakdown,
     causes,
     choices,
     convergence,
@@ -22,11 +21,11 @@ from horovod_study.report.figures import (
 from horovod_study.report.grammar import Figure, write_files
 
 FIGURES: tuple[Callable[[Analysis], Figure | Sequence[Figure] | None], ...] = (
-    *(scaling.speedup, scaling.efficiency, breakdown.breakdown, scaling.throughput),
+    *(scaling.speedup, scaling.efficiency, causes.breakdown, scaling.throughput),
     *(waiting.boundary, waiting.synchronisation, scaling.forecast),
     *(convergence.learning, convergence.targets, resources.resources),
     *(scaling.epoch_time, scaling.weak_scaling, scaling.regression, choices.transport_ratio),
-    *(choices.batch_size, choices.overhead, causes.losses, causes.parts, causes.machines),
+    *(choices.batch_size, choices.overhead, causes.losses, causes.machines),
     *(usage.usage, usage.load),
 )
 """Each returns its figure, or None where the analysis has no data for it, in the order in which a report shows them."""

@@ -1,20 +1,17 @@
 """Figures of convergence: learning curves with the floor, the time to a target and what it is made of."""
 
-import math
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.patches import Patch
 
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.grammar import Curve, Figure, Guide, Panel, spread
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel, of_bars, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
@@ -30,11 +27,11 @@ PARTS = {
     "outside_s": style.LapStyle(
         label="outside the timed window (evaluation, warm-up)", color=style.PAPER, ink=style.INK, hatch="//////"
     ),
+    "wall_s_at_least": style.LapStyle(label="target not met", color=style.PAPER, ink=style.INK, hatch="...."),
 }
 """The parts of a time to target from the bottom of a bar to its top, by their columns."""
 
 _FLOOR: dict[str, Any] = {"color": style.QUIET, "linewidth": 1.0, "linestyle": (0, (4, 2))}
-_MISSED: dict[str, Any] = {"edgecolor": style.QUIET, "linestyle": (0, (2, 1.5)), "linewidth": 0.9}
 
 _CELL = ["series", "workers", "nodes"]
 
@@ -166,140 +163,37 @@ def _told(settings: Sequence[str]) -> dict[str, str]:
 def targets(analysis: Analysis) -> Figure | None:
     """Return stacked bars of the seconds to each target by worker count; None where only single workers trained."""
     table = analysis.targets
-    parallel = set(table.loc[table["workers"] > 1, "setting"])
-    shown = table[table["setting"].isin(parallel)]
-    if shown.empty:
+    parallel = table[table["setting"].isin(set(table.loc[table["workers"] > 1, "setting"]))]
+    if parallel.empty:
         return None
-    settings = list(shown["setting"].drop_duplicates())[:MAX_ROWS]
-    levels = sorted(shown["target_mse"].unique(), reverse=True)
+    settings = list(parallel["setting"].drop_duplicates())[:MAX_ROWS]
+    levels = sorted(parallel["target_mse"].unique(), reverse=True)
     picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(3, len(levels))).round()]
-    bases = set(shown.loc[shown["setting"].isin(settings), "base_series"])
-    shown = table[(table["setting"].isin(settings) | table["series"].isin(bases)) & table["target_mse"].isin(picked)]
-    names, words = style.series_labels(analysis.points), _told(settings)
-
-    def draw(width_in: float) -> Canvas:
-        most = max(6, int(0.78 * width_in / 0.17))
-        blocks = [(setting, part) for setting in settings for part in _parted(_with_base(shown, setting), most)]
-        bars = max(shown[shown["series"].isin(part)].groupby("target_mse").size().max() for _, part in blocks)
-        columns = max(1, min(len(picked), int(width_in / max(1.3, 0.36 * bars))))
-        drawn = picked[-max(1, 6 // len(blocks) * columns) :]  # a page has no room for more
-        lines = math.ceil(len(drawn) / columns)
-        line_in = min(2.15, kit.MAX_HEIGHT_IN / (len(blocks) * lines))
-        figure = Canvas(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")
-        grid = figure.subplots(len(blocks) * lines, columns, squeeze=False)
-        for axes in grid.flat:
-            axes.set_visible(False)
-        for block, (setting, part) in enumerate(blocks):
-            for place, target in enumerate(drawn):
-                axes = grid[block * lines + place // columns][place % columns]
-                axes.set_visible(True)
-                rows = _with_base(shown[shown["target_mse"] == target], setting)
-                _bars(axes, rows[rows["series"].isin(part)], names, width_in / columns, line_in - 0.95)
-                axes.set_title(f"MSE {scientific(target)}")
-                if place % columns == 0:
-                    label = style.folded("Time to target / s", line_in - 0.7)
-                    named = style.folded(words[setting] or setting, 1.6)
-                    axes.set_ylabel(f"{named}\n{label}" if len(settings) > 1 else label)
-        handles: list[Any] = [kit.swatch(look) for name, look in PARTS.items() if (shown[name] > 0).any()]
-        if shown["censored"].astype(bool).any():
-            handles.append(Patch(facecolor="none", **_MISSED, label="target not met"))
-        kit.legend(figure, handles, width_in)
-        return figure
-
-    base = baseline_words(analysis.points, analysis.provenance["baseline"])
-    caption = (
-        "Time until the test MSE is at most the target, by number of workers: the median run. A bar is made of the "
-        f"time that the samples needed by {base} take at this throughput, the time of the further samples that these "
-        "workers need, and what is outside the timed window (evaluation, warm-up). Speedup to target = throughput "
-        "ratio x statistical efficiency, statistical efficiency = samples to target of the baseline / samples to "
-        "target. Numbers: seconds in the timed window. Hollow with >: the target was not met in that time by enough "
-        "repeats (censored)."
+    picked = picked[-max(1, 5 // len(settings)) :]
+    bases = {setting: set(parallel.loc[parallel["setting"] == setting, "base_series"]) for setting in settings}
+    shown = table["setting"].isin(settings) | table["series"].isin(set().union(*bases.values()))
+    bars, words = list[pd.DataFrame](), _told(settings)
+    for setting, target in itertools.product(settings, picked):  # with the one-worker baseline, of whatever setting
+        own = (table["setting"] == setting) | (table["series"].isin(bases[setting]) & (table["workers"] == 1))
+        title = ", ".join(filter(None, (words[setting], f"MSE {scientific(target)}")))
+        bars.append(table[own & (table["target_mse"] == target)].assign(setting=title))
+    drawn = pd.concat(bars)
+    drawn = drawn.assign(
+        same_samples_s=drawn["same_samples_s"].fillna(drawn["train_s"]),
+        before=drawn["censored"].astype(bool).map({True: ">", False: ""}),
     )
-    if len(levels) > len(picked) or len(parallel) > len(settings):
-        caption += " Further targets and settings are in the table."
-    caption += " A narrow figure may have room for the lowest targets only."
+    rows = pd.concat([drawn.assign(part=name, seconds=drawn[name]) for name in PARTS])
     return Figure(
         name="targets",
         title="Time to target",
         alt="Stacked bars of the seconds to reach each target error by number of workers; the values are in the table.",
-        caption=caption,
-        data=shown,
-        paint=draw,
+        caption="Time until the test MSE is at most the target: the median run. A bar is the time that the samples "
+        f"needed by {baseline_words(analysis.points, analysis.provenance['baseline'])} take at this throughput, that "
+        "of the further samples that these workers need (below zero: fewer), and what is outside the timed window "
+        "(evaluation, warm-up). Speedup to target = throughput ratio x statistical efficiency, statistical efficiency "
+        "= samples to target of the baseline / samples to target. Dotted with >: not met in that time by enough "
+        "repeats (censored). Targets, settings and series that have no room are in the table.",
+        data=table[shown & table["target_mse"].isin(picked)],
+        looks=style.series_styles(analysis.points),
+        **of_bars(rows, "seconds", "Seconds to target", parts=PARTS, unit="s", before="before"),
     )
-
-
-def _parted(rows: pd.DataFrame, most: int) -> list[list[str]]:
-    """Distribute series over lines of at most `most` bars each, in their order."""
-    parts: list[list[str]] = [[]]
-    used = 0
-    for series, own in rows.groupby("series", sort=False):
-        bars = own["workers"].nunique()
-        if parts[-1] and used + bars > most:
-            parts.append([])
-            used = 0
-        parts[-1].append(str(series))
-        used += bars
-    return parts
-
-
-def _with_base(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
-    """Return the rows of one setting and those of its one-worker baseline, which may be of another."""
-    own = rows["setting"] == setting
-    return rows[own | (rows["series"].isin(set(rows.loc[own, "base_series"])) & (rows["workers"] == 1))]
-
-
-def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float, tall_in: float) -> None:
-    ordered = rows.sort_values(["workers"], kind="stable")
-    ordered = pd.concat([own for _, own in ordered.groupby("series", sort=False)]) if len(ordered) else ordered
-    heights = ordered[["wall_s", "train_s", "train_s_at_least"]].max(axis=1)
-    bar_in = 0.78 * wide_in / (len(ordered) + 0.35 * ordered["series"].nunique() + 0.2)
-    numbers = [_seconds(row) for row in ordered.to_dict("records")]
-    longest_in = max((style.text_in(text) for text in numbers), default=0.0)
-    upright = longest_in > 0.98 * bar_in
-    room = 1.06 + (longest_in if upright else 1.3 * style.small() / 72) / tall_in
-    top = float(heights.max()) * room if len(heights) and heights.notna().any() else 1.0
-    previous, place, ticks, labels = None, 0.0, [], []
-    for row, number in zip(ordered.to_dict("records"), numbers, strict=True):
-        place += 1.0 if previous in (None, row["series"]) else 1.35
-        previous = row["series"]
-        ticks.append(place)
-        labels.append(f"{row['workers']:.0f}")
-        if row["censored"]:
-            foot = row["train_s_at_least"]
-            axes.bar(place, foot, width=0.68, color="none", **_MISSED)
-        else:
-            foot = _bar(axes, place, row)
-        written: dict[str, Any] = {"ha": "center", "va": "bottom", "size": style.small()}
-        axes.text(place, foot + 0.015 * top, number, rotation=90 if upright else 0, **written)
-    axes.set_xticks(ticks, labels)
-    axes.set(xlim=(0.4, place + 0.6), ylim=(0, top))
-    axes.tick_params(axis="x", length=0)
-    axes.set_xlabel("Workers")
-    if ordered["series"].nunique() > 1:
-        deepest = 1
-        for series in ordered["series"].unique():
-            own_ticks = [tick for tick, name in zip(ticks, ordered["series"], strict=True) if name == series]
-            middle, word = float(np.mean(own_ticks)), names[str(series)].replace("plain ", "")
-            room_in = bar_in * (max(own_ticks) - min(own_ticks) + 0.9)
-            text = style.folded(word, room_in)
-            deepest = max(deepest, text.count("\n") + 1)
-            how: dict[str, Any] = {"ha": "center", "va": "top", "color": style.QUIET, "annotation_clip": False}
-            below = (0, -2.0 * style.small())
-            kit.note_at(axes, text, (middle, 0), below, xycoords=("data", "axes fraction"), **how)
-        axes.set_xlabel("Workers", labelpad=1.3 * style.small() * deepest + 8)
-
-
-def _seconds(row: Mapping[Any, Any]) -> str:
-    """Return the seconds that are over a bar; a lower bound says so."""
-    return f">{row['train_s_at_least']:#.3g}" if row["censored"] else f"{row['train_s']:#.3g}"
-
-
-def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
-    """Draw the parts of one bar; return its height."""
-    values: dict[str, Any] = {name: row[name] for name in PARTS}
-    # Fewer samples than one worker: the bar is shorter, and nothing is added.
-    if not math.isfinite(values["same_samples_s"]) or values["more_samples_s"] < 0:
-        values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
-    drawn = [(look, float(values[name])) for name, look in PARTS.items() if values[name] > 0]
-    kit.stacked(axes, place, drawn, 0.68)
-    return sum(value for _, value in drawn)

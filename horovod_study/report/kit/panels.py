@@ -16,15 +16,13 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, NullFormatter, NullLocator
 
 from horovod_study.report.kit.interactive import belongs, mark
 from horovod_study.report.kit.style import (
-    INK,
     NARROW_IN,
     PAPER,
     QUIET,
-    SHADE,
     LapStyle,
     SeriesStyle,
     folded,
@@ -43,35 +41,23 @@ MAX_HEIGHT_IN = 8.4
 """Of all panels together: a page has room for them, their legend and a caption."""
 
 
-def grid(count: int, width_in: float, **how: Any) -> tuple[Figure, list[Axes], tuple[float, float]]:
-    """Return a figure with so many panels, laid out as `grid_of` says, and width and height of one of them."""
-    rows, columns, height_in = grid_of(count, width_in, **how)
-    figure, made = panels_of(width_in, height_in + 0.45, rows, columns, count)
-    return figure, made, (width_in / columns, height_in / rows)
-
-
-def grid_of(
+def grid(
     count: int, width_in: float, *, most: int = 2, aspect: float = 0.66, alone: float = 0.5
-) -> tuple[int, int, float]:
-    """Return rows, columns and height of panels: beside each other where the figure is wide, never taller than a page.
+) -> tuple[Figure, list[Axes], tuple[float, float]]:
+    """Return a figure with so many panels, row by row, and width and height of one of them.
 
-    `aspect` and `alone`: height of a panel over its width, beside others, at most `most`, and alone in its row.
+    They are beside each other where the figure is wide, never taller than a page. `aspect` and `alone`: height of a
+    panel over its width, beside others, at most `most`, and alone in its row.
     """
     columns = 1 if width_in < NARROW_IN else min(count, most)
     rows = math.ceil(count / columns)
     ratio = 0.66 if width_in < NARROW_IN else alone if columns == 1 else aspect
-    return rows, columns, rows * min(max(1.75, ratio * width_in / columns), MAX_HEIGHT_IN / rows)
-
-
-def panels_of(
-    width_in: float, height_in: float, rows: int, columns: int, count: int, **how: Any
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure of this size and its first `count` panels, row by row; it has no others."""
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
-    made = list(figure.subplots(rows, columns, squeeze=False, **how).flat)
+    height_in = min(max(1.75, ratio * width_in / columns), MAX_HEIGHT_IN / rows)
+    figure = Figure(figsize=(width_in, rows * height_in + 0.45), layout="constrained")
+    made = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in made[count:]:
         spare.remove()
-    return figure, made[:count]
+    return figure, made[:count], (width_in / columns, height_in)
 
 
 def settings_of(rows: pd.DataFrame, *, most: int = _MAX_SETTINGS) -> list[str]:
@@ -91,11 +77,6 @@ def left_out(rows: pd.DataFrame, shown: Sequence[str]) -> str:
     return f" In the CSV file only: {', '.join(rest)}." if rest else ""
 
 
-def heading(axes: Axes, text: str, panel_in: float) -> None:
-    """Write a title above a panel, broken where the panel is too narrow for it."""
-    axes.set_title(folded(text, 0.8 * panel_in))
-
-
 def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str] = (), **changes: Any) -> None:
     """Draw a line of a series through `x` and `y`, each (N,); `changes` of how it looks, as `Axes.plot` takes them."""
     how: dict[str, Any] = {"linestyle": look.dash, "linewidth": 1.2, "zorder": 2, **changes}
@@ -103,11 +84,6 @@ def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str
     belongs(drawn, look.label)
     if tips:
         mark(drawn, series=look.label, tips=tips)
-
-
-def band_of(axes: Axes, x: pd.Series, ends: tuple[pd.Series, pd.Series], look: SeriesStyle, *, alpha: float) -> None:
-    """Draw the band of a series between the lower and the upper `ends`."""
-    belongs(axes.fill_between(x, *ends, color=look.color, alpha=alpha, linewidth=0, zorder=1.5), look.label)
 
 
 def point_bars(
@@ -209,12 +185,6 @@ def paper_behind(pad: float = 0.6, alpha: float = 0.85) -> dict[str, Any]:
     return {"facecolor": PAPER, "edgecolor": "none", "pad": pad, "alpha": alpha}
 
 
-def rimmed(axes: Axes, ends: tuple[float, float], place: float) -> None:
-    """Draw an interval on a lying bar, with a white rim: it would be lost on a dark one."""
-    for color, width in ((PAPER, 2.6), (INK, 1.0)):
-        axes.plot(ends, [place, place], color=color, linewidth=width, zorder=5)
-
-
 def lying_grid(axes: Axes) -> None:
     """Have lines of the grid across lying bars, and none along them."""
     axes.grid(visible=True, axis="x")
@@ -242,38 +212,6 @@ def apart(values: Iterable[float], far: Callable[[float, float], bool]) -> list[
         if all(far(value, other) for other in kept):
             kept.append(value)
     return sorted(kept)
-
-
-def log_counts(axes: Axes, counts: Sequence[float], panel_in: float) -> None:
-    """Make a logarithmic axis that names these counts, as far as they fit, the largest and the smallest first."""
-    kinds = sorted(set(counts))
-    axes.set_xscale("log")
-    span = max(math.log(kinds[-1] / kinds[0]), math.log(2))
-    margin = 0.05 * span
-    axes.set_xlim(kinds[0] * math.exp(-margin), kinds[-1] * math.exp(margin))
-    per_in = (span + 2 * margin) / (0.8 * panel_in)
-
-    def far(count: float, other: float) -> bool:
-        return abs(math.log(count / other)) >= (text_in(f"{count:g}") + 0.07) * per_in
-
-    label_ticks(axes.xaxis, FixedLocator(apart([kinds[-1], kinds[0], *kinds[1:-1][::-1]], far)))
-
-
-def log_values(axes: Axes, low: float, high: float) -> None:
-    """Make a logarithmic axis of values from `low` to `high`, with round numbers that a reader can use."""
-    axes.set(yscale="log", ylim=(low / 1.25, high * 1.25))
-    label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
-
-
-def beyond(axes: Axes, begin: float, end: float, word: str) -> None:
-    """Lay grey behind what is beyond the measured worker counts, with the word that says what it is."""
-    axes.axvspan(begin, end, color=SHADE, linewidth=0, zorder=0)
-    axes.text(0.99, 0.07, word, transform=axes.transAxes, ha="right", va="bottom", color=QUIET, size=small())
-
-
-def round_values(axes: Axes, nbins: int = 6, steps: Sequence[float] = (1, 2, 5, 10)) -> None:
-    """Label a linear axis of values with a few round numbers."""
-    label_ticks(axes.yaxis, MaxNLocator(nbins=nbins, steps=steps))
 
 
 def marker(look: SeriesStyle) -> dict[str, Any]:
@@ -321,19 +259,30 @@ def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any)
     figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns, **more)
 
 
-def worker_axis(axes: Axes, workers: pd.Series, last: float, wide_in: float) -> None:
-    """Label whole worker counts only: all of them where they fit in a panel of `wide_in` inches, else measured ones."""
-    left, right = _worker_span(last)
-    axes.set_xlim(left, right)
-    counts = sorted({int(each) for each in workers})
-    gap = (text_in(f"{counts[-1]}") + 0.07) / (0.85 * wide_in) * (right - left)
-    if last <= 12 and gap <= 1:
-        shown = [float(count) for count in range(1, int(last) + 1)]
+def count_axis(axes: Axes, counts: Sequence[float], last: float, wide_in: float, *, logarithmic: bool) -> None:
+    """Name counts on the axis of x of a panel of `wide_in` inches that ends at `last`: all whole ones where they fit,
+    else of those that were measured the ones that do, the largest and the smallest first.
+    """
+    kinds = sorted(set(counts))
+    if logarithmic:
+        axes.set_xscale("log")
+        margin = math.exp(0.05 * max(math.log(kinds[-1] / kinds[0]), math.log(2)))
+        axes.set_xlim(kinds[0] / margin, kinds[-1] * margin)
     else:
-        ends = [counts[-1], counts[0], *([] if counts[-1] > 0.8 * last else [int(last)])]
-        shown = apart([*ends, *counts[::-1]], lambda count, other: abs(count - other) >= gap)
-    label_ticks(axes.xaxis, FixedLocator(shown), "{:.0f}".format)
-    axes.set_xlabel("Workers")
+        axes.set_xlim(*_worker_span(last))
+    left, right = axes.get_xlim()
+    size: Callable[[float], float] = math.log if logarithmic else float
+    per_in = (size(right) - size(left)) / ((0.8 if logarithmic else 0.85) * wide_in)
+
+    def far(count: float, other: float) -> bool:
+        text = f"{count:g}" if logarithmic else f"{kinds[-1]:.0f}"
+        return abs(size(count) - size(other)) >= (text_in(text) + 0.07) * per_in
+
+    shown = [float(count) for count in range(1, int(last) + 1)] if not logarithmic and last <= 12 else []
+    if not shown or not far(1, 2):
+        beyond = [float(int(last))] * (not logarithmic and kinds[-1] <= 0.8 * last)
+        shown = apart([kinds[-1], kinds[0], *beyond, *kinds[1:-1][::-1]], far)
+    label_ticks(axes.xaxis, FixedLocator(shown))
 
 
 def _worker_span(last: float) -> tuple[float, float]:
