@@ -58,7 +58,8 @@ class Case:
     def form(self) -> Law:
         """The law in the form that the truth belongs to."""
         law = QUANTITY_LAWS[self.law] if self.quantity else LAWS[self.law].for_mode(self.mode)
-        return law if self.nodes is None else law.across() or law
+        form: Law = law if self.nodes is None else law.across() or law
+        return form
 
 
 CASES = (

@@ -13,7 +13,7 @@ Rows are those of a frame; columns are named. What pointing at a mark says, lege
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -442,12 +442,9 @@ class Figure:
     looks: Looks = field(default_factory=dict)
     legend: Sequence[Any] = ()  # entries behind those of the series
     shape: tuple[int, float, float] = (2, 0.66, 0.5)  # panels in a row, height over width beside others and alone
-    paint: Callable[[float], Canvas] | None = None  # draws it at a width, where panels of layers do not say it
 
     def draw(self, width_in: float) -> Canvas:
         """Return the figure drawn `width_in` inches wide; call it inside `style()`."""
-        if self.paint is not None:
-            return self.paint(width_in)
         most, aspect, alone = self.shape
         panels = [each for each in self.panels if each.known]
         canvas, made, size_in = kit.grid(len(panels), width_in, most=most, aspect=aspect, alone=alone)

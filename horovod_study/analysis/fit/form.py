@@ -8,8 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -127,22 +126,22 @@ class LawForm:
         """One (lowest, highest) per parameter."""
         return tuple(self.bounds.values())
 
-    def for_mode(self, mode: str) -> Self:
+    def for_mode(self, mode: str) -> Any:
         """This law for "strong" scaling (a fixed total of work), or as it is for any other mode."""
-        return form_of(type(self), mode="strong" if mode == "strong" else "weak")
+        return form_of(self.__class__, mode="strong" if mode == "strong" else "weak")
 
-    def across(self) -> Self | None:
+    def across(self) -> Any:
         """The form with constants of its own across nodes, where there is one."""
         return None
 
-    def reduced(self) -> Self | None:
+    def reduced(self) -> Any:
         """The form with fewer free parameters, for few distinct places, where there is one."""
         return None
 
-    def form(self, **flags: Any) -> Self:
+    def form(self, **flags: Any) -> Any:
         """This law with other flags."""
         own = {name: getattr(self, name) for name in ("mode", "quantity", "multi_node", "scaled")}
-        return form_of(type(self), **{**own, **flags})
+        return form_of(self.__class__, **{**own, **flags})
 
     def at(self, where: Places | ArrayLike, values: Floats) -> Floats:
         """Speedup at K places or worker counts, for parameter vectors `values` (..., k), as (..., K)."""
@@ -174,10 +173,13 @@ class LawForm:
         return (where.workers, where.nodes, where.fullest) if self.by_nodes else (where.workers,)
 
 
-@cache
-def form_of(law: Callable[..., Any], **flags: Any) -> Any:
+_FORMS: dict[Any, Any] = {}
+
+
+def form_of(law: Any, **flags: Any) -> Any:
     """Return the one object of a form: laws that are alike are solved together."""
-    return law(**flags)
+    key = law, *sorted(flags.items())
+    return _FORMS.get(key) or _FORMS.setdefault(key, law(**flags))
 
 
 def no_less_than_zero(rows: Floats, target: Floats) -> Floats:

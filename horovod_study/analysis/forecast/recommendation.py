@@ -251,7 +251,7 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
     if not (usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0):
         refuted = next((doubt for doubt in usl.doubts if "has its peak" in doubt), "")
         return found(why_not=refuted or "the points do not tell beta from 0, so a peak is not identified")
-    low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
+    low, high = (float(usl.law.peak_of(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
     peak = round(usl.peak)
     return found(workers=peak, low=max(1, math.floor(low)), high=math.ceil(high))
 

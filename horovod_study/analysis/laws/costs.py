@@ -11,7 +11,7 @@ the M nodes. With few distinct places there is nothing left to determine another
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -74,10 +74,10 @@ class CostLaw(Law):
     def _strong(self) -> bool:
         return self.mode == "strong" and self.of_steps
 
-    def across(self) -> Self | None:
+    def across(self) -> Any:
         return self.form(multi_node=True) if self.of_steps and not self.multi_node else None
 
-    def reduced(self) -> Self | None:
+    def reduced(self) -> Any:
         if "gamma" in self.bounds:
             return self.form(scaled=False)
         return self.form(multi_node=False, scaled=True) if self.multi_node else None
@@ -154,11 +154,11 @@ class Amdahl(CostLaw):
     """Amdahl's law, S = 1 / (s + (1 - s) / N) (G. Amdahl 1967); s is the serial fraction of fixed work."""
 
     name, label, place = "amdahl", "Amdahl", 2
-    formula = "S = 1 / (s + (1 - s) / N)"  # type: ignore[assignment]
-    bounds = {"s": (0.0, 1.0)}  # type: ignore[assignment]
+    formula = "S = 1 / (s + (1 - s) / N)"
+    bounds = {"s": (0.0, 1.0)}
     fitted_names = {"s": "serial_"}
     terms = {"s": lambda n: n - 1}
-    of_steps, costs = False, ()  # type: ignore[assignment]
+    of_steps, costs = False, ()
     modes = frozenset({"strong"})
     misread = "; read its s as a share of an epoch over a fixed data set only"
     trends = (

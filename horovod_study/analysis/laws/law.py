@@ -97,7 +97,12 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
         With weights, or values that are none of a scaling (fewer than one worker, nothing above zero), parameters are
         least squares of the rows, and there are no intervals.
         """
-        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64, ensure_min_samples=2)
+        how: dict[str, Any] = {"y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
+        points, y = validate_data(self, X, y, **how)
+        self._fit_rows(points, np.asarray(y), sample_weight)
+        return self
+
+    def _fit_rows(self, X: Floats, y: Floats, sample_weight: ArrayLike | None) -> None:
         n, nodes = X[:, 0], X[:, 1] if X.shape[1] == 2 else None
         if sample_weight is None and (n >= 1).all() and (y > 0).all():
             self.fitted_: ScalingFit | None = fit(self, n, y, nodes=nodes)
@@ -113,13 +118,12 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
         for name, value in found.items():
             setattr(self, self.fitted_names.get(name, f"{name}_"), value)
         self.params_ = dict(found)
-        return self
 
     def predict(self, X: ArrayLike) -> Floats:
         """Return the speedup at X (points, 1 or 2), shape (points,)."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        return np.array(self.form_.at(self._where(X), np.array([*self.params_.values()])))
+        where = self._where(validate_data(self, X, reset=False, dtype=np.float64))
+        return np.array(self.form_.at(where, np.array([*self.params_.values()])))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -69,7 +69,7 @@ class Gustafson(Monotone):
     modes = frozenset({"weak"})
     misread = ", so its s is not a fraction of anything"
 
-    def curve(self, n: Any, s: Any) -> Any:  # type: ignore[override]
+    def curve(self, n: Any, s: Any) -> Any:
         return s + (1 - s) * n
 
     def slopes(self, n: Any, *values: Any) -> tuple[Any, ...]:
@@ -88,10 +88,10 @@ class Power(Monotone):
     place_of_quantity = 5
     trends = (POWER,)
 
-    def curve(self, n: Any, scale: Any, exponent: Any) -> Any:  # type: ignore[override]
+    def curve(self, n: Any, scale: Any, exponent: Any) -> Any:
         return scale * np.exp(exponent * np.log(n))
 
-    def slopes(self, n: Any, scale: Any, exponent: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def slopes(self, n: Any, scale: Any, exponent: Any) -> tuple[Any, ...]:
         rise = np.exp(exponent * np.log(n))
         return rise, scale * rise * np.log(n)
 

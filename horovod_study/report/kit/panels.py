@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, NullLocator
 
 from horovod_study.report.kit.interactive import belongs, mark
 from horovod_study.report.kit.style import (
@@ -167,14 +167,6 @@ def label_ticks(axis: Axis, locator: Locator, write: Callable[[float], str] = "{
     axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
 
-def label_decades(axis: Axis, numticks: int, write: Callable[[float], str] = "{:g}".format) -> None:
-    """Label the decades of a logarithmic axis as people write them: 0.001 and not a power with a raised exponent."""
-    axis.set_major_locator(LogLocator(base=10, numticks=numticks))
-    axis.set_minor_locator(LogLocator(base=10, subs=tuple(range(2, 10)), numticks=numticks))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def note_at(axes: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, float], **how: Any) -> None:
     """Write small letters beside a point of the data; `offset` in points of a letter."""
     axes.annotate(text, at, xytext=offset, textcoords="offset points", **{"size": small(), **how})
@@ -183,12 +175,6 @@ def note_at(axes: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, flo
 def paper_behind(pad: float = 0.6, alpha: float = 0.85) -> dict[str, Any]:
     """Return what is laid behind letters that stand on lines."""
     return {"facecolor": PAPER, "edgecolor": "none", "pad": pad, "alpha": alpha}
-
-
-def lying_grid(axes: Axes) -> None:
-    """Have lines of the grid across lying bars, and none along them."""
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
 
 
 def stacked(
