@@ -864,7 +864,8 @@ def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TO
     try:
         old = table_of(kept)
     except ValueError as error:
-        why = "is empty" if isinstance(error, pd.errors.EmptyDataError) else f"is not a table ({error})"
+        empty = isinstance(error, pd.errors.EmptyDataError)
+        why = "is empty" if empty else f"is not a table ({error})".replace("\n", "")
         return [_fault("file-missing", why, where=where)], 0
     found = [
         _fault("cell-differs", "the column is not there", where=where, column=name) for name in new if name not in old
