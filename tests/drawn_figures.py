@@ -20,7 +20,7 @@ from horovod_study.analysis.steps.losses import losses
 from horovod_study.report.figures import catalogue
 from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit.style import PRINT_WIDTH_IN, FigureFormat, settled, style
-from horovod_study.report.page import check, html
+from horovod_study.report.page import html
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def figures_only(*names: str) -> Iterator[None]:
     """Pages and reports hold the figures of these names and no others (test_report.py draws all of them)."""
     whole = catalogue.drawings
     with pytest.MonkeyPatch.context() as patch:
-        for module in (catalogue, html, check):
+        for module in (catalogue, html):
             patch.setattr(module, "drawings", lambda analysis: [each for each in whole(analysis) if each.name in names])
         yield
 

@@ -1,7 +1,6 @@
 """`report --check`: a good study has no finding, and each fault is found under its name, in its cell and run."""
 
 import json
-import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -598,32 +597,20 @@ def test_an_unmarked_extrapolation_is_named() -> None:
     )  # fmt: skip
 
 
-def test_a_law_that_goes_on_unmarked_is_found(good: Path, golden: Golden) -> None:
-    study = study_of(good)
-    curve = dict.fromkeys(CURVE_COLUMNS, math.nan) | {"series": SERIES, "law": "usl", "selected": True}
-    rows = [{**curve, "workers": workers, "extrapolated": False} for workers in (2.0, 4.0, 6.0)]
-    values = {**study.analysis.tables(), "fits": {}, "provenance": study.analysis.provenance}
-    (found,) = audit._extrapolated(Analysis(**{**values, "curves": pd.DataFrame(rows)}))
-
-    golden((found.name, found.series, found.text), "extrapolation-unmarked", SERIES, "6 workers")  # fmt: skip
-
-
 def test_a_changed_value_of_a_document_is_named_by_its_path(golden: Golden) -> None:
     document = {"series": {"a": {"laws": [{"rmse": 0.5}]}}, "doubts": ["one", "two"], "none": None}
-    found, compared = audit.compare_documents(
-        "fits.json", {"series": {"a": {"laws": [{"rmse": 0.25}]}}, "doubts": ["one"], "more": 1, "none": None}, document
-    )
+    other = {"series": {"a": {"laws": [{"rmse": 0.25}]}}, "doubts": ["one"], "more": 1, "none": None}
+    old, new = (check._leaves(json.dumps(each), "fits.json") for each in (other, document))
+    found = check._texts("fits.json", old, new, audit.TEXT_TOLERANCE)
 
     golden(
         [(each.column, each.text) for each in found],
         "series.a.laws[0].rmse",
         "0.25",
         "0.5",
-        "doubts",
-        "1 entries",
+        "doubts[1]",
         "more",
     )
-    assert compared == 3
 
 
 # --------------------------------------------------------------------------------------------------------- page
@@ -639,12 +626,11 @@ PAGE = """<html><head><title>T</title><style>b { x: 1 }</style></head><body><h1>
 
 
 def test_the_parts_of_a_page_are_its_texts_and_cells() -> None:
-    parts = dict(check.page_parts(PAGE))
+    parts = check.page_parts(PAGE)
 
-    assert parts["3.9 times as fast"] == "3.9 times as fast"
-    assert parts["Points / Speedup (a, 2)"] == "1.90 [1.8, 2.0]"
-    assert parts["Points / tip"] == "2 workers: 1.9x" and parts["Points / data"] == "workers\n2\n"
-    assert not any("0.5" in text or "let x" in text for _, text in check.page_parts(PAGE))
+    assert {("3.9 times as fast", "3.9 times as fast"), ("Points", "1.90"), ("Points", "[1.8, 2.0]")} <= set(parts)
+    assert {("Points", "2 workers: 1.9x"), ("Points", r'"workers\n2\n"')} <= set(parts)
+    assert not any("0.5" in text or "let x" in text or "x: 1" in text for _, text in parts)
 
 
 def test_hostile_pages_are_read_to_their_end() -> None:

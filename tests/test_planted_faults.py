@@ -99,28 +99,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture(scope="module")
 def patched(made: Made) -> Iterator[Made]:
     """The same with what is drawn of it kept: every check of this module draws the same figures and page."""
-    drawn: dict[Any, Any] = {}
-    real_made, real_render = check._made, check.render
-    again = check._again(made.study.analysis, made.evaluations)
+    drawn: dict[Any, list[Path]] = {}
+    real = check.write_report
     found = audit.lint(made.study)
+
+    def write_report(analysis: Any, directory: Path, *, look: Any, against: Any) -> list[Path]:
+        kept = made.runs.parent / f"drawn-{look}"
+        if look not in drawn:
+            drawn[look] = real(analysis, kept, look=look, against=against)
+        shutil.copytree(kept, directory, dirs_exist_ok=True, copy_function=os.link)
+        return [directory / path.relative_to(kept) for path in drawn[look]]
+
     with pytest.MonkeyPatch.context() as patch:
-
-        def draw(analysis: Any, folders: Any, look: Any) -> Any:
-            if look not in drawn:
-                drawn[look] = real_made(analysis, ["figures", "tables"], look)
-            return tuple(
-                {name: each for name, each in one.items() if name.startswith(tuple(folders))} for one in drawn[look]
-            )
-
-        def render(analysis: Any, *, against: Any = None) -> str:
-            if "page" not in drawn:
-                drawn["page"] = real_render(analysis, against=against)
-            return str(drawn["page"])
-
-        patch.setattr(check, "_made", draw)
-        patch.setattr(check, "render", render)
+        patch.setattr(check, "write_report", write_report)
         patch.setattr(audit, "lint", lambda _: found)
-        patch.setattr(check, "_again", lambda *_: again)
         patch.setattr(check, "page_parts", cache(check.page_parts))
         yield made
 
@@ -169,11 +161,9 @@ def test_no_finding_and_no_allowance_hides_an_error(found: list[Fault], allow: s
     study = copy.copy(made.study)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audit, "lint", lambda _: found)
-        patch.setattr(check, "_compared", lambda *_: ([], 0))
-        patch.setattr(check, "_again", lambda *_: ({}, study.analysis))
-        patch.setattr(check, "_kept", lambda *_: None)
-        patch.setattr(check, "_drawn", lambda *_: ([], {}))
-        patch.setattr(check, "_page", lambda *_: ([], 0))
+        patch.setattr(check, "_compared", lambda *_: [])
+        patch.setattr(check, "_drawn", lambda *_: ([], []))
+        patch.setattr(check, "_loaded", lambda _: study.analysis)
         source = {"runs": made.runs}
         patch.setattr(check, "_changed", lambda *_: [])
         told = check.check(made.runs / "analysis", study, made.evaluations, source, runs={}, allow=allow)
@@ -669,8 +659,8 @@ def test_a_run_without_digests_is_declared(made: Made) -> None:
     bare = replace(study.records[PAIR[0]], digest="")
     object.__setattr__(study, "records", {**study.records, PAIR[0]: bare})
 
-    assert not any(PAIR[0] in what for what, _ in check._not_recounted(made.study))
-    assert any(PAIR[0] in what for what, _ in check._not_recounted(study))
+    assert not any(PAIR[0] in what for what, _ in check._not_covered(made.study, {}))
+    assert any(PAIR[0] in what for what, _ in check._not_covered(study, {}))
 
 
 def test_a_run_that_goes_on_or_ends_otherwise_has_no_digests_of_before(made: Made, tmp_path: Path) -> None:

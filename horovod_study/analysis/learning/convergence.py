@@ -71,7 +71,7 @@ error that is no number is infinite: a run that diverged is worse than any other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Cell:
+class _Place:
     """The runs of one point and what they have in common: the columns of with_series, `repeats`, `floor_mse`."""
 
     facts: Mapping[str, Any]
@@ -131,7 +131,7 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.Data
     return points.whole_numbers(pd.DataFrame(list(rows), columns=list(columns)), whole)
 
 
-def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> Iterator[_Cell]:
+def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> Iterator[_Place]:
     """Yield the cells that have evaluations, in the order of the points."""
     table = points.with_series(runs)
     table = table[points.measured(table)] if finished else table
@@ -152,10 +152,10 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
         for run in own:
             run["test_mse"] = np.where(np.isfinite(run["test_mse"]), run["test_mse"], np.inf)
         facts = {f"{name}": value for name, value in known[0].items()}
-        yield _Cell(facts=facts | {"repeats": len(known), "floor_mse": floor}, runs=own)
+        yield _Place(facts=facts | {"repeats": len(known), "floor_mse": floor}, runs=own)
 
 
-def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
+def _curve_rows(cell: _Place) -> Iterator[dict[str, Any]]:
     """Yield medians over the repeats that were evaluated after equally many samples."""
     for count in sorted({float(each) for run in cell.runs for each in run["samples"]}):
         there = [
@@ -177,7 +177,7 @@ def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
         }
 
 
-def _learning_row(cell: _Cell) -> dict[str, Any]:
+def _learning_row(cell: _Place) -> dict[str, Any]:
     by_best = sorted(cell.runs, key=lambda run: (run["test_mse"].min(), run["train_s"][run["test_mse"].argmin()]))
     run, bests = by_best[len(by_best) // 2], [_finite(each["test_mse"].min()) for each in by_best]
     best, place = bests[len(bests) // 2], int(run["test_mse"].argmin())
@@ -257,7 +257,7 @@ def _crossing(run: _Run, target: float) -> dict[str, Any]:
     return found | {"worker_hours": hours, "energy_j": energy_j}
 
 
-def _default_targets(cells: Sequence[_Cell]) -> list[float]:
+def _default_targets(cells: Sequence[_Place]) -> list[float]:
     """Return three test MSEs, equally far apart in logarithm, from below the first of every cell to the best common.
 
     Where that range is narrow or empty, as with a learning rate at which hardly anything is learned, the best of the
@@ -353,10 +353,10 @@ def _over(above: float, below: float) -> float:
     return above / below if below > 0 else math.nan
 
 
-def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _doubts(cells: Sequence[_Place], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the limitations of the convergence, in a stable order; `rows`: of the targets, cell by cell."""
     found: tuple[list[str], ...] = ([], [], [])
-    alike, blurred, largest = list[_Cell](), list[_Cell](), 0.0
+    alike, blurred, largest = list[_Place](), list[_Place](), 0.0
     levels = len(rows) // max(1, len(cells))
     for at, cell in enumerate(cells):
         place, seeds = _places([cell]), {run["seed"] for run in cell.runs}
@@ -397,7 +397,7 @@ def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterat
         )
 
 
-def _places(cells: Sequence[_Cell]) -> str:
+def _places(cells: Sequence[_Place]) -> str:
     """Return 'SERIES at 1 and 2 workers; SERIES at 4 workers'."""
     workers: dict[str, list[float]] = {}
     for cell in cells:

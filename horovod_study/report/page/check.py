@@ -1,22 +1,22 @@
 """`horovod-study report DIR --check`: everything that DIR holds, made again from the run directories and compared.
 
 Tables, documents, the files of figures and tables, captions and all texts of the page follow one rule
-(`audit.same_text`): numbers are equal within a tolerance, everything else is equal. Pictures are drawn again where
-Matplotlib and everything below is the same as when they were drawn; elsewhere another picture of the same numbers would
-come out, and they are compared with the digests that `report` kept.
-
-No finding hides another one: what --allow accepts are doubts, and every error stays.
+(`audit.same_text`): numbers are equal within a tolerance, everything else is equal. Pictures are equal byte for byte
+where Matplotlib and everything below is the same as when they were drawn; elsewhere another picture of the same numbers
+would come out, and they are compared with the digests that `report` kept. What --allow accepts are doubts; every error
+stays.
 """
 
-import csv
+import html
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from difflib import SequenceMatcher
-from html.parser import HTMLParser
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -29,56 +29,39 @@ from horovod_study.analysis.audit import RULES, Fault, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.config.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import RecordError, StudyError, nearest, refuse
-from horovod_study.files import csv_of
-from horovod_study.report.figures.catalogue import drawings
-from horovod_study.report.grammar import write_files
-from horovod_study.report.kit.files import FORMATS
 from horovod_study.report.kit.style import TEXT, FigureFormat
-from horovod_study.report.page import tables
-from horovod_study.report.page.html import render
+from horovod_study.report.page.html import write_report
 from horovod_study.text.words import cut, plural, printable, wrapped
 
 _PICTURES = (".pdf", ".svg", ".png", ".pgf")
 SHOWN = 8
 """So many findings of one kind are told listed on the terminal."""
 WIDE = 100
+_PARTS = ("figures", "tables", "report.html")
 
-
-_OF_A_TABLE = ("how the numbers of the table were measured", "no run was recorded; they are compared with the table")
 NOT_COVERED: Sequence[tuple[str, str]] = (
     (
         "a run that was changed before it was analysed, together with the digests in its run.json",
         "a digest is not a signature: such a change is found where it contradicts another file, rank or repeat",
     ),
     (
-        "in such a run: earlier evaluations whose test_mse, g0_rmse_mpa and a_rmse were changed together",
-        "the predictions are not kept",
+        "in such a run: earlier evaluations whose test_mse, g0_rmse_mpa and a_rmse were changed together, and the "
+        "initial parameters of the only run of its seed",
+        "neither predictions nor the first checkpoint are kept",
     ),
-    (
-        "in such a run: dates that were all moved together",
-        "no file holds a second clock; the times of files are no proof",
-    ),
-    (
-        "in such a run: the initial parameters, where it is the only run of its seed",
-        "the checkpoint at step 0 is not kept; runs of one seed are compared with each other",
-    ),
+    ("in such a run: dates that were all moved together", "no file holds a second clock; times of files are no proof"),
     (
         "in such a run: time between steps on a GPU, of somebody's own script, or with checkpoints or resumes",
         "device and host keep two clocks, and what is between two steps is told by no row",
     ),
     (
-        "in such a run: single values of system samples; their means in the window and joules within some percent",
-        "only their number, maxima, means and sums are in the record as well, and a stretch of the window begins and "
-        "ends some milliseconds before and after its steps",
-    ),
-    (
-        "in such a run: a window that is longer than its steps by less than 1 % and 10 ms a stretch",
-        "so much may be between the clock of the window and that of the steps",
+        "in such a run: single values of system samples, means and joules within some percent, and a window longer "
+        "than its steps by less than 1 % and 10 ms a stretch",
+        "a stretch of the window begins and ends some milliseconds before and after its steps",
     ),
     (
         "in such a run: what it tells in one place only, such as names of hosts and processes, machine and versions "
-        "(other runs may differ: versions-differ), options that nothing is read back of, the path of its messages, "
-        "bench.json",
+        "(other runs may differ: versions-differ), options that nothing is read back of, bench.json",
         "there is nothing to compare it with",
     ),
     ("data of curves, and trained parameters", "data sets and checkpoints are not read"),
@@ -102,13 +85,14 @@ def drawn_by(
     return {"matplotlib": matplotlib.__version__, "look": [f"{look.width_in!r}", look.font], "pictures": pictures}
 
 
-def _look(reported: Mapping[str, Any]) -> FigureFormat | None:
-    """Return the look with which pictures were drawn; None where it is not known."""
-    try:
-        width, font = reported["look"]
-        return FigureFormat(width_in=float(width), font=font)
-    except (KeyError, ValueError, TypeError, StudyError):
-        return None
+def _look(source: Mapping[str, Any]) -> FigureFormat | None:
+    """Return how pictures were drawn, where it was done with the same Matplotlib and everything below; else None."""
+    reported = source.get("report") or {}
+    if reported.get("matplotlib") == matplotlib.__version__ and source.get("versions") == versions():
+        with suppress(KeyError, ValueError, TypeError, StudyError):
+            width, font = reported["look"]
+            return FigureFormat(width_in=float(width), font=font)
+    return None
 
 
 def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
@@ -124,17 +108,12 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
         source = {}
     place = directory / source.get("runs", "") if runs is None else runs
     names = kept_runs(directory) or []
+    folder = place.is_dir() and "columns" not in source and names
+    why = ""
     if not (place.exists() or place.with_name(re.sub(r"@[\dx]+$", "", place.name)).is_file()):
         why = "no such directory"
-    elif (
-        place.is_dir()
-        and "columns" not in source
-        and names
-        and not any((place / each / records.MANIFEST).is_file() for each in (*names, "."))
-    ):
+    elif folder and not any((place / each / records.MANIFEST).is_file() for each in (*names, ".")):
         why = f"holds none of the {plural(len(names), 'run')} of this study"
-    else:
-        why = ""
     hint = "they were there when the study was analysed" if runs is None else "it was given as --runs"
     refuse(
         "", (why, f"{place}: {why} ({hint}); say where the run directories are now with --runs RUNS"), error=RecordError
@@ -183,15 +162,9 @@ def allowed(names: Sequence[str]) -> frozenset[str]:
 
 def kept_runs(directory: Path) -> list[str] | None:
     """Return the names of the runs that the analysis in `directory` has; None where its table cannot be read."""
-    text, _ = _read(directory / "runs.csv")
-    try:
-        rows = audit.rows_of(text or "")
-    except csv.Error:
-        return None
-    if not rows or "run" not in rows[0]:
-        return None
-    place = rows[0].index("run")
-    return [row[place] for row in rows[1:] if len(row) > place]
+    with suppress(ValueError, KeyError, RecordError):
+        return list(audit.table_of(read_text(directory / "runs.csv", again=""))["run"])
+    return None
 
 
 def check(
@@ -214,60 +187,48 @@ def check(
     notes: list[str] = []
     kept = kept_runs(directory) if study.records else list(runs)
     gone = sorted(set(kept or ()) - set(runs))
-    new = sorted(set(runs) - set(kept)) if kept is not None else []
-    left_out = {name: f"is {runs[name]} and is not in the tables" for name in new}
-    found = [
-        Fault(name="run-left-out", text=text, where="runs.csv", column="run", runs=(name,))
-        for name, text in left_out.items()
-    ]
-    found += [Fault(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone]
-    found += _changed(source, study.records)
-    compared = {
-        "runs": len(study.runs),
-        "rows": sum(each.rows for each in study.recounts),
-        "totals": sum(each.totals for each in study.recounts),
-    }
-    on_progress("looking for faults")
-    found += audit.lint(study)
+    found = [Fault(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone]
+    for name in sorted(set(runs) - set(runs if kept is None else kept)):
+        text = f"is {runs[name]} and is not in the tables"
+        found.append(Fault(name="run-left-out", text=text, where="runs.csv", column="run", runs=(name,)))
+    found += [*_changed(source, study.records), *audit.lint(study)]
+    compared = Counter(runs=len(study.runs))
+    for each in study.recounts:
+        compared.update(rows=each.rows, totals=each.totals)
     if gone:
         notes.append("tables, figures and page were not compared: they count runs that are gone")
     else:
-        same, (texts, reloaded) = _same_libraries(source), _again(study.analysis, evaluations)
-        tolerance = audit.TEXT_TOLERANCE if same else audit.LIBRARY_TOLERANCE
-        if not same:
-            notes.append(
-                f"analysed with {_named(source.get('versions') or {})}, checked with {_named(versions())}: numbers "
-                f"count as equal within {tolerance:g} of their size"
-            )
-        on_progress("comparing tables")
-        made, cells = _compared(directory, texts, tolerance)
-        found += made
-        compared |= {"tables": len(texts), "cells": cells}
-        # Pictures of numbers in which a last digit differs have other bytes; `report` drew those that are kept.
-        analysis = reloaded if made else _kept(directory) or reloaded
-        on_progress("comparing figures")
-        more, done = _drawn(directory, analysis, source, tolerance, notes)
-        found += more
-        compared |= done
-        on_progress("comparing the page")
-        more, parts = _page(directory, analysis, against, source, tolerance, notes)
-        found += more
-        compared["page"] = parts
-    ordered = audit.in_order(audit.placed(found, study.runs), study.analysis)
+        tolerance = audit.TEXT_TOLERANCE
+        if source.get("versions") != versions():
+            tolerance = audit.LIBRARY_TOLERANCE
+            makers = [sorted((each or {}).items()) for each in (source.get("versions"), versions())]
+            before, now = (", ".join(f"{name} {version}" for name, version in each) for each in makers)
+            near = f"numbers count as equal within {tolerance:g} of their size"
+            notes.append(f"analysed with {before or 'unknown versions'}, checked with {now}: {near}")
+        with tempfile.TemporaryDirectory() as folder:
+            on_progress("comparing tables")
+            tables = {"evaluations": evaluations, **study.analysis.tables()}
+            made = records.save_tables(Path(folder), tables, study.analysis.documents())
+            faults = _compared(directory, {path.name: path for path in made}, source, tolerance, compared)
+            # Pictures of numbers in which a last digit differs have other bytes; `report` drew those that are kept.
+            analysis = _loaded(Path(folder))
+            if not faults:
+                with suppress(StudyError):  # which it would refuse
+                    records.read_source(directory)
+                    analysis = _loaded(directory)
+            on_progress("comparing figures and page")
+            more, told = _drawn(directory, analysis, against, source, tolerance, compared)
+            found, notes = [*found, *faults, *more], [*notes, *told]
+    ordered = audit.in_order(found, study)
     accepted = tuple(each for each in ordered if each.severity == "doubt" and each.name in allow)
     return PageCheck(
         directory=str(directory),
         runs=len(study.runs),
         findings=tuple(each for each in ordered if each not in accepted),
         accepted=accepted,
-        compared=compared,
+        compared=dict(compared),
         notes=tuple(notes),
-        not_covered=(
-            *NOT_COVERED,
-            *(() if study.records else (_OF_A_TABLE,)),
-            *_not_recounted(study),
-            *_not_kept(source),
-        ),
+        not_covered=tuple(_not_covered(study, source)),
     )
 
 
@@ -287,11 +248,8 @@ def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord
         if not (directory / records.MANIFEST).is_file():
             continue  # it is told as gone, where the tables have it
         there = records.run_files(directory)
-        files = analysed.get(name, there)
-        wrong = _unlike(files, there)
-        if name in recorded:
-            wrong = _unlike_written(recorded[name], there) | wrong
-        for file, text in wrong.items():
+        wrong = _unlike_written(recorded[name], there) if name in recorded else {}
+        for file, text in (wrong | _unlike(analysed.get(name, there), there)).items():
             yield Fault(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
 
 
@@ -305,10 +263,7 @@ def _unlike_written(record: records.RunRecord, there: Mapping[str, str]) -> dict
         return {}
     own = record.digest == records.digest_of_record(record)
     found = {} if own else {records.MANIFEST: "its digest is that of another text"}
-    for name, digest in record.files.items():
-        if there.get(name) != digest:
-            found[name] = "is not the file that the run wrote" if name in there else "the run wrote it, and it is gone"
-    return found
+    return found | _unlike(record.files, {name: there[name] for name in record.files if name in there})
 
 
 def _unlike(files: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
@@ -320,66 +275,25 @@ def _unlike(files: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str
     }
 
 
-def _not_recounted(study: Study) -> list[tuple[str, str]]:
-    """Return which totals of these runs no kept row tells, and of which runs all."""
-    names = {name for each in study.recounts if each.totals for name in each.not_recounted}
-    whole = [name for name, each in study.records.items() if records.is_command(each)]
-    without = [each.run for each in study.recounts if not each.totals and each.run not in whole]
+def _not_covered(study: Study, source: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what of this study no kept row tells, and what report did not keep by what it is known again."""
+    names = sorted({name for each in study.recounts if each.totals for name in each.not_recounted})
+    without = [each.run for each in study.recounts if not each.totals]
     bare = [name for name, each in study.records.items() if each.state() == "done" and not each.digest]
+    few = [f"{plural(len(each), 'run')}: {', '.join(each[:3])}{', ...' * (len(each) > 3)}" for each in (bare, without)]
+    reported, unkept, undrawn = not study.records, not source.get("run_files"), _look(source) is None
     cases = (
-        (bare, f"changes before it was analysed of {_some(bare)}", "an older program wrote no digests of it"),
-        (names, ", ".join(sorted(names)), "no kept row tells it"),
-        (whole, f"totals of {_some(whole)}", "no step was seen, so that no row tells them"),
-        (without, f"totals of {_some(without)}", "have no totals"),
+        (bare, f"changes before it was analysed of {few[0]}", "an older program wrote no digests of it"),
+        (names, ", ".join(names), "no kept row tells it"),
+        (without, f"totals of {few[1]}", "no step was seen, or they did not end well"),
+        (reported, "how the numbers of the table were measured", "no run was recorded; the table is all there is"),
+        (unkept, "runs changed after the analysis", "source.json holds no digests of them"),
+        (undrawn, "pictures changed together with source.json", "another program drew them"),
     )
-    return [(what, why) for those, what, why in cases if those]
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{plural(len(names), 'run')}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-
-
-def _not_kept(source: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what cannot be looked at because report did not keep by what it is known again."""
-    drawn = _same_program(source) and _look(source.get("report") or {})
-    cases = (
-        (source.get("run_files"), "runs changed after the analysis", "source.json holds no digests of them"),
-        (drawn, "pictures changed together with source.json", "another program drew them"),
-    )
-    return [(what, why) for kept, what, why in cases if not kept]
+    return [*NOT_COVERED, *((what, why) for those, what, why in cases if those)]
 
 
 # ------------------------------------------------------------------------------------------------------- files
-
-
-def _same_libraries(source: Mapping[str, Any]) -> bool:
-    return bool((source.get("versions") or {}) == versions())
-
-
-def _same_program(source: Mapping[str, Any]) -> bool:
-    """Return whether Matplotlib and everything below is the same as when the pictures were drawn."""
-    reported = source.get("report") or {}
-    return bool(reported.get("matplotlib") == matplotlib.__version__) and _same_libraries(source)
-
-
-def _named(made_by: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(made_by.items())) or "unknown versions"
-
-
-def _read(path: Path) -> tuple[str | None, str]:
-    """Return the text of a file, or None with the reason."""
-    try:
-        return read_text(path, again="", missing="is not there"), ""
-    except RecordError as error:
-        return None, f"{error}".removeprefix(f"{shown(path)}: ").removesuffix("; ")
-
-
-def _again(analysis: Analysis, evaluations: pd.DataFrame) -> tuple[dict[str, str], Analysis]:
-    """Return the files of the analysis as texts, as records.save_tables writes them, and as `report` reads them."""
-    with tempfile.TemporaryDirectory() as folder:
-        written = {"evaluations": evaluations, **analysis.tables()}
-        paths = records.save_tables(Path(folder), written, analysis.documents())
-        return {path.name: path.read_text(encoding="utf-8") for path in paths}, _loaded(Path(folder))
 
 
 def _loaded(directory: Path) -> Analysis:
@@ -387,404 +301,188 @@ def _loaded(directory: Path) -> Analysis:
     return Analysis(**{**frames, **documents})
 
 
-def _kept(directory: Path) -> Analysis | None:
-    """Return the analysis that `report` drew from; None where it would refuse it."""
-    try:
-        records.read_source(directory)
-        return _loaded(directory)
-    except StudyError:
-        return None
-
-
-def _compared(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[Fault], int]:
-    """Compare files with what they should hold: tables and documents cell by cell, other texts line by line."""
-    found: list[Fault] = []
-    cells = 0
-    for name, again in texts.items():
-        kept, why = _read(directory / name)
-        try:
-            document = parse_json(kept, source=name, again="") if kept is not None and name.endswith(".json") else None
-        except RecordError as error:
-            kept, why = None, f"{error}".removeprefix(f"{name}: ").removesuffix("; ")
-        if kept is None:
-            found.append(Fault(name="file-missing", text=why, where=name))
-        elif name.endswith((".csv", ".json")):
-            made, count = (
-                audit.compare_tables(name, kept, again, tolerance)
-                if name.endswith(".csv")
-                else audit.compare_documents(name, document, parse_json(again, source=name, again=""), tolerance)
-            )
-            found += made
-            cells += count
-        else:
-            found += _compare_lines(name, kept, again, tolerance)
-    return found, cells
-
-
 def _drawn(
-    directory: Path, analysis: Analysis, source: Mapping[str, Any], tolerance: float, notes: list[str]
-) -> tuple[list[Fault], dict[str, int]]:
-    """Compare the data and the captions of the figures, the tables for print, and the pictures."""
+    directory: Path, analysis: Analysis, against: Callable[[Analysis], Any], source: Mapping[str, Any], *how: Any
+) -> tuple[list[Fault], list[str]]:
+    """Compare figures, tables for print and the page with those that are drawn of `analysis`."""
     reported = source.get("report") or {}
-    folders = [name for name in ("figures", "tables") if (directory / name).is_dir()]
-    found: list[Fault] = []
-    for name in sorted({"figures", "tables"} - set(folders)):
+    found, notes = list[Fault](), list[str]()
+    parts = [name for name in _PARTS if (directory / name).exists()]
+    for name in sorted({*_PARTS} - {*parts}):
         if reported:
-            found.append(Fault(name="file-missing", text="is not there", where=f"{name}/"))
+            where = name if "." in name else f"{name}/"
+            found.append(Fault(name="file-missing", text="is not there", where=where))
         else:
-            notes.append(f"{name}/ is not there; horovod-study report {shlex.quote(str(directory))} makes it")
-    look = _look(reported)
-    again = look if _same_program(source) else None
-    expected, pictures = _made(analysis, folders, again)
-    done = {"figures": 0, "print_tables": 0, "pictures": 0}
-    found += _compared(directory, expected, tolerance)[0]
-    for name in expected:
-        done["figures" if name.startswith("figures/") else "print_tables"] += name.endswith(".csv")
-    digests = reported.get("pictures") or {}
-    for name in sorted({*pictures, *digests}):
-        made, count = _picture(directory, name, digests.get(name), pictures.get(name))
-        found += made
-        done["pictures"] += count
-    known = {*expected, *pictures, *digests, *(reported.get("files") or ())}
-    for folder in folders:
-        for path in sorted((directory / folder).rglob("*")):
-            name = path.relative_to(directory).as_posix()
-            if path.is_file() and name not in known and not path.name.startswith("."):
-                text = "belongs to no figure or table of this analysis"
-                found.append(Fault(name="file-left-over", text=text, where=name))
-    return found, done
-
-
-def _made(
-    analysis: Analysis, folders: Sequence[str], look: FigureFormat | None
-) -> tuple[dict[str, str], dict[str, str | None]]:
-    """Return the texts of the figures and tables that belong into `folders`, and the digests of the pictures.
-
-    Without `look` pictures are not drawn, and their digests are None.
-    """
-    expected: dict[str, str] = {}
-    pictures: dict[str, str | None] = {}
-    drawn = drawings(analysis) if "figures" in folders else []
-    for each in drawn:
-        expected[f"figures/{each.name}.csv"] = csv_of(each.data)
-        expected[f"figures/{each.name}.txt"] = each.caption + "\n"
-        pictures |= {f"figures/{each.name}.{form}": None for form in FORMATS}
-    with tempfile.TemporaryDirectory() as folder:
-        for path in tables.write_tables(analysis, Path(folder)) if "tables" in folders else ():
-            expected[f"tables/{path.name}"] = path.read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        for path in write_files(drawn, Path(folder), look=look) if look is not None else ():
-            if path.suffix in _PICTURES:
-                pictures[f"figures/{path.name}"] = records.digest_of(path.read_bytes())
-    return expected, pictures
-
-
-def _picture(directory: Path, name: str, kept: str | None, again: str | None) -> tuple[list[Fault], int]:
-    """Compare one picture with the digest that report kept of it, and with that of the one drawn again."""
+            notes.append(f"{name} is not there; horovod-study report {shlex.quote(str(directory))} makes it")
+    if not parts:
+        return found, notes
+    other = None
     try:
-        content = read_bytes(directory / name, again="")
-    except RecordError:
-        content = b""
-    if not content:
-        return [Fault(name="file-missing", text="is not there", where=name)], 0
-    digest = records.digest_of(content)
-    if kept is not None and digest != kept:
-        text = "was changed after it was drawn"
-    elif again is not None and digest != again:
-        text = "is not the picture that the runs give, though source.json says so"
-    else:
-        return [], int(kept is not None or again is not None)
-    return [Fault(name="picture-changed", text=text, where=name)], 1
+        other = against(analysis)
+    except RecordError as error:  # the study that it was compared with is not there any more
+        parts = [name for name in parts if name != "report.html"]
+        found.append(Fault(name="file-missing", text=f"cannot be compared ({error})", where="report.html"))
+    digests = dict.fromkeys(reported.get("pictures") or {})
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_report(analysis, Path(folder), look=_look(source) or TEXT, against=other)
+        made = {**digests, **{path.relative_to(folder).as_posix(): path for path in paths}}
+        there = {name: path for name, path in made.items() if name.partition("/")[0] not in {*_PARTS} - {*parts}}
+        found += _compared(directory, there, source, *how)
+    known = {*made, *(reported.get("files") or ())}
+    for path in sorted(each for name in _PARTS[:2] for each in (directory / name).rglob("*") if each.is_file()):
+        name = path.relative_to(directory).as_posix()
+        if name not in known and not path.name.startswith("."):
+            text = "belongs to no figure or table of this analysis"
+            found.append(Fault(name="file-left-over", text=text, where=name))
+    return found, notes
 
 
-def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[Fault]:
-    """Compare a text line by line; a row of a LaTeX table names its first cells."""
-    if kept == again:
-        return []
-    found = []
-    between = "&" * where.endswith(".tex")
-    heads: list[str] = []
-    for ours, theirs in _pairs(kept.split("\n"), again.split("\n")):
-        if ours is None or theirs is None:
-            found.append(_differing(where, ours, theirs))
+def _compared(
+    directory: Path,
+    made: Mapping[str, Path | None],
+    source: Mapping[str, Any],
+    tolerance: float,
+    compared: Counter[str],
+) -> list[Fault]:
+    """Compare files below `directory` with those made again, by name; None for what only its digest is known of.
+
+    Counts in `compared` what was.
+    """
+    digests, drawn_alike = (source.get("report") or {}).get("pictures") or {}, _look(source) is not None
+    found: list[Fault] = []
+    for name, path in made.items():
+        suffix = Path(name).suffix
+        if suffix in _PICTURES or path is None:
+            wanted = {digests[name]} if name in digests else set()
+            wanted |= {records.digest_of(path.read_bytes())} if path is not None and drawn_alike else set()
+            content = b""
+            with suppress(RecordError):
+                content = read_bytes(directory / name, again="")
+            if not content:
+                found.append(Fault(name="file-missing", text="is not there", where=name))
+            elif wanted - {records.digest_of(content)}:
+                text = "is not the picture that report drew, or not what the runs give"
+                found.append(Fault(name="picture-changed", text=text, where=name))
+            compared["pictures"] += bool(content and wanted)
             continue
-        cells = [[each.strip() for each in line.split(between)] if between else [line] for line in (ours, theirs)]
-        if len(cells[1]) > 2 and not heads:
-            heads = cells[1]
-        if audit.same_text(ours, theirs, tolerance):
-            continue
-        if between and len(cells[0]) == len(cells[1]) > 1:
-            for place, (a, b) in enumerate(zip(*cells, strict=True)):
-                if not audit.same_text(a, b, tolerance):
-                    column = heads[place] if place < len(heads) else ""
-                    row = ", ".join(each for each in cells[1][:3] if each)
-                    text = f"is {a or 'empty'}; the runs give {b or 'nothing'}"
-                    found.append(replace(_differing(where, a, b, column=column, row=row), text=text))
-        else:
-            found.append(_differing(where, ours, theirs))
+        place, again = shown(directory / name), path.read_text(encoding="utf-8")
+        try:
+            kept = read_text(directory / name, again="", missing="is not there")
+            if suffix == ".csv":
+                faults, count = audit.compare_tables(name, kept, again, tolerance)
+            else:
+                parts: Any = {".html": page_parts, ".json": _leaves}.get(suffix, _lines)
+                old, new = parts(kept, place), parts(again, place)
+                faults, count = _texts(name, old, new, tolerance), len(new)
+            if suffix == ".html" and not faults and kept != again and drawn_alike:
+                text = "its texts and tables are right, its drawings or styles are not those that report makes"
+                faults = [Fault(name="picture-changed", text=text, where=name)]
+        except RecordError as error:
+            text = f"{error}".removeprefix(f"{place}: ").removesuffix("; ")
+            faults, count = [Fault(name="file-missing", text=text, where=name)], 0
+        found += faults
+        if suffix == ".html":
+            compared["page"] += count
+        elif "/" not in name:
+            compared.update(tables=1, cells=count)
+        elif suffix == ".csv":
+            compared["print_tables" if name.startswith("tables") else "figures"] += 1
     return found
 
 
-def _differing(where: str, ours: str | None, theirs: str | None, *, column: str = "", row: str = "") -> Fault:
-    """Return the fault of a text: `ours` is what the report says, `theirs` what the runs give, None for nothing."""
-    if ours is None:
-        text = f"{_short(theirs or '')!r} is not there"
-    elif theirs is None:
-        text = f"nothing in the runs gives {_short(ours)!r}"
-    else:
-        one, other = _around(ours, theirs)
-        text = f"says {one!r}; the runs give {other!r}"
-    return Fault(name="cell-differs", text=text, where=where, column=column, row=row, kept=ours, again=theirs)
+def _lines(text: str, _: str) -> list[tuple[str, str]]:
+    return [("", line) for line in text.split("\n")]
 
 
-def _pairs(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[str | None, str | None]]:
-    """Yield what stands for each other in two lists of texts, None where one has nothing."""
-    if len(old) == len(new):
-        yield from zip(old, new, strict=True)
-        return
-    first, last = _alike(old, new)
-    yield from zip(old[:first], new[:first], strict=True)
-    a, b = old[first : len(old) - last], new[first : len(new) - last]
-    for kind, i, j, k, m in SequenceMatcher(None, a, b, autojunk=len(a) * len(b) > 10_000_000).get_opcodes():
-        if kind == "equal" or j - i == m - k:
-            yield from zip(a[i:j], b[k:m], strict=True)
+def _leaves(text: str, place: str) -> list[tuple[str, str]]:
+    """Return the values of a JSON document as texts, each with its path."""
+
+    def look(path: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict | list) and value:
+            named = [(f".{name}", each) for name, each in value.items()] if isinstance(value, dict) else []
+            for name, each in named or [(f"[{number}]", each) for number, each in enumerate(value)]:
+                yield from look(f"{path}{name}".lstrip("."), each)
         else:
-            yield from ((each, None) for each in a[i:j])
-            yield from ((None, each) for each in b[k:m])
-    yield from zip(old[len(old) - last :], new[len(new) - last :], strict=True)
+            yield path, f"{value}"
+
+    return [*look("", parse_json(text, source=place, again=""))]
 
 
-def _around(one: str, other: str) -> tuple[str, str]:
-    """Return the parts of two texts that differ, with some of what stands around them."""
-    first, last = _alike(one, other)
-    begin, more = max(0, first - 24), max(0, last - 24)
-    return _short(one[begin : len(one) - more]), _short(other[begin : len(other) - more])
+def page_parts(text: str, _: str = "") -> list[tuple[str, str]]:
+    """Return the headings and texts that a reader sees of a page, in order; of drawings what pointing at them says."""
+
+    def tips(hit: re.Match[str]) -> str:
+        return "".join(re.findall(r"<title>[^<]*", hit[0]))
+
+    # Places in a drawing depend on who draws.
+    seen = re.sub(r"(?s)<(style|script(?![^>]*json)|svg)\b.*?(?:</\1>|\Z)", tips, text)
+    section, parts = "", []
+    for tag, words in re.findall(r"(<[^>]*>?)([^<]*)", f"<>{seen}"):
+        for each in (*re.findall(r'\b(?:aria-label|alt|title)="([^"]*)"', tag), words):
+            if shown_text := " ".join(html.unescape(each).split()):
+                section = shown_text if re.match("<h[1-3]", tag) else section
+                parts.append((section, shown_text))
+    return parts
 
 
-def _alike(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """Return how many entries of two sequences are the same at their beginning, and of the rest at their end."""
-    shorter = min(len(one), len(other))
-    first = next((place for place in range(shorter) if one[place] != other[place]), shorter)
-    return first, next(
-        (place for place in range(shorter - first) if one[-1 - place] != other[-1 - place]), shorter - first
-    )
-
-
-def _short(text: str) -> str:
-    return cut(" ".join(text.split()), 70)
-
-
-# -------------------------------------------------------------------------------------------------------- the page
-
-
-def _page(
-    directory: Path,
-    analysis: Analysis,
-    against: Callable[[Analysis], Any],
-    source: Mapping[str, Any],
-    tolerance: float,
-    notes: list[str],
-) -> tuple[list[Fault], int]:
-    """Compare report.html by what a reader sees of it: headings, sentences, cells, and what pointing at a mark says."""
-    path = directory / "report.html"
-    kept, why = _read(path)
-    if kept is None:
-        if path.exists() or source.get("report"):
-            return [Fault(name="file-missing", text=why, where=path.name)], 0
-        notes.append(f"{path.name} is not there; horovod-study report {shlex.quote(str(directory))} makes it")
-        return [], 0
-    try:
-        again = render(analysis, against=against(analysis))
-    except RecordError as error:  # the study that it was compared with is not there any more
-        return [Fault(name="file-missing", text=f"cannot be compared ({error})", where=path.name)], 0
-    parts = page_parts(again)
-    if kept == again:
-        return [], len(parts)
-    old = page_parts(kept)
+def _texts(where: str, old: Sequence[Any], new: Sequence[Any], tolerance: float) -> list[Fault]:
+    """Compare the texts of two files; what stands for each other is found by difflib where there are more."""
+    pairs: list[Any] = [*zip_longest(old, new)]
+    if where.endswith(".json"):  # by their paths
+        both = dict(old), dict(new)
+        names = dict.fromkeys(name for name, _ in (*new, *old))
+        pairs = [[(name, each[name]) if name in each else None for each in both] for name in names]
+    elif len(old) != len(new):
+        blocks = SequenceMatcher(None, old, new).get_opcodes()
+        pairs = [pair for _, i, j, k, m in blocks for pair in zip_longest(old[i:j], new[k:m])]
     found = []
-    for ours, theirs in _pairs([f"{a}\n{b}" for a, b in old], [f"{a}\n{b}" for a, b in parts]):
-        if ours == theirs or (ours and theirs and audit.same_text(ours, theirs, tolerance)):
-            continue
-        (place, a), (_, b) = ((each or "\n").split("\n", 1) if each else ("", "") for each in (ours, theirs))
-        place = place or (theirs or "\n").split("\n", 1)[0]
-        section, _, cell = place.partition(" / ")
-        told = (a if ours is not None else None, b if theirs is not None else None)
-        found.append(_differing(path.name, *told, column=cell, row=section))
-    if not found and _same_program(source):
-        text = "its texts and tables are right, its drawings or styles are not those that report makes"
-        found.append(Fault(name="picture-changed", text=text, where=path.name))
-    return found, len(parts)
-
-
-def page_parts(text: str) -> list[tuple[str, str]]:
-    """Return the texts of a page in order, each with where it stands: `Section / column, row` in a table."""
-    reader = _PageReader()
-    reader.feed(text)
-    reader.close()
-    reader.flush()
-    return reader.parts
-
-
-_BREAKS = frozenset(
-    "h1 h2 h3 h4 p li dt dd td th figcaption summary caption div section header footer nav title pre ul ol dl table tr "
-    "tbody thead figure details main article button label option small br style svg script".split()
-)
-
-
-class _PageReader(HTMLParser):
-    """Collects the texts of a page by their blocks; cells of a table with the head of their column."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[tuple[str, str]] = []
-        self._text: list[str] = []
-        self._section = self._skip = self._script = ""
-        self._heading = self._in_head = self._tip = False
-        self._cell: list[str] | None = None  # its texts
-        self._spans = (1, 1)  # columns and rows of it
-        self._heads: list[str] = []
-        self._row: list[str] = []
-        self._over: list[str] = []  # the first cell of further rows, where one spans them
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self._tip = tag == "title" and self._skip == "svg"
-        if self._skip:
-            return
-        if tag in _BREAKS:
-            self.flush()
-        if tag == "script" and "json" in (values.get("type") or ""):
-            self._script = values.get("id") or "data"
-        elif tag in ("style", "svg", "script"):
-            self._skip = tag
-        elif tag == "table":
-            self._heads, self._over = [], []
-        elif tag == "thead":
-            self._in_head = True
-        elif tag == "tr":
-            self._row = [self._over.pop()] if self._over else []
-        elif tag in ("td", "th"):
-            self._cell, self._spans = [], (_span(values.get("colspan")), _span(values.get("rowspan")))
-        elif tag in ("h1", "h2", "h3"):
-            self._heading = True
-        for name in ("aria-label", "alt", "title"):
-            if values.get(name) and tag != "svg":
-                self.parts.append((self._section, f"{name}: {values[name]}"))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._tip = False
-        if self._skip:
-            self._skip = "" if tag == self._skip else self._skip
-            return
-        if tag == "script":
-            self._json("".join(self._text))
-            self._text, self._script = [], ""
-            return
-        if tag in _BREAKS:
-            self.flush()
-        if tag in ("td", "th") and self._cell is not None:
-            self._end_cell(" ".join(self._cell))
-        elif tag == "thead":
-            self._in_head = False
-        elif tag in ("h1", "h2", "h3"):
-            self._heading = False
-
-    def handle_data(self, data: str) -> None:
-        if self._tip:  # places in a drawing depend on who draws, what pointing at them says does not
-            self.parts.append((f"{self._section} / tip", data))
-        elif not self._skip:
-            self._text.append(data)
-
-    def flush(self) -> None:
-        """End the block that is open."""
-        text = " ".join("".join(self._text).split())
-        self._text = []
-        if not text or self._script:
-            return
-        if self._cell is not None:
-            self._cell.append(text)
-            return
-        if self._heading:
-            self._section = text
-        self.parts.append((self._section, text))
-
-    def _end_cell(self, text: str) -> None:
-        self._cell, (columns, rows) = None, self._spans
-        if self._in_head:
-            self._heads.append(text)
-            self.parts.append((self._section, text))
-            return
-        head = next(iter(self._heads[len(self._row) :]), "")
-        names = ", ".join(each for each in self._row[:2] if each)
-        self.parts.append((f"{self._section} / {head}{f' ({names})' if names else ''}", text))
-        self._row += [text] * columns
-        self._over = [text] * (rows - 1) or self._over
-
-    def _json(self, text: str) -> None:
-        """Take the table behind a figure from the data of the page's script."""
-        with suppress(RecordError):  # else the text itself is compared
-            text = f"{parse_json(text, source='the page', again='')}"
-        self.parts.append((f"{self._section} / {self._script}", text))
-
-
-def _span(text: str | None) -> int:
-    return min(1000, int(text)) if text and text.isdecimal() and int(text) > 0 else 1
+    for ours, theirs in pairs:
+        kept, again = (each and each[1] for each in (ours, theirs))
+        if kept is None or again is None or not audit.same_text(kept, again, tolerance):
+            alike = [*takewhile(lambda pair: pair[0] == pair[1], zip(kept or "", again or "", strict=False))][24:]
+            one, other = ("nothing" if each is None else repr(cut(each[len(alike) :], 70)) for each in (kept, again))
+            text, place = f"says {one}; the runs give {other}", (ours or theirs or ("",))[0]
+            found.append(Fault(name="cell-differs", text=text, where=where, column=place, kept=kept, again=again))
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- terminal
 
+_COUNTED = {"rows": "step rows", "print_tables": "tables for print", "page": "texts of the page"}
+
 
 def lines(found: PageCheck) -> list[str]:
     """Return the check for a terminal, at most WIDE columns: what was compared, the findings by kind, the verdict."""
-    done = found.compared
-    what = [
-        f"{plural(found.runs, 'run')}",
-        f"{done.get('rows', 0):,} step rows",
-        f"{done.get('totals', 0):,} totals",
-        *([f"{done['cells']:,} cells of {done['tables']} tables"] if "cells" in done else []),
-        *([f"{done['figures']} figures"] if done.get("figures") else []),
-        *([f"{done['print_tables']} tables for print"] if done.get("print_tables") else []),
-        *([f"a page of {done['page']:,} texts"] if done.get("page") else []),
-    ]
-    shown = _wrap(f"{found.directory}: {', '.join(what)} compared with the raw rows.")
+    counts = {"runs": found.runs, **found.compared}
+    what = ", ".join(f"{count:,} {_COUNTED.get(name, name)}" for name, count in counts.items() if count)
+    shown = _wrap(f"{found.directory}: compared with the raw rows: {what}.")
     for title, findings in (("", found.findings), ("accepted: ", found.accepted)):
         for name in dict.fromkeys(each.name for each in findings):
-            same = [each for each in findings if each.name == name]
-            rule = RULES[name]
+            same, rule = [each for each in findings if each.name == name], RULES[name]
             shown += ["", *_wrap(f"{title}{rule.severity} {name}: {rule.title} ({len(same):,})")]
-            for each in same[:SHOWN]:
-                shown += _wrap(_line(each), indent="  ")
+            shown += [line for each in same[:SHOWN] for line in _wrap(_line(each), indent="  ")]
             if len(same) > SHOWN:
-                files = list(dict.fromkeys(each.where for each in same[SHOWN:]))
-                where = f" in {', '.join(files[:4])}{' and others' if len(files) > 4 else ''}"
-                shown += _wrap(f"and {len(same) - SHOWN:,} more{where}; --json lists all", indent="  ")
+                shown += _wrap(f"and {len(same) - SHOWN:,} more; --json lists all", indent="  ")
             shown += _wrap(f"-> {rule.remedy}", indent="  ")
     shown.append("")
     shown += [line for note in found.notes for line in _wrap(f"note: {note}")]
     shown += [line for what, why in found.not_covered for line in _wrap(f"not covered: {what} ({why})")]
     errors = sum(each.severity == "error" for each in found.findings)
-    doubts = len(found.findings) - errors
+    counts = {"error": errors, "doubt": len(found.findings) - errors}
     if found.findings:
-        counts = [plural(count, word) for count, word in ((errors, "error"), (doubts, "doubt")) if count]
-        shown += _wrap(f"{plural(len(found.findings), 'finding')} ({', '.join(counts)}): the check failed.")
-    else:
-        shown += _wrap("0 findings: every number that was compared is what the raw rows give.")
-    return shown
+        told = ", ".join(plural(count, word) for word, count in counts.items() if count)
+        return shown + _wrap(f"{plural(len(found.findings), 'finding')} ({told}): the check failed.")
+    return shown + _wrap("0 findings: every number that was compared is what the raw rows give.")
 
 
 def _line(each: Fault) -> str:
     """Return one finding: where, which cell, what, which runs."""
-    cell = [
-        each.series,
-        "" if each.workers is None else plural(each.workers, "worker"),
-        "" if each.nodes in (None, 1) else plural(each.nodes or 0, "node"),
-        each.row,
-    ]
-    place = ", ".join(printable(text) for text in cell if text)
-    column = f" {printable(each.column)}" if each.column else ""
-    names = [printable(name) for name in each.runs]
-    runs = f" [{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}]" if names else ""
-    return f"{printable(each.where)}{column}{f' ({place})' if place else ''}: {printable(each.text)}{runs}"
+    workers = "" if each.workers is None else plural(each.workers, "worker")
+    nodes = "" if each.nodes in (None, 1) else plural(each.nodes or 0, "node")
+    place = ", ".join(text for text in (each.series, workers, nodes, each.row) if text)
+    where = f"{each.where} {each.column}".strip() + (f" ({place})" if place else "")
+    more = f" and {len(each.runs) - 3} more" if len(each.runs) > 3 else ""
+    return printable(f"{where}: {each.text}" + (f" [{', '.join(each.runs[:3])}{more}]" if each.runs else ""))
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:
