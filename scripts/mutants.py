@@ -36,7 +36,7 @@ QUIETLY = (
 )
 LEFT_OUT = "not slow and not horovod and not cluster"
 STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/series/points.py"
-SPLIT, USL, LEDGER = "analysis/steps/breakdown.py", "analysis/laws/usl.py", "studies/ledger.py"
+SPLIT, USL, LEDGER = "analysis/steps/breakdown.py", "analysis/laws/costs.py", "studies/ledger.py"
 RECORD, WRITER = "records/model.py", "records/writer.py"
 BUCKETS, SERVERS, LIVENESS = "comm/mpi.py", "comm/ps.py", "comm/liveness.py"
 
@@ -72,7 +72,7 @@ FAULTS = (  # file, what the line says, what it says instead
     (POINTS, '_{kind}{name}": value / n for name', '_{kind}{name}": value for name'),
     (SPLIT, 'cell["batch"] / cell["ref_batch"]', 'cell["ref_batch"] / cell["batch"]'),
     (SPLIT, "each.var(axis=0, ddof=1) / len(each)", "each.var(axis=0, ddof=1)"),
-    (USL, 'return "coherency" if beta * workers > alpha', 'return "coherency" if beta > alpha'),
+    (USL, 'return "coherency" if values["beta"] * n > values["alpha"]', 'return "coherency" if values["beta"] > values["alpha"]'),
     (USL, "math.sqrt((1 - alpha) / beta))", "math.sqrt(1 / beta))"),
     (LEDGER, "if record.key != key:", "if False:"),
     (LEDGER, "(*BY_ITSELF, *(ON_RETRY if retry else ()))", "(*BY_ITSELF, *ON_RETRY)"),

@@ -228,6 +228,8 @@ def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any)
 
     The figure grows by the lines that the legend has beyond two.
     """
+    if not handles:
+        return
     size = small()
     em_in = size / 72
     lead_in = (mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"]) * em_in
