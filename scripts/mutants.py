@@ -72,7 +72,7 @@ FAULTS = (  # file, what the line says, what it says instead
     (POINTS, '_{kind}{name}": value / n for name', '_{kind}{name}": value for name'),
     (SPLIT, 'cell["batch"] / cell["ref_batch"]', 'cell["ref_batch"] / cell["batch"]'),
     (SPLIT, "each.var(axis=0, ddof=1) / len(each)", "each.var(axis=0, ddof=1)"),
-    (USL, 'return "coherency" if values["beta"] * n > values["alpha"]', 'return "coherency" if values["beta"] > values["alpha"]'),
+    (USL, 'if values["beta"] * n > values["alpha"]', 'if values["beta"] > values["alpha"]'),
     (USL, "math.sqrt((1 - alpha) / beta))", "math.sqrt(1 / beta))"),
     (LEDGER, "if record.key != key:", "if False:"),
     (LEDGER, "(*BY_ITSELF, *(ON_RETRY if retry else ()))", "(*BY_ITSELF, *ON_RETRY)"),
