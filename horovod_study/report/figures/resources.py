@@ -85,10 +85,11 @@ def _panels(analysis: Analysis) -> list[dict[str, Any]]:
         return []
     columns = {"energy_per_sample_j": ("Energy per sample / {}", "J"),
                "worker_hours_per_epoch": (f"{word} {{}} per epoch", "hours")}  # fmt: skip
-    panels = []
-    for name, (label, kind) in columns.items():
-        if not math.isnan(largest := float(rows[f"{name}_max"].max())):
-            size, unit = next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
-            sizes = {"largest": largest, "unit": size, "unit_name": unit}
-            panels.append({"quantity": name, "label": label.format(unit), **sizes})
-    return panels
+    made = [_panel(name, *told, rows[f"{name}_max"]) for name, told in columns.items()]
+    return [panel for panel in made if not math.isnan(panel["largest"])]
+
+
+def _panel(quantity: str, label: str, kind: str, values: pd.Series) -> dict[str, Any]:
+    largest = float(values.max())
+    size, name = next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
+    return {"quantity": quantity, "label": label.format(name), "largest": largest, "unit": size, "unit_name": name}
