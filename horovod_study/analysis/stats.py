@@ -98,7 +98,7 @@ def t_quantile(p: float, freedom: float | Floats) -> float | Floats:
     """
     from scipy import special
 
-    found = np.where(np.isposinf(freedom), _normal_quantile(p), special.stdtrit(freedom, p))
+    found = np.where(np.isposinf(freedom), special.ndtri(p), special.stdtrit(freedom, p))
     return found if found.ndim else float(found)
 
 
@@ -113,13 +113,6 @@ def t_p(difference: float, error: float, freedom: float) -> float:
     if error < _NO_SCATTER:
         return float(abs(difference) < _NO_DIFFERENCE)
     return float(2 * special.stdtr(freedom, -abs(difference) / error))
-
-
-def _normal_quantile(p: float) -> float:
-    """Return where a standard normal variable is below with probability `p`."""
-    from scipy import special
-
-    return float(special.ndtri(p))
 
 
 def binomial_tail(hits: int, n: int, p: float) -> float:

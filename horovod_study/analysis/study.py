@@ -175,8 +175,13 @@ def analyze(
     table = scaling.levelled(runs, turns)
     points = scaling.scaling_points(table, accounts, turns)
     parts = laps.breakdown(table)
-    baseline = _baseline(points)
-    scaled = _scaling_rows(table)
+    # `plain`, unless no parallel point has one.
+    known = points.loc[points["backend"] != "serial", ["speedup_plain", "speedup_wrapped"]].notna().any()
+    baseline = "wrapped" if known["speedup_wrapped"] and not known["speedup_plain"] else "plain"
+    scaled = table[scaling.measured(table) & (table["backend"] != "serial") & (scaling.texts(table, "apart") == "")]
+    scaled = scaled[boundary.fewest_nodes(scaled)].astype({"samples_per_s": float})
+    names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
+    scaled = scaled[names].rename(columns={"batch": "batch_size"})
     scaled.attrs["unit"] = unit
     fitted = _fitted(scaled, points, baseline, seed)
     forecasts = _forecasts(table, scaled, points, baseline, fitted, seed)
@@ -247,6 +252,7 @@ def analyze(
 def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[str, Any]:
     """Return what was run, when (the first start and the last, ISO 8601), where, and how it was measured."""
     started = _distinct(runs["started"]) if "started" in runs.columns else []
+    measured = table[scaling.measured(table)]
     return {
         "schema": SCHEMA,
         "studies": _distinct(runs["study"]),
@@ -260,15 +266,12 @@ def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[
         ],
         "environment": _environments(runs),
         "measurement": _measurement(table),
-        "learning": _common(table),
+        "learning": {  # what all finished runs share; what they differ in is in the series
+            choice: _plain_value(measured[choice].iloc[0])
+            for choice in scaling.CHOICES
+            if measured[choice].nunique(dropna=False) == 1 and f"{measured[choice].iloc[0]}" != scaling.UNKNOWN
+        },
     }
-
-
-def _baseline(points: pd.DataFrame) -> str:
-    """Return the baseline of the figures and fits: `plain`, unless no parallel point has one."""
-    parallel = points[points["backend"] != "serial"]
-    plain = parallel["speedup_plain"].notna().any()
-    return "plain" if plain or not parallel["speedup_wrapped"].notna().any() else "wrapped"
 
 
 def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
@@ -304,14 +307,6 @@ def _forecasts(
         room=scaling.cores_of_one_machine(table),
         seed=seed,
     )
-
-
-def _scaling_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the finished parallel runs with the columns that laws and forecasts are made from, as for a user."""
-    rows = table[scaling.measured(table) & (table["backend"] != "serial") & (scaling.texts(table, "apart") == "")]
-    rows = rows[boundary.fewest_nodes(rows)].astype({"samples_per_s": float})
-    names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
-    return rows[names].rename(columns={"batch": "batch_size"})
 
 
 def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, unit: str) -> dict[str, Any]:
@@ -374,7 +369,17 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
                 "baseline": baseline,
                 "base": scaling.baseline_words(rows, baseline),
                 "base_samples_per_s": _number(best[f"base_{baseline}_samples_per_s"]),
-                "series": [_result(row, baseline) for _, row in top.iterrows()],
+                "series": [
+                    {
+                        "series": row["series"],
+                        "workers": int(row["workers"]),
+                        "repeats": int(row["repeats"]),
+                        "samples_per_s": _number(row["samples_per_s_median"]),
+                        **_against(row, baseline),
+                        "efficiency": _number(row[f"efficiency_{baseline}"]),
+                    }
+                    for _, row in top.iterrows()
+                ],
                 "comparisons": [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()],
                 "overheads": [
                     {"series": row["series"], **_against(row, "plain")}
@@ -392,17 +397,6 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
 
 _OUTSIDE = {"share": "outside_share_median", "samples_per_s": "whole_samples_per_s_median", "speedup": "speedup_whole"}
 """What is said of the time outside of steps, by columns of the points."""
-
-
-def _result(row: Any, baseline: str) -> dict[str, Any]:
-    return {
-        "series": row["series"],
-        "workers": int(row["workers"]),
-        "repeats": int(row["repeats"]),
-        "samples_per_s": _number(row["samples_per_s_median"]),
-        **_against(row, baseline),
-        "efficiency": _number(row[f"efficiency_{baseline}"]),
-    }
 
 
 def _against(row: Any, baseline: str) -> dict[str, Any]:
@@ -494,16 +488,6 @@ def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _common(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the options of training that all finished runs share; those in which they differ are in the series."""
-    table = table[scaling.measured(table)]
-    return {
-        choice: _plain_value(table[choice].iloc[0])
-        for choice in scaling.CHOICES
-        if table[choice].nunique(dropna=False) == 1 and f"{table[choice].iloc[0]}" != scaling.UNKNOWN
-    }
 
 
 def _range(values: pd.Series) -> list[float | int | None]:

@@ -161,7 +161,11 @@ def _score_series(
     counts = [int(count) for count in np.unique(rows["workers"])]
     hidden = hidden_counts(counts, hide)
     if hidden < 1:
-        return HoldoutScore(series=name, known=tuple(counts), hidden=(), why_not=_too_short(counts, hide))
+        why = f"hiding {hide} leaves fewer than {_MIN_KNOWN}; hide at most {len(counts) - _MIN_KNOWN}"
+        if hide is None or len(counts) <= _MIN_KNOWN:
+            why = f"one is hidden and {_MIN_KNOWN} stay known, so at least {_MIN_KNOWN + 1} are needed"
+        why_not = f"{len(counts)} distinct worker count{'s' * (len(counts) > 1)}: {why}"
+        return HoldoutScore(series=name, known=tuple(counts), hidden=(), why_not=why_not)
     per_node = per_node or planned_per_node(rows)
     targets: list[Target] = []
     refused: dict[str, str] = {}
@@ -186,14 +190,6 @@ def _score_series(
         forecasts=tuple(sorted(targets, key=lambda target: (target.known_to, target.workers))),
         doubts=tuple(_doubts(rows, known_to, hidden)),
     )
-
-
-def _too_short(counts: Sequence[int], hide: int | None) -> str:
-    worker_counts = f"{len(counts)} distinct worker count{'s' * (len(counts) > 1)}"
-    if hide is None or len(counts) <= _MIN_KNOWN:
-        return f"{worker_counts}: one is hidden and {_MIN_KNOWN} stay known, so at least {_MIN_KNOWN + 1} are needed"
-    most = len(counts) - _MIN_KNOWN
-    return f"{worker_counts}: hiding {hide} leaves fewer than {_MIN_KNOWN}; hide at most {most}"
 
 
 def planned_per_node(rows: pd.DataFrame) -> int | None:

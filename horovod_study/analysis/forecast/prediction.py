@@ -26,7 +26,6 @@ from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts, off_doubts
 from horovod_study.analysis.forecast.batch_size import StepModel, step_model
 from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, sync_trends, trends
-from horovod_study.analysis.laws.law import Trend
 from horovod_study.analysis.laws.lines import POWER
 from horovod_study.analysis.machine.advice import network_of
 from horovod_study.analysis.machine.network import FittedModel, fitted
@@ -209,34 +208,22 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
     if "sync_s" in rows:
         share = medians_at(n, np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))[2]
         share = share if np.isfinite(share).all() else None
+    # Rows that are equal in everything may be copies: they say nothing about the spread. One wild run is three sigma.
+    errors = (np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()]
+    away = np.abs(errors[errors != 0])
+    limit = 3 * max(normal_deviation(away), _MIN_NOISE) if len(away) else math.inf
+    total = 2 * _MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
     return _Known(
         workers=counts,
         log_rate=log_rate,
         nodes=nodes,
-        # Rows that are equal in everything may be copies: they say nothing about the spread.
-        noise=_noise((np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()], len(counts)),
+        noise=math.sqrt(total / (2 + (len(errors) - len(counts)))),
         share=share,
         batch=float(batch[0]) if steady else math.nan,
         steps=steps,
         strong=bool(fixed and not steady),
         per_node=workers_per_node,
     )
-
-
-def _noise(errors: Floats, counts: int) -> float:
-    """Relative spread of single runs, from their log distances to their medians; one wild run counts as three sigma."""
-    away = np.abs(errors[errors != 0])
-    limit = 3 * max(normal_deviation(away), _MIN_NOISE) if len(away) else math.inf
-    freedom = len(errors) - counts
-    total = 2 * _MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
-    return math.sqrt(total / (2 + freedom))
-
-
-def _nodes(count: int, known: _Known) -> int | None:
-    if known.per_node is not None:
-        return math.ceil(count / known.per_node)
-    inside = known.workers[known.nodes == 1]
-    return 1 if len(inside) and count <= inside[-1] else None
 
 
 def _falls_at_boundary(known: _Known) -> bool:
@@ -282,9 +269,11 @@ def _predict_series(
         least = replace(known, workers=workers_too, log_rate=rates_too, nodes=nodes_too)
     ceiling = best + WIDTH * known.noise  # a single run may be lucky, an expectation is not above ideal
 
-    forecasts = []
+    forecasts, inside = [], known.workers[known.nodes == 1]
     for i, count in enumerate(workers):
-        nodes = _nodes(count, known)
+        nodes = 1 if len(inside) and count <= inside[-1] else None
+        if known.per_node is not None:
+            nodes = math.ceil(count / known.per_node)
         gap = float(np.min(np.abs(np.log2(least.workers / count))))
         weights: Mapping[str, float] = {}
         if least.workers[0] <= count <= last:
@@ -482,8 +471,13 @@ def _outlook(
     full = _crosses(known, asked)
     inside = np.where(full, float(known.per_node or 1), asked)
     inside = np.maximum(inside, n[-1]) if not downwards else inside
+    candidates = list(trends(strong=known.strong))
+    if known.share is not None and not known.strong:
+        candidates += sync_trends(dict(zip(known.workers.tolist(), known.share.tolist(), strict=True)))
+    if network is not None and math.isfinite(known.batch) and (network.hosts > 1) == bool(beyond.any()):
+        candidates.append(bench_trend(network.seconds, known.batch))
     mixture = mix(
-        _candidates(known, network),
+        candidates,
         n,
         log_rate,
         inside,
@@ -503,7 +497,11 @@ def _outlook(
     reach = WIDTH * np.sqrt(known.noise**2 + wander + mixture.spread**2)
     down = np.maximum(reach, centre - mixture.lowest + 2 * WIDTH * known.noise)
     if _level(known) and not downwards:
-        down = np.maximum(down, _fall(known, inside))
+        # As from the peak of Gunther's law without contention, 2 q / (1 + q^2) at q times its workers, or as from the
+        # last count but one to the last, whichever is more.
+        far, total = np.log(inside / known.workers[-1]), known.log_rate + np.log(known.workers)
+        steep = max(0.0, (total[-2] - total[-1]) / math.log(known.workers[-1] / known.workers[-2]))
+        down = np.maximum(down, np.maximum(np.log(np.cosh(far)), steep * far))
     slower = np.zeros((3, len(asked)))
     for i in np.flatnonzero(full):
         slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]), network)
@@ -513,27 +511,6 @@ def _outlook(
         "up": np.hypot(reach, slower[0] - slower[1]) + high - centre,
         "mixture": mixture,
     }
-
-
-def _fall(known: _Known, asked: Floats) -> Floats:
-    """(M,) how far the log of the throughput may fall below the last one, where it no longer rises.
-
-    As from the peak of Gunther's law without contention, 2 q / (1 + q^2) at q times its workers, or as from the last
-    count but one to the last, whichever is more.
-    """
-    far = np.log(asked / known.workers[-1])
-    total = known.log_rate + np.log(known.workers)
-    steep = max(0.0, (total[-2] - total[-1]) / math.log(known.workers[-1] / known.workers[-2]))
-    return np.asarray(np.maximum(np.log(np.cosh(far)), steep * far), dtype=np.float64)
-
-
-def _candidates(known: _Known, network: _Network | None) -> list[Trend]:
-    found = list(trends(strong=known.strong))
-    if known.share is not None and not known.strong:
-        found += sync_trends(dict(zip(known.workers.tolist(), known.share.tolist(), strict=True)))
-    if network is not None and math.isfinite(known.batch) and (network.hosts > 1) == bool(known.beyond.any()):
-        found.append(bench_trend(network.seconds, known.batch))
-    return found
 
 
 def _network_cost(known: _Known, count: int, log_rate: float, network: _Network | None) -> tuple[float, float, float]:

@@ -99,7 +99,11 @@ def outlook(
         documents[name] = document
     if not documents:
         return nothing()
-    return Outlook(table=_table(lines), document={"series": documents, "summary": holdout.summarise(scores)})
+    table = pd.DataFrame(lines, columns=list(FORECAST_COLUMNS))
+    texts = ("series", "setting", "kind", "law", "doubts")
+    numbers = {column: "float64" for column in FORECAST_COLUMNS if column not in texts}
+    table = table.assign(doubts=table["doubts"].astype(object).fillna("")).astype({**numbers, "workers": "int64"})
+    return Outlook(table=table, document={"series": documents, "summary": holdout.summarise(scores)})
 
 
 def _lines(
@@ -127,10 +131,3 @@ def _lines(
         line["ideal_samples_per_s"] = base * line["workers"]
         line["efficiency"] = line["samples_per_s"] / line["ideal_samples_per_s"]
     return lines
-
-
-def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    table = pd.DataFrame(lines, columns=list(FORECAST_COLUMNS))
-    texts = ("series", "setting", "kind", "law", "doubts")
-    numbers = {column: "float64" for column in FORECAST_COLUMNS if column not in texts}
-    return table.assign(doubts=table["doubts"].astype(object).fillna("")).astype({**numbers, "workers": "int64"})

@@ -309,7 +309,7 @@ class Overlap(CostLaw):
         return (*found, rate) if self.scaled else found
 
     def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
-        n, serial = where.workers, form_of_ring(self)
+        n, serial = where.workers, Ring(mode=self.mode, scaled=self.scaled)
         work, own, units, _ = self._parts(n)
         scale = float(np.max(s / n)) if self.scaled else 1.0
         # g = 1 is the ring; starting there, overlap never ends up worse.
@@ -329,8 +329,3 @@ class Overlap(CostLaw):
     def peak_of(self, **values: float) -> float:
         costs = values["alpha"] > 0 or values["beta"] > 0
         return Law.peak_of(self, **values) if costs and self._strong else math.inf
-
-
-def form_of_ring(law: Law) -> Ring:
-    """Return the ring with the flags of another law."""
-    return Ring(mode=law.mode, scaled=law.scaled)

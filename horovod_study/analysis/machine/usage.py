@@ -73,7 +73,13 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """
     table = with_series(runs)
     table = table[measured(table) & table["run"].isin(profiles["run"])]
-    courses = {str(run): _course(own) for run, own in profiles.groupby("run", sort=False)}
+    courses: dict[str, pd.DataFrame] = {}  # run -> the middle of each slice
+    for run, own in profiles.groupby("run", sort=False):
+        own = own.sort_values("part", kind="stable")
+        at_s = (own["begin_s"] + own["end_s"]) / 2 - own["begin_s"].iloc[0]
+        places = ((np.arange(SLICES) + 0.5) / SLICES * len(own)).astype(np.int64)
+        course = own[list(OVER_TIME)].astype(float).assign(at_s=at_s)
+        courses[str(run)] = course.iloc[places].reset_index(drop=True)
     frames = []
     for cell in cells_of(table):
         found = pd.concat([courses[name] for name in cell["run"]]).groupby(level=0).agg(["median", "min", "max"])
@@ -81,11 +87,3 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
         found = found.rename(columns={"at_s_median": "at_s"}).assign(**_head(cell), slice=np.arange(SLICES))
         frames.append(found[list(LOAD_COLUMNS)])
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(LOAD_COLUMNS))
-
-
-def _course(own: pd.DataFrame) -> pd.DataFrame:
-    """Return the middle of each slice since the window began, at_s, and OVER_TIME there, SLICES rows."""
-    own = own.sort_values("part", kind="stable")
-    at_s = (own["begin_s"] + own["end_s"]) / 2 - own["begin_s"].iloc[0]
-    places = ((np.arange(SLICES) + 0.5) / SLICES * len(own)).astype(np.int64)
-    return own[list(OVER_TIME)].astype(float).assign(at_s=at_s).iloc[places].reset_index(drop=True)

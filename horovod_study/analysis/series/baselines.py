@@ -6,7 +6,7 @@ smallest worker count, on the fewest nodes, divided by that count.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,13 +76,12 @@ def impossibilities(rows: pd.DataFrame, base_samples_per_s: float) -> list[str]:
             size = values[rule] / float(workers)  # type: ignore[arg-type]
             if (why := impossible(rule, **values, unit=unit)) and size > found.get(rule, (0.0, ""))[0]:
                 found[rule] = (size, why)
-    return [why for _, why in found.values()] + list(_longer_than_steps(rows))[:1]
-
-
-def _longer_than_steps(rows: pd.DataFrame) -> Iterator[str]:
+    said = [why for _, why in found.values()]
     if {"sync_s", "batch_size"} <= set(rows.columns):
         steps = rows["workers"] * rows["batch_size"] / rows["samples_per_s"]
         for part, whole, workers in zip(rows["sync_s"], steps, rows["workers"], strict=True):
-            if not math.isnan(part * whole):
-                of = f"a step of {workers} workers"
-                yield from filter(None, [impossible("part", what="synchronisation", part=part, whole=whole, of=of)])
+            of = f"a step of {workers} workers"
+            why = impossible("part", what="synchronisation", part=part, whole=whole, of=of)
+            if why and not math.isnan(part * whole):
+                return [*said, why]
+    return said

@@ -117,13 +117,6 @@ def _outside(row: Row) -> str:
     )
 
 
-def _stalls(row: Row) -> str:
-    return (
-        f"some steps take more than 10 times the median one, and cost {milliseconds(row['stall_s_median'])} ms of the "
-        f"mean step of {milliseconds(row['step_mean_s_median'])} ms"
-    )
-
-
 CULPRITS = (
     Culprit(
         name="apart",
@@ -178,7 +171,10 @@ CULPRITS = (
         name="stalls",
         flag="some steps take more than 10 times the median one",
         holds=lambda row: row["stall_s_median"] >= STALLED * row["step_mean_s_median"],
-        words=_stalls,
+        words=lambda row: (
+            f"some steps take more than 10 times the median one, and cost {milliseconds(row['stall_s_median'])} ms of "
+            f"the mean step of {milliseconds(row['step_mean_s_median'])} ms"
+        ),
     ),
 )
 """What matters most first."""

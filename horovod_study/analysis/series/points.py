@@ -209,23 +209,16 @@ def _families(table: pd.DataFrame) -> list[_Family]:
     told = table.assign(rank_threads=table["rank_threads"].mask(texts(table, "device") == "cuda"))
     for settings, alike in told.groupby(list(SETTINGS), dropna=False, sort=True)[sizes]:
         common = dict(zip(SETTINGS, settings, strict=True))
-        for threads, group in _by_threads(alike):
+        parts = alike.groupby("rank_threads", dropna=False)  # unless they follow from workers and batch
+        one = (alike.groupby(["workers", "batch"], dropna=False)["rank_threads"].nunique() < 2).all()
+        for threads, group in [(math.nan, alike)] if one else parts:
             best = _claimed(group, common, _RULES)
             if len(best) > 1 and group["workers"].nunique() > 1:
                 for first in _RULES[1:]:
                     found = _claimed(group, common, (first, *(rule for rule in _RULES if rule != first)))
                     best = found if _length(found, group) > _length(best, group) else best
-            families += [replace(each, threads=threads) for each in best]
+            families += [replace(each, threads=float(f"{threads}")) for each in best]
     return families
-
-
-def _by_threads(group: pd.DataFrame) -> Iterator[tuple[float, pd.DataFrame]]:
-    """Yield runs of equal settings; by their threads, where the workers of a count and batch differ in those alone."""
-    if (group.groupby(["workers", "batch"], dropna=False)["rank_threads"].nunique() < 2).all():
-        yield math.nan, group
-        return
-    for threads, rows in group.groupby("rank_threads", dropna=False):
-        yield float(f"{threads}"), rows
 
 
 def _length(families: Sequence[_Family], group: pd.DataFrame) -> int:

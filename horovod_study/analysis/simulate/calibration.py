@@ -177,7 +177,9 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         )
     if content.get("wrong"):
         doubts.append(f"{source}: holds wrong results; do not believe its times")
-    alpha_spread = _spread_of(fits[floor].get("alpha_ci95_s"))
+    interval, alpha_spread = fits[floor].get("alpha_ci95_s"), None
+    if interval and None not in interval and 0 < interval[0] <= interval[1]:
+        alpha_spread = math.log(interval[1] / interval[0]) / 2 / stats.Z95  # of the logarithm
     if alpha_spread is None or alpha_spread > math.log(2) / 2:
         doubts.append(
             f"{source}: the latency of {floor} is not resolved; measure with more rounds or on a quiet machine"
@@ -217,13 +219,6 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         batch=int(content["model"]["batch"]),
         doubts=tuple(doubts),
     )
-
-
-def _spread_of(interval: Any) -> float | None:
-    """Return the standard deviation of the logarithm that a 95 % interval means; None where it has no end."""
-    if not interval or None in interval or not 0 < interval[0] <= interval[1]:
-        return None
-    return math.log(interval[1] / interval[0]) / 2 / stats.Z95
 
 
 def _runtime(settings: Mapping[str, Any], *, horovod: bool) -> Runtime:

@@ -73,7 +73,13 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     Raises AnalysisError for fewer than 4 pairs of blocks.
     """
     workers, pairs = int(found["workers"]), int(found["pairs"])
-    laps = {name: _blocks(found, f"{name}_s") for name in (*PARTS, "step")}
+    laps: dict[str, Floats | None] = dict.fromkeys((*PARTS, "step"))  # (pairs, 2, workers): normal, silent
+    blocks = found["blocks"]
+    for name in laps:
+        if (column := blocks.get(f"{name}_s")) is not None:
+            laps[name] = table = np.full((pairs, 2, workers), np.nan)
+            places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
+            table[places] = column
     step = laps["step"]
     if pairs < MIN_PAIRS or step is None:
         raise AnalysisError(
@@ -98,7 +104,11 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
 
     difference = estimates.get("difference")
     grown = {name: estimates.get(f"lap {name}") for name in PARTS}
-    outside = _outside(grown, difference)
+    # Outside of sync: the laps whose interval is on the side of zero to which the difference goes.
+    sign = 1.0 if difference is None or difference.value > 0 else -1.0
+    others = {name: each for name, each in grown.items() if name != "sync" and each is not None}
+    moved = [name for name, each in others.items() if min(sign * each.low, sign * each.high) > 0]
+    outside = tuple(sorted(moved, key=lambda name: -sign * others[name].value))
     verdict = _NO_TIMER
     if difference is not None:
         close = AGREE if difference.width <= estimates["ablation"].value else UNRESOLVED
@@ -123,28 +133,6 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
         why_no_timer=why,
         doubts=_doubts(estimates, found),
     )
-
-
-def _blocks(found: Mapping[str, Any], column: str) -> Floats | None:
-    """Return a column of the block rows as (pairs, 2, workers): normal, silent; None where it is not known."""
-    blocks = found["blocks"]
-    if blocks.get(column) is None:
-        return None
-    table = np.full((int(found["pairs"]), 2, int(found["workers"])), np.nan)
-    places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
-    table[places] = blocks[column]
-    return table
-
-
-def _outside(grown: Mapping[str, Interval | None], difference: Interval | None) -> tuple[str, ...]:
-    """Return the laps but sync whose interval is on the side of zero to which the difference goes."""
-    sign = 1.0 if difference is None or difference.value > 0 else -1.0
-    moved = {
-        name: sign * each.value
-        for name, each in grown.items()
-        if name != "sync" and each is not None and min(sign * each.low, sign * each.high) > 0
-    }
-    return tuple(sorted(moved, key=lambda name: -moved[name]))
 
 
 def _sentence(

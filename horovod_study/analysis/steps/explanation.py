@@ -409,7 +409,12 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
     cost_s = math.nan if cost is None or c.workers == 1 or c.apart else cost.value
     grown: Mapping[str, float | None] = next((each.parts_s for each in found.growth if each.series == c.series), {})
     runtime = f.runtime = f"{effective.get('backend')}/{effective.get('transport')}"
-    f.options, f.run, f.passes = shlex.join(_work_of(run)), shlex.quote(f"{run.directory}"), culprits.passes(p)
+    options: list[str] = []  # what a run trained, as far as they are not the usual ones
+    for name, each in packaged().options.items():
+        value, flag = run.record.requested.get(name, each.default), "--" + name.replace("_", "-")
+        if each.roles & (Role.DATA | Role.LEARNING | Role.COMPUTING) and value not in (each.default, None):
+            options += [flag if value else f"--no-{flag[2:]}"] if each.kind is bool else [flag, str(value)]
+    f.options, f.run, f.passes = shlex.join(options), shlex.quote(f"{run.directory}"), culprits.passes(p)
     f.work, f.whose = f"--workers {c.workers} {f.options}".rstrip(), culprits.whose_data(p)
     f.divided = math.ceil(p["epoch_steps"] / f.passes) if f.passes > 1 else math.nan
     f.loading = f"horovod-study bench loading --batch {p['batch']}" if ours else ""
@@ -526,13 +531,3 @@ def _slower_updates(run: RecordedRun) -> float:
 def _gain(seconds: float, step_s: float) -> Interval:
     """Return how much more throughput it makes when a step loses so many seconds."""
     return Interval(value=math.inf if seconds >= step_s else seconds / (step_s - seconds))
-
-
-def _work_of(run: RecordedRun) -> Iterator[str]:
-    """Return the options that say what a run trained, as far as they are not the usual ones."""
-    for name, each in packaged().options.items():
-        value = run.record.requested.get(name, each.default)
-        if not each.roles & (Role.DATA | Role.LEARNING | Role.COMPUTING) or value in (each.default, None):
-            continue
-        flag = "--" + name.replace("_", "-")
-        yield from [flag if value else f"--no-{flag[2:]}"] if each.kind is bool else [flag, str(value)]

@@ -83,6 +83,9 @@ def find_pauses(rows: RankSteps) -> Pauses:
     pauses = _events(excess, threshold)
     listed = [_pause(rows, laps, pauses, index) for index in np.argsort(-pauses.size_s, kind="stable")[:MOST]]
     whole = float(length.sum())
+    apart = np.diff(rows.step[pauses.place])
+    usual = float(np.median(apart)) if len(pauses.place) >= _FEWEST_TIMES else 0.0
+    regular = usual >= _SHORTEST and (np.abs(apart - usual) <= 1).mean() >= _REGULAR
     return Pauses(
         steps=total,
         level_s=float(np.median(length)),
@@ -92,7 +95,7 @@ def find_pauses(rows: RankSteps) -> Pauses:
         total_s=float(pauses.size_s.sum()),
         share=float(pauses.size_s.sum()) / whole if whole > 0 else 0.0,
         longest=tuple(listed),
-        every_steps=_regular(rows.step[pauses.place]),
+        every_steps=round(usual) if regular else None,
     )
 
 
@@ -159,10 +162,3 @@ def _pause(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, index: 
         ranks=ranks,
         everywhere=len(ranks) == len(rows.ranks),
     )
-
-
-def _regular(at: NDArray[np.int64]) -> int | None:
-    """Return the distance of most of the pauses that begin at these steps, (E,); None where no distance is common."""
-    apart = np.diff(at)
-    usual = float(np.median(apart)) if len(at) >= _FEWEST_TIMES else 0.0
-    return round(usual) if usual >= _SHORTEST and (np.abs(apart - usual) <= 1).mean() >= _REGULAR else None

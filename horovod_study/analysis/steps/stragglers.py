@@ -141,7 +141,8 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     # Without the synchronisation `own` is a part of the step only.
     whole = rows.step_s[rows.follows] if rows.sync_s is None else own + rows.sync_s[rows.follows]
     period = float(whole.mean())
-    blocks = _blocks(steps)
+    count = min(max(steps // _STEPS_PER_BLOCK, _BLOCKS[0]), _BLOCKS[1])
+    blocks = np.array_split(np.arange(steps), count)
     places = range(len(rows.ranks))
     found = [_lateness(place, rows, list(laps), table, waits, blocks, worth_s=WORTH * period) for place in places]
     found = [replace(each, balanced=each.balanced or _waits_for_its_loader(each, found)) for each in found]
@@ -186,12 +187,6 @@ def _exchanging(rows: RankSteps) -> int:
     if rows.sync_s is None:
         return int(rows.follows.sum())
     return int((rows.sync_s[rows.follows] > 0).any(axis=1).sum())
-
-
-def _blocks(steps: int) -> list[NDArray[np.int64]]:
-    """Return the steps in blocks of consecutive ones: 25 in each, but 8 to 20 blocks."""
-    count = min(max(steps // _STEPS_PER_BLOCK, _BLOCKS[0]), _BLOCKS[1])
-    return np.array_split(np.arange(steps), count)
 
 
 def _lateness(

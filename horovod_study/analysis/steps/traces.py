@@ -403,11 +403,20 @@ def compare(traces: Sequence[_Trace]) -> dict[str, Any]:
             row |= {"last": float(np.mean(late.argmax(axis=1) == place)), "offset_s": float(offsets[place])}
         known = {name: columns[name][np.isfinite(columns[name])] for name in COLUMNS}
         row["seconds"] = {name: stats.student(own) if len(own) else _UNKNOWN for name, own in known.items()}
-        doubts += _impossible(row)
+        for part, whole, unknown in _PARTS:  # what cannot be is unknown
+            size, of = (1e3 * row["seconds"][name].value for name in (part, whole))
+            if why := impossible("part", what=part, part=size, of=whole.replace("step", "a step"), whole=of, unit="ms"):
+                row["seconds"] |= dict.fromkeys(unknown, _UNKNOWN)
+                doubts.append(f"rank {row['rank']}: {why}")
         rows.append(row)
     latest = _latest(late)
     slow = None if latest is None or np.isnan(rows[latest]["seconds"]["late"].value) else rows[latest]
-    cause = _cause(rows, latest) if slow and latest is not None else ""
+    cause = ""
+    if slow and latest is not None:  # the lap that is longest compared with the others'
+        means = pd.DataFrame([{name: each.value for name, each in row["seconds"].items()} for row in rows])
+        means["backward"] -= means["exposed"].fillna(0.0)  # what a rank waits in backward is not its own time
+        laps = means[[*LAPS]]
+        cause = str((laps.iloc[latest] - laps.drop(index=latest).median()).idxmax())
     doubts += [*_doubts(ordered, named), *(say for each in ordered for say in each.doubts)]
     late_one = {"late": slow["rank"] if slow and named else None, "late_file": slow["source"] if slow else ""}
     about = {"named": named, **late_one, "cause": cause, "on_gpu": ordered[0].on_gpu}
@@ -480,28 +489,11 @@ _PARTS = (  # a part, its whole, and what is not known where the part is larger
 )
 
 
-def _impossible(row: dict[str, Any]) -> Iterator[str]:
-    """Yield what cannot be in the row of a rank, and leave it unknown there."""
-    for part, whole, unknown in _PARTS:
-        size, of = (1e3 * row["seconds"][name].value for name in (part, whole))
-        if why := impossible("part", what=part, part=size, of=whole.replace("step", "a step"), whole=of, unit="ms"):
-            row["seconds"] |= dict.fromkeys(unknown, _UNKNOWN)
-            yield f"rank {row['rank']}: {why}"
-
-
 def _latest(late: Floats) -> int | None:
     """Return the column of (C, R) that is later than each of the others beyond doubt, None where none is."""
     means = [stats.student(column) for column in late.T] if len(late) and late.shape[1] > 1 else []
     order = sorted(range(len(means)), key=lambda place: means[place].value)
     return order[-1] if means and means[order[-1]].low > max(means[order[-2]].value, 0.0) else None
-
-
-def _cause(rows: Sequence[dict[str, Any]], place: int) -> str:
-    """Return the lap of a rank that is longest compared with the others'."""
-    means = pd.DataFrame([{name: each.value for name, each in row["seconds"].items()} for row in rows])
-    means["backward"] -= means["exposed"].fillna(0.0)  # what a rank waits in backward is not its own time
-    laps = means[[*LAPS]]
-    return str((laps.iloc[place] - laps.drop(index=place).median()).idxmax())
 
 
 def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:

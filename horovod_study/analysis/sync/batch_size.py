@@ -231,7 +231,10 @@ def _intervals(
     if repeated and not missed:
         relative = np.array([each.var(ddof=1) for each in runs]) / means**2 / counts
         parts = slopes**2 * relative  # (3, K)
-        freedom = _divide(parts.sum(axis=1) ** 2, np.sum(parts**2 / (counts - 1), axis=1))
+        below = np.sum(parts**2 / (counts - 1), axis=1)
+        with np.errstate(invalid="ignore"):  # one where both are infinite
+            freedom = np.divide(parts.sum(axis=1) ** 2, below, out=np.full_like(below, np.inf), where=below > 0)
+        freedom[np.isnan(freedom)] = 1.0
         generator = np.random.default_rng(seed)
         drawn = np.column_stack(
             [each[generator.integers(len(each), size=(DRAWS, len(each) - 1))].mean(axis=1) for each in runs]
@@ -269,13 +272,6 @@ def _beyond(middle: float, low: float, high: float) -> tuple[float, float]:
     if middle == -math.inf:
         return 0.0, math.exp(high) if math.isfinite(high) else math.nan
     return (math.exp(low) if math.isfinite(low) else math.nan), math.inf
-
-
-def _divide(a: Floats, b: Floats) -> Floats:
-    """Return a / b: infinite where b is 0, and 1, the fewest degrees of freedom, where both are infinite."""
-    with np.errstate(invalid="ignore"):
-        found = np.divide(a, b, out=np.full_like(a, np.inf), where=b > 0)
-    return np.where(np.isnan(found), 1.0, found)
 
 
 def _slopes(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:

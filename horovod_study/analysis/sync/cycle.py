@@ -58,20 +58,16 @@ def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
     table = table[table["_cycle_s"].notna() & (table["workers"] > 1) & (table["backend"] == "horovod")]
     rows = []
     for _, cell in table.groupby(list(_KEYS), sort=False, dropna=False):
-        rows += [_row(part, rest) for part, rest in _ranges(cell)]
+        known = cell[cell["sync_s"].astype(float).notna()]
+        if known["_cycle_s"].nunique() < 2:
+            continue
+        # Cycles shorter and longer than the rest of a step are ranges of their own, or all are one.
+        rest = float((known["step_s"] - known["sync_s"]).median())
+        parts = [known[known["_cycle_s"] <= rest], known[known["_cycle_s"] > rest]]
+        apart = [part for part in parts if part["_cycle_s"].nunique() >= 2]
+        rows += [_row(part, rest) for part in apart or [known]]
     whole = {"workers": "int64", "cycles": "int64", "runs": "int64"}
     return pd.DataFrame(rows, columns=list(CYCLE_COLUMNS)).astype(whole)
-
-
-def _ranges(cell: pd.DataFrame) -> list[tuple[pd.DataFrame, float]]:
-    """Return the runs of each range of cycles with the rest of a step in s: shorter and longer than it, or all."""
-    known = cell[cell["sync_s"].astype(float).notna()]
-    if known["_cycle_s"].nunique() < 2:
-        return []
-    rest = float((known["step_s"] - known["sync_s"]).median())
-    parts = [known[known["_cycle_s"] <= rest], known[known["_cycle_s"] > rest]]
-    apart = [part for part in parts if part["_cycle_s"].nunique() >= 2]
-    return [(part, rest) for part in apart or [known]]
 
 
 def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
@@ -87,6 +83,11 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
     if not distinct[0] <= _DEFAULT_CYCLE_S <= distinct[-1]:
         share = Interval(value=math.nan)
         notes.append("Horovod's default cycle is outside the cycles run")
+    verdict = OPEN  # else: the interval meets the expected range and leaves out 0
+    if slope.known and slope.excludes(0):
+        verdict = AS_EXPECTED if slope.low <= most and slope.high >= expected else OTHERWISE
+    elif slope.known and slope.high < 0.5:
+        verdict = _NO_EFFECT
     return {
         **{name: first[name] for name in ("series", "workers", "nodes", "batch", *synchronisation.KEPT)},
         "cycles": len(distinct),
@@ -101,7 +102,7 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
         "default_cycle_s": _DEFAULT_CYCLE_S,
         **share.named("share_at_default", "share_low", "share_high"),
         "interval": how,
-        "verdict": _verdict(slope, expected, most),
+        "verdict": verdict,
         "note": "; ".join(notes),
     }
 
@@ -151,15 +152,6 @@ def _three(cycle: Floats, sync: Floats) -> tuple[float, float, float]:
     slope, rest = _line(cycle, sync)
     at = rest + slope * _DEFAULT_CYCLE_S
     return slope, rest, slope * _DEFAULT_CYCLE_S / at if at else math.nan
-
-
-def _verdict(slope: Interval, expected_low: float, expected_high: float) -> str:
-    """Say whether the slope is what the cycle explains: its interval meets the expected range and leaves out 0."""
-    if not slope.known:
-        return OPEN
-    if not slope.excludes(0):
-        return _NO_EFFECT if slope.high < 0.5 else OPEN
-    return AS_EXPECTED if slope.low <= expected_high and slope.high >= expected_low else OTHERWISE
 
 
 def _notes(cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> Iterator[str]:

@@ -77,6 +77,9 @@ def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(step > 0, sync / step, math.nan)
         usable = batches if batches > 0 else math.nan
+        hidden = boundary.hidden_note(cell) if np.isfinite(step).all() else breakdown.NOTES["off"]
+        alone = breakdown.NOTES["alone"] if int(first["workers"]) == 1 else ""
+        no_epoch = "" if batches > 0 else NO_EPOCH if math.isnan(batches) else NO_BATCH
         rows.append(
             {
                 **{name: first[name] for name in (*_KEYS, *KEPT)},
@@ -89,7 +92,7 @@ def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
                 "batches_per_epoch": batches,
                 **over_repeats("sync_per_epoch_s", usable * sync),
                 "epoch_s_median": usable * stats.of_all(step),
-                "note": _note(cell, sync, step, batches),
+                "note": "; ".join(filter(None, ((hidden if np.isnan(sync).any() else "") or alone, no_epoch))),
             }
         )
     frame = pd.DataFrame(rows, columns=list(SYNC_COLUMNS))
@@ -189,13 +192,6 @@ def over_repeats(name: str, values: Floats) -> dict[str, float]:
     """Return NAME_median, _low and _high over repeats (R,); NaN where a repeat is unknown, or the interval is."""
     found = stats.spread(values if np.isfinite(values).all() else ())
     return {f"{name}_{end}": found[end] for end in ("median", "low", "high")}
-
-
-def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str:
-    hidden = boundary.hidden_note(cell) if np.isfinite(step).all() else breakdown.NOTES["off"]
-    alone = breakdown.NOTES["alone"] if int(cell["workers"].iloc[0]) == 1 else ""
-    no_epoch = "" if batches > 0 else NO_EPOCH if math.isnan(batches) else NO_BATCH
-    return "; ".join(filter(None, ((hidden if np.isnan(sync).any() else "") or alone, no_epoch)))
 
 
 def _batches(own: pd.DataFrame, workers: Floats) -> Floats:

@@ -112,7 +112,12 @@ def boundary(analysis: Analysis) -> Figure | None:
             looks[series] = replace(looks[series], label=f"{label}: {ways}" if ways else f"{label}")
 
     def layers(own: pd.DataFrame) -> Iterator[Any]:
-        own = _placed(own)
+        # Side by side where equal workers ran on several nodes.
+        apart = 0.035 * (float(own["workers"].max()) - min(float(own["workers"].min()), 1.0) + 1.0)
+        nodes, order = own.groupby("workers")["nodes"], list(own["series"].drop_duplicates())
+        counts, rank = nodes.transform("nunique"), nodes.rank(method="dense") - 1
+        aside = (own["series"].map(order.index) - (len(order) - 1) / 2) / len(order) * (counts > 1)
+        own = own.assign(at=own["workers"] + apart * (2 * (rank - (counts - 1) / 2) + aside))
         yield Points(
             rows=own, **spread("sync_s"), scale=1000, unit="ms", ends=("", ""), at="at", line=True, within="nodes"
         )
@@ -131,16 +136,6 @@ def boundary(analysis: Analysis) -> Figure | None:
     settings = list(shown["setting"].drop_duplicates())[: kit.MAX_PANELS]
     how: dict[str, Any] = {"rows": shown, "settings": settings, "data": data, "looks": looks}
     return against_workers(analysis, "boundary", words, sides, base=False, **how)
-
-
-def _placed(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return cells with their place on the axis of workers: side by side where equal workers ran on several nodes."""
-    apart = 0.035 * (float(cells["workers"].max()) - min(float(cells["workers"].min()), 1.0) + 1.0)
-    of = cells.groupby("workers")
-    counts, rank = of["nodes"].transform("nunique"), of["nodes"].rank(method="dense") - 1
-    order = list(cells["series"].drop_duplicates())
-    aside = (cells["series"].map(order.index) - (len(order) - 1) / 2) / len(order) * (counts > 1)
-    return cells.assign(at=cells["workers"] + apart * (2 * (rank - (counts - 1) / 2) + aside))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +169,13 @@ class _Jumps:
             first = known.loc[known["series"] == row["series"], "fewer_nodes"].min()
             if not indirect or row["fewer_nodes"] == first:  # right of all that ran on equal workers
                 aside = self.cells.loc[self.cells["workers"] == row["more_workers"], "at"].max()
-                texts.append((float(aside), (y0 + y1) / 2, _written(row)))
+                value = with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms")
+                text = value if row["jump_s"] < 0 else f"+{value}"
+                if indirect:
+                    text += f"\nwith {plural(row['more_workers'] - row['fewer_workers'], 'worker')} more"
+                if not pd.isna(row["resolved"]) and not row["resolved"]:
+                    text += "\nnot resolved"
+                texts.append((float(aside), (y0 + y1) / 2, text))
         floor, top = 0.0, 1120 * float(self.cells["sync_s_max"].max())
         if len(texts) > (4 if panel_in >= style.NARROW_IN else 1):  # with more, the table says them better
             return
@@ -184,11 +185,3 @@ class _Jumps:
             floor = middle + tall / 2
             how: dict[str, Any] = {"va": "center", "color": style.INK, "zorder": 5, "bbox": kit.paper_behind()}
             kit.note_at(axes, text, (x, middle), (8, 0), **how)
-
-
-def _written(row: Mapping[Any, Any]) -> str:
-    value = with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms")
-    text = value if row["jump_s"] < 0 else f"+{value}"
-    if row["kind"] == INDIRECT:
-        text += f"\nwith {plural(row['more_workers'] - row['fewer_workers'], 'worker')} more"
-    return f"{text}\nnot resolved" if not pd.isna(row["resolved"]) and not row["resolved"] else text

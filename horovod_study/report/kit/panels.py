@@ -302,20 +302,17 @@ def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bo
         if at - written < letter:
             continue
         written = at + letter * (len(words) - 1)
-        at, side, up = (1.0, "top", -3) if _free_above(axes, x) else (0.0, "bottom", 3)
+        drawn = (each for each in axes.lines if each.get_transform() == axes.transData)
+        lines = [np.asarray(each.get_data(), dtype=float) for each in drawn]
+        near = [np.interp(x, line[0], line[1], np.nan, np.nan) for line in lines if line.shape[1] > 1]
+        place = axes.transScale + axes.transLimits
+        heights = [float(place.transform((x, y))[1]) for y in near if np.isfinite(y)] or [1.0]
+        more_above = 1 - max(heights) > min(heights)
+        at, side, up = (1.0, "top", -3) if more_above else (0.0, "bottom", 3)
         note_at(
             axes, "\n".join(words), (x, at), (2, up), xycoords=("data", "axes fraction"), rotation=90, ha="left",
             va=side, color=QUIET, zorder=1.2, bbox=paper_behind(0.4, 0.75),
         )  # fmt: skip
-
-
-def _free_above(axes: Axes, x: float) -> bool:
-    """Return whether more is free at `x` above the lines of these axes than below them."""
-    lines = [np.asarray(each.get_data(), dtype=float) for each in axes.lines if each.get_transform() == axes.transData]
-    near = [np.interp(x, line[0], line[1], np.nan, np.nan) for line in lines if line.shape[1] > 1]
-    place = axes.transScale + axes.transLimits
-    heights = [float(place.transform((x, y))[1]) for y in near if np.isfinite(y)] or [1.0]
-    return 1 - max(heights) > min(heights)
 
 
 def boundary_words(rows: pd.DataFrame) -> str:

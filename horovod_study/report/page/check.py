@@ -371,7 +371,9 @@ def _compared(
             if suffix == ".csv":
                 faults, count = audit.compare_tables(name, kept, again, tolerance)
             else:
-                parts: Any = {".html": page_parts, ".json": _leaves}.get(suffix, _lines)
+                parts: Any = {".html": page_parts, ".json": _leaves}.get(
+                    suffix, lambda text, _: [("", line) for line in text.split("\n")]
+                )
                 old, new = parts(kept, place), parts(again, place)
                 faults, count = _texts(name, old, new, tolerance), len(new)
             if suffix == ".html" and not faults and kept != again and drawn_alike:
@@ -388,10 +390,6 @@ def _compared(
         elif suffix == ".csv":
             compared["print_tables" if name.startswith("tables") else "figures"] += 1
     return found
-
-
-def _lines(text: str, _: str) -> list[tuple[str, str]]:
-    return [("", line) for line in text.split("\n")]
 
 
 def _leaves(text: str, place: str) -> list[tuple[str, str]]:

@@ -147,6 +147,12 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
     figures = _figures([*beside, *drawings(analysis)], narrow=() if stacked else PAIRED)
     made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}
     script, provenance = static(".js"), analysis.provenance
+    own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    # No request to anywhere, no script but its own.
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{own}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
     text = environment.get_template("report.html.j2").render(
         title=f"Scaling of {', '.join(provenance['studies'])}",
         eyebrow=[
@@ -165,7 +171,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         stacked=stacked,
         most=MAX_SAID,
         files=[(table.name, table.title) for table in printed],
-        policy=_policy(script),
+        policy=policy,
         script=Markup(script),
         sheet=Markup(static(".css")),
         version=__version__,
@@ -245,15 +251,27 @@ def _leads(
         "All checks passed: at least three repeats everywhere, spreads of 10 % at most, baselines present, no failed "
         "runs, steps that add up."
     )
+    backends, counts = set(analysis.points["backend"]), analysis.provenance["runs"]
+    states = [f"{count} of {counts['total']} runs {state}" for state, count in counts.items() if state != "total"]
+    method = [f"{_HOW.get(backends.pop() if len(backends) == 1 else '', _HOW[''])} {', '.join(states)}."]
+    if convergence.is_flat(analysis.convergence):
+        said = "Learning curves are left out: no test error fell by a third; longer runs (seconds, epochs) have some."
+        method.append(said)
+    common = analysis.provenance.get("learning", {})
+    same = ", ".join(
+        f"{each.short_title} {short_rate(common[name]) if name == 'lr' else common[name]}"
+        for name, each in OPTIONS.items()
+        if each.short_title and name in common
+    )
     found: dict[str, Sequence[str]] = {
         "scaling": [*_scaling(analysis, drawn)],
         "step": [*_step(analysis)] if "breakdown" in made else ["No finished run recorded the parts of its steps."],
         "nodes": jumped(analysis),
         "synchronisation": waiting(analysis),
         "forecast": [*_forecast(analysis, made, labels)],
-        "learning": [*learned(analysis), *_common(analysis.provenance)],
+        "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
         "doubts": [] if "worst" in made else [passed],
-        "method": [*_method(analysis)],
+        "method": method,
     }
     if against is not None:
         found["against"] = [f"{compared.headline(against)}.", *against.doubts, *compared.texts(against)]
@@ -316,25 +334,6 @@ _HOW = {
 }
 
 
-def _method(analysis: Analysis) -> Iterable[str]:
-    backends, counts = set(analysis.points["backend"]), analysis.provenance["runs"]
-    states = [f"{count} of {counts['total']} runs {state}" for state, count in counts.items() if state != "total"]
-    yield f"{_HOW.get(backends.pop() if len(backends) == 1 else '', _HOW[''])} {', '.join(states)}."
-    if convergence.is_flat(analysis.convergence):
-        yield "Learning curves are left out: no test error fell by a third; longer runs (seconds, epochs) have some."
-
-
-def _common(provenance: Mapping[str, Any]) -> list[str]:
-    """Return the options of training that all runs share, in one line."""
-    common = provenance.get("learning", {})
-    told = ", ".join(
-        f"{each.short_title} {short_rate(common[name]) if name == 'lr' else common[name]}"
-        for name, each in OPTIONS.items()
-        if each.short_title and name in common
-    )
-    return [f"The same in all runs: {told}."] if told else []
-
-
 def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the figures of the headline one by one, with what they are relative to."""
     findings = [found for found in analysis.provenance["findings"] if found["series"][0]["speedup"] is not None]
@@ -367,10 +366,10 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     """Yield the tables that only the page has: they are made of words, or of what other files hold."""
     if against is not None:
         yield compared.table(against)
-    limits = [
-        Group(title=labels[series], rows=tuple((told,) for told in (*fit["doubts"], *_methods(fit))))
-        for series, fit in analysis.fits["series"].items()
-    ]
+    limits = []
+    for series, fit in analysis.fits["series"].items():
+        methods = dict.fromkeys(f"Intervals: {law['interval_method']}" for law in fit["laws"].values())
+        limits.append(Group(title=labels[series], rows=tuple((told,) for told in (*fit["doubts"], *methods))))
     limited = Table(columns=(Column("To know", "text"),), groups=tuple(limits))
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
     doubts = [
@@ -387,17 +386,6 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     ):
         if rows:
             yield Table(name=name, title=title, columns=columns, groups=(Group(title="", rows=tuple(rows)),))
-
-
-def _methods(fit: Mapping[str, Any]) -> Iterable[str]:
-    return dict.fromkeys(f"Intervals: {law['interval_method']}" for law in fit["laws"].values())
-
-
-def _policy(script: str) -> str:
-    """Return the rule that this page keeps: no request to anywhere, no script but its own."""
-    own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    rules = ("default-src 'none'", "style-src 'unsafe-inline'", f"script-src 'sha256-{own}'", "img-src data:")
-    return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
 
 def static(suffix: str) -> str:

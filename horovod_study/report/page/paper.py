@@ -22,7 +22,7 @@ from horovod_study.report.kit.typeset import caption_command, latex, to_latex
 from horovod_study.report.page.doubts import doubts_of
 from horovod_study.report.page.sentences import answer, learned, sentences
 from horovod_study.report.page.tables import tables
-from horovod_study.text.tables import Table, table_of
+from horovod_study.text.tables import table_of
 from horovod_study.text.words import listed, plural
 
 FIGURES = ("speedup", "efficiency", "breakdown", "boundary", "transport_ratio", "forecast")
@@ -46,7 +46,14 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     """
     drawn = {each.name: each for each in drawings(analysis)}
     figures = [drawn[name] for name in FIGURES if name in drawn]
-    made = {table.name: table for table in (*tables(analysis), _digests(source.get("run_files") or {}))}
+    run_files = sorted((source.get("run_files") or {}).items())
+    digests = replace(
+        table_of(("Run", "Digest"), [(run, of["run.json"]) for run, of in run_files if "run.json" in of], texts=(0, 1)),
+        name="digests",
+        title="Digests of the runs",
+        caption="Of the record of each run (run.json), as the analysis read it; source.json has those of all files.",
+    )
+    made = {table.name: table for table in (*tables(analysis), digests)}
     results, appendix = ([name for name in names if name in made] for names in (RESULTS, (*APPENDIX, "digests")))
     section = "\n".join(_section(analysis, figures, results))
     version = (source.get("versions") or {}).get("horovod_study", "")
@@ -172,14 +179,3 @@ def reproduction(analysis: Analysis, source: Mapping[str, Any]) -> tuple[str, li
     versions, runs = [f"{name} {version}" for name, version in (source.get("versions") or {}).items()], analysis.runs
     commands = {f"{text}" for text in runs["command"].dropna() if f"{text}"} if "command" in runs else ()
     return listed(versions) if versions else "", sorted(commands)
-
-
-def _digests(run_files: Mapping[str, Mapping[str, str]]) -> Table:
-    """Return the digest of the record of each run, by run."""
-    records = [(run, names["run.json"]) for run, names in sorted(run_files.items()) if "run.json" in names]
-    return replace(
-        table_of(("Run", "Digest"), records, texts=(0, 1)),
-        name="digests",
-        title="Digests of the runs",
-        caption="Of the record of each run (run.json), as the analysis read it; source.json has those of all files.",
-    )

@@ -272,7 +272,13 @@ def _forecast(analysis: Analysis) -> pd.DataFrame:
 def _holdout(analysis: Analysis) -> pd.DataFrame:
     rows, data = [], []
     for series, scored in analysis.holdout["series"].items():
-        shared = {"series": series, "_under": _rolling(scored), "_doubts": scored["doubts"]}
+        rolling, under = scored["rolling"], ""
+        if rolling is not None and rolling["targets"] > sum(each["law"] == COMBINED for each in scored["forecasts"]):
+            under = (
+                f"hiding one count, then two, and so on: {plural(rolling['targets'], 'forecast')}, median error "
+                f"{percent(rolling['median_ape'])}, {percent(rolling['coverage'])} in the interval"
+            )
+        shared = {"series": series, "_under": under, "_doubts": scored["doubts"]}
         if scored["why_not"]:
             told = Cell(f"not scored: {scored['why_not']}", warning=True, page_only=True)
             rows.append({**shared, "_method": told})
@@ -290,17 +296,6 @@ def _holdout(analysis: Analysis) -> pd.DataFrame:
     found = pd.DataFrame(rows if data else [], dtype=object)
     found.attrs["data"] = pd.DataFrame(data)
     return found
-
-
-def _rolling(scored: Mapping[str, Any]) -> str:
-    """Return what hiding one count, then two, and so on gave, where that are more forecasts."""
-    rolling, own = scored["rolling"], [each for each in scored["forecasts"] if each["law"] == COMBINED]
-    if rolling is None or rolling["targets"] <= len(own):
-        return ""
-    return (
-        f"hiding one count, then two, and so on: {plural(rolling['targets'], 'forecast')}, median error "
-        f"{percent(rolling['median_ape'])}, {percent(rolling['coverage'])} in the interval"
-    )
 
 
 _QUESTIONS = {"knee": "knee", "usl_peak": "highest throughput (USL)", "cheapest": "lowest cost per sample"}
