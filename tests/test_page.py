@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import matplotlib
 import pandas as pd
@@ -18,7 +19,6 @@ from matplotlib.figure import Figure
 
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures import catalogue, convergence
-from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit import interactive, panels, style
 from horovod_study.report.kit.panels import side_by_side
 from horovod_study.report.page import html, sentences
@@ -164,7 +164,7 @@ def test_a_bar_is_pointed_at_where_it_is_drawn():
         interactive.mark(axes.bar([1, 3], [5, 6]), series="bars", tips=["first", "<second>"])
         return figure
 
-    svg = interactive.inline(Drawing(name="d", title="D", alt="", caption="", data=pd.DataFrame(), paint=draw))
+    svg = interactive.inline(SimpleNamespace(name="d", draw=draw))
     spots = ElementTree.fromstring(svg).findall(".//*[@class='spot']")
 
     assert [each[0].text for each in spots] == ["line: one", "bars: first", "bars: <second>"]
