@@ -247,6 +247,7 @@ def measured(seed=1, repeats=5):
 
 class TestEstimators:
     @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore:fewer than one worker")  # data that are no scaling
     @pytest.mark.parametrize("name", sorted(LAWS))
     def test_checks_of_scikit_learn(self, name):
         results = check_estimator(clone(LAWS[name]), on_fail=None, on_skip=None)
@@ -297,6 +298,45 @@ class TestEstimators:
         assert truth == pytest.approx(
             [ring.alpha_, ring.beta_, ring.alpha_across_, ring.beta_across_, ring.gamma_], rel=1e-4
         )
+
+    @pytest.mark.parametrize(
+        ("law", "why"),
+        [
+            (laws.Ring(mode="Strong"), "mode is 'Strong'; allowed: weak, strong"),
+            (laws.Overlap(quantity=True), "quantity: is a law of speedups only"),
+            (laws.USL(multi_node=True), "multi_node: has no constants across nodes"),
+            (laws.Tree(multi_node=True), "multi_node: X needs a second column"),
+        ],
+    )
+    def test_what_a_law_has_not_is_refused(self, law, why):
+        with pytest.raises(AnalysisError, match=why):
+            law.fit(*measured())
+
+    def test_impossible_rows_are_refused_or_told(self):
+        X, y = measured()
+        with pytest.raises(AnalysisError, match="weights must be 0 or more"):
+            laws.USL().fit(X, y, -np.ones(len(y)))
+        with pytest.warns(UserWarning, match="fewer than one worker"):
+            assert {} == laws.USL().fit(-X, y).intervals_
+
+    def test_nothing_is_left_of_an_earlier_fit(self):
+        X, y = measured()
+        law = laws.USL().fit(X, y).fit(X[[0, 5, 10]], y[[0, 5, 10]])
+        assert not hasattr(law, "gamma_") and {"alpha", "beta"} == set(law.params_)
+
+    def test_half_a_law_is_refused_where_it_is_written(self):
+        for wrong in (
+            {"name": "half"},
+            {"name": "half", "bounds": {"a": (0, 1)}},
+            {"name": "usl", "bounds": {"a": (0, 1)}},
+        ):
+            with pytest.raises(TypeError):
+                type(
+                    "Half",
+                    (laws.Law,),
+                    {**wrong, **({"curve": lambda self, n, a: a} if "usl" in wrong.values() else {})},
+                )
+        assert "half" not in LAWS and isinstance(LAWS["usl"], laws.USL)
 
     def test_a_law_of_one_s_own_is_fitted_beside_the_others(self):
         class Root(laws.Law):

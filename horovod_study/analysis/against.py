@@ -126,7 +126,8 @@ def _joined(after: Analysis, before: Analysis) -> tuple[pd.DataFrame, pd.DataFra
     def of_both(name: str) -> pd.DataFrame:
         # As objects: what one study does not know changes no value of the other.
         both = zip(_STUDIES, (after, before), strict=True)
-        return pd.DataFrame(pd.concat([getattr(one, name).astype(object).assign(study=study) for study, one in both]))
+        tables = [getattr(one, name).astype(object).copy().assign(study=study) for study, one in both]
+        return pd.DataFrame(pd.concat(tables))
 
     key = ["study", "series", "workers", "nodes", "batch", "train_samples"]
     cells = of_both("points").assign(parallel=lambda table: table["backend"] != "serial", base=-1)

@@ -875,6 +875,11 @@ def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TO
         for name in old
         if name not in new
     ]
+    found += [
+        _fault("cell-differs", "there are several columns of this name", where=where, column=name)
+        for name in dict.fromkeys(old.columns[old.columns.duplicated()])
+    ]
+    old = old.loc[:, ~old.columns.duplicated()]
     shared = [name for name in new if name in old]
     if len(old) != len(new):
         keys = [name for name in _KEYS if name in shared] or shared

@@ -159,8 +159,8 @@ def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:
 
     series = finite(fit_series(points, baseline_samples_per_s=baseline))
     notes = (
-        "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; loo: median",
-        " error of a worker count that is left out of the fit; step times are relative to one worker; details: --json)",
+        "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; ? is not identifiable;",
+        " loo: median error of a count left out; step times are relative to one worker; details: --json)",
     )
     return Result(document={"series": series}, lines=[*(laws_text(name, one) for name, one in series.items()), *notes])
 

@@ -173,7 +173,7 @@ def _time(found: Explanation) -> Iterable[str | list[str]]:
 
 def _communication(cell: Row) -> str:
     """Return what communication costs a step, what of it is waiting, and both by leaving it out."""
-    costs = {"that no computing hides": cell.exposed_s, "as waiting for the last rank": cell.waiting_s}
+    costs = {"exposed": cell.exposed_s, "waiting for the last rank": cell.waiting_s}
     told = [f"{words}: {_part(cost, cell.step_s)}" for words, cost in costs.items() if cost is not None]
     told += ["no gradients are averaged"] * (cell.apart == "none" and bool(told))
     if not told:

@@ -38,7 +38,7 @@ class CostLaw(Law):
     """The form of all of them: `terms` is what each parameter costs at a count, and `text` their sum."""
 
     terms: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    of_steps = True
+    of_steps = of_nodes = True
     modes = STEPS
 
     @property
@@ -75,7 +75,7 @@ class CostLaw(Law):
         return self.mode == "strong" and self.of_steps
 
     def across(self) -> Any:
-        return self.form(multi_node=True) if self.of_steps and not self.multi_node else None
+        return self.form(multi_node=True) if self.of_nodes and not self.multi_node else None
 
     def reduced(self) -> Any:
         if "gamma" in self.bounds:
@@ -158,7 +158,7 @@ class Amdahl(CostLaw):
     bounds = {"s": (0.0, 1.0)}
     fitted_names = {"s": "serial_"}
     terms = {"s": lambda n: n - 1}
-    of_steps, costs = False, ()
+    of_steps, of_nodes, costs = False, False, ()
     modes = frozenset({"strong"})
     misread = "; read its s as a share of an epoch over a fixed data set only"
     trends = (
@@ -184,7 +184,7 @@ class USL(CostLaw):
     name, label, place = "usl", "USL", 4
     text = "alpha (N - 1) + beta N (N - 1)"
     terms = {"alpha": lambda n: n - 1, "beta": lambda n: n * (n - 1)}
-    of_steps = False
+    of_steps = of_nodes = False
     modes = Law.modes
     range_at = {"alpha": lambda n: 1.0, "beta": lambda n: 1.0 / n}
     trends = (
@@ -267,6 +267,7 @@ class Overlap(CostLaw):
     """
 
     name, label, place, hiding, needs_profile = "overlap", "overlap", 9, "g", True
+    of_nodes = False
     text = Ring.text
     terms = Ring.terms
 
@@ -279,9 +280,6 @@ class Overlap(CostLaw):
     def formula(self) -> str:  # type: ignore[override]
         top = " ".join(["gamma"] * self.scaled + ["N"] * (not self._strong)) or "1"
         return f"S = {top} / ({'N^-g' if self._strong else '1'} + c^g)^(1/g), c = {self.text}"
-
-    def across(self) -> None:
-        return None
 
     def _step(self, n: Any, *values: Any, **named: Any) -> tuple[Any, ...]:
         """Work and time of a step, its slopes by the exchange and by g, the units of the exchange, and gamma."""

@@ -1,6 +1,7 @@
 """A scaling law as an estimator of scikit-learn, and how forecasts continue it."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -14,6 +15,7 @@ from horovod_study.analysis.fit.fitted import ScalingFit, fit
 from horovod_study.analysis.fit.form import LawForm, Places, knee, places
 from horovod_study.analysis.fit.least_squares import estimate, form_for
 from horovod_study.analysis.stats import Floats
+from horovod_study.errors import AnalysisError, refuse
 
 STEPS = frozenset({"strong", "weak"})  # scaling modes in which a step is the work of one worker, or its Nth part
 
@@ -65,6 +67,7 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
     place_of_quantity: ClassVar[int] = -1  # among the laws of quantities; below 0: it is none
     text: ClassVar[str] = ""  # its formula
     of_steps: ClassVar[bool] = False  # whether strong scaling has a form of its own
+    of_nodes: ClassVar[bool] = False  # whether there are constants across nodes
     fitted_names: ClassVar[Mapping[str, str]] = {}  # of parameters whose attribute is not the name and `_`
     trends: ClassVar[tuple[Trend, ...]] = ()
 
@@ -79,6 +82,17 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
 
     def __init_subclass__(cls, **how: Any) -> None:
         super().__init_subclass__(**how)
+        if own := cls.__dict__.get("name"):
+            known, bounds = type(LAWS.get(own)), getattr(cls, "bounds", {})
+            taken = {"form", "fitted", "params", "intervals"} & set(bounds if isinstance(bounds, Mapping) else ())
+            for wrong, why in (
+                (not bounds, "declares no bounds"),
+                (cls.curve is LawForm.curve, "has no curve"),
+                (taken, f"has parameters that are names of an estimator's own: {', '.join(sorted(taken))}"),
+                (own in LAWS and known.__qualname__ != cls.__qualname__, f"has the name of {known.__qualname__}"),
+            ):
+                if wrong:
+                    raise TypeError(f"{cls.__qualname__} {why}")
         for laws, quantity in ((LAWS, False), (QUANTITY_LAWS, True)):
             if cls.__dict__.get("name") and not (quantity and cls.place_of_quantity < 0):
                 laws[cls.name] = cls(quantity=quantity)
@@ -104,25 +118,42 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
 
     def _fit_rows(self, X: Floats, y: Floats, sample_weight: ArrayLike | None) -> None:
         n, nodes = X[:, 0], X[:, 1] if X.shape[1] == 2 else None
+        for name in self.fitted_names_of(getattr(self, "params_", {})):
+            vars(self).pop(name, None)
+        refuse(
+            type(self).__name__,
+            (self.mode not in ("weak", "strong"), f"mode is {self.mode!r}; allowed: weak, strong"),
+            (self.quantity and self.place_of_quantity < 0, "quantity: is a law of speedups only"),
+            (self.multi_node and not self.of_nodes, "multi_node: has no constants across nodes"),
+            (self.multi_node and nodes is None, "multi_node: X needs a second column, the nodes"),
+            error=AnalysisError,
+        )
         if sample_weight is None and (n >= 1).all() and (y > 0).all():
             self.fitted_: ScalingFit | None = fit(self, n, y, nodes=nodes)
             self.form_, self.intervals_ = self.fitted_.law, dict(self.fitted_.ci95)
             found = self.fitted_.params
         else:
             weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+            nothing = "weights must be 0 or more, and some above 0"
+            refuse("", (weight.min() < 0 or not weight.max() > 0, nothing), error=AnalysisError)
+            possible = nodes is not None and bool(((nodes >= 1) & (nodes <= n)).all())
+            if (n < 1).any() or (y <= 0).any() or (nodes is not None and not possible):
+                told = "fewer than one worker, nothing above zero, or nodes without workers: nodes are left out"
+                warnings.warn(told, stacklevel=3)
             kept = weight > 0
-            where = self._where(X[kept])
+            where = self._where(X[kept], by_nodes=possible and self.of_nodes)
             self.fitted_, self.intervals_, self.form_ = None, {}, form_for(self, where) or self
             values = estimate(self.form_, where, weight[kept][np.newaxis], y[kept][np.newaxis])[0]
             found = dict(zip(self.form_.parameters, values.tolist(), strict=True))
-        for name, value in found.items():
-            setattr(self, self.fitted_names.get(name, f"{name}_"), value)
+        for name, value in zip(self.fitted_names_of(found), found.values(), strict=True):
+            setattr(self, name, value)
         self.params_ = dict(found)
 
     def predict(self, X: ArrayLike) -> Floats:
         """Return the speedup at X (points, 1 or 2), shape (points,)."""
         check_is_fitted(self)
-        where = self._where(validate_data(self, X, reset=False, dtype=np.float64))
+        points = validate_data(self, X, reset=False, dtype=np.float64)
+        where = self._where(points, by_nodes=self.form_.by_nodes)
         return np.array(self.form_.at(where, np.array([*self.params_.values()])))
 
     def __sklearn_tags__(self) -> Any:
@@ -145,13 +176,10 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
         check_is_fitted(self)
         return knee(self.form_, self.params_)
 
-    def _where(self, X: Floats) -> Places:
-        n = np.maximum(X[:, 0], 1.0)  # fewer than one worker is one
-        if X.shape[1] != 2 or not self.multi_node_places(X):
-            return Places(n, np.ones_like(n), n)
-        return places(n, X[:, 1])
+    def fitted_names_of(self, params: Mapping[str, float]) -> list[str]:
+        """Return the attributes of fitted parameters."""
+        return [self.fitted_names.get(name, f"{name}_") for name in params]
 
-    @staticmethod
-    def multi_node_places(X: Floats) -> bool:
-        """Whether the second column can be nodes."""
-        return bool(((X[:, 1] >= 1) & (X[:, 1] <= np.maximum(X[:, 0], 1))).all())
+    def _where(self, X: Floats, *, by_nodes: bool) -> Places:
+        n = np.maximum(X[:, 0], 1.0)  # fewer than one worker is one
+        return places(n, X[:, 1]) if by_nodes else Places(n, np.ones_like(n), n)

@@ -326,7 +326,7 @@ withheld | record the baseline again on a quiet machine, in place of the one tha
 undivided | divide the data among the ranks (DistributedSampler, or a sampler of your own): {whose}, {passes:.0f} times
     the work; an epoch is {p[epoch_steps]:.0f} steps on each, and would be {divided:.0f}
 threads | compare with a baseline of as many threads: {threads} | {base_threads}
-outside | shorten what is outside of steps: evaluate more rarely, or on all ranks, and write fewer checkpoints
+outside | evaluate and save more rarely, outside of steps
 stalls | find what stops {stalls}
 tensors | average all gradients in one message, a flat one or that of DistributedDataParallel: the script makes
     {p[calls]}
@@ -336,7 +336,7 @@ late rank | make {late} as quick as the others: {to_try}; its steps in detail
     | horovod-study explain {late_run} --part steps
 uneven | make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?
     | horovod-study doctor
-data | load data while computing: more processes of the loader (num_workers), less work for each sample | {loading}
+data | load data while computing: more processes of the loader (num_workers) | {loading}
 thread | wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue
 residual | find what is outside all laps, such as making batches: three lines mark its parts (docs/your_script.md)
     | horovod-study explain {run} --part account
@@ -346,7 +346,7 @@ beside | find out why workers compute more slowly beside each other: cores, memo
     | horovod-study doctor
 communication | communicate less: a larger batch per worker, 16 bits, several batches per update (no_sync of DDP,
     backward_passes_per_step of Horovod), parameters that FSDP keeps whole (reshard_after_forward=False)
-hooks | send gradients while backward computes (hooks), not after it (flat); in a study file, reduction: [flat, hooks]
+hooks | send gradients while backward computes (reduction: hooks), not after it (flat)
     | {hooks}
 tune | find the fastest communication settings | horovod-study run STUDY.yaml --tune
 ablation | measure communication by leaving it out in some blocks: a run with this option

@@ -42,7 +42,7 @@ def _step_lines(found: Accounting) -> list[str]:
 
     def row(label: str, seconds: Mapping[Any, float], *, shares: bool = True) -> tuple[str, ...]:
         values = {part: seconds[part] / seconds["step"] if seconds["step"] > 0 else math.nan for part in parts}
-        return (label, *(f"{_ms(seconds[part])} {_share(values[part]) if shares else '':>8}" for part in parts))
+        return (label, *(f"{_ms(seconds[part])} {f'({_share(values[part])})' * shares}" for part in parts))
 
     for _, cell in found.cells.groupby(_CELL, sort=False):
         rows, laps, head = list[tuple[str, ...]](), cell.set_index("lap"), cell.iloc[0]

@@ -53,10 +53,13 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
     ahead = np.nanmax([1.25 * most, 1.12 * lines[fitted[0]].max()])
     top = min(ahead, 1.05 * pd.concat([points, lines])["workers"].max()) if ratio else 100 * max(1.12, 1.05 * most)
 
+    parallel = points[points["backend"] != "serial"]
+    few = bool(parallel.groupby("setting")["series"].nunique().min() <= 4)  # more have no lines beside their own
+
     def layers(own: pd.DataFrame) -> Iterator[Any]:
         yield Guide(label="ideal", slope=1.0) if ratio else Guide(label="ideal", level=100.0)
-        few = own.loc[own["backend"] != "serial", "series"].nunique() <= 4  # more have no lines beside their own
-        for law, rows in thin[thin["series"].isin(own["series"]) & few].groupby("law", sort=False):
+        thinner = own.loc[own["backend"] != "serial", "series"].nunique() <= 4
+        for law, rows in thin[thin["series"].isin(own["series"]) & thinner].groupby("law", sort=False):
             yield Curve(rows=rows, y=fitted[0], scale=scale, how={"linewidth": 0.8, "linestyle": THIN_LAWS[f"{law}"]})
         rows = curves[curves["series"].isin(own["series"])]
         yield Curve(rows=rows, y=fitted[0], low=fitted[1], high=fitted[2], scale=scale, how={"linewidth": 1.7})
@@ -70,12 +73,15 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
         f"{name.capitalize()} against the number of workers, {formula}, X = {analysis.rate_unit} of all workers.",
         "95 % intervals" if turned else f"{RANGE} over the median baseline",
         f"Values: {ratios_are(points)}.",
-        f"Thick lines: the law selected by AICc ({told}) with its 95 % band (the baseline taken as exact); thin lines: "
-        "Amdahl and Gustafson; lighter and dashed on grey: extrapolated." * bool(told),
+        f"Thick lines: the law selected by AICc ({told}) with its 95 % band (the baseline taken as exact); "
+        f"{'thin lines, of up to four series: Amdahl and Gustafson; ' * few}lighter and dashed on grey: extrapolated."
+        * bool(told),
         f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}." * bool(absent),
     ]
     legend = [_entry(f"selected law: {law_label(law)}", 1.7) for law in laws["law"].unique()]
-    legend += [_entry(law_label(law), 0.9, linestyle=THIN_LAWS[law]) for law in THIN_LAWS if law in set(thin["law"])]
+    legend += [
+        _entry(law_label(law), 0.9, linestyle=THIN_LAWS[law]) for law in THIN_LAWS if few and law in set(thin["law"])
+    ]
     data = pd.concat([points[[*_CELL, column, low, high]].assign(kind="point"), lines.assign(kind="line")])
     how: dict[str, Any] = {"rows": points, "settings": _parallel(points), "data": data, "legend": legend}
     return against_workers(analysis, name, words, [(layers, label, {"limits": (0, top)})], **how)

@@ -183,5 +183,5 @@ class _Jumps:
             tall = 1.4 * style.small() / 72 / (0.4 * panel_in) * top * (1 + text.count("\n"))
             middle = max(y, floor + tall / 2)
             floor = middle + tall / 2
-            how: dict[str, Any] = {"va": "center", "color": style.INK, "zorder": 5, "bbox": kit.paper_behind()}
+            how: dict[str, Any] = {"va": "center", "color": style.INK, "zorder": 2.8, "bbox": kit.paper_behind()}
             kit.note_at(axes, text, (x, middle), (8, 0), **how)

@@ -127,6 +127,9 @@ def side_by_side(rows: pd.DataFrame, middle: str, last: float, wide_in: float) -
     step = 7 / 72 / (0.85 * wide_in) * (right - left)  # seven points: a mark and its edge
     near = 0.05 * rows[middle].max()
     at = rows["workers"].astype(float)
+    gap = at.drop_duplicates().sort_values().diff().min()  # a mark stays nearer to its count than to the next
+    most = rows.groupby("workers")[middle].count().max()
+    step = min(step, 0.6 * gap / max(most - 1, 1)) if gap > 0 else step
     for _, same in rows[rows[middle].notna()].sort_values(middle, kind="stable").groupby("workers"):
         group = (same[middle].diff() > near).cumsum()
         for _, close in same.groupby(group):

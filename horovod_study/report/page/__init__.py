@@ -5,7 +5,7 @@ sentences   the analysis in words: sentences with numbers, rounded to what they 
 waits       waiting for gradients in words: knees, cycles, nodes
 doubts      doubts, the worst first, each with what to type
 answer      what a study came to, in a few lines for a terminal
-tables      the tables of a study for print: LaTeX, Markdown and CSV
+tables      the tables of a study for print: LaTeX and CSV
 paper       a section of a thesis in LaTeX, with its appendix and citations
 check       page, figures and tables compared with the raw rows
 """

@@ -8,6 +8,7 @@ stays.
 """
 
 import html
+import json
 import re
 import shlex
 import tempfile
@@ -392,6 +393,9 @@ def _compared(
     return found
 
 
+_NUMERIC = re.compile(r"[-+.\d]\S*|true|false|null", re.IGNORECASE)  # a text that could be another value
+
+
 def _leaves(text: str, place: str) -> list[tuple[str, str]]:
     """Return the values of a JSON document as texts, each with its path."""
 
@@ -401,7 +405,7 @@ def _leaves(text: str, place: str) -> list[tuple[str, str]]:
             for name, each in named or [(f"[{number}]", each) for number, each in enumerate(value)]:
                 yield from look(f"{path}{name}".lstrip("."), each)
         else:
-            yield path, f"{value}"
+            yield path, value if isinstance(value, str) and not _NUMERIC.fullmatch(value) else json.dumps(value)
 
     return [*look("", parse_json(text, source=place, again=""))]
 

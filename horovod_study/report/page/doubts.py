@@ -19,8 +19,12 @@ _SUBJECTS: tuple[tuple[str, str, str], ...] = (
         "end the cause that is named, and record again",
         _RUN,
         "no speedup is given|goes through all of the data|go through the data|not compared alike|"
-        "baseline is not steady|is outside of steps|times the median one",
+        "baseline is not steady|times the median one",
     ),
+    ("evaluate and save more rarely, or quote the rate with it", _RUN, "is outside of steps"),
+    ("measure steps without communication, too", f"{_RUN} --measure", "cannot be separated"),
+    ("give every run more steps", _STUDY, "steps in the timed window"),
+    ("add repeats, and see whether it stays", _STUDY, "efficiency above 100"),
     (
         "run the study again: it runs only what is missing or failed",
         _STUDY,
@@ -36,7 +40,7 @@ _SUBJECTS: tuple[tuple[str, str, str], ...] = (
         "end other programs, or let the cells alternate until the intervals are narrow",
         f"{_STUDY} --until 2%",
         "not resolved|repeats spread|fewer than 3 repeats|other programs|two launches|not steady|time drifts|"
-        "steps in the timed window|the repeats do not agree|efficiency above 100",
+        "the repeats do not agree",
     ),
     (
         "run the older ones again, on the same kind of machine with the same versions",
@@ -48,7 +52,7 @@ _SUBJECTS: tuple[tuple[str, str, str], ...] = (
         _RUN,
         "unexplained|add up|laps|parts of its steps|of the step",
     ),
-    ("add the worker counts that are named", _STUDY, "node|waiting"),
+    ("add worker counts on both sides of the node boundary", _STUDY, "node|waiting"),
     ("give every node the same sensors", "horovod-study doctor", "energy"),
     ("see docs/reading.md", _RUN, ""),
 )

@@ -89,7 +89,7 @@ SECTIONS = (
     Section("step", "Inside a step", ("breakdown", "losses"), folded=(*_GROWTH, "breakdown")),
     Section("nodes", "Across nodes", ("boundary",), folded=("boundary",)),
     Section("synchronisation", "Synchronisation", SYNCHRONISATION, folded=_WAITING, aside="few"),
-    Section("forecast", "Laws and forecast", ("forecast",), ("forecast", "laws"), _SCORES, aside="few"),
+    Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", *_SCORES), aside="few"),
     Section("learning", "Learning", LEARNING, folded=("targets", "learning"), drawn=True),
     Section("resources", "Energy and hours", ("resources",), folded=("resources",), drawn=True),
     Section("points", "All points", tables=("points", "turns")),
@@ -299,7 +299,7 @@ def _step(analysis: Analysis) -> Iterable[str]:
     yield "The parts of a step add up to it; what no part covers is shown as unexplained."
     if len(ranks):
         yield (
-            f"Of {plural(ranks['steps'].sum(), 'recorded step')}, added up rank by rank, "
+            f"Of {plural(ranks['steps'].sum(), 'recorded step', ',')}, added up rank by rank, "
             f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
             f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
         )

@@ -211,7 +211,10 @@ def sentences(analysis: Analysis) -> list[list[str]]:
         text += [_difference(each, found["workers"], analysis.transports, labels) for each in found["comparisons"]]
         text += _step(found, labels)
         alone = [
-            f"inside {labels[each['series']]} {_times(each)}" for each in found["overheads"] if each["low"] is not None
+            f"inside {labels[each['series']]} {_times(each)}"
+            + " (not measurably different)" * (each["low"] <= 1 <= each["high"])
+            for each in found["overheads"]
+            if each["low"] is not None
         ]
         if alone:
             text.append(f"One worker alone runs {listed(alone)} times as fast as without a library.")
@@ -232,7 +235,7 @@ def _fast(analysis: Analysis, found: Mapping[str, Any]) -> str:
         return f"{start}: {rounded(best['samples_per_s'])} {analysis.rate_unit}; {why}."
     rest = [f"over {labels[each['series']]} {_times(each)} times" for each in others if each["speedup"] is not None]
     return (
-        f"{start}: {_times(best)} times as fast as {base_of(found)}, an efficiency of {percent(best['efficiency'])}"
+        f"{start} run {_times(best)} times as fast as {base_of(found)}, an efficiency of {percent(best['efficiency'])}"
         f"{'; ' * bool(rest)}{listed(rest) if rest else ''}."
     )
 
@@ -260,8 +263,12 @@ def _difference(found: Mapping[str, Any], workers: int, pairs: pd.DataFrame, lab
         fast, slow, resolved = row["b"], row["a"], row["verdict"] == RESOLVED
         if ratio < 1:
             fast, slow, ratio, low, high = slow, fast, 1 / ratio, 1 / high, 1 / low
-    verdict = {True: "", False: ", which is not resolved from noise"}.get(resolved, ", with too few repeats to tell")
-    return f"{labels[fast]} is {with_interval(ratio, low, high)} times as fast as {labels[slow]}{verdict}."
+    fast, slow, told = labels[fast], labels[slow], with_interval(ratio, low, high)
+    if resolved:
+        return f"{fast} is {told} times as fast as {slow}."
+    if resolved is None:
+        return f"Whether {fast} is faster than {slow} is open: too few repeats (ratio {told})."
+    return f"{fast} and {slow} are not measurably different (ratio {told})."
 
 
 def _step(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
@@ -277,7 +284,7 @@ def _step(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
         f"A step with {plural(found['workers'], 'worker')} over {labels[found['series'][0]['series']]} takes "
         f"{milliseconds(step['step_s'])}{THIN}ms; {wait}"
     )
-    if share is not None and grown is not None and len(growth) == len(step["growth"]) and grown > 0:
+    if growth and grown is not None and grown > 0:
         lap, part = max(growth.items(), key=lambda each: each[1])
         than = "an ideal share of the baseline's step" if found["mode"] == "strong" else "the step of the baseline"
         text += (
