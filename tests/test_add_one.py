@@ -56,7 +56,7 @@ def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> Non
             place,
             '    momentum: float = learned(0.9, "how much of the last update is kept", low=0,\n'
             '        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL, tries=(0.5,), words="momentum {:g}", '
-            ')\n' + place,
+            ")\n" + place,
         )
     )
 

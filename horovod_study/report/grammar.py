@@ -253,7 +253,7 @@ class Bars:
         pitch_in = 0.85 * size_in[0] / end
         names = [folded(label, wide * pitch_in) for _, wide, label in middles]
         lines = spread + max(name.count("\n") + 1 for name in names)
-        tall_in = max(0.3, size_in[1] - 0.7 - 1.3 * small() / 72 * lines)
+        tall_in = max(0.3, size_in[1] - 0.7 - 1.35 * small() / 72 * lines)
         texts = [f"{own[self.before].iloc[0]}" if self.before else "" for *_, own in bars]
         texts = [
             text + rounded(self.scale * own[self.y].sum(min_count=1), 3)
@@ -273,7 +273,7 @@ class Bars:
         axes.set_xticks(places, [text if place in shown else "" for place, text in zip(places, counts, strict=True)])
         axes.xaxis.remove_overlapping_locs = False
         axes.set_xticks([middle for middle, _, _ in middles], names, minor=True, color=QUIET)
-        axes.tick_params(axis="x", which="minor", pad=3 + (1.4 + 1.3 * spread) * small())
+        axes.tick_params(axis="x", which="minor", pad=3 + (1.45 + 1.75 * spread) * small())
         axes.tick_params(axis="x", which="both", length=0)
         axes.set(xlim=(-0.2, end - 0.4), ylim=(min(0.0, 1.08 * low), top))
         axes.set_xlabel("Workers (nodes)" if spread else "Workers")
@@ -331,7 +331,7 @@ class Panel:
         if isinstance(self.layers[0], Bars):
             self.layers[0].draw(axes, looks, size_in)
             kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
-            self._words(axes, 0.7 * wide_in, 0.5 * tall_in)
+            self._words(axes, 0.7 * wide_in, 0.42 * tall_in)
             return
         marks = [layer for layer in self.layers if isinstance(layer, Points)]
         seen = [layer for layer in marks if not layer.hollow]
@@ -405,7 +405,7 @@ _CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "
 def of_bars(rows: pd.DataFrame, y: str, label: str, *, most: int = 14, **how: Any) -> dict[str, Any]:
     """Return panels and shape of a figure of bars: one for each setting, several where it has more than `most` bars.
 
-    A series stays in one panel; of a longer one, bars from the first to the last are drawn. A page has room for five.
+    A series stays in one panel; of a longer one, bars from the first to the last are drawn. A page has room for four.
     """
     drawn: list[pd.DataFrame] = []
     for _, own in rows.groupby("setting", sort=False):
@@ -421,11 +421,11 @@ def of_bars(rows: pd.DataFrame, y: str, label: str, *, most: int = 14, **how: An
     whole = Bars(rows=rows, y=y, **how)
     tops = {name: replace(whole, rows=own).span[1] for name, own in rows.groupby("setting", sort=False)}
     panels = []
-    for own in drawn[:5]:
+    for own in drawn[:4]:
         setting = own["setting"].iloc[0]
         made = replace(whole, rows=own, reach=tops[setting])
         panels.append(Panel(layers=[made], y=label, title=f"{setting}" if len(tops) > 1 else ""))
-    widest = max(len(own[["series", "workers", "nodes"]].drop_duplicates()) for own in drawn[:5])
+    widest = max(len(own[["series", "workers", "nodes"]].drop_duplicates()) for own in drawn[:4])
     return {"panels": panels, "shape": (max(1, min(3, most // widest)), 0.66, 0.36)}
 
 

@@ -169,7 +169,7 @@ def targets(analysis: Analysis) -> Figure | None:
     settings = list(parallel["setting"].drop_duplicates())[:MAX_ROWS]
     levels = sorted(parallel["target_mse"].unique(), reverse=True)
     picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(3, len(levels))).round()]
-    picked = picked[-max(1, 5 // len(settings)) :]
+    picked = picked[-max(1, 4 // len(settings)) :]
     bases = {setting: set(parallel.loc[parallel["setting"] == setting, "base_series"]) for setting in settings}
     shown = table["setting"].isin(settings) | table["series"].isin(set().union(*bases.values()))
     bars, words = list[pd.DataFrame](), _told(settings)
