@@ -199,16 +199,13 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
 
 FIGURE = '''
 """The workers of each point, counted."""
-from horovod_study.report.grammar import Figure as Drawing
-from matplotlib.figure import Figure
+from horovod_study.report.grammar import Figure, Panel, Points
+from horovod_study.report.kit.style import series_styles
 def invented(analysis):
-    data = analysis.points[["series", "workers"]]
-    def draw(width_in):
-        figure = Figure(figsize=(width_in, 2.0), layout="constrained")
-        figure.subplots().hist(data["workers"])
-        return figure
+    data = analysis.points[["series", "workers"]].assign(count=1.0)
+    panels = [Panel(layers=[Points(rows=data, y="count")], y="Points")]
     words = {"title": "How many points", "alt": "Bars of counts.", "caption": "Points by workers."}
-    return Drawing(name="invented", data=data, paint=draw, **words)
+    return Figure(name="invented", data=data, panels=panels, looks=series_styles(analysis.points), **words)
 '''
 
 

@@ -298,7 +298,9 @@ def test_the_headline_says_it_in_words_with_its_interval(page, golden):
         "Horovod/Gloo 3.71",
         "2 repeats",
     )
-    assert re.search(r"Horovod/MPI is 1\.\d+ times as fast as Horovod/Gloo, with too few repeats to tell\.", text)
+    assert re.search(
+        r"Whether Horovod/MPI is faster than Horovod/Gloo is open: too few repeats \(ratio 1\.\d+\)\.", text
+    )
     assert "what grew most is waiting for gradients, by" in text
 
 
@@ -309,9 +311,7 @@ def test_differences_within_the_noise_are_called_unresolved():
     runs.loc[two & (runs["transport"] == "gloo"), "samples_per_s"] = [990.0, 1040.0, 1030.0]
     text = " ".join(sentences.sentences(analyze(runs))[0])
 
-    assert re.search(
-        r"Horovod/\w+ is 1\.0\d* \[0\.[^.]*[^]]*\] times as fast as Horovod/\w+, which is not resolved", text
-    )
+    assert re.search(r"Horovod/\w+ and Horovod/\w+ are not measurably different \(ratio 1\.0\d* \[0\.[^]]*\]\)", text)
 
 
 def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds(golden):

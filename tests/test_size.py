@@ -12,11 +12,11 @@ import size
 
 BUDGET = {
     "(root)": (1113, 53),
-    "analysis": (4855, 234),
+    "analysis": (4861, 234),
     "analysis/compare": (254, 10),
     "analysis/fit": (1883, 99),
     "analysis/forecast": (1868, 86),
-    "analysis/laws": (638, 58),
+    "analysis/laws": (664, 57),
     "analysis/learning": (584, 26),
     "analysis/machine": (1570, 68),
     "analysis/series": (1933, 100),
@@ -34,15 +34,15 @@ BUDGET = {
     "recording/rank": (1871, 147),
     "records": (2246, 146),
     "report": (1606, 86),
-    "report/figures": (2434, 123),
-    "report/kit": (1273, 77),
-    "report/page": (2285, 92),
+    "report/figures": (2440, 123),
+    "report/kit": (1276, 77),
+    "report/page": (2300, 92),
     "runtimes": (175, 1),
     "studies": (7250, 412),
     "text": (523, 50),
     "workload": (6026, 338),
     "workload/probes": (1106, 64),
-    "total": (66934, 3698),
+    "total": (66990, 3697),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

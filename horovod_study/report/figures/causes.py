@@ -43,7 +43,7 @@ def breakdown(analysis: Analysis) -> Figure | None:
         return None
     settings = analysis.points.drop_duplicates("series").set_index("series")["setting"]
     rows = parts[parts["lap"] != "step"].assign(setting=parts["series"].map(settings))
-    if (analysis.points["backend"] == "serial").all():  # then settings are what is compared, side by side
+    if (analysis.points["backend"] == "serial").all() and settings.is_unique:  # then settings stand side by side
         rows = rows.assign(series=rows["setting"], setting="")
     several = parts[(parts["lap"] == "sync") & (parts["workers"] > 1)].set_index(["series", "workers", "nodes"])
     holders = several["note"].map(HOLDS_SYNC)

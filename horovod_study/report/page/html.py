@@ -265,7 +265,9 @@ def _leads(
     )
     found: dict[str, Sequence[str]] = {
         "scaling": [*_scaling(analysis, drawn)],
-        "step": [*_step(analysis)] if "breakdown" in made else ["No finished run recorded the parts of its steps."],
+        "step": [*_step(analysis)]
+        if len(analysis.accounting)
+        else ["No finished run recorded the parts of its steps."],
         "nodes": jumped(analysis),
         "synchronisation": waiting(analysis),
         "forecast": [*_forecast(analysis, made, labels)],
@@ -299,7 +301,7 @@ def _step(analysis: Analysis) -> Iterable[str]:
     yield "The parts of a step add up to it; what no part covers is shown as unexplained."
     if len(ranks):
         yield (
-            f"Of {plural(ranks['steps'].sum(), 'recorded step', ',')}, added up rank by rank, "
+            f"Of {plural(int(ranks['steps'].sum()), 'recorded step', ',')}, added up rank by rank, "
             f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
             f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
         )
