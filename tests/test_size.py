@@ -36,13 +36,13 @@ BUDGET = {
     "report": (1606, 86),
     "report/figures": (2440, 123),
     "report/kit": (1276, 77),
-    "report/page": (2300, 92),
+    "report/page": (2302, 92),
     "runtimes": (175, 1),
     "studies": (7250, 412),
     "text": (523, 50),
     "workload": (6026, 338),
     "workload/probes": (1106, 64),
-    "total": (66990, 3697),
+    "total": (66992, 3697),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

@@ -119,7 +119,7 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
     def _fit_rows(self, X: Floats, y: Floats, sample_weight: ArrayLike | None) -> None:
         n, nodes = X[:, 0], X[:, 1] if X.shape[1] == 2 else None
         for name in self.fitted_names_of(getattr(self, "params_", {})):
-            vars(self).pop(name, None)
+            self.__dict__.pop(name, None)
         refuse(
             type(self).__name__,
             (self.mode not in ("weak", "strong"), f"mode is {self.mode!r}; allowed: weak, strong"),
