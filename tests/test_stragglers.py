@@ -473,7 +473,7 @@ def test_a_real_rank_that_sleeps_is_named(launcher: str, backend: str, tmp_path:
         assert slow.value_s == pytest.approx(slept_s, rel=0.3)
         assert slow.last_share > 0.9
         # What the sensors said is there too.
-        parts = {(row["host"], row["part"]) for row in seen.system.rows}
+        parts = {(row["host"], row["part"]) for row in seen.system["rows"]}
         assert {(slow.host, "rank 0"), (slow.host, "rank 1"), (slow.host, "host")} <= parts
         names = {path.name for path in write_inspection(seen, run, beside, tmp_path / "inspected")}
         assert {"inspect.txt", f"system-{slow.host}.png"} <= names
