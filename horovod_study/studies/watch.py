@@ -74,7 +74,7 @@ def study_view(sweep: StudyCells, *, height: int) -> View:
     # A live process that holds anything of the study beside its cells goes on to the next one.
     claims = ledger.directory / lease.CLAIMS
     names = lease.generations(claims).keys() - {entry.key for entry in ledger.entries}
-    held = [each for name in names if (each := lease.latest(claims, name)) is not None and each.released is None]
+    held = [claim for name in names if (claim := lease.latest(claims, name)) is not None and claim.released is None]
     at_work = any(not lease.is_stale(each, present=server_time(ledger.directory)) for each in held)
     ahead = state["queued"] + [entry for each in BY_ITSELF if at_work for entry in state[each]]
     parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
