@@ -307,6 +307,24 @@ def advise(case: Case) -> dict[str, Any]:
         {**each.model_dump(include={"name", "parameters", "activations", "indices", "flop"}), "output": each.output}
         for each in model.layers
     ]
+    net = case.network
+    missing = {
+        "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give --bench "
+        "DIR/bench.json, or give --alpha-us and --gb-per-s": net is None and n > 1,
+        "how fast a worker computes, hence efficiencies; give --run RUN_DIR, --step-ms or --flops-per-s": (
+            case.flop_per_s is None
+        ),
+        "the memory of a worker; give --memory-gb": case.memory_bytes is None,
+    }
+    doubts = {
+        f"the network was measured with {net and net.workers} workers and is taken to be as good with {n} on "
+        f"{plural(case.nodes, 'node')}; measure there": net and net.workers and net.workers < n,
+        net.doubt if net else "": net and net.doubt,
+        "memory is that of the model: the framework, its buffers and fragments come on top": True,
+        "all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones": (
+            case.flop_per_s is not None
+        ),
+    }
     told = {"name": model.name, "parameters": model.parameters, "gradient_bytes": size}
     told |= {"activation_bytes_per_sample": kept, "forward_flop_per_sample": model.flop}
     about = ("batch", "workers", "nodes", "global_batch", "optimizer", "precision", "memory_bytes", "memory_source")
@@ -314,7 +332,9 @@ def advise(case: Case) -> dict[str, Any]:
     document |= {"model": {**told, "train_flop_per_sample": model.train_flop, "layers": layers}, "ways": ways}
     document |= {"crossover_batch": crossover, "activation_crossover_batch": size / kept, "best": best}
     document |= {"verdict": verdict, "reasons": list(_reasons(case, ways, crossover))}
-    found: dict[str, Any] = finite({**document, "missing": list(_unknown(case)), "doubts": list(_doubts(case))})
+    texts = {"missing": missing, "doubts": doubts}
+    document |= {name: [text for text, holds in each.items() if holds] for name, each in texts.items()}
+    found: dict[str, Any] = finite(document)
     return found
 
 
@@ -456,50 +476,20 @@ def _verdict(case: Case, ways: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 def _reasons(case: Case, ways: Sequence[Mapping[str, Any]], crossover: float | None) -> Iterator[str]:
     data, kept = ways[0], case.model.activation_bytes(case.precision) * case.batch
+    sends = data["communication_s"]
     yield f"a worker needs {_si(data['memory_bytes'], 'B')} for the whole model, and has {_si(case.memory_bytes, 'B')}"
     yield f"its batch keeps {_si(kept, 'B')} of activations beside {_si(4 * case.model.parameters, 'B')} of gradients"
     if crossover is not None:
-        yield (
-            f"data parallel sends {_si(data['sent_bytes'], 'B')} of gradients per worker and step, whatever the batch, "
-            f"tensor parallel {_si(ways[-1]['sent_bytes'], 'B')} of activations, which grow with it: they are equal at "
-            f"{crossover:.3g} samples per worker, and the batch is {case.batch}"
-        )
-    if not data["communication_s"]:
-        return
-    if case.waited_s is not None:
-        yield (
-            f"measured: the run waits {_si(case.waited_s, 's')} per step for gradients, whose messages alone take "
-            f"{_si(data['communication_s'], 's')}; `horovod-study explain --measure` says where it goes"
-        )
-    if case.flop_per_s:  # E = t b / (t b + c) = 0.9 at b = 9 c / t
-        needed = math.ceil(9 * data["communication_s"] / (case.model.train_flop / case.flop_per_s))
+        gradients = f"{_si(data['sent_bytes'], 'B')} of gradients per worker and step, whatever the batch"
+        tensor = f"tensor parallel {_si(ways[-1]['sent_bytes'], 'B')} of activations, which grow with it"
+        equal = f"they are equal at {crossover:.3g} samples per worker, and the batch is {case.batch}"
+        yield f"data parallel sends {gradients}, {tensor}: {equal}"
+    if sends and case.waited_s is not None:
+        waits = f"{_si(case.waited_s, 's')} per step for gradients, whose messages alone take {_si(sends, 's')}"
+        yield f"measured: the run waits {waits}; `horovod-study explain --measure` says where it goes"
+    if sends and case.flop_per_s:  # E = t b / (t b + c) = 0.9 at b = 9 c / t
+        needed = math.ceil(9 * sends / (case.model.train_flop / case.flop_per_s))
         yield f"data parallel without overlap is at least 90 % efficient from {needed:,} samples per worker on"
-
-
-def _unknown(case: Case) -> Iterator[str]:
-    """Yield what is not known, with what to type."""
-    if case.network is None and case.workers > 1:
-        yield (
-            "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give "
-            "--bench DIR/bench.json, or give --alpha-us and --gb-per-s"
-        )
-    if case.flop_per_s is None:
-        yield "how fast a worker computes, hence efficiencies; give --run RUN_DIR, --step-ms or --flops-per-s"
-    if case.memory_bytes is None:
-        yield "the memory of a worker; give --memory-gb"
-
-
-def _doubts(case: Case) -> Iterator[str]:
-    if case.network is not None and case.network.workers and case.network.workers < case.workers:
-        yield (
-            f"the network was measured with {case.network.workers} workers and is taken to be as good with "
-            f"{case.workers} on {plural(case.nodes, 'node')}; measure there"
-        )
-    if case.network is not None and case.network.doubt:
-        yield case.network.doubt
-    yield "memory is that of the model: the framework, its buffers and fragments come on top"
-    if case.flop_per_s is not None:
-        yield "all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones"
 
 
 def _si(value: float | None, unit: str) -> str:
