@@ -308,7 +308,7 @@ def advise(case: Case) -> dict[str, Any]:
         for each in model.layers
     ]
     net = case.network
-    missing = {
+    missing: dict[str, object] = {
         "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give --bench "
         "DIR/bench.json, or give --alpha-us and --gb-per-s": net is None and n > 1,
         "how fast a worker computes, hence efficiencies; give --run RUN_DIR, --step-ms or --flops-per-s": (
@@ -316,7 +316,7 @@ def advise(case: Case) -> dict[str, Any]:
         ),
         "the memory of a worker; give --memory-gb": case.memory_bytes is None,
     }
-    doubts = {
+    doubts: dict[str, object] = {
         f"the network was measured with {net and net.workers} workers and is taken to be as good with {n} on "
         f"{plural(case.nodes, 'node')}; measure there": net and net.workers and net.workers < n,
         net.doubt if net else "": net and net.doubt,
@@ -332,8 +332,8 @@ def advise(case: Case) -> dict[str, Any]:
     document |= {"model": {**told, "train_flop_per_sample": model.train_flop, "layers": layers}, "ways": ways}
     document |= {"crossover_batch": crossover, "activation_crossover_batch": size / kept, "best": best}
     document |= {"verdict": verdict, "reasons": list(_reasons(case, ways, crossover))}
-    texts = {"missing": missing, "doubts": doubts}
-    document |= {name: [text for text, holds in each.items() if holds] for name, each in texts.items()}
+    document |= {"missing": [text for text, holds in missing.items() if holds]}
+    document |= {"doubts": [text for text, holds in doubts.items() if holds]}
     found: dict[str, Any] = finite(document)
     return found
 

@@ -376,12 +376,12 @@ def _doubts(
             takes = f"{fit['worst_bytes']:,} bytes take {100 * abs(worst):.0f} % {'more' if worst > 0 else 'less'}"
             why = "(other algorithms and caches at other sizes): read single sizes off the table"
             yield f"{way}: no straight line; {takes} than alpha + S/beta says {why}"
-        if loose := [name for name, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]:
+        if loose := [each for each, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]:
             yield f"{way}: {' and '.join(loose)} not resolved, the interval spans more than a factor of {RESOLVED:g}"
-    for way, own in reduced.groupby("way", sort=False):
+    for name, own in reduced.groupby("way", sort=False):
         if unsteady := int((own["seconds_max"] > UNSTEADY * own["seconds_min"]).sum()):
             differ = f"{unsteady} of {len(own)} sizes differ by more than a factor of {UNSTEADY:g} between rounds"
-            yield f"{way}: {differ}; other programs may be running"
+            yield f"{name}: {differ}; other programs may be running"
     rounds = int(points["rounds"].max()) if len(points) else 0
     if rounds < 3:
         yield f"{rounds} round{'s' * (rounds > 1)}: the spread says little; use --rounds 5"

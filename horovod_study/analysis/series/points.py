@@ -24,7 +24,7 @@ from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config.roles import AS_SHIPPED, Role, named
 from horovod_study.config.run import LAPS
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import AnalysisError, refuse
 from horovod_study.records import COMMAND, COMMANDS, rate_unit
 from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
 from horovod_study.text.words import listed, plural
@@ -143,19 +143,12 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     if "ref_batch" in runs.columns:
         return runs
     missing = [column for column in REQUIRED if column not in runs.columns]
-    if missing or runs.empty:
-        why = f"column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
-        none = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
-        raise AnalysisError(f"run table: {why if missing else none}")
+    why = f"column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
+    none = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
+    refuse("run table", (missing, why), (runs.empty, none), error=AnalysisError)
     table = _completed(runs)
-    table = table.assign(
-        series="",
-        setting="",
-        mode="single",
-        work=_WORK["single"],
-        ref_batch=table["batch"].astype(float),
-        ref_train_samples=table["train_samples"].astype(float),
-    )
+    references = {f"ref_{name}": table[name].astype(float) for name in ("batch", "train_samples")}
+    table = table.assign(series="", setting="", mode="single", work=_WORK["single"], **references)
     families = _families(table)
     told = _telling(table)
     for name, family in _names(families, told).items():
@@ -177,9 +170,10 @@ class _Family:
 
     settings: Mapping[str, Any]
     kind: str  # a key of _WORK
-    batch: float  # local, or global where that one is fixed
-    train_samples: float  # of one worker where the data set grows with the workers; of the fewest where sizes differ
     rows: tuple[int, ...]  # labels in the run table
+    batch: float = math.nan  # local, or global where that one is fixed
+    # Of one worker where the data set grows with the workers; of the fewest where sizes differ:
+    train_samples: float = math.nan
     threads: float = math.nan  # of a worker, where its runs differ in nothing else
 
 
@@ -231,12 +225,10 @@ def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str
     rest = group
     own = common["model"] == _OWN_MODEL
     if common["backend"] == COMMAND and group["workers"].nunique() > 1:
-        rows = tuple(group.index)
-        return [_Family(settings=common, kind=COMMAND, batch=math.nan, train_samples=math.nan, rows=rows)]
+        return [_Family(settings=common, kind=COMMAND, rows=tuple(group.index))]
     for kind in (*rules, *(() if own else _ANY_DATA), "single"):
         if kind == "single" and not found and rest["workers"].nunique() > 1:
-            rows = tuple(rest.index)
-            return [_Family(settings=common, kind="mixed", batch=math.nan, train_samples=math.nan, rows=rows)]
+            return [_Family(settings=common, kind="mixed", rows=tuple(rest.index))]
         data = rest["train_samples"]
         if kind == "weak, growing data":
             data = (data / rest["workers"]).where(data.notna(), -rest["workers"])  # unknown data grow with nothing
@@ -404,10 +396,9 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
     words = [batch, *named.get(precision, [precision])]
     for choice in told:
         value = family.settings[choice]
-        option = OPTIONS[choice]
         if f"{value}" != UNKNOWN and (choice not in _OF_SEVERAL or family.settings["backend"] != "serial"):
-            words += [word for word in (option.say(value),) if word]
-    return " ".join(words)
+            words.append(OPTIONS[choice].say(value))
+    return " ".join(filter(None, words))
 
 
 def _sorted(table: pd.DataFrame) -> pd.DataFrame:
@@ -682,14 +673,12 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         return None
     if not math.isnan(cell.get(GIVEN_BASE, math.nan)):
         return None
-    if cell["backend"] == COMMAND:  # which has no batch that could differ
-        same = [
-            place for place, other in enumerate(cells) if (other["series"], other["workers"]) == (cell["series"], 1)
-        ]
-        return next((place for place in same if cells[place]["repeats"] > 0), None) if kind == "wrapped" else None
-    if kind == "wrapped" and cell["backend"] == REPORTED:
+    if cell["backend"] == COMMAND and kind == "plain":
+        return None
+    if cell["backend"] in (COMMAND, REPORTED) and kind == "wrapped":  # which have no batch that could differ
         own = [place for place, other in enumerate(cells) if other["series"] == cell["series"] and other["repeats"] > 0]
-        return min(own, key=lambda place: cells[place]["workers"], default=None)
+        fewest = min(own, key=lambda place: cells[place]["workers"], default=None)
+        return fewest if fewest is None or cell["backend"] == REPORTED or cells[fewest]["workers"] == 1 else None
     way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
     free = _OF_SEVERAL if kind == "plain" else _FREE_OF_ONE
     places = [
