@@ -772,21 +772,17 @@ def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
 
 
 def _lacking(t: _Reading, roles: set[str]) -> None:
-    """Yield what to say where the columns do not say how many workers there were, or how fast they were."""
-    names, rated = t.header, bool(roles & set(RATES))
-    plain = {name: _plain(name[:_LONG]) for name in names}
-    work = "the time of a step, or of the same work (an epoch, a training)"
-    lacking = [] if roles & {"workers", "nodes"} else ["workers"]
-    lacking += [] if rated else ["samples_per_s"]
-    if not rated:
-        scaling = [name for name in names if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", plain[name])]
-        for name in scaling:
+    """Refuse columns that do not say how many workers there were, or how fast they were."""
+    names, rated, counted = t.header, bool(roles & set(RATES)), bool(roles & {"workers", "nodes"})
+    for name in () if rated else names:
+        if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
             raise _ask(t, name, "a speedup or an efficiency", "speedup", "efficiency")
-    if lacking == ["samples_per_s"]:
-        for name in filter(is_duration, names):
-            raise _ask(t, name, work, "step_s", "epoch_s")
-        if VALUES in names:
+    for name in names if counted and not rated else ():
+        if is_duration(name):
+            raise _ask(t, name, "the time of a step, or of the same work (an epoch, a training)", "step_s", "epoch_s")
+        if name == VALUES:
             raise _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
+    lacking = [name for name, known in zip(REQUIRED, (counted, rated), strict=True) if not known]
     for name in lacking:
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
         raise DataError(
@@ -1104,7 +1100,7 @@ def _batches(t: _Reading) -> None:
 
 
 def _wrong(t: _Reading, unit: str) -> None:
-    """Yield which row cannot be: its nodes, its rate, what its speedup is of, its number of a repeat."""
+    """Refuse a row that cannot be: its nodes, its rate, what its speedup is of, its number of a repeat."""
     frame, at_line = t.frame, f"{t.source} line "
     lines, workers, rates = frame["line"], frame["workers"], frame["samples_per_s"]
     for at in frame.index[frame["nodes"] > workers] if "nodes" in frame else ():

@@ -292,8 +292,8 @@ def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any])
         raw = {each["name"]: each["raw"] for each in job["ways"]}
         for each in job["points"]:
             size, spread, alone = int(each["bytes"]), _spread("seconds", each["seconds"]), each["seconds_median_op"]
-            rates = {end: size / spread[f"seconds_{end}"] / 1e9 for end in ("median", "min", "max")}
-            factor = bus_factor(each["operation"], workers)
+            moved = bus_factor(each["operation"], workers) * size / 1e9
+            rates = {end: moved / spread[f"seconds_{end}"] for end in ("median", "min", "max")}
             row = {**{name: each[name] for name in ("way", "operation", "place", "iterations")}, **spread}
             row |= {"raw": raw[each["way"]], "bytes": size, "count": size // 4, "workers": workers}
             row |= {"of_model": ", ".join(names.get(size, [])), "rounds": len(each["seconds"])}
@@ -301,8 +301,8 @@ def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any])
                 "seconds_median_op": None if alone is None else float(np.median(alone)),
                 "wrong": int(each["wrong"]),
             }
-            row |= {"algbw_gb_per_s": rates["median"], "busbw_gb_per_s": factor * rates["median"]}
-            row |= {"busbw_min_gb_per_s": factor * rates["max"], "busbw_max_gb_per_s": factor * rates["min"]}
+            row |= {"algbw_gb_per_s": size / spread["seconds_median"] / 1e9, "busbw_gb_per_s": rates["median"]}
+            row |= {"busbw_min_gb_per_s": rates["max"], "busbw_max_gb_per_s": rates["min"]}
             rows.append(row)
     return _table("points", rows)
 
