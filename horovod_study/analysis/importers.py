@@ -1286,19 +1286,12 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), benchmark]
     names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
     names += frameworks if len(frameworks) == 1 else []
-    workers = int(nodes) * int(each_has)
-    return {
-        "program": _MLPERF,
-        "series": " ".join(name for name in names if name not in ("", ".", "..", "/")),
-        "system": system,
-        "how": "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators",
-        "samples_per_s": float(np.median(rates)),
-        "workers": workers,
-        "nodes": float(nodes),
-        "workers_per_node": float(each_has),
-        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / workers,
-        "doubts": doubts,
-    }
+    workers, batch = int(nodes) * int(each_has), _number(values.get("global_batch_size")) or math.nan
+    series = " ".join(name for name in names if name not in ("", ".", "..", "/"))
+    how = "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators"
+    log = {"program": _MLPERF, "series": series, "system": system, "how": how, "doubts": doubts}
+    log |= {"samples_per_s": float(np.median(rates)), "workers": workers, "batch_size": batch / workers}
+    return log | dict(zip(_LOG_PLACE, map(float, counts), strict=True))
 
 
 def _events(text: str) -> Iterator[_Event]:
@@ -1542,17 +1535,11 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
     if batch < 1:
         doubts.append(f"a batch of {batch:.2g} for each worker: several share a sample, or there were fewer workers")
-    return {
-        "program": program,
-        "series": " ".join([program, *dict.fromkeys(facts.get("model", ()))]),
-        "how": how,
-        "samples_per_s": rate if whose == "rate" else rate * workers,
-        "unit": unit,
-        "workers": workers,
-        "batch_size": batch * length if unit == "tokens/s" else batch,
-        "doubts": doubts,
-        **(dict(zip(_LOG_PLACE, map(float, placed), strict=True)) if placed and placed[0] > 1 else {}),
-    }
+    series = " ".join([program, *dict.fromkeys(facts.get("model", ()))])
+    log = {"program": program, "series": series, "how": how, "unit": unit, "workers": workers, "doubts": doubts}
+    log["samples_per_s"] = rate if whose == "rate" else rate * workers
+    log["batch_size"] = batch * length if unit == "tokens/s" else batch
+    return log | (dict(zip(_LOG_PLACE, map(float, placed), strict=True)) if placed and placed[0] > 1 else {})
 
 
 def _rate_of_log(

@@ -222,15 +222,15 @@ def case_of(
     rated = model is None  # bench.json has the step of the worked example
     model, batch, n = model or cnn(known["widths"]), known["batch"], known["workers"]
     _refuse(there, known["widths"], model.parameters, found.get("parameters", model.parameters))
-    network, per_node, memory = None, given.get("workers_per_node"), None
+    network, per_node = None, given.get("workers_per_node")
     if bench is not None:
         network = network_of(bench[0], source=bench[1], way=given.get("way"), size=4 * model.parameters)
     elif "alpha_us" in given:
         network = Link(alpha_s=given["alpha_us"] / 1e6, bytes_per_s=given["gb_per_s"] * 1e9)
-    if "memory_gb" in given:
-        memory = given["memory_gb"] * 1e9, "--memory-gb"
-    elif memory_of is not None:
+    memory = (given["memory_gb"] * 1e9, "--memory-gb") if "memory_gb" in given else None
+    if memory is None and memory_of is not None:
         memory = memory_of(min(n, per_node or n))
+    memory_bytes, memory_source = memory or (None, "")
     rate, source = given.get("flops_per_s"), "--flops-per-s" if "flops_per_s" in given else ""
     if "step_ms" in given:
         rate = rate_of_step(model, batch=batch, step_s=given["step_ms"] / 1e3)
@@ -245,8 +245,8 @@ def case_of(
         **{name: known[name] for name in ("batch", "workers", "optimizer", "precision")},
         model=model,
         workers_per_node=per_node,
-        memory_bytes=None if memory is None else memory[0],
-        memory_source="" if memory is None else memory[1],
+        memory_bytes=memory_bytes,
+        memory_source=memory_source,
         network=network,
         flop_per_s=rate,
         rate_source=source,

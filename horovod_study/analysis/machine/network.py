@@ -349,18 +349,10 @@ def _roofline(
         network = {"way": way, "final_bytes_per_s": final, "bytes_per_s": bandwidth, "allreduce_s": seconds}
         network |= {"ridge_flop_per_byte": peak / bandwidth, "attainable_flop_per_s": bound}
         networks.append({**network, "share_without_overlap": step_s / (step_s + seconds)})
-    return {
-        "peaks_flop_per_s": peaks,
-        "peak_flop_per_s": peak,
-        "memory_bytes_per_s": memory,
-        "step_flop": flop,
-        "step_s": step_s,
-        "flop_per_s": flop / step_s,
-        "memory_flop_per_byte": in_memory,
-        "memory_attainable_flop_per_s": attainable(in_memory, peak=peak, bandwidth=memory),
-        "network_flop_per_byte": in_network,
-        "networks": networks,
-    }
+    roof = {"peaks_flop_per_s": peaks, "peak_flop_per_s": peak, "memory_bytes_per_s": memory}
+    roof |= {"step_flop": flop, "step_s": step_s, "flop_per_s": flop / step_s, "memory_flop_per_byte": in_memory}
+    roof["memory_attainable_flop_per_s"] = attainable(in_memory, peak=peak, bandwidth=memory)
+    return roof | {"network_flop_per_byte": in_network, "networks": networks}
 
 
 def _doubts(
