@@ -1289,7 +1289,7 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     workers, batch = int(nodes) * int(each_has), _number(values.get("global_batch_size")) or math.nan
     series = " ".join(name for name in names if name not in ("", ".", "..", "/"))
     how = "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators"
-    log = {"program": _MLPERF, "series": series, "system": system, "how": how, "doubts": doubts}
+    log: dict[str, Any] = {"program": _MLPERF, "series": series, "system": system, "how": how, "doubts": doubts}
     log |= {"samples_per_s": float(np.median(rates)), "workers": workers, "batch_size": batch / workers}
     return log | dict(zip(_LOG_PLACE, map(float, counts), strict=True))
 
@@ -1536,7 +1536,14 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
     if batch < 1:
         doubts.append(f"a batch of {batch:.2g} for each worker: several share a sample, or there were fewer workers")
     series = " ".join([program, *dict.fromkeys(facts.get("model", ()))])
-    log = {"program": program, "series": series, "how": how, "unit": unit, "workers": workers, "doubts": doubts}
+    log: dict[str, Any] = {
+        "program": program,
+        "series": series,
+        "how": how,
+        "unit": unit,
+        "workers": workers,
+        "doubts": doubts,
+    }
     log["samples_per_s"] = rate if whose == "rate" else rate * workers
     log["batch_size"] = batch * length if unit == "tokens/s" else batch
     return log | (dict(zip(_LOG_PLACE, map(float, placed), strict=True)) if placed and placed[0] > 1 else {})

@@ -176,7 +176,11 @@ def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance) -> dic
     alone_s = scenario.compute.mean_s * scenario.longer(1)
     alone_rate = one / (alone_s * scenario.batch_factor(one))
     rate = (n * scenario.batch if weak else global_batch) / step_s
-    row = {"workers": n, "nodes": scenario.network.nodes(n), "batch": scenario.local_batch(n, global_batch)}
+    row: dict[str, Any] = {
+        "workers": n,
+        "nodes": scenario.network.nodes(n),
+        "batch": scenario.local_batch(n, global_batch),
+    }
     row |= {"step_s": step_s, "step_p90_s": float(np.quantile(steps, 0.9)), "samples_per_s": rate}
     return row | {
         "speedup": rate / alone_rate,
