@@ -69,7 +69,7 @@ def test_the_constants_behind_an_output_come_back_whatever_a_launcher_puts_befor
     for each, how in ((text, "of the devices listed"), (prefixed, "of the devices"), (rows, "from busbw/algbw")):
         (content,) = benches_of(each, source="a.txt", gradient_bytes=1e8)
         found = measured_network(content, source="a.txt", way=None, size=1e8)
-        assert (found.way, found.workers, found.nodes, found.overhead_s) == ("nccl", 8, 1, None)
+        assert (found.way, found.sweep.workers, found.sweep.nodes, found.overhead_s) == ("nccl", 8, 1, None)
         assert found.link.alpha_s * 3 == pytest.approx(20e-6, rel=0.01)
         assert found.link.bytes_per_s == pytest.approx(100e9 * 2 * 7 / 8, rel=0.01)
         assert how in content["read"]
@@ -191,7 +191,10 @@ def taken_s(text: str, size: float = 1e8, *, source: str = "log") -> list[float]
         for each in benches_of(text, source=source, gradient_bytes=size)
     ]
     return [
-        float(each.link.alpha_s * rounds(each.workers) + moved_share(each.workers) * size / each.link.bytes_per_s)
+        float(
+            each.link.alpha_s * rounds(each.sweep.workers)
+            + moved_share(each.sweep.workers) * size / each.link.bytes_per_s
+        )
         for each in found
     ]
 

@@ -141,7 +141,13 @@ def test_runs_that_do_not_say_how_long_they_computed_are_refused() -> None:
 def test_the_constants_of_a_benchmark() -> None:
     found = measured_network(bench(), source="b", way=None, size=None)
 
-    assert (found.way, found.raw, found.workers, found.nodes, found.per_node) == ("horovod/mpi", "mpi", 2, 1, 2)
+    assert (found.way, found.raw, found.sweep.workers, found.sweep.nodes, found.per_node) == (
+        "horovod/mpi",
+        "mpi",
+        2,
+        1,
+        2,
+    )
     assert found.link.alpha_s == pytest.approx(2e-6, rel=1e-3)
     assert found.link.bytes_per_s == pytest.approx(6e9, rel=1e-3)
     assert found.overhead_s == pytest.approx(28e-6 + BYTES / 5e9 - BYTES / 6e9, rel=1e-3)
@@ -156,7 +162,7 @@ def test_constants_of_more_workers_are_those_of_a_message(golden: Golden) -> Non
 
     assert found.link.alpha_s == pytest.approx(2e-6 / 3, rel=1e-3)
     assert found.link.bytes_per_s == pytest.approx(1.75 * 6e9, rel=1e-3)
-    assert (found.nodes, found.per_node) == (2, 4)
+    assert (found.sweep.nodes, found.per_node) == (2, 4)
     golden(found.doubts)
 
 

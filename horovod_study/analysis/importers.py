@@ -7,7 +7,7 @@
 Points have the columns COLUMNS (docs/fit.md). Other names are read where HEADERS has them, other units by UNITS and
 PREFIXES, in names or cells. Where two readings are possible, the reader asks (an error of one line that names the
 choice) or tells: `frame.attrs["read"]` says what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what
-is odd. Steps of reading are generators: what they yield is wrong, and one place refuses it or leaves it out.
+is odd.
 """
 
 import codecs
@@ -17,11 +17,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,21 +35,6 @@ from horovod_study.errors import AnalysisError, DataError, nearest
 from horovod_study.files import unguarded
 from horovod_study.records import finite
 from horovod_study.text.words import cut, listed, plural
-
-_T = TypeVar("_T")
-_Step = Generator[str, None, _T]  # a step of reading, and what it comes to; the first fault that it yields ends it
-
-
-def _result(step: _Step[_T]) -> tuple[_T, str]:
-    """Return what a step comes to, or (in place of that None) what it said is wrong."""
-    try:
-        why = next(step)
-    except StopIteration as end:
-        return end.value, ""
-    except DataError as error:  # of a document
-        why = str(error)
-    return None, why  # type: ignore[return-value]
-
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
@@ -307,7 +292,7 @@ def _sum(found: Amount | None, *, comma: bool = False) -> float:
     return math.inf if found is None else sum(number(text, comma=comma) * factor for text, factor in found.parts)
 
 
-def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> _Step[bool]:
+def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> bool:
     """Whether a comma marks decimals in the numbers of columns, which stand behind their roles.
 
     `1,234` is a decimal of a speedup, thousands of a rate; of times, or of rates beside semicolons, it is asked.
@@ -325,7 +310,7 @@ def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str,
     for role, texts in columns:
         pointed = [text for text in texts if "." in text] if role in (*RATES[:2], *TIMES) else []
         if pointed and all(map(_POINTS.fullmatch, pointed)) and any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
-            yield f"{where}: {pointed[0]!r} may have {both} without points"
+            raise DataError(f"{where}: {pointed[0]!r} may have {both} without points")
     if any(re.search(r"\.(?!\d{3}$)", text) for _, texts in columns for text in texts):
         return False
     commas = [(role, texts) for role, texts in columns if any("," in text for text in texts)]
@@ -335,7 +320,7 @@ def _decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str,
     for role, texts in commas:  # not so beside 880
         if (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
             first = next(text for text in texts if "," in text)
-            yield f"{where}: {first!r} may have {both} without commas"
+            raise DataError(f"{where}: {first!r} may have {both} without commas")
     return False
 
 
@@ -451,7 +436,7 @@ class _Reading:
         self.told += [f"series = {told}"] if told else []
 
 
-def _table(data: str | bytes, source: str) -> _Step[_Reading]:
+def _table(data: str | bytes, source: str) -> _Reading:
     """The cells of a file, whatever its form; as many in every row."""
     text, told = (data.encode("utf-8", "replace").decode(), "") if isinstance(data, str) else (None, "")
     if isinstance(data, bytes):
@@ -461,28 +446,27 @@ def _table(data: str | bytes, source: str) -> _Step[_Reading]:
             with suppress(UnicodeDecodeError):
                 text, told = (data.decode(encoding), how) if text is None else (text, told)
     if text is None:
-        yield f"{source}: is not a text file; save the table as CSV in UTF-8"
-        text = ""
+        raise DataError(f"{source}: is not a text file; save the table as CSV in UTF-8")
     if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
-        rows = list(enumerate((yield from _of_json(text, source)), 1))
+        rows = list(enumerate(_of_json(text, source), 1))
         separator, form = ",", f"JSON of {plural(len(rows) - 1, 'row', ',')}"
         source = f"{source}, as CSV,"
     else:
-        separator, rows = yield from _cells(text.removeprefix("\ufeff"), source)
+        separator, rows = _cells(text.removeprefix("\ufeff"), source)
         form = "" if separator == "," else f"{separator!r} separates columns"
     if not rows:
-        yield f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point"
+        raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
     if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
-        yield f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step"
+        raise DataError(f"{source}: has more than {MAX_POINTS:,} points; give one line per run, not one per step")
     for line, cells in rows:
         if len(cells) != len(rows[0][1]):
             several = f"{len(cells)} cells where the first line names {len(rows[0][1])} columns ({_shown(cells)})"
-            yield f"{source} line {line}: {several}; quote cells with a separator in them"
+            raise DataError(f"{source} line {line}: {several}; quote cells with a separator in them")
     rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in rows[0][1]])
     return _Reading(source, separator, rows, [*filter(None, (told, form))])
 
 
-def _cells(text: str, source: str) -> _Step[tuple[str, _Rows]]:
+def _cells(text: str, source: str) -> tuple[str, _Rows]:
     """What separates the cells of a text, and the cells with their lines."""
     plain = text if text.isascii() else text.translate(_BOX)
     lines = [(at, line) for at, line in enumerate(plain.splitlines(), 1) if not line.isspace() and line]
@@ -497,9 +481,9 @@ def _cells(text: str, source: str) -> _Step[tuple[str, _Rows]]:
     if separator in "| " and len(lines) > MAX_POINTS + 100:
         return separator, [(at, []) for at, _ in lines]  # too many
     if separator == "|":
-        return separator, (yield from _barred(lines, source))
+        return separator, _barred(lines, source)
     if separator == " " and len(lines) > 1:
-        return separator, (yield from _spaced(lines, source))
+        return separator, _spaced(lines, source)
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
     rows: _Rows = []
     try:
@@ -509,7 +493,7 @@ def _cells(text: str, source: str) -> _Step[tuple[str, _Rows]]:
             if len(rows) > MAX_POINTS + 1:
                 break
     except csv.Error as error:
-        yield f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV"
+        raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
     return "," if separator == " " else separator, rows
 
 
@@ -518,7 +502,7 @@ def _remark(cells: list[str], *, after: bool = False) -> bool:
     return cells[0].lstrip().startswith("#") and (after or len(cells) == 1 or meaning(cells[0]) is None)
 
 
-def _barred(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
+def _barred(lines: list[tuple[int, str]], source: str) -> _Rows:
     """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines above the first rule."""
     groups: list[_Rows] = [[]]
     outer, last, ended = None, 0, False
@@ -529,7 +513,7 @@ def _barred(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
             continue
         inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
         if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
-            yield f"{source} line {at}: a second table begins; give one, or name its series in a column"
+            raise DataError(f"{source} line {at}: a second table begins; give one, or name its series in a column")
         if rule:
             groups.append([])
         else:
@@ -545,7 +529,7 @@ def _barred(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
     return [*names, *(row for group in rows for row in group)]
 
 
-def _spaced(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
+def _spaced(lines: list[tuple[int, str]], source: str) -> _Rows:
     """Cells between spaces: below the rules over or under the names, or between two spaces or more, or single ones."""
     rules = [line for _, line in lines if _RULE.fullmatch(line)]
     kept = [(at, line.expandtabs()) for at, line in lines if not _RULE.fullmatch(line)]
@@ -562,11 +546,10 @@ def _spaced(lines: list[tuple[int, str]], source: str) -> _Step[_Rows]:
         if set(sizes) in ({first}, {first + 1}) and sizes[0] > 1:  # an index without a name, as pandas prints it
             return [(top, [""] * (sizes[0] - first) + names), *rows]
     told = f"{_shown(lines[0][1].strip())} begins no table: columns between commas, semicolons, tabs, bars"
-    yield f"{source} line {lines[0][0]}: {told} (Markdown, grids) or two spaces, or JSON"
-    return []
+    raise DataError(f"{source} line {lines[0][0]}: {told} (Markdown, grids) or two spaces, or JSON")
 
 
-def _of_json(text: str, source: str) -> _Step[list[list[str]]]:
+def _of_json(text: str, source: str) -> list[list[str]]:
     """Names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
     again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
     lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -590,10 +573,10 @@ def _of_json(text: str, source: str) -> _Step[list[list[str]]]:
     except (TypeError, ValueError):
         frame = pd.DataFrame()
     if frame.empty or not all(isinstance(name, str) for name in frame):
-        yield f"{source}: holds no table; {again}"
+        raise DataError(f"{source}: holds no table; {again}")
     for at, row in enumerate(frame.to_dict("records"), 1):
         if nested := next((name for name, value in row.items() if isinstance(value, dict | list)), None):
-            yield f"{source} row {at}: {nested!r} is a table itself; {again}"
+            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {again}")
     return [[*frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
 
 
@@ -609,7 +592,7 @@ VALUES = "values"
 """The column of a long table made of a wide one, whose names do not say what they hold."""
 
 
-def _turned(table: _Reading) -> _Step[_Reading]:
+def _turned(table: _Reading) -> _Reading:
     """A table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
     ends = [re.fullmatch(rf"([0-9]+ ?(?:{_WORKER}|{_NODE}))\b ?(.*)", _plain(name[:_LONG])) for name in header]
@@ -630,7 +613,7 @@ def _turned(table: _Reading) -> _Step[_Reading]:
     if plain and (not named or len(counts) < 3):  # numbers without names, or rows are the counts
         return table
     if numbers and not corner:
-        yield f"{table.where}: names and first column are numbers; name the column of workers 'workers'"
+        raise DataError(f"{table.where}: names and first column are numbers; name the column of workers 'workers'")
     names = []
     for _, cells in body:
         words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at].strip() for at in labels]
@@ -642,7 +625,7 @@ def _turned(table: _Reading) -> _Step[_Reading]:
     return _Reading(table.source, table.separator, [first, *rows], told, held)
 
 
-def _long(table: _Reading, columns: Mapping[str, str]) -> _Step[_Reading]:
+def _long(table: _Reading, columns: Mapping[str, str]) -> _Reading:
     """A table with a column for each series with a row for each of their values.
 
     These are rates or speedups whose names say of what, or numbers that no name explains: throughputs where all rise
@@ -658,7 +641,7 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Step[_Reading]:
     if wide and best not in columns and not table.holds:
         left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
         if len(left) == len({known[at].label for at in wide} - {""}) == len(wide) > 1:
-            yield f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit"
+            raise DataError(f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit")
         names = {at: header[at] if known[at].label == _plain(header[at]) else known[at].label for at in wide}
         if len(left) == 1 < len(wide) == len({*names.values()} - {""}):
             name = left.pop() or _NAMES.get(best, "")
@@ -668,7 +651,7 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Step[_Reading]:
         rest = [at for at in (range(1, len(header)) if table.holds else rest) if at not in counted]
         names = {at: header[at] for at in rest if any(map(quantity, table.column(at)))}
         if len(names) > 1 or (names and (table.holds or VALUES in header)):
-            name = VALUES if VALUES in given else table.holds or (yield from _values(table, counted[0], [*names]))
+            name = VALUES if VALUES in given else table.holds or _values(table, counted[0], [*names])
     if not name:
         return table
     kept = [at for at in range(len(header)) if at not in names]
@@ -686,11 +669,11 @@ def _long(table: _Reading, columns: Mapping[str, str]) -> _Step[_Reading]:
     return _Reading(table.source, table.separator, [first, *rows], told)
 
 
-def _values(table: _Reading, workers: int, wide: list[int]) -> _Step[str]:
+def _values(table: _Reading, workers: int, wide: list[int]) -> str:
     """What values are that rise with the workers as rates do: steeply, and not ever more so; `VALUES` where none do."""
     cells = [[*zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)] for at in wide]
     texts = [text for each in cells for _, one in each if one for text, _ in one.parts]
-    comma = yield from _decimal_comma([(VALUES, texts)], table.separator, table.where)
+    comma = _decimal_comma([(VALUES, texts)], table.separator, table.where)
     ones = True
     for each in cells:
         both = sorted((_sum(n, comma=False), _sum(x, comma=comma)) for n, x in each if n and x)
@@ -728,15 +711,17 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     return means
 
 
-def _columns(t: _Reading, columns: Mapping[str, str]) -> _Step[list[Meaning]]:
+def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
     """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
     names, plain = t.header, [name.lower() for name in t.header]
     used: dict[int, Meaning] = {}
     for role, name in columns.items():
         if role not in ROLES:
-            yield f"{t.where}: --columns {role!r} is not known{nearest(role, ROLES)}; allowed: {', '.join(ROLES)}"
+            raise DataError(
+                f"{t.where}: --columns {role!r} is not known{nearest(role, ROLES)}; allowed: {', '.join(ROLES)}"
+            )
         if name not in names and name.strip().lower() not in plain:
-            yield f"{t.where}: --columns names {name!r}, which is none of the columns {_shown(names)}"
+            raise DataError(f"{t.where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
         at = names.index(name) if name in names else plain.index(name.strip().lower())
         guess, factor = _meaning(names[at], t.column(at)), _seconds(name) if role in TIMES else 1.0
         # Of whom a rate is, is told; in which unit, its name says.
@@ -748,9 +733,9 @@ def _columns(t: _Reading, columns: Mapping[str, str]) -> _Step[list[Meaning]]:
             used[at] = Meaning(role=name, at=at, name=names[at], given=True, own=True)
     for role, count in Counter(each.role for each in used.values()).items():
         if count > 1:
-            yield f"{t.where}: column {role!r} appears {count} times; keep one of them"
-    used |= yield from _guessed(t, used)
-    yield from _lacking(t, {each.role for each in used.values()})
+            raise DataError(f"{t.where}: column {role!r} appears {count} times; keep one of them")
+    used |= _guessed(t, used)
+    _lacking(t, {each.role for each in used.values()})
     found = []
     for each in used.values():
         cells = t.column(each.at) if each.role in _CELLS else []
@@ -761,7 +746,7 @@ def _columns(t: _Reading, columns: Mapping[str, str]) -> _Step[list[Meaning]]:
     return found
 
 
-def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> _Step[dict[int, Meaning]]:
+def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
     """Columns whose name says what they are, where nothing else is that."""
     names, taken = t.header, {each.role for each in used.values()}
     means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, t.column(at)))}
@@ -781,41 +766,40 @@ def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> _Step[dict[int, Meanin
             continue
         if len(same) > 1 and each.role not in ("series", "status"):
             both, say = " and ".join(map(repr, same)), f"--columns {each.role}={same[0]!r}"
-            yield f"{t.where}: {both} may both be {each.role}; say which: {say}"
+            raise DataError(f"{t.where}: {both} may both be {each.role}; say which: {say}")
         found[at] = replace(each, at=at, name=names[at])
     return found
 
 
-def _lacking(t: _Reading, roles: set[str]) -> Iterator[str]:
-    """Yield what to say where the columns do not say how many workers there were, or how fast they were."""
-    names, rated = t.header, bool(roles & set(RATES))
-    plain = {name: _plain(name[:_LONG]) for name in names}
-    work = "the time of a step, or of the same work (an epoch, a training)"
-    lacking = [] if roles & {"workers", "nodes"} else ["workers"]
-    lacking += [] if rated else ["samples_per_s"]
-    if not rated:
-        scaling = [name for name in names if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", plain[name])]
-        yield from (_ask(t, name, "a speedup or an efficiency", "speedup", "efficiency") for name in scaling)
-    if lacking == ["samples_per_s"]:
-        yield from (_ask(t, name, work, "step_s", "epoch_s") for name in filter(is_duration, names))
-        if VALUES in names:
-            yield _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
+def _lacking(t: _Reading, roles: set[str]) -> None:
+    """Refuse columns that do not say how many workers there were, or how fast they were."""
+    names, rated, counted = t.header, bool(roles & set(RATES)), bool(roles & {"workers", "nodes"})
+    for name in () if rated else names:
+        if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
+            raise _ask(t, name, "a speedup or an efficiency", "speedup", "efficiency")
+    for name in names if counted and not rated else ():
+        if is_duration(name):
+            raise _ask(t, name, "the time of a step, or of the same work (an epoch, a training)", "step_s", "epoch_s")
+        if name == VALUES:
+            raise _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
+    lacking = [name for name, known in zip(REQUIRED, (counted, rated), strict=True) if not known]
     for name in lacking:
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
-        yield (
+        raise DataError(
             f"{t.where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
             f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say "
             f"what a column is: --columns {name}=NAME"
         )
     if "step_s" in roles and not roles & {"batch_size", "global_batch"}:
         unclear = [name for name in names if _BATCH.fullmatch(name.lower())]
-        yield from (_ask(t, name, "samples of one worker or of all", "batch_size", "global_batch") for name in unclear)
+        for name in unclear:
+            raise _ask(t, name, "samples of one worker or of all", "batch_size", "global_batch")
 
 
-def _ask(t: _Reading, name: str, what: str, *roles: str) -> str:
-    """What to say of what may be read in several ways, with what to type for each."""
+def _ask(t: _Reading, name: str, what: str, *roles: str) -> DataError:
+    """The error of what may be read in several ways, with what to type for each."""
     say = " or ".join(f"--columns '{role}={name}'" for role in roles)
-    return f"{t.where}: {name!r} may be {what}; say which: {say}"
+    return DataError(f"{t.where}: {name!r} may be {what}; say which: {say}")
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
@@ -840,37 +824,30 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
-    frame, why = _result(_points(data, source, columns or {}))
-    if why:
-        raise DataError(why)
-    return frame
-
-
-def _points(data: str | bytes, source: str, columns: Mapping[str, str]) -> _Step[pd.DataFrame]:
-    table = yield from _table(data, source)
-    t = yield from _long((yield from _turned(table)), columns)
-    t.found = yield from _columns(t, columns)
+    columns = columns or {}
+    t = _long(_turned(_table(data, source)), columns)
+    t.found = _columns(t, columns)
     if len(t.rows) < 2:
-        yield f"{t.where}: no points follow the names of the columns; add one line per point"
+        raise DataError(f"{t.where}: no points follow the names of the columns; add one line per point")
     t.unused = dict.fromkeys(sorted({*range(len(t.header))} - {each.at for each in t.found}), "")
-    yield from _leave_out(t)
-    yield from _numbers(t)
-    unit = yield from _work_out(t)
-    yield from _series(t)
+    _leave_out(t)
+    _numbers(t)
+    unit = _work_out(t)
+    _series(t)
     names = [t.header[at] for at in t.unused if not t.unused[at] and t.header[at]]
     missing = {*COLUMNS} - {each.role for each in t.found}
     some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:6]]
     some = _few([*some, *names[6:]])
     told = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
     told += [f"column {_shown(t.header[at])} not used{why}" for at, why in t.unused.items() if why]
-    yield from _wrong(t, unit)
+    _wrong(t, unit)
     told += [*t.doubts, *_doubtful(t, unit)]
     frame = t.frame[[name for name in COLUMNS if name in t.frame]]
     frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(t.told), "unit": unit}
     return frame
 
 
-def _leave_out(t: _Reading) -> Iterator[str]:
+def _leave_out(t: _Reading) -> None:
     """Drop rows without a rate, or of what failed, and say which. A dash in the row of a base is 1."""
     rate, near = t.rate, [each for each in t.found if each.role in ("workers", "nodes")]
     states = [each.at for each in t.found if each.role == "status"]
@@ -889,12 +866,12 @@ def _leave_out(t: _Reading) -> Iterator[str]:
             count = f"{cells[near[0].at].strip()} {near[0].name}, " if near else ""
             out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
     if len(kept) < 2:
-        yield f"{t.where}: no row has a value of {rate.name!r}; give at least one"
+        raise DataError(f"{t.where}: no row has a value of {rate.name!r}; give at least one")
     t.rows = kept
     t.doubts += [f"rows without a value are left out: {', '.join(_few(out))}"] if out else []
 
 
-def _numbers(t: _Reading) -> Iterator[str]:
+def _numbers(t: _Reading) -> None:
     """Make the frame of the numbers of the columns that are used, by role, with their lines."""
     numeric, roles = [each for each in t.found if each.role in _CELLS], {each.role for each in t.found}
     columns = {each.at: t.column(each.at) for each in numeric}
@@ -908,7 +885,7 @@ def _numbers(t: _Reading) -> Iterator[str]:
         cells = [cell.strip() for cell in t.column(at)]
         if all(re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?", cell) for cell in cells):
             texts.append(("", [cell for cell in cells if "," in cell]))
-    comma = yield from _decimal_comma(texts, t.separator, t.where)
+    comma = _decimal_comma(texts, t.separator, t.where)
     frame = t.frame = pd.DataFrame({"line": [line for line, _ in t.rows[1:]]})
     for each in numeric:
         low, high, allowed, _ = _CELLS[each.role]
@@ -923,7 +900,7 @@ def _numbers(t: _Reading) -> Iterator[str]:
             cell = f"{each.name} is {_shown(columns[each.at][at])}; allowed is {told}; correct it or drop the line"
             why = f"{t.source} line {frame['line'][at]}: {cell}"
             if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
-                yield why
+                raise DataError(why)
             t.unused[each.at] = f" ({why})"
             del frame[each.role]
     if any("," in text for _, column in texts for text in column):
@@ -947,15 +924,15 @@ _WORKED_OUT: Mapping[str, tuple[Callable[..., Any], str, str]] = {
 """Samples/s of a value, workers and the batch of each; their unit, if not that of the value; and how it is said."""
 
 
-def _work_out(t: _Reading) -> _Step[str]:
+def _work_out(t: _Reading) -> str:
     """Add to the frame what it can be worked out from; return in what unit throughputs are."""
     frame, by = t.frame, {each.role: each for each in t.found}
     known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
     if "workers" in frame:
-        yield from _of_a_node(t, by["workers"])
+        _of_a_node(t, by["workers"])
     else:
         how = f" x {by['workers_per_node'].name}" if known else ": nodes are what is counted"
-        yield from _times_nodes(t, frame["workers_per_node"] if known else 1, by["nodes"].name + how)
+        _times_nodes(t, frame["workers_per_node"] if known else 1, by["nodes"].name + how)
     workers = frame["workers"]
     if "global_batch" in frame:
         frame["batch_size"] = frame["global_batch"] / workers
@@ -967,11 +944,11 @@ def _work_out(t: _Reading) -> _Step[str]:
     if role == "samples_per_s":
         return t.rate.unit
     if role in RATES[4:]:
-        value = yield from _share(t, value)
+        value = _share(t, value)
     work = rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size"
     for at, other in enumerate(t.header) if role == "epoch_s" and "series" not in by else ():
         if re.fullmatch(work, _plain(other[:_LONG])) and len({*map(quantity, t.column(at))} - {None}) > 1:
-            yield f"{t.where}: epochs differ; give samples_per_s: {other!r} over {name!r}"
+            raise DataError(f"{t.where}: epochs differ; give samples_per_s: {other!r} over {name!r}")
     batches = "batch_size" in frame and frame["batch_size"].notna().all()
     rate, unit, how = _WORKED_OUT["batches" if role == "step_s" and not batches else role]
     frame["samples_per_s"] = rate(value, workers, frame.get("batch_size"))
@@ -979,33 +956,33 @@ def _work_out(t: _Reading) -> _Step[str]:
     per_worker = (frame["samples_per_s"] / workers).groupby(workers).median()
     if role == "step_s" and "global_batch" not in frame and per_worker.max() > 1.1 * per_worker.iloc[0]:
         what = "of steps that are divided, which need global_batch=NAME; or of the same work"
-        yield _ask(t, name, what, "epoch_s")
+        raise _ask(t, name, what, "epoch_s")
     return unit or t.rate.unit
 
 
-def _share(t: _Reading, value: "pd.Series[float]") -> _Step["pd.Series[float]"]:
+def _share(t: _Reading, value: "pd.Series[float]") -> "pd.Series[float]":
     """Speedups or efficiencies as such where they are in per cent; it is asked where they may be."""
     name, in_cells = t.rate.name, any("%" in cell for cell in t.column(t.rate.at))
     unsaid = "%" in name and not in_cells
     if t.rate.role == "efficiency":
         if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
-            yield f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent"
+            raise DataError(f"{t.where}: {name!r} may have shares or percentages; write all of it in per cent")
         return value / (100 if value.max() > 2 else 1)
     rate = value / (100 if unsaid else 1)
     if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
-        yield f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9"
+        raise DataError(f"{t.where}: {name!r} has no 100 %: of what is it? write it as times, such as 1.9")
     return rate
 
 
-def _times_nodes(t: _Reading, each: Any, how: str) -> Iterator[str]:
+def _times_nodes(t: _Reading, each: Any, how: str) -> None:
     """Make the workers of nodes times workers of a node; a row without nodes has none."""
     for line in t.frame["line"][t.frame["nodes"].isna()]:
-        yield f"{t.source} line {line}: nodes are empty; every row needs them, or its workers"
+        raise DataError(f"{t.source} line {line}: nodes are empty; every row needs them, or its workers")
     t.frame["workers"] = (t.frame["nodes"] * each).astype("int64")
     t.told.append(f"workers = {how}")
 
 
-def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
+def _of_a_node(t: _Reading, column: Meaning) -> None:
     """Multiply workers beside nodes where they are those of a node: where there are more nodes than workers, or more
     nodes with as many workers are faster; ask where nothing says."""
     frame = t.frame
@@ -1022,9 +999,9 @@ def _of_a_node(t: _Reading, column: Meaning) -> Iterator[str]:
     if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
         frame["workers_per_node"] = workers.astype(float)
         t.told = [each for each in t.told if each != f"workers = {column.name}"]
-        yield from _times_nodes(t, workers, f"nodes x {column.name}, which are those of a node")
+        _times_nodes(t, workers, f"nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
-        yield _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
+        raise _ask(t, column.name, "the workers of a node or of all", "workers_per_node", "workers")
     else:
         t.told.append(f"{column.name} are those of all nodes")
 
@@ -1034,7 +1011,7 @@ _RUN_NAME = re.compile(r"(?i)(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-def _series(t: _Reading) -> Iterator[str]:
+def _series(t: _Reading) -> None:
     """Name the curve of each row, joined where several columns do; tell which were guessed.
 
     Guessed are columns called so, unless every value has one worker count; columns of words whose values have several
@@ -1059,11 +1036,11 @@ def _series(t: _Reading) -> Iterator[str]:
             t.name(cells, told)
     _batches(t)
     for at in [each for each in others if each in t.unused]:
-        yield from _configurations(t, at)
+        _configurations(t, at)
     t.frame = t.frame.reset_index(drop=True)
 
 
-def _configurations(t: _Reading, at: int) -> Iterator[str]:
+def _configurations(t: _Reading, at: int) -> None:
     """Name the curve of each row by a column whose numbers tell configurations apart at all counts, and ask at some."""
     name, every = t.header[at], [cell.strip() for cell in t.column(at)]
     rows = pd.DataFrame({"series": t.frame.get("series", ""), "workers": t.frame["workers"], "name": ""})
@@ -1083,7 +1060,7 @@ def _configurations(t: _Reading, at: int) -> Iterator[str]:
         t.name([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
     elif apart > 0.1:
         differ = f"configurations or runs: equal workers differ by {100 * apart:.0f} % in their rates"
-        yield _ask(t, name, differ, "series", "repeat")
+        raise _ask(t, name, differ, "series", "repeat")
     else:
         t.doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
 
@@ -1122,30 +1099,30 @@ def _batches(t: _Reading) -> None:
 # --- doubts -----------------------------------------------------------------------------------------------------------
 
 
-def _wrong(t: _Reading, unit: str) -> Iterator[str]:
-    """Yield which row cannot be: its nodes, its rate, what its speedup is of, its number of a repeat."""
+def _wrong(t: _Reading, unit: str) -> None:
+    """Refuse a row that cannot be: its nodes, its rate, what its speedup is of, its number of a repeat."""
     frame, at_line = t.frame, f"{t.source} line "
     lines, workers, rates = frame["line"], frame["workers"], frame["samples_per_s"]
     for at in frame.index[frame["nodes"] > workers] if "nodes" in frame else ():
         few = f"{frame['nodes'][at]:g} nodes for {workers[at]} workers"
-        yield f"{at_line}{lines[at]}: {few}; every node has one at least: correct either"
+        raise DataError(f"{at_line}{lines[at]}: {few}; every node has one at least: correct either")
     fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
     based = ((workers != fewest) | ((rates - 1).abs() < 0.02)).all() and fewest.nunique() == 1
     if t.rate.role == "speedup" and {*fewest} != {1} and not based:
         for at in frame.index[(rates == 1) & (workers > 1)]:
             say = f"to the fewest of each series: --columns 'samples_per_s={t.rate.name}'; else give rates"
             one = f"{t.rate.name!r} is 1 at {workers[at]} workers: relative to which? {say}"
-            yield f"{at_line}{lines[at]}: {one}"
+            raise DataError(f"{at_line}{lines[at]}: {one}")
     for at, n, x in zip(lines, workers, rates, strict=True) if unit != SPEEDUP and not t.rate.own else ():
         if why := impossible("rate", rate=x, workers=n, unit=unit):
-            yield f"{at_line}{at}: {why}; correct it, or say what it is with --columns"
+            raise DataError(f"{at_line}{at}: {why}; correct it, or say what it is with --columns")
     if "repeat" in frame:
         key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
         numbered = frame.loc[frame["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
         for at in numbered.index[numbered.duplicated()]:
             first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
             told = f"repeat {frame['repeat'][at]:g} of {workers[at]} workers is on line {lines[first]}, too"
-            yield f"{at_line}{lines[at]}: {told}; number the repeats of a point 0, 1, 2, ..."
+            raise DataError(f"{at_line}{lines[at]}: {told}; number the repeats of a point 0, 1, 2, ...")
 
 
 def _doubtful(t: _Reading, unit: str) -> Iterator[str]:
@@ -1203,34 +1180,33 @@ def points_from(
     `placed`: nodes and workers of each, where somebody said them. What is `alone` may be a table, of which `columns`
     says what its columns are. Raises DataError where nothing can be read.
     """
-    points, logs, wrong = pd.DataFrame(), [], list[str]()
+    logs, wrong = [], list[str]()
     for source, data, system, names in given:
         text = text_of(data)
         if alone and not (placed or recognised(text)):
-            points, why = _result(_points(data, source, columns or {}))
-            if not why:
-                return points
-            programs = dict.fromkeys([f"{_MLPERF} Training", *(each[0] for each in FORMATS)])
-            named = source.endswith((".log", ".txt", ".out"))
-            why += f"; nor is it a log of {', '.join(programs)}" if named else ""
-        elif columns:
-            why = f"{source}: is a log, which has no columns to name; leave columns out"
-        else:
+            try:
+                return parse_points(data, source, columns)
+            except DataError as error:
+                programs = ", ".join(dict.fromkeys([f"{_MLPERF} Training", *(each[0] for each in FORMATS)]))
+                named = source.endswith((".log", ".txt", ".out"))
+                raise DataError(f"{error}; nor is it a log of {programs}" if named else str(error)) from None
+        try:
+            if columns:
+                raise DataError("is a log, which has no columns to name; leave columns out")
             read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
-            log, why = _result(read)
-            log = {**_LOG, "source": source, **(log or {})}
-            why = why or impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"])
-            logs += [] if why else [log]
-            why = why and f"{source}: {why}"
-        wrong += filter(None, [why])
-    more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
-    points, why = _result(_joined(logs, wrong)) if logs else (points, wrong[0] + (more if len(wrong) > 1 else ""))
-    if why:
-        raise DataError(why)
-    return points
+            log = {**_LOG, "source": source, **read}
+            if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
+                raise DataError(why)
+            logs.append(log)
+        except DataError as error:
+            wrong.append(f"{source}: {error}")
+    if not logs:
+        more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
+        raise DataError(wrong[0] + (more if len(wrong) > 1 else ""))
+    return _joined(logs, wrong)
 
 
-def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> _Step[pd.DataFrame]:
+def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> pd.DataFrame:
     """The points of logs; `wrong` says of others why they are left out."""
     frame = pd.DataFrame(logs)
     frame["one"] = frame["source"].map(lambda name: _RANK_OF_RUN.sub("#", name))
@@ -1239,7 +1215,7 @@ def _joined(logs: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> _Step[pd
     units = frame.drop_duplicates("unit")
     if len(units) > 1:
         told = " and ".join(units["unit"] + " (" + units["source"] + ")")
-        yield f"the logs have rates in {told}; keep those of one unit in a folder of their own"
+        raise DataError(f"the logs have rates in {told}; keep those of one unit in a folder of their own")
     for series, own in frame[frame["program"] != _MLPERF].groupby("series"):
         ways = {"batch": own["batch_size"], "global batch": own["batch_size"] * own["workers"]}
         if own.groupby("workers")["batch_size"].nunique().max() > 1:  # of the two, what has fewer values makes series
@@ -1282,7 +1258,7 @@ _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")  # tells one 
 _FAST_STEP_S = 0.01  # of a step on sequences: what is faster counts tokens
 
 
-def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> _Step[dict[str, Any]]:
+def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
     """What a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
     events = [*_events(text)]
     values = {key: value for key, _, _, value in reversed(events)}
@@ -1294,14 +1270,14 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     counts: Any = next((each for each in (placed, *places) if each and all(each)), None)
     if counts is None:
         why = "is a log of MLPerf Training, and how many accelerators there were is in systems/SYSTEM.json: not there"
-        yield f"{why}; give a folder as MLCommons publishes it, or type {source}@NODESxN"
+        raise DataError(f"{why}; give a folder as MLCommons publishes it, or type {source}@NODESxN")
     (nodes, each_has), keys = counts, [key for key, *_ in events]
     end, rates = keys.index("run_stop") + 1 if "run_stop" in keys else 0, []
     for run in (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,):
-        rates.append(float(np.median((yield from _rates(run, benchmark, values, doubts)))))
+        rates.append(float(np.median(_rates(run, benchmark, values, doubts))))
     if max(rates) > _SAME_RUN * min(rates):
         both = " and with ".join(f"{each:,.6g}" for each in rates)
-        yield f"is of several runs, with {both} a second; give each run a log of its own"
+        raise DataError(f"is of several runs, with {both} a second; give each run a log of its own")
     if any(key == "run_stop" and status == "aborted" for key, _, _, status in events):
         doubts.append("a run was aborted: what it did until then counts")
     if (steps := _number(values.get("gradient_accumulation_steps")) or 0) > 1:
@@ -1310,19 +1286,12 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
     names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), benchmark]
     names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
     names += frameworks if len(frameworks) == 1 else []
-    workers = int(nodes) * int(each_has)
-    return {
-        "program": _MLPERF,
-        "series": " ".join(name for name in names if name not in ("", ".", "..", "/")),
-        "system": system,
-        "how": "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators",
-        "samples_per_s": float(np.median(rates)),
-        "workers": workers,
-        "nodes": float(nodes),
-        "workers_per_node": float(each_has),
-        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / workers,
-        "doubts": doubts,
-    }
+    workers, batch = int(nodes) * int(each_has), _number(values.get("global_batch_size")) or math.nan
+    series = " ".join(name for name in names if name not in ("", ".", "..", "/"))
+    how = "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators"
+    log: dict[str, Any] = {"program": _MLPERF, "series": series, "system": system, "how": how, "doubts": doubts}
+    log |= {"samples_per_s": float(np.median(rates)), "workers": workers, "batch_size": batch / workers}
+    return log | dict(zip(_LOG_PLACE, map(float, counts), strict=True))
 
 
 def _events(text: str) -> Iterator[_Event]:
@@ -1370,9 +1339,7 @@ def _spans(unit: str, events: Sequence[_Event]) -> list[dict[str, Any]]:
     return [each for each in found if each["s"] > 0]
 
 
-def _rates(
-    events: Sequence[_Event], benchmark: str, values: Mapping[str, Any], doubts: list[str]
-) -> _Step[list[float]]:
+def _rates(events: Sequence[_Event], benchmark: str, values: Mapping[str, Any], doubts: list[str]) -> list[float]:
     """Samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
     why = "has no block or epoch with begin and end; nothing says how long it trained"
     names = ("train_samples", "global_batch_size", "max_sequence_length")
@@ -1386,7 +1353,7 @@ def _rates(
                 why = f"no {unit} says how many samples or epochs it has; nothing says how much it trained"
             elif not counted and not impossible("epochs", epochs=epochs):
                 if not epoch:
-                    yield "has no train_samples; nothing says how much it trained"
+                    raise DataError("has no train_samples; nothing says how much it trained")
                 samples = epochs * _epoch_samples(epoch, batch, benchmark, doubts)
             elif benchmark == "bert":
                 doubts += [] if counted else ["its epochs are samples"]
@@ -1408,8 +1375,7 @@ def _rates(
         if rates and rates[0]:
             doubts.append(f"one {unit} is all that is timed: the start-up is in it")
             return [rates[0]]
-    yield why
-    return []
+    raise DataError(why)
 
 
 def _trained(unit: str, found: Sequence[Mapping[str, Any]], doubts: list[str]) -> Iterator[tuple[float, float, float]]:
@@ -1533,16 +1499,17 @@ def recognised(text: str) -> tuple[str, str, list[dict[str, str]]] | None:
 
 
 def text_of(data: bytes) -> str:
-    """Return the text of a log without colours and, but for JSON, without overlong lines, whatever its bytes are."""
+    """Return the text of a log without colours and without lines that no program logs; JSON stays as it is."""
     text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text).replace("\r\n", "\n").replace("\r", "\n")
-    return text if ":::MLL" in text or text.lstrip().startswith("{") else re.sub(r"[^\n]{4000,}", "", text)
+    whole = ":::MLL" in text or text.lstrip().startswith("{")
+    return text if whole else re.sub(r"[^\n]{4000,}", "", text)
 
 
-def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> _Step[dict[str, Any]]:
+def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> dict[str, Any]:
     """What the log of a training program says."""
     if (known := recognised(text)) is None:
-        yield "is no log that is read"
+        raise DataError("is no log that is read")
     program, reports, found = known or ("", "", [])
     facts: dict[str, list[Any]] = {"workers": []}
     told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
@@ -1555,36 +1522,36 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
         elif fact := value if name == "model" else _number(value):
             facts.setdefault(name, []).append(fact)
     doubts: list[str] = []
-    workers = yield from _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
+    workers = _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
     found = [got for got in found if "workers" not in got or _number(got["workers"]) == workers]
-    rate, whose, how = yield from _rate_of_log(reports, found, facts, doubts)
+    rate, whose, how = _rate_of_log(reports, found, facts, doubts)
     how += "" if placed or facts["workers"] else "; workers as in its name"
     unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, SAMPLES)
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
         said = f"is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say of how many workers"
-        yield f"{said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s"
-        return {}
+        raise DataError(f"{said}; for 8 name it 8gpus.log or type {source}@8, or give workers,samples_per_s")
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
     if batch < 1:
         doubts.append(f"a batch of {batch:.2g} for each worker: several share a sample, or there were fewer workers")
-    return {
+    series = " ".join([program, *dict.fromkeys(facts.get("model", ()))])
+    log: dict[str, Any] = {
         "program": program,
-        "series": " ".join([program, *dict.fromkeys(facts.get("model", ()))]),
+        "series": series,
         "how": how,
-        "samples_per_s": rate if whose == "rate" else rate * workers,
         "unit": unit,
         "workers": workers,
-        "batch_size": batch * length if unit == "tokens/s" else batch,
         "doubts": doubts,
-        **(dict(zip(_LOG_PLACE, map(float, placed), strict=True)) if placed and placed[0] > 1 else {}),
     }
+    log["samples_per_s"] = rate if whose == "rate" else rate * workers
+    log["batch_size"] = batch * length if unit == "tokens/s" else batch
+    return log | (dict(zip(_LOG_PLACE, map(float, placed), strict=True)) if placed and placed[0] > 1 else {})
 
 
 def _rate_of_log(
     reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
-) -> _Step[tuple[float, str, str]]:
+) -> tuple[float, str, str]:
     """The rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
     Where the batch grows, the steps with the last one count; steps of a run that was resumed count once.
@@ -1605,7 +1572,7 @@ def _rate_of_log(
             runs[-1][got.get("step") or place], last = report, at
     steps = {step: report for run in runs for step, report in run.items()}
     if not steps:
-        yield "has no rate above 0"
+        raise DataError("has no rate above 0")
     first = 1 if reports == "each" else -1 if reports in ("mean", "whole") else 0  # the start-up; the last of means
     kept = [*steps.values()][first:] or [*steps.values()]
     _, whose, batch = kept[-1]
@@ -1614,7 +1581,7 @@ def _rate_of_log(
     if rates and max(rates) > _SAME_RUN * min(rates):
         what = "steps begin again" if "step" in found[0] else "there are totals"
         told = f"{what} with {min(rates):,.6g} and with {max(rates):,.6g} a second"
-        yield f"is of several runs, for {told}; give each run a log of its own"
+        raise DataError(f"is of several runs, for {told}; give each run a log of its own")
     if reports == "whole" or (reports == "each" and len(steps) == 1):
         doubts.append("the start-up is in its rate")
     if whose == "batches":
@@ -1626,16 +1593,16 @@ def _rate_of_log(
 
 def _workers(
     source: str, names: Sequence[str], said: set[int], placed: tuple[int, int] | None, doubts: list[str]
-) -> _Step[int | None]:
+) -> int | None:
     """How many workers a log is of: as the caller says, as the log says, or its name, or a folder 8 of it."""
     told = " and ".join(map(str, sorted(said)))
     if placed:
         if said and math.prod(placed) not in said:
             there = f"{told} worker{'s' * (said != {1})}, and {math.prod(placed)} were given"
-            yield f"says that there were {there}; leave the number out"
+            raise DataError(f"says that there were {there}; leave the number out")
         return math.prod(placed)
     if len(said) > 1:
-        yield f"says that there were {told} workers; keep one run in a log, or type {source}@N"
+        raise DataError(f"says that there were {told} workers; keep one run in a log, or type {source}@N")
     named = None
     for name in map(str.lower, reversed(names)):
         counts = {int(one or other) for one, other in _BY_NAME.findall(name)}
@@ -1717,41 +1684,44 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     if text.lstrip().startswith("{"):
         content = parse_json(text, source=source, error=AnalysisError, again=f"give {BENCH_FILE}")
         lacking = [key for key in ("fits", "model") if key not in content]
-        made, why = [content], f"{source}: has no {lacking[0]!r}; give {BENCH_FILE}" if lacking else ""
-    else:
-        made, why = _result(_of_output(text, name, placed, gradient_bytes))
-    if why:
-        raise AnalysisError(why)
-    return made
+        if lacking:
+            raise AnalysisError(f"{source}: has no {lacking[0]!r}; give {BENCH_FILE}")
+        return [content]
+    try:
+        return _of_output(text, name, placed, gradient_bytes)
+    except DataError as error:
+        raise AnalysisError(str(error)) from None
 
 
 def _of_output(
     text: str, name: str, placed: tuple[int, int] | None, gradient_bytes: float | None
-) -> _Step[list[dict[str, Any]]]:
+) -> list[dict[str, Any]]:
     for comma in filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())):
-        yield f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)"
+        raise DataError(f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)")
     if not (tables := list(_tables(text))):
         what = "holds no row of an all-reduce that is known" if text.strip() else "is empty"
-        yield f"{name}: {what}; give {BENCH_FILE}"
+        raise DataError(f"{name}: {what}; give {BENCH_FILE}")
     if gradient_bytes is None:
-        yield f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb"
-        return []
+        raise DataError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
     found: dict[Any, list[tuple[_Table, pd.DataFrame]]] = {}
     made, left = [], list[str]()
     for table in tables:
-        known, why = _result(_hosts(table, name, placed))
-        left += [why] if why else [f"{name} {each}" for each in table.left]
-        if known:
-            found.setdefault((table.way, *known[1:]), []).append((table, known[0]))
+        try:
+            rows, hosts, how = _hosts(table, name, placed)
+        except DataError as error:
+            left.append(str(error))
+        else:
+            left += [f"{name} {each}" for each in table.left]
+            found.setdefault((table.way, hosts, how), []).append((table, rows))
     for (_, hosts, how), own in sorted(found.items(), key=lambda each: (len(each[0][1]), len(set(each[0][1])))):
         if (sizes := pd.concat([rows for _, rows in own])["size"].nunique()) >= _FITS:
-            made.append((yield from _document(own, hosts, how, name, gradient_bytes)))
+            made.append(_document(own, hosts, how, name, gradient_bytes))
         else:
             told = f"{len(hosts)} workers were measured with {sizes} size{'s' * (sizes > 1)}; a line needs {_FITS}"
             left.append(f"{name}: {own[0][0].program}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
     told = "; ".join(_few(left, 3))
     if not made:
-        yield told
+        raise DataError(told)
     made[0]["read"] += f"; left out: {told}" if told else ""
     return made
 
@@ -1828,11 +1798,11 @@ def _printed(word: str) -> tuple[float, float]:
     return float(word), 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
-def _checked(table: _Table, source: str) -> _Step[pd.DataFrame]:
+def _checked(table: _Table, source: str) -> pd.DataFrame:
     """Return the rows of a table with their `seconds`, all of an all-reduce."""
     again = "give the output of all_reduce_perf or osu_allreduce as it was printed"
     if not table.rows:
-        yield f"{source}: {f'{table.test} is no all-reduce' if table.test else table.left[0]}; {again}"
+        raise DataError(f"{source}: {f'{table.test} is no all-reduce' if table.test else table.left[0]}; {again}")
     rows = pd.DataFrame(table.rows).astype({"size": "int64", "count": "int64"})
     kinds = rows.groupby(["type", "redop"], sort=False)["size"].nunique()
     kind = max(kinds.index, key=lambda each: (kinds[each], each[1] == "sum", each[0] == "float"))
@@ -1860,17 +1830,15 @@ def _checked(table: _Table, source: str) -> _Step[pd.DataFrame]:
     }.items():
         if wrong.any():
             told = says.format_map(rows[wrong].iloc[0])
-            yield f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}"
+            raise DataError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
     by_rate = rows["size"] / rows["algbw"] / _RATES[per_s]  # where that has more digits
     rows["seconds"] = by_rate.where(rate_rough < rough, rows["time"] * UNITS[unit])
     return rows
 
 
-def _hosts(
-    table: _Table, source: str, placed: tuple[int, int] | None
-) -> _Step[tuple[pd.DataFrame, tuple[str, ...], str]]:
+def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[pd.DataFrame, tuple[str, ...], str]:
     """Return the rows of a table, the host of each rank, and how that is known."""
-    rows = yield from _checked(table, source)
+    rows = _checked(table, source)
     rate, bus, rate_half, bus_half = (rows[name].to_numpy() for name in ("algbw", "busbw", "algbw_half", "busbw_half"))
 
     def off(workers: Any, slack: float) -> Any:
@@ -1880,7 +1848,7 @@ def _hosts(
 
     if len({each[:2] for each in table.ranks}) < len(table.ranks):
         told = f"rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times"
-        yield f"{source}: {told}: each process measured alone; build the tests with MPI=1"
+        raise DataError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
     first, how = min((each[0] for each in table.ranks), key=int, default="0"), "of the devices listed"
     own = pd.DataFrame([each[2:] for each in table.ranks if each[0] == first], columns=["host", "device"], dtype=object)
     again = own.groupby(["host", "device"]).cumcount().where(own.groupby("host")["device"].transform("nunique") > 1, 0)
@@ -1888,7 +1856,7 @@ def _hosts(
     how += "; a device that a host has twice is of another node" if again.any() else ""
     if placed is not None:
         if hosts and len(hosts) != (said := math.prod(placed)):
-            yield f"{source}: lists {len(hosts)} devices, and {said} workers were said; leave the number out"
+            raise DataError(f"{source}: lists {len(hosts)} devices, and {said} workers were said; leave the number out")
         hosts, how = tuple(f"node{node}" for node in range(placed[0]) for _ in range(placed[1])), "as said"
     elif not hosts:
         counts = np.arange(2, 4097)
@@ -1897,23 +1865,23 @@ def _hosts(
             several = 1 < len(fitting) < len(counts)
             what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
             say = f"{source}@8 for 8 on one node, {source}@4x8 for 4 nodes with 8 each"
-            yield f"{source}: how many workers there were is unknown ({what}); type {say}"
+            raise DataError(f"{source}: how many workers there were is unknown ({what}); type {say}")
         how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
         hosts = ("node0",) * int(fitting[0])
     if (n := len(hosts)) < 2:
-        yield f"{source}: is of one worker, who sends nothing; measure two or more"
+        raise DataError(f"{source}: is of one worker, who sends nothing; measure two or more")
     if why := impossible("bandwidth", bandwidth=float((rows["size"] / rows["seconds"]).max())):
-        yield f"{source}: has {why}; give sizes and times as they were printed"
+        raise DataError(f"{source}: has {why}; give sizes and times as they were printed")
     if (wrong := off(n, 0.002)[0]).any():
         line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
         told = f"busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has {moved_share(n):.4g}"
-        yield f"{source} line {line}: {told}: another collective, or another number of workers"
+        raise DataError(f"{source} line {line}: {told}: another collective, or another number of workers")
     return rows, hosts, how
 
 
 def _document(
     tables: Sequence[tuple[_Table, pd.DataFrame]], hosts: Sequence[str], how: str, source: str, gradient_bytes: float
-) -> _Step[dict[str, Any]]:
+) -> dict[str, Any]:
     (first, _), rows, n = tables[0], pd.concat([rows for _, rows in tables]), len(hosts)
     times: dict[int, list[tuple[float, int]]] = {}
     for size, second, line in sorted(zip(rows["size"], rows["seconds"], rows["line"], strict=True)):
@@ -1923,7 +1891,7 @@ def _document(
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
         (least, first_line), *_, (most, other) = times[worst]
         told = f"{1e6 * least:,.1f} us for {worst:,} bytes in line {first_line}, {1e6 * most:,.1f} us in line {other}"
-        yield f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file"
+        raise DataError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
     place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
     points = [

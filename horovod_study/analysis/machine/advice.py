@@ -222,15 +222,15 @@ def case_of(
     rated = model is None  # bench.json has the step of the worked example
     model, batch, n = model or cnn(known["widths"]), known["batch"], known["workers"]
     _refuse(there, known["widths"], model.parameters, found.get("parameters", model.parameters))
-    network, per_node, memory = None, given.get("workers_per_node"), None
+    network, per_node = None, given.get("workers_per_node")
     if bench is not None:
         network = network_of(bench[0], source=bench[1], way=given.get("way"), size=4 * model.parameters)
     elif "alpha_us" in given:
         network = Link(alpha_s=given["alpha_us"] / 1e6, bytes_per_s=given["gb_per_s"] * 1e9)
-    if "memory_gb" in given:
-        memory = given["memory_gb"] * 1e9, "--memory-gb"
-    elif memory_of is not None:
+    memory = (given["memory_gb"] * 1e9, "--memory-gb") if "memory_gb" in given else None
+    if memory is None and memory_of is not None:
         memory = memory_of(min(n, per_node or n))
+    memory_bytes, memory_source = memory or (None, "")
     rate, source = given.get("flops_per_s"), "--flops-per-s" if "flops_per_s" in given else ""
     if "step_ms" in given:
         rate = rate_of_step(model, batch=batch, step_s=given["step_ms"] / 1e3)
@@ -245,8 +245,8 @@ def case_of(
         **{name: known[name] for name in ("batch", "workers", "optimizer", "precision")},
         model=model,
         workers_per_node=per_node,
-        memory_bytes=None if memory is None else memory[0],
-        memory_source="" if memory is None else memory[1],
+        memory_bytes=memory_bytes,
+        memory_source=memory_source,
         network=network,
         flop_per_s=rate,
         rate_source=source,
@@ -307,6 +307,24 @@ def advise(case: Case) -> dict[str, Any]:
         {**each.model_dump(include={"name", "parameters", "activations", "indices", "flop"}), "output": each.output}
         for each in model.layers
     ]
+    net = case.network
+    missing: dict[str, object] = {
+        "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give --bench "
+        "DIR/bench.json, or give --alpha-us and --gb-per-s": net is None and n > 1,
+        "how fast a worker computes, hence efficiencies; give --run RUN_DIR, --step-ms or --flops-per-s": (
+            case.flop_per_s is None
+        ),
+        "the memory of a worker; give --memory-gb": case.memory_bytes is None,
+    }
+    doubts: dict[str, object] = {
+        f"the network was measured with {net and net.workers} workers and is taken to be as good with {n} on "
+        f"{plural(case.nodes, 'node')}; measure there": net and net.workers and net.workers < n,
+        net.doubt if net else "": net and net.doubt,
+        "memory is that of the model: the framework, its buffers and fragments come on top": True,
+        "all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones": (
+            case.flop_per_s is not None
+        ),
+    }
     told = {"name": model.name, "parameters": model.parameters, "gradient_bytes": size}
     told |= {"activation_bytes_per_sample": kept, "forward_flop_per_sample": model.flop}
     about = ("batch", "workers", "nodes", "global_batch", "optimizer", "precision", "memory_bytes", "memory_source")
@@ -314,7 +332,9 @@ def advise(case: Case) -> dict[str, Any]:
     document |= {"model": {**told, "train_flop_per_sample": model.train_flop, "layers": layers}, "ways": ways}
     document |= {"crossover_batch": crossover, "activation_crossover_batch": size / kept, "best": best}
     document |= {"verdict": verdict, "reasons": list(_reasons(case, ways, crossover))}
-    found: dict[str, Any] = finite({**document, "missing": list(_unknown(case)), "doubts": list(_doubts(case))})
+    document |= {"missing": [text for text, holds in missing.items() if holds]}
+    document |= {"doubts": [text for text, holds in doubts.items() if holds]}
+    found: dict[str, Any] = finite(document)
     return found
 
 
@@ -456,50 +476,20 @@ def _verdict(case: Case, ways: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 def _reasons(case: Case, ways: Sequence[Mapping[str, Any]], crossover: float | None) -> Iterator[str]:
     data, kept = ways[0], case.model.activation_bytes(case.precision) * case.batch
+    sends = data["communication_s"]
     yield f"a worker needs {_si(data['memory_bytes'], 'B')} for the whole model, and has {_si(case.memory_bytes, 'B')}"
     yield f"its batch keeps {_si(kept, 'B')} of activations beside {_si(4 * case.model.parameters, 'B')} of gradients"
     if crossover is not None:
-        yield (
-            f"data parallel sends {_si(data['sent_bytes'], 'B')} of gradients per worker and step, whatever the batch, "
-            f"tensor parallel {_si(ways[-1]['sent_bytes'], 'B')} of activations, which grow with it: they are equal at "
-            f"{crossover:.3g} samples per worker, and the batch is {case.batch}"
-        )
-    if not data["communication_s"]:
-        return
-    if case.waited_s is not None:
-        yield (
-            f"measured: the run waits {_si(case.waited_s, 's')} per step for gradients, whose messages alone take "
-            f"{_si(data['communication_s'], 's')}; `horovod-study explain --measure` says where it goes"
-        )
-    if case.flop_per_s:  # E = t b / (t b + c) = 0.9 at b = 9 c / t
-        needed = math.ceil(9 * data["communication_s"] / (case.model.train_flop / case.flop_per_s))
+        gradients = f"{_si(data['sent_bytes'], 'B')} of gradients per worker and step, whatever the batch"
+        tensor = f"tensor parallel {_si(ways[-1]['sent_bytes'], 'B')} of activations, which grow with it"
+        equal = f"they are equal at {crossover:.3g} samples per worker, and the batch is {case.batch}"
+        yield f"data parallel sends {gradients}, {tensor}: {equal}"
+    if sends and case.waited_s is not None:
+        waits = f"{_si(case.waited_s, 's')} per step for gradients, whose messages alone take {_si(sends, 's')}"
+        yield f"measured: the run waits {waits}; `horovod-study explain --measure` says where it goes"
+    if sends and case.flop_per_s:  # E = t b / (t b + c) = 0.9 at b = 9 c / t
+        needed = math.ceil(9 * sends / (case.model.train_flop / case.flop_per_s))
         yield f"data parallel without overlap is at least 90 % efficient from {needed:,} samples per worker on"
-
-
-def _unknown(case: Case) -> Iterator[str]:
-    """Yield what is not known, with what to type."""
-    if case.network is None and case.workers > 1:
-        yield (
-            "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give "
-            "--bench DIR/bench.json, or give --alpha-us and --gb-per-s"
-        )
-    if case.flop_per_s is None:
-        yield "how fast a worker computes, hence efficiencies; give --run RUN_DIR, --step-ms or --flops-per-s"
-    if case.memory_bytes is None:
-        yield "the memory of a worker; give --memory-gb"
-
-
-def _doubts(case: Case) -> Iterator[str]:
-    if case.network is not None and case.network.workers and case.network.workers < case.workers:
-        yield (
-            f"the network was measured with {case.network.workers} workers and is taken to be as good with "
-            f"{case.workers} on {plural(case.nodes, 'node')}; measure there"
-        )
-    if case.network is not None and case.network.doubt:
-        yield case.network.doubt
-    yield "memory is that of the model: the framework, its buffers and fragments come on top"
-    if case.flop_per_s is not None:
-        yield "all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones"
 
 
 def _si(value: float | None, unit: str) -> str:

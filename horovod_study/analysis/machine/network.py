@@ -92,20 +92,11 @@ def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> dict
         )
     worst = int(np.argmax(np.abs(left)))
     alpha, beta = math.exp(found.x[0]), math.exp(-found.x[1])
-    return {
-        "way": way,
-        "alpha_s": alpha,
-        "alpha_ci95_s": (a_low, a_high),
-        "beta_bytes_per_s": beta,
-        "beta_ci95_bytes_per_s": (1 / b_high, 1 / b_low if b_low > 0 else math.inf),
-        "sizes": len(x),
-        "low_bytes": int(x.min()),
-        "high_bytes": int(x.max()),
-        "rms_relative": math.expm1(math.sqrt(float(np.mean(left**2)))),
-        "worst_bytes": int(x[worst]),
-        "worst_relative": math.expm1(-left[worst]),
-        "half_bytes": alpha * beta,
-    }
+    line = {"way": way, "alpha_s": alpha, "alpha_ci95_s": (a_low, a_high), "beta_bytes_per_s": beta}
+    line |= {"beta_ci95_bytes_per_s": (1 / b_high, 1 / b_low if b_low > 0 else math.inf), "sizes": len(x)}
+    line |= {"low_bytes": int(x.min()), "high_bytes": int(x.max())}
+    line |= {"rms_relative": math.expm1(math.sqrt(float(np.mean(left**2)))), "worst_bytes": int(x[worst])}
+    return line | {"worst_relative": math.expm1(-left[worst]), "half_bytes": alpha * beta}
 
 
 class _Loose(BaseModel):
@@ -296,30 +287,23 @@ def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any])
     names: dict[int, list[str]] = {}
     for name, size in {**model["gradients"], WHOLE_GRADIENT: model["flat_bytes"]}.items():
         names.setdefault(int(size), []).append(name)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for job in document["jobs"]:
         raw = {each["name"]: each["raw"] for each in job["ways"]}
         for each in job["points"]:
             size, spread, alone = int(each["bytes"]), _spread("seconds", each["seconds"]), each["seconds_median_op"]
-            factor = bus_factor(each["operation"], workers) * size / 1e9
-            rows.append(
-                {
-                    **{name: each[name] for name in ("way", "operation", "place", "iterations")},
-                    "raw": raw[each["way"]],
-                    "bytes": size,
-                    "count": size // 4,
-                    "workers": workers,
-                    "of_model": ", ".join(names.get(size, [])),
-                    "rounds": len(each["seconds"]),
-                    **spread,
-                    "seconds_median_op": None if alone is None else float(np.median(alone)),
-                    "algbw_gb_per_s": size / spread["seconds_median"] / 1e9,
-                    "busbw_gb_per_s": factor / spread["seconds_median"],
-                    "busbw_min_gb_per_s": factor / spread["seconds_max"],
-                    "busbw_max_gb_per_s": factor / spread["seconds_min"],
-                    "wrong": int(each["wrong"]),
-                }
-            )
+            moved = bus_factor(each["operation"], workers) * size / 1e9
+            rates = {end: moved / spread[f"seconds_{end}"] for end in ("median", "min", "max")}
+            row = {**{name: each[name] for name in ("way", "operation", "place", "iterations")}, **spread}
+            row |= {"raw": raw[each["way"]], "bytes": size, "count": size // 4, "workers": workers}
+            row |= {"of_model": ", ".join(names.get(size, [])), "rounds": len(each["seconds"])}
+            row |= {
+                "seconds_median_op": None if alone is None else float(np.median(alone)),
+                "wrong": int(each["wrong"]),
+            }
+            row |= {"algbw_gb_per_s": size / spread["seconds_median"] / 1e9, "busbw_gb_per_s": rates["median"]}
+            row |= {"busbw_min_gb_per_s": rates["max"], "busbw_max_gb_per_s": rates["min"]}
+            rows.append(row)
     return _table("points", rows)
 
 
@@ -359,32 +343,16 @@ def _roofline(
     )
     networks = []
     for row in reduced[reduced["bytes"] == model["flat_bytes"]].to_dict("records") if in_network else ():
-        way, seconds = row["way"], row["seconds_median"]
-        bandwidth = row["busbw_gb_per_s"] * 1e9
+        way, seconds, bandwidth = row["way"], row["seconds_median"], row["busbw_gb_per_s"] * 1e9
         final = fits[way]["beta_bytes_per_s"] * bus_factor("allreduce", workers) if way in fits else None
-        networks.append(
-            {
-                "way": way,
-                "final_bytes_per_s": final,
-                "bytes_per_s": bandwidth,
-                "ridge_flop_per_byte": peak / bandwidth,
-                "attainable_flop_per_s": attainable(in_network or 0.0, peak=peak, bandwidth=bandwidth),
-                "allreduce_s": seconds,
-                "share_without_overlap": step_s / (step_s + seconds),
-            }
-        )
-    return {
-        "peaks_flop_per_s": peaks,
-        "peak_flop_per_s": peak,
-        "memory_bytes_per_s": memory,
-        "step_flop": flop,
-        "step_s": step_s,
-        "flop_per_s": flop / step_s,
-        "memory_flop_per_byte": in_memory,
-        "memory_attainable_flop_per_s": attainable(in_memory, peak=peak, bandwidth=memory),
-        "network_flop_per_byte": in_network,
-        "networks": networks,
-    }
+        bound = attainable(in_network or 0.0, peak=peak, bandwidth=bandwidth)
+        network = {"way": way, "final_bytes_per_s": final, "bytes_per_s": bandwidth, "allreduce_s": seconds}
+        network |= {"ridge_flop_per_byte": peak / bandwidth, "attainable_flop_per_s": bound}
+        networks.append({**network, "share_without_overlap": step_s / (step_s + seconds)})
+    roof = {"peaks_flop_per_s": peaks, "peak_flop_per_s": peak, "memory_bytes_per_s": memory}
+    roof |= {"step_flop": flop, "step_s": step_s, "flop_per_s": flop / step_s, "memory_flop_per_byte": in_memory}
+    roof["memory_attainable_flop_per_s"] = attainable(in_memory, peak=peak, bandwidth=memory)
+    return roof | {"network_flop_per_byte": in_network, "networks": networks}
 
 
 def _doubts(
@@ -392,30 +360,20 @@ def _doubts(
 ) -> Iterator[str]:
     for row in points[points["wrong"] > 0].to_dict("records"):
         place = {"in": " in place", "out": " out of place"}[row["place"]] if row["operation"] == "allreduce" else ""
-        yield (
-            f"{row['way']}: {row['wrong']} wrong elements in {row['operation']}{place} of {row['bytes']:,} bytes; do "
-            "not train over it"
-        )
+        wrong = f"{row['wrong']} wrong elements in {row['operation']}{place} of {row['bytes']:,} bytes"
+        yield f"{row['way']}: {wrong}; do not train over it"
     for way, fit in fits.items():
-        if abs(fit["worst_relative"]) > 0.25:
-            side = "more" if fit["worst_relative"] > 0 else "less"
-            yield (
-                f"{way}: no straight line; {fit['worst_bytes']:,} bytes take {100 * abs(fit['worst_relative']):.0f} % "
-                f"{side} than alpha + S/beta says (other algorithms and caches at other sizes): read single sizes off "
-                "the table"
-            )
-        intervals = {"alpha": fit["alpha_ci95_s"], "beta": fit["beta_ci95_bytes_per_s"]}
-        loose = [name for name, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]
-        if loose:
+        worst, intervals = fit["worst_relative"], {"alpha": fit["alpha_ci95_s"], "beta": fit["beta_ci95_bytes_per_s"]}
+        if abs(worst) > 0.25:
+            takes = f"{fit['worst_bytes']:,} bytes take {100 * abs(worst):.0f} % {'more' if worst > 0 else 'less'}"
+            why = "(other algorithms and caches at other sizes): read single sizes off the table"
+            yield f"{way}: no straight line; {takes} than alpha + S/beta says {why}"
+        if loose := [each for each, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]:
             yield f"{way}: {' and '.join(loose)} not resolved, the interval spans more than a factor of {RESOLVED:g}"
-    for way in dict.fromkeys(reduced["way"]):
-        own = reduced[reduced["way"] == way]
-        unsteady = own[own["seconds_max"] > UNSTEADY * own["seconds_min"]]
-        if len(unsteady):
-            yield (
-                f"{way}: {len(unsteady)} of {len(own)} sizes differ by more than a factor of {UNSTEADY:g} between "
-                "rounds; other programs may be running"
-            )
+    for name, own in reduced.groupby("way", sort=False):
+        if unsteady := int((own["seconds_max"] > UNSTEADY * own["seconds_min"]).sum()):
+            differ = f"{unsteady} of {len(own)} sizes differ by more than a factor of {UNSTEADY:g} between rounds"
+            yield f"{name}: {differ}; other programs may be running"
     rounds = int(points["rounds"].max()) if len(points) else 0
     if rounds < 3:
         yield f"{rounds} round{'s' * (rounds > 1)}: the spread says little; use --rounds 5"

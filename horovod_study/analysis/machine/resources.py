@@ -94,28 +94,22 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row(cell: pd.DataFrame) -> dict[str, Any]:
-    first = cell.iloc[0]
-    kinds = sorted(set(cell.loc[cell["energy_per_sample_j"].notna(), "energy_of"]))
+    first, kinds = cell.iloc[0], sorted(set(cell.loc[cell["energy_per_sample_j"].notna(), "energy_of"]))
     energy = cell["energy_per_sample_j"] if len(kinds) == 1 else cell["energy_per_sample_j"] * math.nan
-    devices = sorted(set(cell["device"]) - {""})
-    return {
-        **{name: first[name] for name in (*points.CELL, *_IDENTITY, "mode", "ref_batch", "ref_train_samples")},
-        "device": " and ".join(devices),
-        "repeats": len(cell),
-        "energy_repeats": int(energy.notna().sum()),
-        "energy_of": kinds[0] if len(kinds) == 1 else "",
-        "power_w_median": float(cell["power_w"].where(energy.notna()).median()),
-        **_spread("energy_per_sample_j", energy),
-        **_spread("worker_hours_per_epoch", cell["worker_hours_per_epoch"]),
-        "worker_hours_of_run_median": float(cell["worker_hours_of_run"].median()),
-        "_energy": np.sort(energy.dropna().to_numpy(dtype=float)),
-        "_samples_per_s": float(np.median(cell["samples_per_s"].astype(float))),
-    }
-
-
-def _spread(name: str, values: pd.Series) -> dict[str, float]:
-    """Return the median over the repeats that know a value, the least, the most and the 95 % interval."""
-    return {f"{name}_{end}": each for end, each in stats.spread(values.dropna().sort_values()).items()}
+    row = {name: first[name] for name in (*points.CELL, *_IDENTITY, "mode", "ref_batch", "ref_train_samples")}
+    row |= {"device": " and ".join(sorted(set(cell["device"]) - {""})), "repeats": len(cell)}
+    row |= {"energy_repeats": int(energy.notna().sum()), "energy_of": kinds[0] if len(kinds) == 1 else ""}
+    row["power_w_median"] = float(cell["power_w"].where(energy.notna()).median())
+    row["worker_hours_of_run_median"] = float(cell["worker_hours_of_run"].median())
+    row["_energy"] = np.sort(energy.dropna().to_numpy(dtype=float))
+    row["_samples_per_s"] = float(np.median(cell["samples_per_s"].astype(float)))
+    for name, values in {
+        "energy_per_sample_j": energy,
+        "worker_hours_per_epoch": cell["worker_hours_per_epoch"],
+    }.items():
+        ends = stats.spread(values.dropna().sort_values())
+        row |= {f"{name}_{end}": each for end, each in ends.items()}
+    return row
 
 
 def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -124,11 +118,10 @@ def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
     if place is None or rows[place]["energy_of"] != row["energy_of"] or not len(row["_energy"]):
         return {}
     base = rows[place]
-    ratio = row["energy_per_sample_j_median"] / base["energy_per_sample_j_median"]
-    ratio_of = stats.median_ratio(row["_energy"], base["_energy"])
-    low, high = (1.0, 1.0) if base is row else (ratio_of.low, ratio_of.high)
-    speedup = row["_samples_per_s"] / base["_samples_per_s"]
-    found = {"base_energy_per_sample_j": base["energy_per_sample_j_median"], "speedup_per_joule": speedup / ratio}
+    joules, of = base["energy_per_sample_j_median"], stats.median_ratio(row["_energy"], base["_energy"])
+    ratio, speedup = row["energy_per_sample_j_median"] / joules, row["_samples_per_s"] / base["_samples_per_s"]
+    low, high = (1.0, 1.0) if base is row else (of.low, of.high)
+    found = {"base_energy_per_sample_j": joules, "speedup_per_joule": speedup / ratio}
     return found | {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
 
 
@@ -166,8 +159,7 @@ def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: in
     rows = rows.assign(reached=rows["reached"].astype(bool)).sort_values(["workers", "value", "run"], kind="stable")
     late = rows[~rows["reached"]]
     whole = rows[~rows["workers"].isin(late["workers"]) & (rows["value"] > 0)]
-    fit: QuantityFit | None = None
-    doubts: list[str] = []
+    fit, doubts = None, list[str]()
     if whole["workers"].nunique() > 1:
         workers, values, nodes = (whole[name].to_numpy(dtype=float) for name in ("workers", "value", "nodes"))
         known = np.isfinite(nodes).all() and (nodes > 1).any()
@@ -191,24 +183,19 @@ def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: in
 
 def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) -> str:
     """Return what runs that did not meet the target mean for the laws."""
-    text = (
-        f"{len(late)} of {len(rows)} runs did not meet the target, at {points.worker_counts(late['workers'])}: these "
-        "are lower bounds"
-    )
+    where = points.worker_counts(late["workers"])
+    text = f"{len(late)} of {len(rows)} runs did not meet the target, at {where}: these are lower bounds"
     if fit is None:
         return f"{text}, and too few worker counts are left for a law; train longer there"
     text += ", and the laws are fitted to the other worker counts"
     if fit.selected is None:
         return text
     bounds = late.groupby("workers")["value"].max()
-    predicted = fit.fits[fit.selected](bounds.index.to_numpy(dtype=float))
-    below = bounds.index[predicted < bounds.to_numpy(dtype=float)]
+    below = bounds.index[fit.fits[fit.selected](bounds.index.to_numpy(dtype=float)) < bounds.to_numpy(dtype=float)]
     if below.empty:
         return f"{text}; {fit.selected} agrees with the bounds"
-    return (
-        f"{text}; {fit.selected} is below the bounds at {points.worker_counts(below)}, so it is too low there and "
-        "beyond: train longer to have values instead of bounds"
-    )
+    low = f"is below the bounds at {points.worker_counts(below)}, so it is too low there and beyond"
+    return f"{text}; {fit.selected} {low}: train longer to have values instead of bounds"
 
 
 def quantity_curves(found: Sequence[_FittedQuantity]) -> pd.DataFrame:
@@ -229,25 +216,17 @@ def quantity_curves(found: Sequence[_FittedQuantity]) -> pd.DataFrame:
 
 def doubts(runs: pd.DataFrame) -> list[str]:
     """Return the limitations of the energy, in a stable order."""
-    table = _completed(runs)
     found = []
-    for series, rows in table.groupby("series", sort=False):
-        told = rows[rows["energy_doubt"] != ""]
-        if len(told):
-            found.append(
-                f"{series}: the energy of {len(told)} of {len(rows)} runs is doubtful, at "
-                f"{points.worker_counts(told['workers'])}: {told['energy_doubt'].iloc[0]}."
-            )
-        known = rows[rows["energy_per_sample_j"].notna()]
+    for series, rows in _completed(runs).groupby("series", sort=False):
+        told, known = rows[rows["energy_doubt"] != ""], rows[rows["energy_per_sample_j"].notna()]
+        for doubt in told["energy_doubt"][:1]:
+            unsure = f"the energy of {len(told)} of {len(rows)} runs is doubtful"
+            found.append(f"{series}: {unsure}, at {points.worker_counts(told['workers'])}: {doubt}.")
         if 0 < len(known) < len(rows):
-            found.append(
-                f"{series}: {len(rows) - len(known)} of {len(rows)} runs have no energy; medians are those of the rest."
-            )
-        kinds = sorted(set(known["energy_of"]))
-        if len(kinds) > 1:
+            without = f"{len(rows) - len(known)} of {len(rows)} runs have no energy"
+            found.append(f"{series}: {without}; medians are those of the rest.")
+        if len(kinds := sorted(set(known["energy_of"]))) > 1:
             words = " in some runs and of ".join(each or "unnamed devices" for each in kinds)
-            found.append(
-                f"{series}: its energy is that of {words} in others, so worker counts are not compared and no law is "
-                "fitted; give every node the same sensors."
-            )
+            apart = "worker counts are not compared and no law is fitted; give every node the same sensors"
+            found.append(f"{series}: its energy is that of {words} in others, so {apart}.")
     return found

@@ -51,17 +51,14 @@ def quantities(rows: pd.DataFrame, interval_s: float) -> pd.DataFrame:
     interval_s: the usual one. What was counted over less than a quarter of it (the extra samples at the run's zero and
     at its end) is too coarse for a rate or a share of a core, and NaN.
     """
-    long_enough = rows["interval_s"] >= interval_s / 4
     found = rows[["at_s", "attempt", "part", "interval_s"]].copy()
     for name in QUANTITIES:
-        if name in _RATES:
-            column, unit = _RATES[name]
-            over_s = rows["switches_over_s" if column.endswith("switches") else "interval_s"].astype("float64")
-            found[name] = (rows[column].astype("float64") / unit / over_s).where(over_s >= interval_s / 4)
-        else:
-            found[name] = rows[name].astype("float64")
-            if name.endswith("cpu_percent"):
-                found[name] = found[name].where(long_enough)
+        column, unit = _RATES.get(name, (name, 0.0))
+        over_s = rows["switches_over_s" if column.endswith("switches") else "interval_s"].astype("float64")
+        values = rows[column].astype("float64")
+        values = values / unit / over_s if unit else values
+        instant = not unit and not name.endswith("cpu_percent")
+        found[name] = values.where((over_s >= interval_s / 4) | instant)
     return found
 
 
@@ -189,49 +186,40 @@ def doubts(samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Ma
     """
     found = []
     for host, each in samples.items():
-        parts = _timed_parts(each, table)
-        whole = parts["host"]
-        ranks = {part: frame for part, frame in parts.items() if part.startswith("rank ")}
-        others = _others_percent(each, parts, totals)
+        parts, interval_s = _timed_parts(each, table), float(each.meta["interval_s"])
+        others, told = _others_percent(each, parts, totals), []
         if others is not None and others > OTHERS_PERCENT:
-            found.append(
-                f"{host}: programs that are not of this run used {others / 100:.1f} cores during the timed steps; "
-                "do not compare its times with those of a quiet machine."
-            )
-        for part, frame in ranks.items():
-            if len(frame) < _ENOUGH:
+            used = f"programs that are not of this run used {others / 100:.1f} cores during the timed steps"
+            told.append(f"{used}; do not compare its times with those of a quiet machine")
+        for part, frame in parts.items():
+            if not part.startswith("rank ") or len(frame) < _ENOUGH:
                 continue
             quarters = [float(np.median(part)) for part in np.array_split(frame["own_mb"].to_numpy(float), 4)]
             before, after = quarters[0], quarters[-1]
             # Growth that goes on, and not one step of it: the first evaluation takes memory and keeps it.
             goes_on = min(np.diff(quarters)) > 0.1 * (after - before)  # in each quarter of the run
             if goes_on and after - before > max(_GROWTH_MB, GROWTH * before):
-                found.append(
-                    f"{host}: the own memory of {part} grew from {before:,.0f} to {after:,.0f} MB during the timed "
-                    "steps; a longer run may not fit."
-                )
-        cost = float(whole["sampler_cpu_percent"].mean()) if len(whole) >= _ENOUGH else math.nan
+                grew = f"grew from {before:,.0f} to {after:,.0f} MB during the timed steps; a longer run may not fit"
+                told.append(f"the own memory of {part} {grew}")
+        host_rows = parts["host"]
+        cost = float(host_rows["sampler_cpu_percent"].mean()) if len(host_rows) >= _ENOUGH else math.nan
         if cost > 1.0:
-            found.append(f"{host}: the sampler itself used {cost:.1f} % of a core; use a longer --system-interval-s.")
+            told.append(f"the sampler itself used {cost:.1f} % of a core; use a longer --system-interval-s")
         gaps = each.rows.loc[each.rows["part"] == "host", ["at_s", "attempt"]].diff()
-        gaps = gaps[(gaps["attempt"] == 0) & (gaps["at_s"] > _GAP_INTERVALS * float(each.meta["interval_s"]))]
+        gaps = gaps[(gaps["attempt"] == 0) & (gaps["at_s"] > _GAP_INTERVALS * interval_s)]
         if len(gaps):
             seconds = f"{gaps['at_s'].sum():.1f} s in all"
-            found.append(f"{host}: {plural(len(gaps), 'gap')} of more than two intervals between samples, {seconds}.")
+            told.append(f"{plural(len(gaps), 'gap')} of more than two intervals between samples, {seconds}")
+        found += [f"{host}: {text}." for text in told]
     return found
 
 
 def told_doubts(totals: Mapping[str, Any]) -> list[str]:
     """Return what a reader must know by the totals of run.json: samplers that have ended early, unsure energy."""
-    found = []
-    told = totals.get("system") or {}
-    for host, each_told in (told.get("hosts") or {}).items():
-        if reason := each_told.get("ended") or each_told.get("reason"):
-            found.append(f"{host}: system samples are not complete: {reason}.")
-    energy = totals.get("energy") or {}
-    if energy.get("doubt"):
-        found.append(f"energy: {energy['doubt']}.")
-    return found
+    hosts, energy = (totals.get("system") or {}).get("hosts") or {}, totals.get("energy") or {}
+    ends = {host: told.get("ended") or told.get("reason") for host, told in hosts.items()}
+    found = [f"{host}: system samples are not complete: {reason}." for host, reason in ends.items() if reason]
+    return [*found, f"energy: {energy['doubt']}."] if energy.get("doubt") else found
 
 
 DRAWN: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -57,17 +57,13 @@ def one_worker(words: Sequence[str], workers: int) -> list[str] | None:
         if place is not None:
             end = _program(found, place)
             own = _dropped(found[place:end], how.dropped)
-            ranks = [_set(own, name, "1") for name in how.ranks]
-            for name in how.places:
-                _set(own, name, "1")
-            found[place:end] = own if any(ranks) else [how.ranks[0], "1", *own]
+            given = [name for name in (*how.ranks, *how.places) if _set(own, name, "1")]
+            found[place:end] = own if {*given}.intersection(how.ranks) else [how.ranks[0], "1", *own]
             told = True
-    names = [
-        word for word in found if _plain(word).rpartition(".")[2] in _COUNTS and _value(found, word) == str(workers)
-    ]
-    for name in names:  # of the script, which may be told beside its launcher
-        _set(found, name.partition("=")[0], "1")
-    return found if told or names else None
+    for word in [*found]:  # of the script, which may be told beside its launcher
+        if _plain(word).rpartition(".")[2] in _COUNTS and _value(found, word) == str(workers):
+            told = _set(found, word.partition("=")[0], "1") or told
+    return found if told else None
 
 
 def with_batch(words: Sequence[str], old: float, new: float) -> list[str] | None:
@@ -89,9 +85,8 @@ def remedy(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> s
         return "the line `baselines: [wrapped]` in the study file makes it"
     notes, line = baseline_command(run, batch=batch, taken=taken)
     if not line:
-        return (
-            f"the same command with one worker makes it; it was: {run.get('typed') or run.get('command') or 'unknown'}"
-        )
+        typed = run.get("typed") or run.get("command") or "unknown"
+        return f"the same command with one worker makes it; it was: {typed}"
     return f"this makes it{''.join(f', {each}' for each in notes)}: {line}"
 
 
@@ -181,11 +176,10 @@ def _set(words: list[str], name: str, value: str) -> bool:
 
 def _dropped(words: Sequence[str], names: Collection[str]) -> list[str]:
     """Return words without some options and their values."""
-    found: list[str] = []
-    skipped = False
-    for word in words:
-        if skipped or word in names:
-            skipped = not skipped
+    found, left = [], iter(words)
+    for word in left:
+        if word in names:
+            next(left, "")
         elif word.partition("=")[0] not in names:
             found.append(word)
     return found

@@ -87,10 +87,8 @@ def whose_data(row: Row) -> str:
 def _undivided(row: Row) -> str:
     samples = row["data_passes"] * row["train_samples"]
     whole = "" if samples != samples else f", {samples:,.0f} samples of {row['train_samples']:,.0f}"
-    return (
-        f"{whose_data(row)} (an epoch is {row['epoch_steps']:,.0f} steps on each{whole}): {passes(row):.0f} times the "
-        "work, which a speedup in samples/s hides"
-    )
+    epoch = f"an epoch is {row['epoch_steps']:,.0f} steps on each{whole}"
+    return f"{whose_data(row)} ({epoch}): {passes(row):.0f} times the work, which a speedup in samples/s hides"
 
 
 def threads(row: Row) -> str:
@@ -102,19 +100,16 @@ def threads(row: Row) -> str:
 def same_threads(row: Row) -> str:
     """Return what makes a baseline with as many threads as the workers of a point."""
     count = f"{row['rank_threads']:.0f}"
-    return (
-        f"OMP_NUM_THREADS={count}, also before torchrun --nproc-per-node 1, makes a baseline with {count}, in a "
-        f"study file run: {{threads: {count}}}"
-    )
+    typed = f"OMP_NUM_THREADS={count}, also before torchrun --nproc-per-node 1"
+    return f"{typed}, makes a baseline with {count}, in a study file run: {{threads: {count}}}"
 
 
 def _outside(row: Row) -> str:
     whole = row["speedup_whole"]
     job = "" if whole != whole else f", {rounded(whole, 3)} times the baseline's"
-    return (
-        f"{percent(row['outside_share_median'])} of the training's time is outside of steps: the rate of the job is "
-        f"{rounded(row['whole_samples_per_s_median'])} samples/s{job}; speedups are those of steps"
-    )
+    rate = f"the rate of the job is {rounded(row['whole_samples_per_s_median'])} samples/s{job}"
+    share = percent(row["outside_share_median"])
+    return f"{share} of the training's time is outside of steps: {rate}; speedups are those of steps"
 
 
 CULPRITS = (

@@ -24,7 +24,7 @@ from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config.roles import AS_SHIPPED, Role, named
 from horovod_study.config.run import LAPS
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import AnalysisError, refuse
 from horovod_study.records import COMMAND, COMMANDS, rate_unit
 from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
 from horovod_study.text.words import listed, plural
@@ -143,19 +143,12 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     if "ref_batch" in runs.columns:
         return runs
     missing = [column for column in REQUIRED if column not in runs.columns]
-    if missing or runs.empty:
-        why = f"column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
-        none = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
-        raise AnalysisError(f"run table: {why if missing else none}")
+    why = f"column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
+    none = "holds no runs; run a study first (horovod-study run experiments/laptop.yaml)"
+    refuse("run table", (missing, why), (runs.empty, none), error=AnalysisError)
     table = _completed(runs)
-    table = table.assign(
-        series="",
-        setting="",
-        mode="single",
-        work=_WORK["single"],
-        ref_batch=table["batch"].astype(float),
-        ref_train_samples=table["train_samples"].astype(float),
-    )
+    references = {f"ref_{name}": table[name].astype(float) for name in ("batch", "train_samples")}
+    table = table.assign(series="", setting="", mode="single", work=_WORK["single"], **references)
     families = _families(table)
     told = _telling(table)
     for name, family in _names(families, told).items():
@@ -177,9 +170,10 @@ class _Family:
 
     settings: Mapping[str, Any]
     kind: str  # a key of _WORK
-    batch: float  # local, or global where that one is fixed
-    train_samples: float  # of one worker where the data set grows with the workers; of the fewest where sizes differ
     rows: tuple[int, ...]  # labels in the run table
+    batch: float = math.nan  # local, or global where that one is fixed
+    # Of one worker where the data set grows with the workers; of the fewest where sizes differ:
+    train_samples: float = math.nan
     threads: float = math.nan  # of a worker, where its runs differ in nothing else
 
 
@@ -231,12 +225,10 @@ def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str
     rest = group
     own = common["model"] == _OWN_MODEL
     if common["backend"] == COMMAND and group["workers"].nunique() > 1:
-        rows = tuple(group.index)
-        return [_Family(settings=common, kind=COMMAND, batch=math.nan, train_samples=math.nan, rows=rows)]
+        return [_Family(settings=common, kind=COMMAND, rows=tuple(group.index))]
     for kind in (*rules, *(() if own else _ANY_DATA), "single"):
         if kind == "single" and not found and rest["workers"].nunique() > 1:
-            rows = tuple(rest.index)
-            return [_Family(settings=common, kind="mixed", batch=math.nan, train_samples=math.nan, rows=rows)]
+            return [_Family(settings=common, kind="mixed", rows=tuple(rest.index))]
         data = rest["train_samples"]
         if kind == "weak, growing data":
             data = (data / rest["workers"]).where(data.notna(), -rest["workers"])  # unknown data grow with nothing
@@ -404,10 +396,9 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
     words = [batch, *named.get(precision, [precision])]
     for choice in told:
         value = family.settings[choice]
-        option = OPTIONS[choice]
         if f"{value}" != UNKNOWN and (choice not in _OF_SEVERAL or family.settings["backend"] != "serial"):
-            words += [word for word in (option.say(value),) if word]
-    return " ".join(words)
+            words.append(OPTIONS[choice].say(value))
+    return " ".join(filter(None, words))
 
 
 def _sorted(table: pd.DataFrame) -> pd.DataFrame:
@@ -682,14 +673,12 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         return None
     if not math.isnan(cell.get(GIVEN_BASE, math.nan)):
         return None
-    if cell["backend"] == COMMAND:  # which has no batch that could differ
-        same = [
-            place for place, other in enumerate(cells) if (other["series"], other["workers"]) == (cell["series"], 1)
-        ]
-        return next((place for place in same if cells[place]["repeats"] > 0), None) if kind == "wrapped" else None
-    if kind == "wrapped" and cell["backend"] == REPORTED:
+    if cell["backend"] == COMMAND and kind == "plain":
+        return None
+    if cell["backend"] in (COMMAND, REPORTED) and kind == "wrapped":  # which have no batch that could differ
         own = [place for place, other in enumerate(cells) if other["series"] == cell["series"] and other["repeats"] > 0]
-        return min(own, key=lambda place: cells[place]["workers"], default=None)
+        fewest = min(own, key=lambda place: cells[place]["workers"], default=None)
+        return fewest if fewest is None or cell["backend"] == REPORTED or cells[fewest]["workers"] == 1 else None
     way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
     free = _OF_SEVERAL if kind == "plain" else _FREE_OF_ONE
     places = [
@@ -767,45 +756,42 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
 
     `precision`: half width that the study had as its aim, a share; None without one.
     """
-    named, few = with_series(runs), points[~points["missing"] & (points["repeats"] < stats.MIN_REPEATS)]
+    named, known = with_series(runs), points[~points["missing"]]
+    unseen = named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
+    few = known[known["repeats"] < stats.MIN_REPEATS].groupby("series", sort=False)
+    mixed = "both the local and the global batch change with the workers (mixed scaling), so no speedup is given"
+    scarce = "so no interval is given there and differences cannot be judged."
     return [
-        *(
-            f"{series}: {command_words(rows['rate_from'])}."
-            for series, rows in named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
-        ),
-        *culprits(points[~points["missing"]]),
-        *_doubt_failures(runs),
-        *_doubt_impossible(points),
-        *_doubt_baselines(runs, points),
+        *(f"{series}: {command_words(rows['rate_from'])}." for series, rows in unseen),
+        *culprits(known),
+        *_doubt_failures(named),
+        *_doubt_impossible(known),
+        *_doubt_baselines(named, known),
         *_doubt_data(points),
         *(
-            f"{series}: both the local and the global batch change with the workers (mixed scaling), so no speedup is "
-            "given; keep one of them fixed."
+            f"{series}: {mixed}; keep one of them fixed."
             for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
         ),
         *_doubt_shared(points),
         *(
-            f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
-            "given there and differences cannot be judged."
-            for series, rows in few.groupby("series", sort=False)
+            f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, {scarce}"
+            for series, rows in few
         ),
         *_doubt_spread(points),
         *_doubt_superlinear(points),
         *_doubt_unequal_baselines(points),
-        *_doubt_settings(runs),
+        *_doubt_settings(named),
         *(doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()),
     ]
 
 
 def command_words(rate_from: Iterable[str]) -> str:
     """Return what the speedups of commands are of in which no step was seen, by where their rates are from."""
-    units = sorted(set(map(rate_unit, rate_from)))
+    units, unseen = sorted(set(map(rate_unit, rate_from))), "steps were not seen: speedups are of"
     if units == [COMMANDS]:
-        return (
-            "steps were not seen: speedups are of whole times, with start and end, and hold where the command does the "
-            "same work with every worker count"
-        )
-    told = f"steps were not seen: speedups are of the rate that the output says ({', '.join(units)})"
+        same = "hold where the command does the same work with every worker count"
+        return f"{unseen} whole times, with start and end, and {same}"
+    told = f"{unseen} the rate that the output says ({', '.join(units)})"
     if any(re.match(r"it\b|its\b|steps?\b|batch|updates?|global_step|iter", unit) for unit in units):
         told += "; they hold where a step has the same number of samples with every worker count"
     return told
@@ -813,84 +799,73 @@ def command_words(rate_from: Iterable[str]) -> str:
 
 def efficiency_doubts(points: pd.DataFrame) -> list[str]:
     """Return those of `doubts` that say why an efficiency is not what it seems."""
-    return [*culprits(points[~points["missing"]]), *_doubt_impossible(points), *_doubt_superlinear(points)]
+    known = points[~points["missing"]]
+    return [*culprits(known), *_doubt_impossible(known), *_doubt_superlinear(points)]
 
 
-def _doubt_failures(runs: pd.DataFrame) -> list[str]:
-    bad = failed_runs(runs)
-    if bad.empty:
-        return []
+def _doubt_failures(named: pd.DataFrame) -> Iterator[str]:
+    bad = failed_runs(named)
     places = "; ".join(
-        f"{series} at {worker_counts(rows['workers'])} ({len(rows)} run{'s' if len(rows) > 1 else ''})"
+        f"{series} at {worker_counts(rows['workers'])} ({plural(len(rows), 'run')})"
         for series, rows in bad.groupby("series", sort=False)
     )
-    return [
-        f"{len(bad)} of {len(runs)} runs gave no result and are left out, not filled in: {places}. "
-        "Running the study again repeats only these."
-    ]
+    if places:
+        told = f"{len(bad)} of {len(named)} runs gave no result and are left out, not filled in: {places}"
+        yield f"{told}. Running the study again repeats only these."
 
 
-def _doubt_impossible(points: pd.DataFrame) -> Iterator[str]:
+def _doubt_impossible(known: pd.DataFrame) -> Iterator[str]:
     """Say which throughputs and waits cannot be, by the one table of `analysis.impossible`."""
     names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
-    for series, rows in points[~points["missing"] & (points["apart"] == "")].groupby("series", sort=False):
+    for series, rows in known[known["apart"] == ""].groupby("series", sort=False):
         table = rows[["workers", *names]].rename(columns=names)
         yield from (f"{series}: {why}." for why in impossibilities(table, math.nan))
 
 
-def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> Iterator[str]:
-    named = with_series(runs)
-    for series, rows in points[~points["missing"] & (points["mode"] != "mixed")].groupby("series", sort=False):
+def _doubt_baselines(named: pd.DataFrame, known: pd.DataFrame) -> Iterator[str]:
+    for series, rows in known[known["mode"] != "mixed"].groupby("series", sort=False):
         first = rows.iloc[0]
         if first["model"] != _OWN_MODEL:
-            yield from _doubt_other_script(f"{series}", rows, named)
+            yield from (f"{series}: {each}" for each in _doubt_other_script(f"{series}", rows, named))
             continue
-        for kind in ("plain", "wrapped"):
+        for kind in ("plain", "wrapped")[: 1 if first["backend"] == "serial" else 2]:
             lacking = rows[rows[f"base_{kind}_samples_per_s"].isna()]
-            if lacking.empty or (kind == "wrapped" and first["backend"] == "serial"):
-                continue
-            way = "serial" if kind == "plain" else f"{first['backend']}/{first['transport']}"
-            needed = lacking.iloc[0]
-            size = f"{needed['ref_train_samples']:.0f} training samples"
-            if math.isnan(needed["ref_train_samples"]):
-                size = "and a training set whose size is not recorded either"
-            yield (
-                f"{series}: no {kind} baseline for {worker_counts(lacking['workers'])}, so speedup_{kind} is left "
-                f"empty; it needs one {way} worker on {first['partition']} with batch {needed['ref_batch']:.0f}, "
-                f"{first['precision']}, {size}."
-            )
+            for _, needed in lacking[:1].iterrows():
+                way = "serial" if kind == "plain" else f"{first['backend']}/{first['transport']}"
+                size = f"{needed['ref_train_samples']:.0f} training samples"
+                if math.isnan(needed["ref_train_samples"]):
+                    size = "and a training set whose size is not recorded either"
+                empty = f"no {kind} baseline for {worker_counts(lacking['workers'])}, so speedup_{kind} is left empty"
+                where = f"one {way} worker on {first['partition']} with batch {needed['ref_batch']:.0f}"
+                yield f"{series}: {empty}; it needs {where}, {first['precision']}, {size}."
 
 
-def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
+def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> Iterator[str]:
     """Say what the speedups of another script are over; without any, what to type for one."""
     first, several = rows.iloc[0], rows[rows["workers"] > 1]
-    if first["backend"] == COMMAND:
-        lacks = several["base_wrapped_repeats"].eq(0).any()
-        why = "the same command with one worker was not recorded"
-        return [f"{series}: no speedup for {worker_counts(several['workers'])}, because {why}."] if lacks else []
     if first["backend"] == REPORTED:
         fewest = f"{rows['workers'].min():.0f}"
-        taken = f"the table has no row of one worker, so {fewest} workers are taken as {fewest} times as fast."
-        return [] if fewest == "1" or rows["base_wrapped_repeats"].eq(0).all() else [f"{series}: {taken}"]
-    lacking = several[several["base_plain_repeats"].eq(0) & several["base_wrapped_repeats"].eq(0)]
-    if not lacking.empty:
-        needed = lacking.iloc[0]
+        if fewest != "1" and not rows["base_wrapped_repeats"].eq(0).all():
+            yield f"the table has no row of one worker, so {fewest} workers are taken as {fewest} times as fast."
+        return
+    plain, wrapped = (several[f"base_{kind}_repeats"].eq(0) for kind in ("plain", "wrapped"))
+    if first["backend"] == COMMAND:
+        if wrapped.any():
+            why = "the same command with one worker was not recorded"
+            yield f"no speedup for {worker_counts(several['workers'])}, because {why}."
+        return
+    lacking = several[plain & wrapped]
+    for _, needed in lacking[:1].iterrows():
         same = (runs["series"] == series) & (runs["workers"] == needed["workers"])
         run = {f"{name}": value for name, value in runs[same & measured(runs)].iloc[0].items()}
         how = remedy(run, batch=float(needed["ref_batch"]), taken=list(runs["run"]))
-        return [
-            f"{series}: no speedup for {worker_counts(lacking['workers'])}, because one worker with batch "
-            f"{needed['ref_batch']:.0f} was not recorded; {how}"
-        ]
-    if several["base_plain_repeats"].eq(0).any():
-        base = inside(first["backend"], first["transport"])
+        why = f"one worker with batch {needed['ref_batch']:.0f} was not recorded"
+        yield f"no speedup for {worker_counts(lacking['workers'])}, because {why}; {how}"
+    if lacking.empty and plain.any():
         alone = runs[(runs["workers"] == 1) & (runs["backend"] == "serial") & (runs["model"] == first["model"])]
-        alike = "" if alone.empty else " with as many threads"
-        return [
-            f"{series}: speedups are over {base}, because none without the library{alike} was recorded; "
-            "what the library costs one worker is not in them."
-        ]
-    return []
+        why = f"because none without the library{'' if alone.empty else ' with as many threads'} was recorded"
+        base = inside(first["backend"], first["transport"])
+        yield f"speedups are over {base}, {why}; what the library costs one worker is not in them."
 
 
 def _doubt_data(points: pd.DataFrame) -> Iterator[str]:
@@ -902,16 +877,14 @@ def _doubt_data(points: pd.DataFrame) -> Iterator[str]:
         bases = {place for kind in ("plain", "wrapped") if (place := baseline_place(rows, row, kind)) is not None}
         sizes = [rows[place]["train_samples"] for place in sorted(bases)]
         wanted = row["train_samples" if row["work"] in map(_WORK.get, _ANY_DATA) else "ref_train_samples"]
-        other = [size for size in sizes if not _same(size, wanted)]
-        if other:
+        for other in [size for size in sizes if not _same(size, wanted)][:1]:
             here, there = (
                 "a size that was not recorded" if math.isnan(size) else f"{size:.0f} samples"
-                for size in (wanted, other[0])
+                for size in (wanted, other)
             )
-            yield (
-                f"{row['series']} at {worker_counts([row['workers']])}: the data set has {here}, that of the baseline "
-                f"{there}; a speedup in samples/s holds only if a sample costs as much in either."
-            )
+            differ = f"the data set has {here}, that of the baseline {there}"
+            holds = "a speedup in samples/s holds only if a sample costs as much in either"
+            yield f"{row['series']} at {worker_counts([row['workers']])}: {differ}; {holds}."
 
 
 def inside(backend: str, transport: str) -> str:
@@ -942,23 +915,17 @@ def baseline_words(points: pd.DataFrame, kind: str, *, plain: str = "one plain w
 def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:
     """A run counts in one series; where it fits another as well, that one lacks a point."""
     for _, alike in points.groupby(list(SETTINGS), dropna=False, sort=False):
-        if alike["series"].nunique() < 2:
-            continue
-        for series, rows in alike.groupby("series", sort=False):
+        for series, rows in alike.groupby("series", sort=False) if alike["series"].nunique() > 1 else ():
             batch = {"strong": "global_batch", "weak": "batch"}.get(rows["mode"].iloc[0])
             if batch is None:
                 continue
-            others = alike[
-                (alike[batch] == rows[batch].iloc[0])
-                & alike["train_samples"].isin(rows["train_samples"])
-                & ~alike["workers"].isin(rows["workers"])
-            ]
+            same = (alike[batch] == rows[batch].iloc[0]) & alike["train_samples"].isin(rows["train_samples"])
+            others = alike[same & ~alike["workers"].isin(rows["workers"])]
             if len(others):
                 names = ", ".join(others["series"].drop_duplicates())
-                yield (
-                    f"{series}: lacks its points of {worker_counts(others['workers'])}, because these runs are in "
-                    f"{names}, which they fit as well; analyse the two studies separately to have both."
-                )
+                why = f"because these runs are in {names}, which they fit as well"
+                lacks = f"lacks its points of {worker_counts(others['workers'])}"
+                yield f"{series}: {lacks}, {why}; analyse the two studies separately to have both."
 
 
 def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:
@@ -969,85 +936,65 @@ def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:
             + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else "")
             for _, row in rows.iterrows()
         )
-        yield (
-            f"{series}: repeats spread by {places}, slowest to fastest over the median; other load"
-            f"{' or an unstable transport' * (rows['backend'].iloc[0] != COMMAND)} is the usual cause."
-        )
+        cause = f"other load{' or an unstable transport' * (rows['backend'].iloc[0] != COMMAND)} is the usual cause"
+        yield f"{series}: repeats spread by {places}, slowest to fastest over the median; {cause}."
 
 
 def _doubt_superlinear(points: pd.DataFrame) -> Iterator[str]:
+    causes = (
+        ". Likely causes: a baseline slowed down by other load, other threads or settings than the workers had, or a "
+        "working set that fits the caches only when it is shared out."
+    )
+    unsure = "; the spread of the repeats does not separate it from 100 %."
     for _, row in points[points["workers"] > 1].iterrows():
         kinds = [kind for kind in ("plain", "wrapped") if row[f"efficiency_{kind}"] > 1]
-        if not kinds:
-            continue
         values = " and ".join(f"{100 * row[f'efficiency_{kind}']:.1f} % of the {kind} baseline" for kind in kinds)
         sure = any(row[f"efficiency_{kind}_low"] > 1 for kind in kinds)
-        causes = (
-            ". Likely causes: a baseline slowed down by other load, other threads or settings than the workers had, "
-            "or a working set that fits the caches only when it is shared out."
-        )
-        unsure = "; the spread of the repeats does not separate it from 100 %."
-        yield (
-            f"{row['series']} at {worker_counts([row['workers']])}: efficiency above 100 % ({values})"
-            f"{causes if sure else unsure}"
-        )
+        if kinds:
+            where = f"{row['series']} at {worker_counts([row['workers']])}"
+            yield f"{where}: efficiency above 100 % ({values}){causes if sure else unsure}"
 
 
 def _doubt_unequal_baselines(points: pd.DataFrame) -> Iterator[str]:
     for _, row in points[(points["workers"] == 1) & (points["backend"] != "serial")].iterrows():
-        off = row["speedup_plain"] - 1
+        off, slower = row["speedup_plain"] - 1, "slower" if row["speedup_plain"] < 1 else "faster"
         noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
         unsure = " (their repeats scatter too much to be sure)" if noise else ""
         if abs(off) > _UNEQUAL_BASELINES:
-            yield (
-                f"{row['series']}: one worker inside the library runs {100 * abs(off):.0f} % "
-                f"{'slower' if off < 0 else 'faster'} than one plain worker{unsure}: say which of the two a speedup "
-                "is over."
-            )
+            than = f"one worker inside the library runs {100 * abs(off):.0f} % {slower} than one plain worker{unsure}"
+            yield f"{row['series']}: {than}: say which of the two a speedup is over."
 
 
-def _doubt_settings(runs: pd.DataFrame) -> Iterator[str]:
-    table = with_series(runs)
-    good = table[measured(table)]
+def _doubt_settings(named: pd.DataFrame) -> Iterator[str]:
+    good = named[measured(named)]
     for partition, rows in good.groupby("partition", sort=True):
-        yield from [f"partition {partition}: {text}" for text in _doubt_partition(rows)]
+        yield from (f"partition {partition}: {text}." for text in _doubt_partition(rows))
     few = (good["steps"] < FEW_STEPS) & (good["backend"] != COMMAND)
     for series, rows in good[few].groupby("series", sort=False):
-        yield (
-            f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
-            f"{worker_counts(rows['workers'])}; at least {FEW_STEPS} make a mean worth quoting."
-        )
-    studies = good.groupby(["series", *CELL], dropna=False)["study"].nunique()
-    if (studies > 1).any():
-        yield (
-            f"some points combine runs of several studies ({', '.join(sorted(set(good['study'])))}) as if they were "
-            "repeats; analyse the studies separately if anything changed between them."
-        )
+        steps = f"as few as {rows['steps'].min():.0f} steps in the timed window at {worker_counts(rows['workers'])}"
+        yield f"{series}: {steps}; at least {FEW_STEPS} make a mean worth quoting."
+    if (good.groupby(["series", *CELL], dropna=False)["study"].nunique() > 1).any():
+        studies = ", ".join(sorted(set(good["study"])))
+        told = f"some points combine runs of several studies ({studies}) as if they were repeats"
+        yield f"{told}; analyse the studies separately if anything changed between them."
 
 
 def _doubt_partition(rows: pd.DataFrame) -> Iterator[str]:
     for column in (name for name in ENVIRONMENT if name in rows.columns):
         values = sorted({f"{value}" for value in rows[column].dropna()} - {""})
         if len(values) > 1:
-            yield (
-                f"{column} differs between runs ({', '.join(values)}); points made of different ones are not "
-                "comparable."
-            )
+            differs = f"{column} differs between runs ({', '.join(values)})"
+            yield f"{differs}; points made of different ones are not comparable"
     parallel = rows[rows["backend"] != "serial"]
     if parallel["horovod_defaults"].nunique() > 1:
         stock = ", ".join(parallel.loc[parallel["horovod_defaults"], "series"].drop_duplicates())
-        yield (
-            f"some series run with the stock communication settings ({stock}) and others with the shipped ones; a "
-            "difference between them is not one between transports."
-        )
-    if "cores" in rows.columns:
-        cores = pd.to_numeric(rows["cores"], errors="coerce")
-        dense = rows[rows["workers"] / rows["nodes"] > cores]
-        if not dense.empty:
-            yield (
-                f"more workers than cores on a node at {worker_counts(dense['workers'])} ({cores.min():.0f} cores); "
-                "such points measure the sharing of cores."
-            )
+        some = f"some series run with the stock communication settings ({stock}) and others with the shipped ones"
+        yield f"{some}; a difference between them is not one between transports"
+    cores = numbers(rows, "cores")
+    dense = rows[rows["workers"] / rows["nodes"] > cores]
+    if not dense.empty:
+        crowded = f"more workers than cores on a node at {worker_counts(dense['workers'])} ({cores.min():.0f} cores)"
+        yield f"{crowded}; such points measure the sharing of cores"
 
 
 def worker_counts(workers: Any) -> str:

@@ -6,6 +6,7 @@ row fit on one; it is unknown elsewhere.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,24 +33,12 @@ def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
     # What speedups are over, where that is none of the rows.
     bases = {name: base_of(rows) for name, rows in points.groupby(series)}
     given = {name: math.nan if base.workers else base.samples_per_s for name, base in bases.items()}
-    found = {
-        **dict.fromkeys(REQUIRED, math.nan),
-        **_TEXTS,
-        "run": [f"row-{place + 1:04}" for place in range(count)],
-        "study": name,
-        "partition": series.where(series != "", name),
-        "model": REPORTED,
-        "backend": REPORTED,
-        "status": "done",
-        "repeat": known["repeat"].where(known["repeat"].notna(), counted).astype(int),
-        "workers": points["workers"],
-        "nodes": nodes,
-        "batch": known["batch_size"],
-        "global_batch": known["batch_size"] * points["workers"],
-        "samples_per_s": points["samples_per_s"],
-        "sync_s": known["sync_s"],
-        GIVEN_BASE: series.map(given).astype(float),
-    }
+    found: dict[str, Any] = {**dict.fromkeys(REQUIRED, math.nan), **_TEXTS, "study": name, "status": "done"}
+    found |= {"run": [f"row-{place + 1:04}" for place in range(count)], "model": REPORTED, "backend": REPORTED}
+    found |= {"partition": series.where(series != "", name), GIVEN_BASE: series.map(given).astype(float)}
+    found["repeat"] = known["repeat"].where(known["repeat"].notna(), counted).astype(int)
+    found |= {name: points[name] for name in ("workers", "samples_per_s")} | {"nodes": nodes, "sync_s": known["sync_s"]}
+    found |= {"batch": known["batch_size"], "global_batch": known["batch_size"] * points["workers"]}
     return pd.DataFrame(found, index=range(count))
 
 

@@ -107,23 +107,17 @@ def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) 
     points = list(points)
     found = [] if precision is None else _unresolved(points, precision)
     if (most := max(map(_set_aside, points), default=0.0)) >= _MANY_SET_ASIDE:
-        where = next(row for row in points if _set_aside(row) == most)
-        found.append(
-            f"up to {percent(most)} of the rounds ran beside other programs ({where['series']}, {_counts([where])} "
-            "workers) and are set aside, in throughputs, steps and their parts as in speedups."
-        )
+        where = next(f"{row['series']}, {_counts([row])} workers" for row in points if _set_aside(row) == most)
+        aside = f"up to {percent(most)} of the rounds ran beside other programs ({where}) and are set aside"
+        found.append(f"{aside}, in throughputs, steps and their parts as in speedups.")
     for series in dict.fromkeys(row["series"] for row in points):
         own = [row for row in points if row["series"] == series]
         if loud := _counts(row for row in own if row.get("turns_shared") == 1):
-            found.append(
-                f"{series}: other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} "
-                "workers; these speedups are those of a shared machine, not of a quiet one."
-            )
+            used = f"other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} workers"
+            found.append(f"{series}: {used}; these speedups are those of a shared machine, not of a quiet one.")
         if few := _counts(row for row in own if row.get("turns_launches", math.nan) < paired.LAUNCHES):
-            found.append(
-                f"{series}: two launches at {few} workers; how much launches differ rests on one difference, so that "
-                "the intervals are wide; three launches or more narrow them."
-            )
+            why = "how much launches differ rests on one difference, so that the intervals are wide"
+            found.append(f"{series}: two launches at {few} workers; {why}; three launches or more narrow them.")
     return found
 
 
@@ -140,22 +134,19 @@ def _unresolved(points: Iterable[Mapping[Any, Any]], precision: float) -> list[s
     """Return for each series at which worker counts the speedup is not as precise as the study wanted it."""
     wide: dict[str, list[str]] = {}
     for row in points:
-        own = [row["series"], f"{row['workers']:.0f}"]
-        speedup = [math.nan, math.nan]
-        for kind in ("wrapped", "plain"):
-            ends = [float(row[f"speedup_{kind}_{end}"]) for end in ("low", "high")]
-            # A baseline has the speedup 1 over itself, without a width.
-            speedup = ends if all(map(math.isfinite, ends)) and ends[0] < ends[1] else speedup
-        if not row.get("turns_launches", math.nan) > 0 and not speedup[0] < speedup[1]:
-            if row["workers"] > 1 and not row["missing"]:
-                wide.setdefault(own[0], []).append(f"{own[1]} (not measured in turns)")
-        elif not (half := math.log(speedup[1] / speedup[0]) / 2) <= precision:
-            wide.setdefault(own[0], []).append(f"{own[1]} (+- {100 * half:.2g} %)")
-    return [
-        f"{series}: not resolved to the +- {100 * precision:.3g} % asked for at {', '.join(counts)} workers; the same "
-        "command goes on with further launches."
-        for series, counts in wide.items()
-    ]
+        ends = [(row[f"speedup_{kind}_low"], row[f"speedup_{kind}_high"]) for kind in ("plain", "wrapped")]
+        # A baseline has the speedup 1 over itself, without a width.
+        low, high = next((each for each in ends if each[0] < each[1] < math.inf), (math.nan, math.nan))
+        how, half = "", math.log(high / low) / 2
+        if row.get("turns_launches", math.nan) > 0 or low < high:
+            how = "" if half <= precision else f"+- {100 * half:.2g} %"
+        elif row["workers"] > 1 and not row["missing"]:
+            how = "not measured in turns"
+        if how:
+            wide.setdefault(row["series"], []).append(f"{row['workers']:.0f} ({how})")
+    asked = f"not resolved to the +- {100 * precision:.3g} % asked for"
+    further = "workers; the same command goes on with further launches."
+    return [f"{series}: {asked} at {', '.join(counts)} {further}" for series, counts in wide.items()]
 
 
 def _counts(rows: Iterable[Mapping[Any, Any]]) -> str:

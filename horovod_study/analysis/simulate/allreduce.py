@@ -134,15 +134,13 @@ class Extended:
         return math.log2(nodes if self._across else workers)
 
     @property
-    def doublings(self) -> float:
-        """How far the count is from the nearest measured one, in doublings of nodes, or of workers on one node."""
-        here = self._place(self.workers, self.nodes)
-        return min(abs(here - self._place(each.workers, each.nodes)) for each in self.sweeps)
-
-    @property
     def error(self) -> float:
-        """The standard deviation of the logarithm of measured / simulated; 0 where it was measured."""
-        far = self.doublings
+        """The standard deviation of the logarithm of measured / simulated; 0 where it was measured.
+
+        It grows with the doublings of nodes, or of workers on one node, from the nearest measured count.
+        """
+        here = self._place(self.workers, self.nodes)
+        far = min(abs(here - self._place(each.workers, each.nodes)) for each in self.sweeps)
         return math.sqrt(ERROR**2 * min(1.0, far) + ERROR_OF_DOUBLING**2 * far)
 
     def parts(self, size: Value) -> tuple[Value, Value]:

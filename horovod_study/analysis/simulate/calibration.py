@@ -17,7 +17,7 @@ a run of several workers is reproduced by construction and carried on from.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -34,10 +34,11 @@ from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
 from horovod_study.config.doors import Number, Options, Text, Whole, one_of
-from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.errors import AnalysisError, refuse
 from horovod_study.records import RecordedRun
 
-_FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
+Bench = tuple[Mapping[str, Any], str]
+"""The content of a bench.json, and its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,7 +52,6 @@ class RunTimes:
     gradient_bytes: float | None
     backend: str
     transport: str
-    reduction: str
     settings: Mapping[str, Any]
     own_s: Floats  # (S, R), computing
     sync_s: Floats | None  # (S, R)
@@ -65,31 +65,32 @@ def run_times(run: RecordedRun) -> RunTimes:
     are missing, where the wait for other workers is inside backward, or for fewer than 20 steps.
     """
     name, effective = str(run.directory), run.record.effective
-    silent = run.workers - len(run.rows)
-    tables = [
-        {each: np.asarray(columns[each]) for each in ("step", "epoch", "sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))}
-        for _, columns in sorted(run.rows.items())
-    ]
-    last = min((int(table["step"].max()) for table in tables), default=0)
-    kept = [(table["step"] >= run.first_step) & (table["step"] <= last) for table in tables]
-    if silent or len({int(each.sum()) for each in kept}) != 1:
-        none = f"{silent} of its {run.workers} workers recorded no steps"
-        raise AnalysisError(f"{name}: {none if silent else 'its workers recorded different steps'}; name another run")
-    rows = [
-        {each: column[chosen] for each, column in table.items()} for table, chosen in zip(tables, kept, strict=True)
-    ]
+    needed = ("step", "epoch", "sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
+    rows = [{each: np.asarray(columns[each]) for each in needed} for _, columns in sorted(run.rows.items())]
+    last = min((int(table["step"].max()) for table in rows), default=0)
+    for table in rows:
+        kept = (table["step"] >= run.first_step) & (table["step"] <= last)
+        table.update({each: column[kept] for each, column in table.items()})
+    silent, uneven = run.workers - len(rows), len({len(table["step"]) for table in rows}) != 1
+    refuse(
+        name,
+        (silent, f"{silent} of its {run.workers} workers recorded no steps; name another run"),
+        (uneven, "its workers recorded different steps; name another run"),
+        error=AnalysisError,
+    )
     steps = ready_steps(rows, source=name)
-    hidden = run.workers > 1 and np.isnan(steps.sync_s).any()
-    if hidden or not np.isfinite(steps.own_s).all():
-        inside = ("CUDA graph", "without capture_sync") if steps.captured else ("backward pass", "with flat reduction")
-        waits = (
-            f"the wait for other workers is inside its {inside[0]} and cannot be distinguished from computing; name a "
-            f"run of one worker, or one {inside[1]}"
-        )
-        bare = "its steps were recorded without laps; name a run recorded with them"
-        raise AnalysisError(f"{name}: {waits if hidden else bare}")
-    parameters = effective.get("parameters")
-    hosts = [str(each.get("host")) for each in effective.get("ranks") or ()]
+    inside = ("CUDA graph", "without capture_sync") if steps.captured else ("backward pass", "with flat reduction")
+    waits = (
+        f"the wait for other workers is inside its {inside[0]} and cannot be distinguished from computing; name a run "
+        f"of one worker, or one {inside[1]}"
+    )
+    refuse(
+        name,
+        (run.workers > 1 and np.isnan(steps.sync_s).any(), waits),
+        (not np.isfinite(steps.own_s).all(), "its steps were recorded without laps; name a run recorded with them"),
+        error=AnalysisError,
+    )
+    parameters, hosts = effective.get("parameters"), [str(each.get("host")) for each in effective.get("ranks") or ()]
     return RunTimes(
         source=name,
         workers=run.workers,
@@ -98,7 +99,6 @@ def run_times(run: RecordedRun) -> RunTimes:
         gradient_bytes=float(4 * parameters) if parameters else None,
         backend=str(effective.get("backend", "")),
         transport=str(effective.get("transport", "")),
-        reduction=str(effective.get("reduction", "")),
         settings=settings_of(effective),
         own_s=steps.own_s,
         sync_s=None if run.workers == 1 else steps.sync_s,
@@ -113,8 +113,6 @@ class Measured:
     source: str
     way: str
     raw: str | None  # the transport alone, where it was measured
-    workers: int
-    nodes: int
     per_node: int
     link: Link
     sweep: Sweep
@@ -123,7 +121,6 @@ class Measured:
     overhead_s: float | None
     settings: Mapping[str, Any]
     gradient_bytes: float
-    batch: int
     doubts: tuple[str, ...]
 
 
@@ -134,7 +131,7 @@ def measured_network(content: Mapping[str, Any], *, source: str, way: str | None
     AnalysisError where it holds no all-reduce of several workers, or not of this way.
     """
     try:
-        return _measured_network(content, source=source, way=way, size=size)
+        return _measured_network(content, source, way, size)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise AnalysisError(
             f"{source}: is damaged or no result of `horovod-study bench` ({type(error).__name__}: {error}); "
@@ -142,72 +139,51 @@ def measured_network(content: Mapping[str, Any], *, source: str, way: str | None
         ) from None
 
 
-def _measured_network(content: Mapping[str, Any], *, source: str, way: str | None, size: float | None) -> Measured:
+def _measured_network(content: Mapping[str, Any], source: str, way: str | None, size: float | None) -> Measured:
     fits, n = fits_of(content, source=source, way=way)
     own = float(content["model"]["flat_bytes"])
     size = own if size is None else size
     times = {name: all_reduce_at(content["points"], name, size, source=source) for name in fits}
-    candidates = [name for name in fits if "/" in name] or list(fits)
-    chosen = way or min(candidates, key=lambda name: times[name][0])
+    chosen = way or min([name for name in fits if "/" in name] or fits, key=lambda name: times[name].seconds)
     transport = chosen.rpartition("/")[2]
     raw = transport if transport in fits else None
     floor = raw or chosen
-    doubts = []
-    alpha = float(fits[floor]["alpha_s"])
-    second, error = times[floor].seconds, times[floor].error
-    if second <= alpha or impossible("bandwidth", bandwidth=size / (second - alpha)):
-        # The line misses the measured time; then its own slope is all there is.
+    alpha, second, error = float(fits[floor]["alpha_s"]), times[floor].seconds, times[floor].error
+    above = second <= alpha or bool(impossible("bandwidth", bandwidth=size / (second - alpha)))
+    if above:  # the line misses the measured time; then its own slope is all there is
         second, error = alpha + size / float(fits[floor]["beta_bytes_per_s"]), 0.0
-        doubts.append(
-            f"{source}: {floor} takes less for {size:,.0f} bytes than its alpha; its fitted bandwidth is used"
-        )
-    doubts += [times[floor].doubt] if times[floor].doubt else []
-    if raw is None and "/" in chosen:
-        doubts.append(
-            f"{source}: {transport} alone was not measured, so what {chosen} adds counts as latency of the network and "
-            f"grows with the workers; measure both: bench --transport {transport} --runtime {chosen}"
-        )
-    ranks = [str(rank["host"]) for rank in content["measured"][0]["conditions"]["ranks"]]
-    nodes = len(set(ranks))
-    per_node = max(ranks.count(host) for host in ranks)
-    if nodes > 1 and per_node > 1:
-        doubts.append(
-            f"{source}: {n} workers on {nodes} nodes use both kinds of links at once, and its constants count as those "
-            "between nodes; measure one worker per node, and one node alone"
-        )
-    if content.get("wrong"):
-        doubts.append(f"{source}: holds wrong results; do not believe its times")
-    interval, alpha_spread = fits[floor].get("alpha_ci95_s"), None
-    if interval and None not in interval and 0 < interval[0] <= interval[1]:
-        alpha_spread = math.log(interval[1] / interval[0]) / 2 / stats.Z95  # of the logarithm
-    if alpha_spread is None or alpha_spread > math.log(2) / 2:
-        doubts.append(
-            f"{source}: the latency of {floor} is not resolved; measure with more rounds or on a quiet machine"
-        )
-    job = next(
-        (each for each in content["measured"] if any(one["name"] == chosen for one in each["ways"])),
-        content["measured"][0],
-    )
+    hosts = [str(rank["host"]) for rank in content["measured"][0]["conditions"]["ranks"]]
+    nodes, per_node = len(set(hosts)), max(hosts.count(host) for host in hosts)
+    ends = fits[floor].get("alpha_ci95_s") or (None, None)
+    low, high = (math.nan if each is None else float(each) for each in ends)
+    alpha_spread = math.log(high / low) / 2 / stats.Z95 if 0 < low <= high else None
+    jobs = content["measured"]
+    job = next((each for each in jobs if any(one["name"] == chosen for one in each["ways"])), jobs[0])
     settings = settings_of(job["conditions"])
-    overhead: float | None = None
-    if raw is not None and raw != chosen:
-        overhead = max(0.0, times[chosen][0] - times[raw][0])
-        if cycle_s(settings) > 0:
-            doubts.append(
-                f"{source}: {chosen} was measured with a cycle that new gradients do not end, so its overhead holds "
-                "waits for the cycle; measure with HOROVOD_IDLE_CYCLE_TIME, or read the cycle's share as too large"
-            )
-    points = all_reduces(content["points"], floor)
-    sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
+    overhead = None if raw in (None, chosen) else max(0.0, times[chosen].seconds - times[floor].seconds)
     bandwidth = moved_share(n) * size / (second - alpha)
     if why := impossible("bandwidth", bandwidth=bandwidth):
         raise AnalysisError(f"{source}: {floor} hardly takes longer for more bytes ({why}); measure larger sizes")
+    doubts = {
+        f"{floor} takes less for {size:,.0f} bytes than its alpha; its fitted bandwidth is used": above,
+        times[floor].doubt.removeprefix(f"{source}: "): times[floor].doubt,
+        f"{transport} alone was not measured, so what {chosen} adds counts as latency of the network and grows with "
+        f"the workers; measure both: bench --transport {transport} --runtime {chosen}": raw is None and "/" in chosen,
+        f"{n} workers on {nodes} nodes use both kinds of links at once, and its constants count as those between "
+        "nodes; measure one worker per node, and one node alone": nodes > 1 and per_node > 1,
+        "holds wrong results; do not believe its times": content.get("wrong"),
+        f"the latency of {floor} is not resolved; measure with more rounds or on a quiet machine": alpha_spread is None
+        or alpha_spread > math.log(2) / 2,
+        f"{chosen} was measured with a cycle that new gradients do not end, so its overhead holds waits for the cycle; "
+        "measure with HOROVOD_IDLE_CYCLE_TIME, or read the cycle's share as too large": overhead is not None
+        and cycle_s(settings) > 0,
+    }
+    points = all_reduces(content["points"], floor)
+    sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
     return Measured(
         source=source,
         way=chosen,
         raw=raw,
-        workers=n,
-        nodes=nodes,
         per_node=per_node,
         link=Link(alpha_s=alpha / rounds(n), bytes_per_s=bandwidth, workers=n),
         sweep=Sweep(workers=n, nodes=nodes, sizes=sizes, seconds=medians),
@@ -216,41 +192,12 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         overhead_s=overhead,
         settings=settings,
         gradient_bytes=own,
-        batch=int(content["model"]["batch"]),
-        doubts=tuple(doubts),
+        doubts=tuple(f"{source}: {text}" for text, holds in doubts.items() if holds),
     )
-
-
-def _runtime(settings: Mapping[str, Any], *, horovod: bool) -> Runtime:
-    if not horovod:
-        return Runtime()
-    cached = float(settings.get(CACHE) or 1) > 0
-    return Runtime(
-        cycle_s=cycle_s(settings),
-        negotiation="cached" if cached else "full",
-        fusion_bytes=float(settings.get(_FUSION) or 128 * 2**20),
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Calibration:
-    """A scenario and where its constants come from."""
-
-    scenario: Scenario
-    sources: Mapping[str, str]  # constant -> in words
-
-
-@dataclass(frozen=True, slots=True)
-class _Notes:
-    """What is found on the way: where constants come from, and doubts."""
-
-    sources: dict[str, str] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
 
 
 _Positive = Annotated[Number, Field(ge=1e-12, le=1e12)]  # beyond it a product of several is not a number any more
 _Amount = Annotated[Number, Field(ge=0, le=1e12)]
-_Count = Annotated[Whole, Field(ge=1, le=MAX_WORKERS)]
 
 
 class Given(Options):
@@ -259,7 +206,7 @@ class Given(Options):
     way: Text | None = None
     alpha_us: _Amount | None = None
     gb_per_s: _Positive | None = None
-    workers_per_node: _Count | None = None
+    workers_per_node: Annotated[Whole, Field(ge=1, le=MAX_WORKERS)] | None = None
     compute_ms: _Positive | None = None
     compute_cv: _Amount | None = None
     compute_fixed_ms: _Amount | None = None
@@ -272,12 +219,25 @@ class Given(Options):
     algorithm: Annotated[Text, one_of(CHOICES)] = "auto"
     scaling: Literal["weak", "strong"] = "weak"
 
-    @property
-    def link(self) -> Link | None:
-        """The link that --alpha-us and --gb-per-s describe."""
-        if self.alpha_us is None or self.gb_per_s is None:
-            return None
-        return Link(alpha_s=self.alpha_us / 1e6, bytes_per_s=self.gb_per_s * 1e9)
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Calibration:
+    """A scenario and where its constants come from."""
+
+    scenario: Scenario
+    sources: Mapping[str, str]  # constant -> in words
+
+
+class _Notes:
+    """What is found on the way: where constants come from, and doubts."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, str] = {}
+        self.doubts: list[str] = []
+
+    def doubt(self, texts: Mapping[str, object]) -> None:
+        """Keep those of `texts` that hold."""
+        self.doubts += [text for text, holds in texts.items() if holds]
 
 
 def calibrate(
@@ -285,8 +245,8 @@ def calibrate(
     *,
     runs: Sequence[RunTimes] = (),
     beside: Sequence[RunTimes] = (),
-    benches: Sequence[tuple[Mapping[str, Any], str]] = (),
-    further: Sequence[tuple[Mapping[str, Any], str]] = (),
+    benches: Sequence[Bench] = (),
+    further: Sequence[Bench] = (),
     network: Network | None = None,
 ) -> Calibration:
     """Return the scenario that runs, bench.json files, a described network and options say together.
@@ -296,180 +256,142 @@ def calibrate(
     beside those of `benches`. The first of `runs` decides batch and model. Raises ConfigError for contradictions and
     for what nobody said, AnalysisError for runs that cannot be read together.
     """
-    # Long because each constant has one of several sources, and which one holds is decided here and nowhere else.
     _refuse(given, runs=bool(runs or beside), benches=bool(benches), network=network is not None)
-    notes = _Notes()
-    first = (*runs, *beside)[0] if runs or beside else None
-    communicating = next((each for each in runs if each.workers > 1), None)
-    way = given.way
-    if way is None and communicating is not None:
-        # What the run used, where all files have it; plain MPI has no name of its own.
-        known = [set(content.get("fits") or ()) for content, _ in benches]
-        names = (f"{communicating.backend}/{communicating.transport}", communicating.transport)
-        way = next((name for name in names if all(name in each for each in known)), None)
+    notes, first = _Notes(), next(iter((*runs, *beside)), None)
+    together, way = next((each for each in runs if each.workers > 1), None), given.way
+    if way is None and together is not None:  # what the run used, where all files have it; plain MPI has no name
+        names = (f"{together.backend}/{together.transport}", together.transport)
+        way = next((name for name in names if all(name in (of.get("fits") or ()) for of, _ in benches)), None)
     size = given.gradient_mb * 1e6 if given.gradient_mb is not None else first.gradient_bytes if first else None
     found = [measured_network(content, source=source, way=way, size=size) for content, source in benches]
     if size is not None:
         notes.sources["gradients"] = "--gradient-mb" if first is None or given.gradient_mb is not None else first.source
     else:
         size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
-
-    sweeps = tuple(each.sweep for each in found)
+    sweeps = [each.sweep for each in found]
     for content, source in further:
         ways = {each.raw or each.way for each in found} & set(content.get("fits") or ())
-        sweeps += tuple(measured_network(content, source=source, way=name, size=size).sweep for name in sorted(ways))
+        sweeps += [measured_network(content, source=source, way=name, size=size).sweep for name in sorted(ways)]
     made = _network(found, sweeps, network, given, notes)
-    if given.compute_ms is not None:
-        compute = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0)
-        computing: dict[str, Any] = {"compute": compute, "batch": 1 if given.batch is None else given.batch}
-        spread: float | None = None
-        notes.sources["computing"] = "--compute-ms"
-        if given.compute_fixed_ms is not None:
-            computing |= {"fixed_share": given.compute_fixed_ms / given.compute_ms, "batch_measured": True}
-            notes.sources["batch"] = f"{given.compute_fixed_ms:g} ms do not depend on it; --compute-fixed-ms"
-        if given.batch is None:
-            notes.doubts.append("no --batch was given: a step counts as one sample")
-    else:
-        assert first is not None
-        computing, spread = _computing(runs, beside, first.batch if given.batch is None else given.batch, notes)
-    runtime = _runtime_of(given, communicating, found, made, size, notes)
-    if "backward_share" not in computing and runs and (given.buckets or 1) > 1:
-        notes.doubts.append(
-            "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make "
-            "buckets"
-        )
-    scenario = Scenario(
-        **computing,
-        gradient_bytes=size,
-        network=made,
-        algorithm=given.algorithm,
-        runtime=runtime,
-        scaling=given.scaling,
-        buckets=1 if given.buckets is None else given.buckets,
-        spread=Spread(
-            compute=spread,
-            alpha=max((each.alpha_spread for each in found if each.alpha_spread is not None), default=None),
-            bandwidth=max((each.bandwidth_spread for each in found if each.bandwidth_spread is not None), default=None),
-        ),
-        doubts=tuple(notes.doubts),
+    computing, spread = _computing(given, runs, beside, notes)
+    runtime = _runtime(given, together, found, made, size, notes)
+    buckets = given.buckets or 1
+    assumed = "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make"
+    notes.doubt({f"{assumed} buckets": "backward_share" not in computing and runs and buckets > 1})
+    spreads = Spread(
+        compute=spread,
+        alpha=max((each.alpha_spread for each in found if each.alpha_spread is not None), default=None),
+        bandwidth=max((each.bandwidth_spread for each in found if each.bandwidth_spread is not None), default=None),
     )
-    return Calibration(scenario=scenario, sources=notes.sources)
+    told: dict[str, Any] = {"gradient_bytes": size, "network": made, "runtime": runtime, "spread": spreads}
+    told |= {"algorithm": given.algorithm, "scaling": given.scaling, "buckets": buckets, "doubts": tuple(notes.doubts)}
+    return Calibration(scenario=Scenario(**computing, **told), sources=notes.sources)
 
 
 def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
     """Raise ConfigError where two things say the same, or nothing says what is needed."""
-    told, timed = given.link is not None, given.compute_ms is not None
-    nothing = (
-        "nothing says what the network does; give --bench bench.json, --network FILE.yaml, or --alpha-us and --gb-per-s"
-    )
+    told, timed = given.alpha_us is not None, given.compute_ms is not None
+    nothing = "nothing says what the network does; give --bench bench.json, --network FILE.yaml, or --alpha-us and"
     apart = given.compute_fixed_ms is not None and not given.compute_fixed_ms <= (given.compute_ms or 0.0)
-    for wrong, text in (
-        ((given.alpha_us is None) != (given.gb_per_s is None), "a network has --alpha-us and --gb-per-s; give both"),
+    scatter = "--compute-cv belongs to --compute-ms; a recorded run has its own scatter"
+    way = "--way names one of those in --bench; give --bench bench.json, or leave it out"
+    sized = given.gradient_mb is not None or runs or benches
+    refuse(
+        "simulate",
+        (told != (given.gb_per_s is not None), "a network has --alpha-us and --gb-per-s; give both"),
         (told and (network or benches), "--alpha-us says what --bench or --network say too; give one of them"),
-        (not (told or network or benches), nothing),
+        (not (told or network or benches), f"{nothing} --gb-per-s"),
         (timed and runs, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
         (not (timed or runs), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
-        (
-            given.compute_cv is not None and not timed,
-            "--compute-cv belongs to --compute-ms; a recorded run has its own scatter",
-        ),
+        (given.compute_cv is not None and not timed, scatter),
         (apart, "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"),
-        (
-            given.way is not None and not benches,
-            "--way names one of those in --bench; give --bench bench.json, or leave it out",
-        ),
-        (
-            given.gradient_mb is None and not (runs or benches),
-            "nothing says how many bytes the gradients have; give --gradient-mb",
-        ),
-    ):
-        if wrong:
-            raise ConfigError(f"simulate: {text}")
+        (given.way is not None and not benches, way),
+        (not sized, "nothing says how many bytes the gradients have; give --gradient-mb"),
+    )
 
 
 def _network(
-    found: Sequence[Measured], sweeps: tuple[Sweep, ...], described: Network | None, given: Given, notes: _Notes
+    found: Sequence[Measured], sweeps: Sequence[Sweep], described: Network | None, given: Given, notes: _Notes
 ) -> Network:
-    if (link := given.link) is not None:
+    if given.alpha_us is not None and given.gb_per_s is not None:
         notes.sources["network"] = "--alpha-us and --gb-per-s"
+        link = Link(alpha_s=given.alpha_us / 1e6, bytes_per_s=given.gb_per_s * 1e9)
         return Network(intra=link, inter=link, workers_per_node=given.workers_per_node or 1)
-    links: dict[str, Link] = {} if described is None else {"intra": described.intra, "inter": described.inter}
+    links: dict[str, Any] = {} if described is None else {"intra": described.intra, "inter": described.inter}
     told = [] if described is None else [described.source]
     for each in found:
-        kind = "intra" if each.nodes == 1 else "inter"
-        links[kind] = each.link
-        told.append(
-            f"{each.raw or each.way}, {each.workers} workers on {each.nodes} node{'s' * (each.nodes > 1)}, "
-            f"{each.source}"
-        )
+        n, nodes = each.sweep.workers, each.sweep.nodes
+        links["intra" if nodes == 1 else "inter"] = each.link
+        told.append(f"{each.raw or each.way}, {n} workers on {nodes} node{'s' * (nodes > 1)}, {each.source}")
         notes.doubts.extend(each.doubts)
-    notes.sources["network"] = "; ".join(told)
-    if "inter" not in links:
-        links["inter"] = links["intra"]
-        notes.doubts.append(
+    source = notes.sources["network"] = "; ".join(told)
+    counts = " and ".join(str(each.sweep.workers) for each in found)
+    notes.doubt(
+        {
             "links between nodes were not measured: those within a node stand in for them, which says little; measure "
-            "one worker on each of two nodes, or give --network"
-        )
-    if "intra" not in links:
-        links["intra"] = links["inter"]
-        notes.doubts.append("links within a node were not measured: those between nodes stand in for them")
-    sizes = [each.workers for each in found]
-    if sizes:
-        notes.doubts.append(
-            f"alpha and bandwidth were measured with {' and '.join(str(each) for each in sizes)} workers; how they "
-            "hold for more is the model's assumption"
-        )
-    fullest = max((each.per_node for each in found), default=1)
-    per_node = given.workers_per_node or (described.workers_per_node if described else fullest)
-    return Network(
-        **links,
-        workers_per_node=per_node,
-        levels=described.levels if described else (),
-        servers=described.servers if described else 1,
-        source=notes.sources["network"],
-        measured=Curves(sweeps=sweeps, **links, alone=described is None) if found else None,
+            "one worker on each of two nodes, or give --network": "inter" not in links,
+            "links within a node were not measured: those between nodes stand in for them": "intra" not in links,
+            f"alpha and bandwidth were measured with {counts} workers; how they hold for more is the model's "
+            "assumption": found,
+        }
     )
+    links = {"intra": links.get("intra") or links["inter"], "inter": links.get("inter") or links["intra"]}
+    measured = Curves(sweeps=tuple(sweeps), **links, alone=described is None) if found else None
+    if described is not None:
+        per_node = given.workers_per_node or described.workers_per_node
+        return replace(described, **links, workers_per_node=per_node, source=source, measured=measured)
+    per_node = given.workers_per_node or max(each.per_node for each in found)
+    return Network(**links, workers_per_node=per_node, source=source, measured=measured)
 
 
 def _computing(
-    runs: Sequence[RunTimes], beside: Sequence[RunTimes], batch: int, notes: _Notes
-) -> tuple[dict[str, Any], float]:
-    """Return computing at `batch` as measured with the most workers on a node, as fields of a scenario; its spread."""
+    given: Given, runs: Sequence[RunTimes], beside: Sequence[RunTimes], notes: _Notes
+) -> tuple[dict[str, Any], float | None]:
+    """Return computing as fields of a scenario, as given or measured with the most workers on a node; its spread."""
+    if given.compute_ms is not None:
+        notes.sources["computing"] = "--compute-ms"
+        compute = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0)
+        fields: dict[str, Any] = {"compute": compute, "batch": given.batch or 1}
+        if given.compute_fixed_ms is not None:
+            fields |= {"fixed_share": given.compute_fixed_ms / given.compute_ms, "batch_measured": True}
+            notes.sources["batch"] = f"{given.compute_fixed_ms:g} ms do not depend on it; --compute-fixed-ms"
+        notes.doubt({"no --batch was given: a step counts as one sample": given.batch is None})
+        return fields, None
     known = [(each, each.per_node) for each in runs] + [(each, len(beside)) for each in beside]
     odd = [each for each in beside if each.workers != 1] or list(beside[:1] if len(beside) == 1 else ())
-    if odd or len({each.gradient_bytes for each, _ in known}) > 1:
-        apart = "simulate: the runs trained different models; give runs of one model"
-        several = "--beside takes runs of one worker each, recorded at the same time, two at least"
-        raise AnalysisError(f"{odd[0].source}: {several}" if odd else apart)
-    batches = sorted({each.batch for each, _ in known})
-    base = batch if batch in batches else known[0][0].batch
-    at_base = [(each, k) for each, k in known if each.batch == base]
-    counts = sorted({k for _, k in at_base})
-    pooled_of = {k: np.concatenate([each.own_s.ravel() for each, its in at_base if its == k]) for k in counts}
-    means = {k: float(times.mean()) for k, times in pooled_of.items()}
-    crowding = MappingProxyType({k: means[k] / means[counts[0]] for k in counts})
-    most = counts[-1]
-    chosen = [each for each, k in at_base if k == most]
-    pooled = pooled_of[most]
+    several = "--beside takes runs of one worker each, recorded at the same time, two at least"
+    models = len({each.gradient_bytes for each, _ in known})
+    refuse(odd[0].source if odd else "", (odd, several), error=AnalysisError)
+    refuse("simulate", (models > 1, "the runs trained different models; give runs of one model"), error=AnalysisError)
+    batch = given.batch or known[0][0].batch
+    base = batch if batch in {each.batch for each, _ in known} else known[0][0].batch
+    at_base: dict[int, list[RunTimes]] = {}
+    for each, k in sorted(known, key=lambda one: one[1]):
+        at_base.setdefault(k, []).extend([each] if each.batch == base else [])
+    pooled = {k: np.concatenate([each.own_s.ravel() for each in own]) for k, own in at_base.items() if own}
+    (fewest, alone), (most, times) = next(iter(pooled.items())), list(pooled.items())[-1]
+    crowding = {k: float(each.mean()) / float(alone.mean()) for k, each in pooled.items()}
+    chosen = at_base[most]
     notes.sources["computing"] = ", ".join(each.source for each in chosen)
-    if counts[0] < most:
-        notes.sources["crowding"] = ", ".join(f"{k} on a node: x {crowding[k]:.3f}" for k in counts)
-    found = _fixed_share(known, counts, base, notes) if len(batches) > 1 else None
-    fixed, line = found or 0.0, found is not None
+    if fewest < most:
+        notes.sources["crowding"] = ", ".join(f"{k} on a node: x {factor:.3f}" for k, factor in crowding.items())
+    line = _fixed_share(known, list(pooled), base, notes)
+    fixed = line or 0.0
     for each in chosen:
-        _check_independence(each, notes)
-    if len(chosen) == 1:
-        notes.doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
-    shares = [each.backward_share for each in chosen if each.backward_share is not None]
-    times_as_long = 1.0 if batch == base else fixed + (1 - fixed) * batch / base
-    if batch != base and not line:
-        notes.doubts.append(
-            f"--batch {batch} was not run: computing is taken as proportional to the batch from {base} on; give "
-            "runs with two batch sizes"
-        )
-    fields = {"compute": measured(pooled * times_as_long), "batch": batch, "fixed_share": fixed / times_as_long}
-    fields |= {"beside": most, "crowding": crowding, "batch_measured": line}
-    fields |= {"backward_share": float(np.mean(shares))} if shares else {}
+        _doubt_independence(each, notes)
+    longer = 1.0 if batch == base else fixed + (1 - fixed) * batch / base
+    notes.doubt(
+        {
+            "computing comes from one run: what differs from launch to launch is not in the intervals": len(chosen)
+            == 1,
+            f"--batch {batch} was not run: computing is taken as proportional to the batch from {base} on; give runs "
+            "with two batch sizes": batch != base and line is None,
+        }
+    )
+    fields = {"compute": measured(times * longer), "batch": batch, "fixed_share": fixed / longer, "beside": most}
+    fields |= {"crowding": MappingProxyType(crowding), "batch_measured": line is not None}
+    if shares := [each.backward_share for each in chosen if each.backward_share is not None]:
+        fields["backward_share"] = float(np.mean(shares))
     return fields, _spread_of_mean(chosen)
 
 
@@ -480,106 +402,96 @@ def _fixed_share(
 
     `known`: runs with the workers on their node; lines go through those of the most among `counts` that have several.
     """
-    k = max({its for each, its in known if each.batch != base} & set(counts), default=None)
-    if k is None:
-        notes.doubts.append("runs of other batches have other numbers of workers on a node and are not used")
+    if not (other := {its for each, its in known if each.batch != base}):
         return None
-    sizes = [each.batch for each, its in known if its == k]
-    slope, intercept = np.polyfit(sizes, [float(each.own_s.mean()) for each, its in known if its == k], 1)
+    k = max(other & set(counts), default=None)
+    notes.doubt({"runs of other batches have other numbers of workers on a node and are not used": k is None})
+    if k is None:
+        return None
+    own = [each for each, its in known if its == k]
+    sizes = [each.batch for each in own]
+    slope, intercept = np.polyfit(sizes, [float(each.own_s.mean()) for each in own], 1)
     told = ", ".join(map(str, sorted(set(sizes))))
     notes.sources["batch"] = f"{intercept * 1e3:.3g} ms + {slope * 1e6:.3g} us per sample, batches {told}"
-    if intercept < 0 or slope < 0:
-        notes.doubts.append(
-            "computing does not grow with the batch along a line with a positive start: "
-            + ("no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed")
-        )
+    how = "no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed"
+    curved = f"computing does not grow with the batch along a line with a positive start: {how}"
+    notes.doubt({curved: intercept < 0 or slope < 0})
     return float(np.clip(intercept / (intercept + slope * base), 0.0, 1.0))
 
 
 def _spread_of_mean(runs: Sequence[RunTimes]) -> float:
     """Return the relative standard error of the mean: of runs where there are three, else of blocks of steps."""
-    means = np.array([each.own_s.mean() for each in runs])
-    if len(means) >= 3:
-        return float(stats.standard_error(means) / means.mean())
-    errors = []
-    for each in runs:
-        steps = each.own_s.mean(axis=1)
-        blocks = np.array([part.mean() for part in np.array_split(steps, min(20, len(steps)))])
-        errors.append(float(stats.standard_error(blocks) / blocks.mean()))
-    return float(max(errors))
+    samples = [np.array([each.own_s.mean() for each in runs])]
+    if len(runs) < 3:
+        means = [each.own_s.mean(axis=1) for each in runs]
+        samples = [np.array([part.mean() for part in np.array_split(each, min(20, len(each)))]) for each in means]
+    return max(float(stats.standard_error(each) / each.mean()) for each in samples)
 
 
-def _check_independence(run: RunTimes, notes: _Notes) -> None:
+def _doubt_independence(run: RunTimes, notes: _Notes) -> None:
     """Doubt the assumption that workers are slow independently, where a run of several shows that they are not."""
-    if run.workers == 1:
-        return
     waited = float((run.own_s.max(axis=1) - run.own_s.mean(axis=1)).mean())
     expected = measured(run.own_s).expected_slowest_s(run.workers) - float(run.own_s.mean())
-    if expected > 0 and not 0.5 <= waited / expected <= 2.0:
-        notes.doubts.append(
+    slow, wait = ("together", "long") if waited < expected else ("apart", "short")
+    unlike = run.workers > 1 and expected > 0 and not 0.5 <= waited / expected <= 2.0
+    notes.doubt(
+        {
             f"{run.source}: its workers wait {waited * 1e3:.3g} ms for the slowest, independent ones would wait "
-            f"{expected * 1e3:.3g} ms: they are slow {'together' if waited < expected else 'apart'}, and the simulated "
-            f"waiting is {'too long' if waited < expected else 'too short'}"
-        )
+            f"{expected * 1e3:.3g} ms: they are slow {slow}, and the simulated waiting is too {wait}": unlike
+        }
+    )
 
 
-def _runtime_of(
+def _runtime(
     given: Given, run: RunTimes | None, found: Sequence[Measured], network: Network, size: float, notes: _Notes
 ) -> Runtime:
     """Return the runtime of the run of several workers, or as it was measured; options hold before either."""
-    if run is not None:
-        runtime = _runtime(run.settings, horovod=run.backend == "horovod")
-    else:
-        runtime = _measured_runtime(found, notes)
-    if given.overhead_us is not None:
-        runtime = replace(runtime, overhead_s=given.overhead_us / 1e6)
-        notes.sources["overhead"] = "--overhead-us"
-    elif run is not None:
-        left = _left_over(run, network, given.algorithm, runtime, size, notes)
-        runtime = replace(runtime, overhead_s=left)
-        notes.sources["overhead"] = f"what is left of the synchronisation of {run.source}"
-    if given.cycle_ms is not None:
-        runtime = replace(runtime, cycle_s=given.cycle_ms / 1e3)
-        notes.sources["cycle"] = "--cycle-ms"
-    if given.fusion_mb is not None:
-        runtime = replace(runtime, fusion_bytes=given.fusion_mb * 2**20)
-    return runtime
-
-
-def _measured_runtime(found: Sequence[Measured], notes: _Notes) -> Runtime:
     # What a runtime adds was measured where no network hides it: on one node, if that was measured.
-    with_overhead = [each for each in found if each.overhead_s is not None]
-    if not with_overhead:
-        return Runtime()
-    best = min(with_overhead, key=lambda each: each.nodes)
-    notes.sources["overhead"] = f"{best.way} less {best.raw}, {best.source}"
-    runtime = _runtime(best.settings, horovod=best.way.startswith("horovod/"))
-    # The measured difference holds the negotiation among its workers already.
-    negotiated_s = NEGOTIATIONS[runtime.negotiation] * rounds(best.workers) * float(best.link.alpha_s)
-    assert best.overhead_s is not None
-    return replace(runtime, overhead_s=max(0.0, best.overhead_s - negotiated_s))
+    best = min((each for each in found if each.overhead_s is not None), key=lambda each: each.sweep.nodes, default=None)
+    settings = run.settings if run is not None else best.settings if best is not None else {}
+    runtime = Runtime()
+    if run.backend == "horovod" if run is not None else best is not None and best.way.startswith("horovod/"):
+        runtime = Runtime(
+            cycle_s=cycle_s(settings),
+            negotiation="cached" if float(settings.get("HOROVOD_CACHE_CAPACITY") or 1) > 0 else "full",
+            fusion_bytes=float(settings.get("HOROVOD_FUSION_THRESHOLD") or 128 * 2**20),
+        )
+    overhead_s, source, collectives = 0.0, "", NEGOTIATIONS[runtime.negotiation]
+    if given.overhead_us is not None:
+        overhead_s, source = given.overhead_us / 1e6, "--overhead-us"
+    elif run is not None:
+        overhead_s = _left_over(run, network, given.algorithm, runtime, size, notes)
+        source = f"what is left of the synchronisation of {run.source}"
+    elif best is not None and best.overhead_s is not None:
+        # The measured difference holds the negotiation among its workers already.
+        overhead_s = best.overhead_s - collectives * rounds(best.sweep.workers) * float(best.link.alpha_s)
+        source = f"{best.way} less {best.raw}, {best.source}"
+    notes.sources |= {"overhead": source} if source else {}
+    changes: dict[str, Any] = {"overhead_s": max(0.0, overhead_s)}
+    if given.cycle_ms is not None:
+        changes["cycle_s"], notes.sources["cycle"] = given.cycle_ms / 1e3, "--cycle-ms"
+    if given.fusion_mb is not None:
+        changes["fusion_bytes"] = given.fusion_mb * 2**20
+    return replace(runtime, **changes)
 
 
 def _left_over(run: RunTimes, network: Network, algorithm: str, runtime: Runtime, size: float, notes: _Notes) -> float:
     """Return what the synchronisation of a run takes beyond waiting for the slowest, the all-reduce and agreeing."""
     assert run.sync_s is not None
-    n = run.workers
     waited = (run.own_s.max(axis=1, keepdims=True) - run.own_s).mean()
     here = replace(network, workers_per_node=run.per_node)
-    latency, transfer = split(costs(here, algorithm, n), size)
-    negotiated_s = NEGOTIATIONS[runtime.negotiation] * small_allreduce_s(here, n)
+    latency, transfer = split(costs(here, algorithm, run.workers), size)
+    negotiated_s = NEGOTIATIONS[runtime.negotiation] * small_allreduce_s(here, run.workers)
     left = float(run.sync_s.mean() - waited - latency - transfer - negotiated_s)
-    if runtime.cycle_s > 0:
-        notes.doubts.append(
+    notes.doubt(
+        {
             f"{run.source}: ran with a cycle of {runtime.cycle_s * 1e3:g} ms that new gradients do not end; the waits "
-            "for it are simulated and also in the overhead; give --overhead-us"
-        )
-    if left < 0:
-        notes.doubts.append(
+            "for it are simulated and also in the overhead; give --overhead-us": runtime.cycle_s > 0,
             f"{run.source}: synchronised {-left * 1e3:.3g} ms quicker than the measured all-reduce would allow; the "
-            "benchmark was slower than the run"
-        )
-    return max(0.0, left)
+            "benchmark was slower than the run": left < 0,
+        }
+    )
+    return left
 
 
 def largest_of_each_kind(
@@ -593,16 +505,17 @@ def largest_of_each_kind(
     kept: dict[bool, tuple[dict[str, Any], str]] = {}
     for each in sorted(benches, key=lambda each: each[0].get("workers", 0)):
         kept[_spans(each[0])] = each
-    doubts = [
-        f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}"
-        + _compared(content, best)
-        for content, source, (best, name) in ((*each, kept[_spans(each[0])]) for each in benches)
-        if content is not best
-    ]
+    doubts = []
+    for content, source in benches:
+        best, name = kept[_spans(content)]
+        if content is not best:
+            aside = f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}"
+            doubts.append(aside + _compared(content, best))
     return [each for each in benches if each[0] is kept[_spans(each[0])][0]], doubts
 
 
 def _spans(content: Mapping[str, Any]) -> bool:
+    """Return whether the workers of a bench.json were on several nodes."""
     jobs = content.get("measured") or [{}]
     with suppress(AttributeError, TypeError, LookupError):  # what is damaged is told where it is read
         return len({str(rank.get("host")) for rank in (jobs[0].get("conditions") or {}).get("ranks", [])}) > 1

@@ -1,24 +1,10 @@
 """A described network, and what an all-reduce of S bytes among N workers costs on it.
 
-Every algorithm here costs latency + S * seconds per byte, which is what `Cost` holds. Letters: N workers, g workers per
-node, M = ceil(N / g) nodes, S bytes, a = alpha (s per message), b = 1 / bandwidth (s per byte) of a link, k servers.
-Workers fill one node after the other. On one kind of link:
-
-    ring           2 (N-1) a + 2 (N-1)/N S b
-    doubling       ceil(log2 N) (a + S b)
-    halving        2 ceil(log2 N) a + 2 (N-1)/N S b
-    hierarchical   ring reduce-scatter in each node, ring of the shards between nodes, ring all-gather in each node
-    ps             2 a + 2 (N-1)/k S b: k of the workers are servers of S/k each, everybody sends to and gets from all
-
-Sources: those of analysis/costs.py, which has the model of one link. With several kinds of links:
-
-    ring           a message crosses each link of the ring twice less one hop, so latencies add up along it; bytes flow
-                   at the pace of the slowest link. A node's network card carries one stream in each direction.
-    doubling       partners are 1, 2, 4, ... apart. Once they sit on different nodes, the g workers of a node send
-                   through its card at the same time.
-    halving        nearest partners first, so that only S/g per worker, S per node, is left to cross nodes.
-    ps             servers are ranks 0, 1, ..., as in this package's own: those of one node share its card.
-    auto           where all-reduces were measured, what allreduce.py makes of them; else the quickest of three
+Every algorithm here costs latency + S * seconds per byte, which is what `Cost` holds. Workers fill one node after the
+other: N workers, g on a node, M = ceil(N / g) nodes, k servers. On one kind of link costs are those of
+analysis/costs.py, which has the sources, and of a parameter server 2 a + 2 (N-1)/k S b: everybody sends to and gets
+from all k servers of S/k each, a the latency of a link and b its seconds per byte. `auto` is what allreduce.py makes of
+all-reduces that were measured, else the quickest of three.
 
 Switch levels add their latency to every message that crosses them. Oversubscription divides the bandwidth of messages
 with which all nodes below a switch leave it at once; a ring sends one stream out of a switch, which it slows only where
@@ -102,7 +88,11 @@ def _ring_of_nodes(network: Network, nodes: int, hops: int) -> tuple[Value, Valu
 
 
 def ring(network: Network, n: int) -> Cost:
-    """Return the cost of a ring through all workers, node after node."""
+    """Return the cost of a ring through all workers, node after node.
+
+    A message crosses each link twice less one hop, so latencies add up along the ring; bytes flow at the pace of the
+    slowest link. A node's network card carries one stream in each direction.
+    """
     nodes, hops = network.nodes(n), ring_messages(n)
     if nodes == 1:
         return Cost(latency_s=hops * network.intra.alpha_s, s_per_byte=moved_share(n) * network.intra.s_per_byte)
@@ -114,7 +104,10 @@ def ring(network: Network, n: int) -> Cost:
 
 
 def doubling(network: Network, n: int) -> Cost:
-    """Return the cost of recursive doubling: in each round everybody exchanges everything with a partner."""
+    """Return the cost of recursive doubling: everybody exchanges everything with partners 1, 2, 4, ... apart.
+
+    Once these sit on different nodes, the g workers of a node send through its card at the same time.
+    """
     g = min(n, network.workers_per_node)
     inside, every = int(rounds(g)), int(rounds(n))
     latency: Value = inside * network.intra.alpha_s
@@ -127,7 +120,10 @@ def doubling(network: Network, n: int) -> Cost:
 
 
 def halving(network: Network, n: int) -> Cost:
-    """Return the cost of a reduce-scatter by recursive halving and an all-gather by recursive doubling."""
+    """Return the cost of a reduce-scatter by recursive halving and an all-gather by recursive doubling.
+
+    Nearest partners come first, so that only S/g per worker, S per node, is left to cross nodes.
+    """
     g, nodes = min(n, network.workers_per_node), network.nodes(n)
     inside, between = int(rounds(g)), int(rounds(nodes))
     latency: Value = 2 * inside * network.intra.alpha_s
@@ -156,7 +152,7 @@ def hierarchical(network: Network, n: int) -> Cost:
 
 
 def _parameter_server(network: Network, n: int) -> Cost:
-    """Return the cost of sending everything to servers and getting the sums back."""
+    """Return the cost of sending everything to servers, ranks 0, 1, ..., of which those of a node share its card."""
     g, nodes, k = min(n, network.workers_per_node), network.nodes(n), min(n, network.servers)
     inside = 2 * (g - 1) / k * network.intra.s_per_byte
     if nodes == 1:
@@ -197,15 +193,8 @@ def costs(network: Network, algorithm: str, n: int) -> tuple[Choice, ...]:
         return tuple(_ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
     # What was changed since (links that are twice as fast, switches) counts by what it does to recursive halving.
     before, now = halving(replace(network, intra=known.intra, inter=known.inter, levels=()), n), halving(network, n)
-    return (
-        Extended(
-            sweeps=sweeps,
-            workers=n,
-            nodes=nodes,
-            latency_factor=_factor(now.latency_s, before.latency_s),
-            transfer_factor=_factor(now.s_per_byte, before.s_per_byte),
-        ),
-    )
+    latency, transfer = _factor(now.latency_s, before.latency_s), _factor(now.s_per_byte, before.s_per_byte)
+    return (Extended(sweeps=sweeps, workers=n, nodes=nodes, latency_factor=latency, transfer_factor=transfer),)
 
 
 def _factor(now: Value, before: Value) -> Value:
@@ -281,14 +270,9 @@ def network_from(content: Mapping[str, Any], *, source: str) -> Network:
     again = "a network needs inter: {alpha_us, gb_per_s} and workers_per_node"
     told = accept(_NetworkForm, content, source, again=again)
     inter = told.inter.link()
-    return Network(
-        intra=told.intra.link() if told.intra else inter,
-        inter=inter,
-        workers_per_node=told.workers_per_node,
-        servers=told.servers,
-        levels=tuple(
-            Level(nodes=each.nodes, latency_s=each.latency_us / 1e6, oversubscription=each.oversubscription)
-            for each in told.levels or ()
-        ),
-        source=source,
+    levels = tuple(
+        Level(nodes=each.nodes, latency_s=each.latency_us / 1e6, oversubscription=each.oversubscription)
+        for each in told.levels or ()
     )
+    links: dict[str, Any] = {"intra": told.intra.link() if told.intra else inter, "inter": inter, "levels": levels}
+    return Network(**links, workers_per_node=told.workers_per_node, servers=told.servers, source=source)

@@ -119,6 +119,10 @@ class Scenario:
         most = max(self.crowding)
         return math.log(self.longer(max(workers_on_node, most)) / self.longer(most)) / 2
 
+    def local_batch(self, n: int, global_batch: int) -> int:
+        """Return the samples of the worker with the largest share of `n`."""
+        return self.batch if self.scaling == "weak" else math.ceil(global_batch / n)
+
     def batch_factor(self, batch: int) -> float:
         """Return computing with `batch` samples / computing with `self.batch`: a + b batch, by `fixed_share`."""
         return self.fixed_share + (1 - self.fixed_share) * batch / self.batch
@@ -162,11 +166,6 @@ def simulate(
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(ends)
 
 
-def _batch_of(scenario: Scenario, n: int, global_batch: int) -> int:
-    """Return the samples of the worker with the largest share."""
-    return scenario.batch if scenario.scaling == "weak" else math.ceil(global_batch / n)
-
-
 def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance) -> dict[str, Any]:
     """Return the numbers of one worker count from the constants as they are."""
     parts, steps = _steps(scenario, n, global_batch, luck, scenario.network, scenario.runtime)
@@ -177,25 +176,20 @@ def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance) -> dic
     alone_s = scenario.compute.mean_s * scenario.longer(1)
     alone_rate = one / (alone_s * scenario.batch_factor(one))
     rate = (n * scenario.batch if weak else global_batch) / step_s
-    return {
+    row: dict[str, Any] = {
         "workers": n,
         "nodes": scenario.network.nodes(n),
-        "batch": _batch_of(scenario, n, global_batch),
-        "step_s": step_s,
-        "step_p90_s": float(np.quantile(steps, 0.9)),
-        "samples_per_s": rate,
+        "batch": scenario.local_batch(n, global_batch),
+    }
+    row |= {"step_s": step_s, "step_p90_s": float(np.quantile(steps, 0.9)), "samples_per_s": rate}
+    return row | {
         "speedup": rate / alone_rate,
         "efficiency": rate / alone_rate / n,
         **{f"{name}_s": float(np.mean(parts[name])) for name in PARTS},
-        "allreduce_s": float(_allreduce_s(scenario, n, scenario.network)),
+        "allreduce_s": float(allreduce_s(scenario.network, scenario.algorithm, n, scenario.gradient_bytes)),
         "hidden_s": float(np.mean(parts["hidden"])),
         "messages": float(np.mean(parts["messages"])),
     }
-
-
-def _allreduce_s(scenario: Scenario, n: int, network: Network) -> Value:
-    """Return the seconds of one message with all gradients."""
-    return 0.0 if n == 1 else allreduce_s(network, scenario.algorithm, n, scenario.gradient_bytes)
 
 
 def _steps(
@@ -203,7 +197,7 @@ def _steps(
 ) -> tuple[dict[str, Floats], Floats]:
     """Return the parts of simulated steps, each broadcastable to (K, D), and the steps, (K, D)."""
     on_node = min(n, scenario.network.workers_per_node)
-    factor = scenario.longer(on_node) * scenario.batch_factor(_batch_of(scenario, n, global_batch)) * slower
+    factor = scenario.longer(on_node) * scenario.batch_factor(scenario.local_batch(n, global_batch)) * slower
     slow = min(n, on_node) if scenario.slow_node > 1 else 0
     mean_s = scenario.compute.mean_s * (n - slow + slow * scenario.slow_node) / n
     slowest_s = scenario.slow_node * scenario.compute.drawn_slowest_s(slow, luck.slow_node) if slow else np.zeros(1)
@@ -250,7 +244,8 @@ def _relative(
     _, steps = _steps(scenario, n, global_batch, luck, network, scenario.runtime, compute * crowd)
     mean = np.broadcast_to(steps, (DRAWS + 1, steps.shape[1])).mean(axis=1)
     step = mean[1:] / mean[0]
-    reduced = np.broadcast_to(_allreduce_s(scenario, n, network), (DRAWS + 1, 1))[:, 0]
+    reduced = allreduce_s(network, scenario.algorithm, n, scenario.gradient_bytes)
+    reduced = np.broadcast_to(reduced, (DRAWS + 1, 1))[:, 0]
     return step, compute[1:, 0] / step, reduced[1:] / reduced[0] if n > 1 else np.ones(DRAWS)
 
 
@@ -261,63 +256,48 @@ def _between(name: str, value: float, relative: Floats) -> dict[str, float]:
 
 def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | None = None) -> tuple[str, ...]:
     """Return what to doubt about a scenario at these worker counts, in words."""
-    most = max(workers)
-    total = global_batch or scenario.batch * min(workers)
-    found = list(scenario.doubts)
-    steps = scenario.compute.steps
-    if steps is None and scenario.compute.cv == 0 and most > 1:
-        found.append("computing has no scatter: nobody waits for a slow worker, so this is a lower bound of the step")
-    if steps is not None and most > steps:
-        found.append(
-            f"the slowest of {most:,} workers comes from {steps:,} measured steps: what happens less often than once "
-            f"in {steps:,} steps is not in it, so waiting is a lower bound from {steps:,} workers on"
-        )
-    batches = {_batch_of(scenario, n, total) for n in workers}
-    if batches != {scenario.batch} and not scenario.batch_measured:
-        found.append(
-            f"computing is taken as proportional to the batch (known for {scenario.batch}, used for {min(batches)} to "
-            f"{max(batches)}); small batches take longer than that: give runs with two batch sizes"
-        )
-    if scenario.scaling == "strong" and most > total:
-        found.append(
-            f"beyond {total:,} workers there are fewer samples per step than workers: some have none, and one sample "
-            "is the least that a worker computes"
-        )
-    on_node, known = min(most, scenario.network.workers_per_node), max(scenario.crowding)
-    if len(scenario.crowding) < 2 and on_node != scenario.beside:
-        found.append(
-            f"computing is known with {scenario.beside} at a time on a node and is used for {on_node}: workers "
-            "that share memory and power compute more slowly; give --beside runs made at the same time"
-        )
-    elif on_node > known and len(scenario.crowding) > 1:
-        found.append(
-            f"{on_node} workers on a node, and {known} at most were measured together: how they slow each other down "
-            "is extrapolated by its slope, with an interval that grows with the distance"
-        )
-    if min(scenario.crowding) > 1:
-        found.append(
-            f"no worker was measured alone on a node: speedup and efficiency are over one that computes "
-            f"beside {min(scenario.crowding) - 1}, and are too high by what that costs it"
-        )
-    if scenario.runtime.cycle_s > 0 and most > 1:
-        found.append(
-            f"waiting for a cycle of {scenario.runtime.cycle_s * 1e3:g} ms supposes that the workers' threads look at "
-            "independent moments; threads that happen to look together wait up to a cycle less"
-        )
-    if scenario.slow_node > 1 and scenario.scaling == "strong":
-        found.append("work is split evenly, also for the slow node")
-    return tuple(dict.fromkeys(found))
+    most, total, compute = max(workers), global_batch or scenario.batch * min(workers), scenario.compute
+    steps, batches = compute.steps or math.inf, {scenario.local_batch(n, total) for n in workers}
+    strong, others = scenario.scaling == "strong", len(scenario.crowding) > 1
+    on_node, fewest, known = (
+        min(most, scenario.network.workers_per_node),
+        min(scenario.crowding),
+        max(scenario.crowding),
+    )
+    found = {
+        "computing has no scatter: nobody waits for a slow worker, so this is a lower bound of the step": most > 1
+        and compute.steps is None
+        and compute.cv == 0,
+        f"the slowest of {most:,} workers comes from {steps:,} measured steps: what happens less often than once in "
+        f"{steps:,} steps is not in it, so waiting is a lower bound from {steps:,} workers on": most > steps,
+        f"computing is taken as proportional to the batch (known for {scenario.batch}, used for {min(batches)} to "
+        f"{max(batches)}); small batches take longer than that: give runs with two batch sizes": (
+            batches != {scenario.batch} and not scenario.batch_measured
+        ),
+        f"beyond {total:,} workers there are fewer samples per step than workers: some have none, and one sample is "
+        "the least that a worker computes": strong and most > total,
+        f"computing is known with {scenario.beside} at a time on a node and is used for {on_node}: workers that share "
+        "memory and power compute more slowly; give --beside runs made at the same time": (
+            not others and on_node != scenario.beside
+        ),
+        f"{on_node} workers on a node, and {known} at most were measured together: how they slow each other down is "
+        "extrapolated by its slope, with an interval that grows with the distance": others and on_node > known,
+        f"no worker was measured alone on a node: speedup and efficiency are over one that computes beside "
+        f"{fewest - 1}, and are too high by what that costs it": fewest > 1,
+        f"waiting for a cycle of {scenario.runtime.cycle_s * 1e3:g} ms supposes that the workers' threads look at "
+        "independent moments; threads that happen to look together wait up to a cycle less": (
+            scenario.runtime.cycle_s > 0 and most > 1
+        ),
+        "work is split evenly, also for the slow node": strong and scenario.slow_node > 1,
+    }
+    return tuple(dict.fromkeys([*scenario.doubts, *(text for text, holds in found.items() if holds)]))
 
 
 def all_doubts(
     scenarios: Mapping[str, Scenario], workers: Sequence[int], *, global_batch: int | None = None
 ) -> tuple[str, ...]:
     """Return the doubts of all scenarios, each once; those that the baseline has not are said with their scenario."""
-    (_, baseline), *others = scenarios.items()
-    common = doubts(baseline, workers, global_batch=global_batch)
-    found = list(common)
-    for name, scenario in others:
-        found += [
-            f"{name}: {each}" for each in doubts(scenario, workers, global_batch=global_batch) if each not in common
-        ]
-    return tuple(dict.fromkeys(found))
+    told = {name: doubts(scenario, workers, global_batch=global_batch) for name, scenario in scenarios.items()}
+    common = next(iter(told.values()))
+    further = [f"{name}: {each}" for name, texts in told.items() for each in texts if each not in common]
+    return tuple(dict.fromkeys([*common, *further]))

@@ -58,10 +58,7 @@ class Compute:
         if self.times_s is not None:
             m = len(self.times_s)
             place = np.ceil(m * np.exp(np.log(u) / n)).astype(np.int64) - 1
-            slowest: Floats = self.times_s[np.clip(place, 0, m - 1)]
-            return slowest
-        if self.cv == 0:
-            return np.full(np.shape(u), self.mean_s)
+            return np.asarray(self.times_s[np.clip(place, 0, m - 1)])
         # Through the upper tail: U^(1/N) is too near to 1 for large N to say how near.
         spread = math.sqrt(math.log1p(self.cv**2))
         deviate = -special.ndtri(-np.expm1(np.log(u) / n))
@@ -124,72 +121,41 @@ def communicate(
     `backward_s`, (K, D): the last part of that, during which buckets become ready. `negotiation_s`: of one message.
     `apart`, (D,): how much earlier the earliest thread looks, as a share of the cycle.
     """
-    shape = np.broadcast_shapes(np.shape(slowest_s), np.shape(backward_s))
-    before_s = np.asarray(runtime.overhead_s + negotiation_s)
-    share = np.arange(1, buckets + 1) / buckets  # of backward at which bucket j is ready
-    together = min(float(buckets), runtime.fusion_bytes / (gradient_bytes / buckets))
-    fused = max(1, math.floor(together + 1e-9))  # buckets in one message, at most
-    first_op = before_s + sum(split(choices, gradient_bytes))
+    shape, cycle = np.broadcast_shapes(np.shape(slowest_s), np.shape(backward_s)), runtime.cycle_s
+    before_s, slowest_s = np.asarray(runtime.overhead_s + negotiation_s), np.broadcast_to(slowest_s, shape)
+    fused = max(1, math.floor(min(float(buckets), runtime.fusion_bytes * buckets / gradient_bytes) + 1e-9))
     # The look that ended the step before was its last message ago; how long that took is known after a first round.
-    last_op = np.broadcast_to(first_op, shape)
-    for _ in range(2 if buckets > 1 and runtime.cycle_s > 0 else 1):
-        sums, end, last_op, messages = _one_step(
-            np.broadcast_to(slowest_s, shape), backward_s, gradient_bytes, share, fused, choices, runtime, before_s,
-            apart, last_op,
-        )  # fmt: skip
-    total = sum(sums.values())
-    exposed = end - slowest_s
-    if buckets > 1:  # which part of a chain of messages is hidden is not defined: all parts alike
-        scale = np.divide(exposed, total, out=np.zeros(shape), where=total > 0)
-        sums = {name: each * scale for name, each in sums.items()}
-    hidden = np.maximum(total - exposed, 0.0) if buckets > 1 else np.zeros(shape)
-    return {**sums, "hidden": hidden, "messages": messages}
-
-
-def _one_step(
-    slowest_s: Floats,
-    backward_s: Floats,
-    gradient_bytes: float,
-    share: Floats,
-    fused: int,
-    choices: tuple[Choice, ...],
-    runtime: Runtime,
-    before_s: Floats,
-    apart: Floats,
-    last_op: Floats,
-) -> tuple[dict[str, Floats], Floats, Floats, Floats]:
-    """Run the messages of one step for all draws at once; return sums of parts, end, last operation and messages."""
-    # Ten arguments: draws of one step as arrays of one shape, without a copy of them in an object per step.
-    shape, buckets, cycle = slowest_s.shape, len(share), runtime.cycle_s
-    sent = np.zeros(shape, dtype=np.int64)
-    free, anchor = np.zeros(shape), -last_op
-    sums = {name: np.zeros(shape) for name in ("cycle", "runtime", "latency", "transfer")}
-    messages = np.zeros(shape)
-    while (active := sent < buckets).any():
-        ready = slowest_s - backward_s * (1 - share[np.minimum(sent, buckets - 1)])
-        start = np.maximum(ready, free)
-        look = start
-        if cycle > 0:
-            soonest = anchor + np.maximum(cycle, last_op)
-            # A grain of rounding below a whole number of cycles is that number.
-            steps = np.ceil((start + apart * cycle - soonest) / cycle - 1e-9)
-            look = np.maximum(soonest + np.maximum(steps, 0) * cycle, start)
-        seen = look - apart * cycle if cycle > 0 else look
-        with np.errstate(divide="ignore", invalid="ignore"):
-            there = np.floor(buckets * (1 - (slowest_s - seen) / backward_s) + 1e-9)
-        there = np.where(np.isfinite(there), there, buckets).astype(np.int64)
-        until = np.clip(there, sent + 1, np.minimum(sent + fused, buckets))
-        size = gradient_bytes * (until - sent) / buckets
-        latency, transfer = split(choices, size)
-        parts = {"cycle": look - start, "runtime": before_s, "latency": latency, "transfer": transfer}
-        op = np.broadcast_to(before_s + latency + transfer, shape)
-        for name, each in parts.items():
-            sums[name] += np.where(active, each, 0.0)
-        free = np.where(active, look + op, free)
-        anchor, last_op = np.where(active, look, anchor), np.where(active, op, last_op)
-        sent = np.where(active, until, sent)
-        messages += active
-    return sums, free, last_op, messages
+    last_op = np.broadcast_to(before_s + sum(split(choices, gradient_bytes)), shape)
+    for _ in range(2 if buckets > 1 and cycle > 0 else 1):
+        sent, messages, free, anchor = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape), -last_op
+        sums = {name: np.zeros(shape) for name in PARTS[2:]}
+        while (active := sent < buckets).any():
+            # Bucket j is ready at j / buckets of backward.
+            ready = slowest_s - backward_s * (1 - np.minimum(sent + 1, buckets) / buckets)
+            look = start = np.maximum(ready, free)
+            if cycle > 0:
+                soonest = anchor + np.maximum(cycle, last_op)
+                # A grain of rounding below a whole number of cycles is that number.
+                steps = np.ceil((start + apart * cycle - soonest) / cycle - 1e-9)
+                look = np.maximum(soonest + np.maximum(steps, 0) * cycle, start)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                there = np.floor(buckets * (1 - (slowest_s - (look - apart * cycle)) / backward_s) + 1e-9)
+            there = np.where(np.isfinite(there), there, buckets).astype(np.int64)
+            until = np.clip(there, sent + 1, np.minimum(sent + fused, buckets))
+            latency, transfer = split(choices, gradient_bytes * (until - sent) / buckets)
+            for name, each in zip(PARTS[2:], (look - start, before_s, latency, transfer), strict=True):
+                sums[name] += np.where(active, each, 0.0)
+            op = np.broadcast_to(before_s + latency + transfer, shape)
+            free, last_op = np.where(active, look + op, free), np.where(active, op, last_op)
+            anchor, sent = np.where(active, look, anchor), np.where(active, until, sent)
+            messages += active
+    if buckets == 1:
+        return {**sums, "hidden": np.zeros(shape), "messages": messages}
+    # Which part of a chain of messages is hidden is not defined: all parts alike.
+    total, exposed = sum(sums.values()), free - slowest_s
+    scale = np.divide(exposed, total, out=np.zeros(shape), where=total > 0)
+    shown = {name: each * scale for name, each in sums.items()}
+    return {**shown, "hidden": np.maximum(total - exposed, 0.0), "messages": messages}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
