@@ -18,7 +18,16 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.baselines import OWN, impossibilities
-from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, incredible, passes, unsteady, withheld
+from horovod_study.analysis.series.culprits import (
+    CULPRITS,
+    UNSTEADY,
+    culprits,
+    incredible,
+    of_kind,
+    passes,
+    unsteady,
+    withheld,
+)
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config.roles import AS_SHIPPED, Role, named
@@ -768,32 +777,30 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
     `precision`: half width that the study had as its aim, a share; None without one.
     """
     named, few = with_series(runs), points[~points["missing"] & (points["repeats"] < stats.MIN_REPEATS)]
+    commands = named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
+    mixed = (
+        f"{series}: both the local and the global batch change with the workers (mixed scaling), so no speedup is "
+        "given; keep one of them fixed."
+        for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
+    )
+    unrepeated = (
+        f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
+        "given there and differences cannot be judged."
+        for series, rows in few.groupby("series", sort=False)
+    )
+    turns = doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else []
     return [
-        *(
-            f"{series}: {command_words(rows['rate_from'])}."
-            for series, rows in named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
-        ),
+        *of_kind("other", (f"{series}: {command_words(rows['rate_from'])}." for series, rows in commands)),
         *culprits(points[~points["missing"]]),
-        *_doubt_failures(runs),
-        *_doubt_impossible(points),
-        *_doubt_baselines(runs, points),
-        *_doubt_data(points),
-        *(
-            f"{series}: both the local and the global batch change with the workers (mixed scaling), so no speedup is "
-            "given; keep one of them fixed."
-            for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
-        ),
-        *_doubt_shared(points),
-        *(
-            f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, so no interval is "
-            "given there and differences cannot be judged."
-            for series, rows in few.groupby("series", sort=False)
-        ),
-        *_doubt_spread(points),
-        *_doubt_superlinear(points),
-        *_doubt_unequal_baselines(points),
-        *_doubt_settings(runs),
-        *(doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()),
+        *of_kind("missing", _doubt_failures(runs)),
+        *of_kind("other", _doubt_impossible(points)),
+        *of_kind("baseline", (*_doubt_baselines(runs, points), *_doubt_data(points), *mixed)),
+        *of_kind("missing", _doubt_shared(points)),
+        *of_kind("unsteady", (*unrepeated, *_doubt_spread(points))),
+        *of_kind("superlinear", _doubt_superlinear(points)),
+        *of_kind("baseline", _doubt_unequal_baselines(points)),
+        *of_kind("versions", _doubt_settings(runs)),
+        *of_kind("unsteady", turns),
     ]
 
 
@@ -1012,11 +1019,12 @@ def _doubt_settings(runs: pd.DataFrame) -> Iterator[str]:
     for partition, rows in good.groupby("partition", sort=True):
         yield from [f"partition {partition}: {text}" for text in _doubt_partition(rows)]
     few = (good["steps"] < FEW_STEPS) & (good["backend"] != COMMAND)
-    for series, rows in good[few].groupby("series", sort=False):
-        yield (
-            f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
-            f"{worker_counts(rows['workers'])}; at least {FEW_STEPS} make a mean worth quoting."
-        )
+    told = (
+        f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
+        f"{worker_counts(rows['workers'])}; at least {FEW_STEPS} make a mean worth quoting."
+        for series, rows in good[few].groupby("series", sort=False)
+    )
+    yield from of_kind("steps", told)
     studies = good.groupby(["series", *CELL], dropna=False)["study"].nunique()
     if (studies > 1).any():
         yield (

@@ -78,9 +78,11 @@ def drawn_by(
     `others`: files among `paths` that cannot be made again either, which get a digest, too.
     """
     pictures = {
-        path.relative_to(directory).as_posix(): records.digest_of(path.read_bytes())
+        path.relative_to(directory).as_posix(): drawings_digest(path.read_text(encoding="utf-8"))
+        if path.suffix == ".html"
+        else records.digest_of(path.read_bytes())
         for path in paths
-        if path.suffix in _PICTURES or path in others
+        if path.suffix in (*_PICTURES, ".html") or path in others
     }
     look = look or TEXT
     return {"matplotlib": matplotlib.__version__, "look": [f"{look.width_in!r}", look.font], "pictures": pictures}
@@ -377,9 +379,19 @@ def _compared(
                 )
                 old, new = parts(kept, place), parts(again, place)
                 faults, count = _texts(name, old, new, tolerance), len(new)
-            if suffix == ".html" and not faults and kept != again and drawn_alike:
-                text = "its texts and tables are right, its drawings or styles are not those that report makes"
-                faults = [Fault(name="picture-changed", text=text, where=name)]
+            content, odd = read_bytes(directory / name, again=""), drawn_alike
+            if suffix == ".html":
+                odd |= digests.get(name, there := drawings_digest(kept)) != there
+            else:
+                odd |= not audit.same_text(content.decode("utf-8"), again, tolerance)
+            if odd and not faults and content != path.read_bytes():
+                which = (
+                    "cell-differs",
+                    "its numbers are right, its bytes (a mark, blank lines) are not those of report",
+                )
+                if suffix == ".html":
+                    which = ("picture-changed", "its texts are right, its drawings or styles are not those of report")
+                faults = [Fault(name=which[0], text=which[1], where=name)]
         except RecordError as error:
             text = f"{error}".removeprefix(f"{place}: ").removesuffix("; ")
             faults, count = [Fault(name="file-missing", text=text, where=name)], 0
@@ -393,6 +405,7 @@ def _compared(
     return found
 
 
+_UNREAD = re.compile(r"(?s)<(style|script(?![^>]*json)|svg)\b.*?(?:</\1>|\Z)")  # of a page
 _NUMERIC = re.compile(r"[-+.\d]\S*|true|false|null", re.IGNORECASE)  # a text that could be another value
 
 
@@ -410,6 +423,11 @@ def _leaves(text: str, place: str) -> list[tuple[str, str]]:
     return [*look("", parse_json(text, source=place, again=""))]
 
 
+def drawings_digest(page: str) -> str:
+    """Return a digest of what `page_parts` does not read of a page: drawings, styles and scripts."""
+    return records.digest_of("".join(hit[0] for hit in _UNREAD.finditer(page)).encode("utf-8"))
+
+
 def page_parts(text: str, _: str = "") -> list[tuple[str, str]]:
     """Return the headings and texts that a reader sees of a page, in order; of drawings what pointing at them says."""
 
@@ -417,7 +435,7 @@ def page_parts(text: str, _: str = "") -> list[tuple[str, str]]:
         return "".join(re.findall(r"<title>[^<]*", hit[0]))
 
     # Places in a drawing depend on who draws.
-    seen = re.sub(r"(?s)<(style|script(?![^>]*json)|svg)\b.*?(?:</\1>|\Z)", tips, text)
+    seen = _UNREAD.sub(tips, text)
     section, parts = "", []
     for tag, words in re.findall(r"(<[^>]*>?)([^<]*)", f"<>{seen}"):
         for each in (*re.findall(r'\b(?:aria-label|alt|title)="([^"]*)"', tag), words):
