@@ -372,11 +372,11 @@ def lines(name: str, found: Recommendation, *, only: Sequence[str] | None = None
     text = [f"{series}: recommended workers with 95 % interval, measured {low:,} to {high:,}"]
     words = {"samples_per_s": f" {unit}", "duration_s": "", "gpu_hours": " GPU hours", "cost": " to pay"}
     answers = {_NAMES[answer]: found.answers[answer] for answer in only or found.answers}
-    rows = [(answer, in_words(one), one.question) for answer, one in answers.items()]
-    heads = to_lines(table_of(("", "", ""), rows, texts=(0, 1, 2)), indent=2)
+    rows = [(answer, in_words(one)) for answer, one in answers.items()]
+    heads = to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)
     for head, one in zip(heads, answers.values(), strict=True):
         values: list[str] = []
-        text.append(head)
+        text += [head, *wrapped(one.question, 100, " " * 4, " " * 6)]
         for value in (each for each in words if vars(one)[each] is not None):
             ends = (vars(one)[f"{value}{end}"] for end in ("", "_low", "_high"))
             told, *interval = map(duration if value == "duration_s" else _plain, ends)

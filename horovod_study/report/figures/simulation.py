@@ -88,8 +88,8 @@ def text(table: pd.DataFrame, calibration: Calibration) -> str:
     parts = "".join(f"; {part}: {LOOKS[part].label}" for part in PARTS[1:] if part in heads)
     hidden = ["hidden: communication behind backward, not part of the step"] * ("hidden" in heads)
     interval = "; [95 % interval]" * ("95 %" in heads)
-    alone_words = f"efficiency: of one worker that computes alone{interval}"
-    blocks.append([f"ms of a step: parts add up to it{parts}", alone_words, *hidden])
+    of_one = f"efficiency: of one worker that computes alone{interval}"
+    blocks.append([f"ms of a step: parts add up to it{parts}", of_one, *hidden])
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 

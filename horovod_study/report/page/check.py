@@ -354,46 +354,33 @@ def _compared(
     digests, drawn_alike = (source.get("report") or {}).get("pictures") or {}, _look(source) is not None
     found: list[Fault] = []
     for name, path in made.items():
-        suffix = Path(name).suffix
-        if suffix in _PICTURES or path is None:
-            wanted = {digests[name]} if name in digests else set()
-            wanted |= {records.digest_of(path.read_bytes())} if path is not None and drawn_alike else set()
-            content = b""
-            with suppress(RecordError):
-                content = read_bytes(directory / name, again="")
-            if not content:
-                found.append(Fault(name="file-missing", text="is not there", where=name))
-            elif wanted - {records.digest_of(content)}:
-                text = "is not the picture that report drew, or not what the runs give"
-                found.append(Fault(name="picture-changed", text=text, where=name))
-            compared["pictures"] += bool(content and wanted)
-            continue
-        place, again = shown(directory / name), path.read_text(encoding="utf-8")
+        place, suffix = directory / name, Path(name).suffix
+        wanted = {digests[name]} if name in digests else set()
         try:
-            kept = read_text(directory / name, again="", missing="is not there")
-            if suffix == ".csv":
-                faults, count = audit.compare_tables(name, kept, again, tolerance)
-            else:
-                parts: Any = {".html": page_parts, ".json": _leaves}.get(
-                    suffix, lambda text, _: [("", line) for line in text.split("\n")]
-                )
-                old, new = parts(kept, place), parts(again, place)
-                faults, count = _texts(name, old, new, tolerance), len(new)
-            content, odd = read_bytes(directory / name, again=""), drawn_alike
+            content = read_bytes(place, again="", missing="is not there")
+            if suffix in _PICTURES or path is None:
+                refuse("", (not content, "is not there"), error=RecordError)
+                wanted |= {records.digest_of(path.read_bytes())} if path is not None and drawn_alike else set()
+                changed = wanted - {records.digest_of(content)}
+                text = "is not the picture that report drew, or not what the runs give"
+                found += [Fault(name="picture-changed", text=text, where=name)] * bool(changed)
+                compared["pictures"] += bool(wanted)
+                continue
+            again = path.read_text(encoding="utf-8")
+            faults, count = _contents(name, place, again, tolerance)
             if suffix == ".html":
-                odd |= digests.get(name, there := drawings_digest(kept)) != there
+                odd = drawn_alike or bool(wanted - {drawings_digest(content.decode("utf-8"))})
+                fault = ("picture-changed", "its texts are right, its drawings or styles are not those of report")
             else:
-                odd |= not audit.same_text(content.decode("utf-8"), again, tolerance)
-            if odd and not faults and content != path.read_bytes():
-                which = (
+                odd = drawn_alike or not audit.same_text(content.decode("utf-8"), again, tolerance)
+                fault = (
                     "cell-differs",
-                    "its numbers are right, its bytes (a mark, blank lines) are not those of report",
+                    "its numbers are right, its bytes (marks, blank lines) are not those of report",
                 )
-                if suffix == ".html":
-                    which = ("picture-changed", "its texts are right, its drawings or styles are not those of report")
-                faults = [Fault(name=which[0], text=which[1], where=name)]
+            if odd and not faults and content != path.read_bytes():
+                faults = [Fault(name=fault[0], text=fault[1], where=name)]
         except RecordError as error:
-            text = f"{error}".removeprefix(f"{place}: ").removesuffix("; ")
+            text = f"{error}".removeprefix(f"{shown(place)}: ").removesuffix("; ")
             faults, count = [Fault(name="file-missing", text=text, where=name)], 0
         found += faults
         if suffix == ".html":
@@ -403,6 +390,20 @@ def _compared(
         elif suffix == ".csv":
             compared["print_tables" if name.startswith("tables") else "figures"] += 1
     return found
+
+
+def _contents(name: str, place: Path, again: str, tolerance: float) -> tuple[list[Fault], int]:
+    """Compare a file with the text made again; return the findings, and how many parts were compared."""
+    kept, suffix = read_text(place, again="", missing="is not there"), place.suffix
+    if suffix == ".csv":
+        return audit.compare_tables(name, kept, again, tolerance)
+    if suffix == ".json":
+        old, new = (_leaves(text, shown(place)) for text in (kept, again))
+    elif suffix == ".html":
+        old, new = page_parts(kept), page_parts(again)
+    else:
+        old, new = ([("", line) for line in text.split("\n")] for text in (kept, again))
+    return _texts(name, old, new, tolerance), len(new)
 
 
 _UNREAD = re.compile(r"(?s)<(style|script(?![^>]*json)|svg)\b.*?(?:</\1>|\Z)")  # of a page
@@ -428,7 +429,7 @@ def drawings_digest(page: str) -> str:
     return records.digest_of("".join(hit[0] for hit in _UNREAD.finditer(page)).encode("utf-8"))
 
 
-def page_parts(text: str, _: str = "") -> list[tuple[str, str]]:
+def page_parts(text: str) -> list[tuple[str, str]]:
     """Return the headings and texts that a reader sees of a page, in order; of drawings what pointing at them says."""
 
     def tips(hit: re.Match[str]) -> str:
