@@ -55,7 +55,7 @@ def headline(analysis: Analysis) -> str:
     if found["workers"] == 1:
         return f"{start}: no run with several workers has finished yet"
     start += _way(found, best, series_labels(analysis.points))
-    one = _BASES["plain"] if found["baseline"] == "plain" and not found.get("base") else "one"
+    one = base_of(found) if base_of(found) == _BASES["plain"] else "one"
     if low is not None and low <= 1 <= high:
         times = with_interval(best["speedup"], low, high)
         return f"{start} are not measurably faster than {one}: {times} times as fast"
