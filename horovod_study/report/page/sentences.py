@@ -65,8 +65,8 @@ def headline(analysis: Analysis) -> str:
 
 def _way(found: Mapping[str, Any], best: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """Return over which library and transport a series of a finding ran; of a table, and of a command, nothing."""
-    told = labels[best["series"]] != found["partition"] and found["mode"] != COMMAND
-    return f" over {labels[best['series']]}" if told else ""
+    label = labels[best["series"]]
+    return "" if label == found["partition"] or found["mode"] == COMMAND else f" over {label}"
 
 
 def _start(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
