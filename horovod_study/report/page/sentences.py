@@ -66,7 +66,9 @@ def headline(analysis: Analysis) -> str:
 def _way(found: Mapping[str, Any], best: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """Return over which library and transport a series of a finding ran; of a table, and of a command, nothing."""
     label = labels[best["series"]]
-    return "" if label == found["partition"] or found["mode"] == COMMAND else f" over {label}"
+    if label == found["partition"] or found["mode"] == COMMAND:
+        return ""
+    return f" over {label}"
 
 
 def _start(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
