@@ -827,6 +827,12 @@ def test_missing_and_damaged_files_are_findings(capsys: pytest.CaptureFixture[st
         '{"schema": 1, "runs": 3}',
         '{"schema": 1, "runs": "..", "targets": ["x"]}',
         '{"schema": 1, "runs": "..", "only": {}}',
+        '{"schema": 1, "runs": "/"}',
+        '{"schema": 1, "runs": "../../../../../../../../../../../.."}',
+        '{"schema": 1, "runs": "a\\u0000"}',
+        '{"schema": 1, "runs": "..", "report": {"pictures": {"figures/a\\u0000.pdf": ""}}}',
+        '{"schema": 1, "runs": "..", "files": {"../a.csv": {}}}',
+        '{"schema": 1, "runs": "..", "run_files": {"/etc": {}}}',
         "{",
     ],
 )

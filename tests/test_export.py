@@ -136,6 +136,20 @@ def test_a_trace_of_a_real_run(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert content["displayTimeUnit"] == "ms"
 
 
+@pytest.mark.parametrize("kinds", [["trace,tensorboard"], ["trace", "tensorboard"], ["trace, tensorboard"]])
+def test_several_kinds_come_with_commas_or_blanks(
+    kinds: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(run), "--export", *kinds, "--out", str(tmp_path), "--steps", "5:10", "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert told["exports"] == [{"to": "trace", "runs": 1}, {"to": "tensorboard", "runs": 1}]
+    assert told["files"] == [str(tmp_path / "trace"), str(tmp_path / "tensorboard" / "one")]
+    assert all(Path(each).exists() for each in told["files"])
+    assert main(["report", str(run), "--export", "trace,tensor"]) == 2
+    assert "'tensor'" in capsys.readouterr().err
+
+
 def test_tensorboard_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from types import SimpleNamespace
+from typing import get_args
 
 import matplotlib
 import pandas as pd
@@ -17,12 +18,13 @@ import pytest
 from make.synthetic_runs import run_table
 from matplotlib.figure import Figure
 
+from horovod_study.analysis.series import culprits
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures import catalogue, convergence
 from horovod_study.report.kit import interactive, panels, style
 from horovod_study.report.kit.panels import side_by_side
 from horovod_study.report.page import html, sentences
-from horovod_study.report.page.doubts import doubts_of
+from horovod_study.report.page.doubts import REMEDIES, doubts_of
 from horovod_study.text import numbers
 
 pytestmark = pytest.mark.slow
@@ -250,24 +252,35 @@ def test_learning_curves_that_stay_flat_in_most_repeats_are_left_out(last, of_th
 
 def test_doubts_are_grouped_and_what_is_missing_comes_first(golden):
     part = "a, 2 workers over one plain worker: 6 % of T(N) - T(1) is unexplained"
-    told = [
-        "a: repeats spread by 20 % at 1 worker.",
-        "a: no plain baseline.",
-        "1 of 4 runs gave no result.",
-        "odd.",
-        part,
-    ]
+    told = {
+        "a: repeats spread by 20 % at 1 worker.": "unsteady",
+        "a: no plain baseline.": "baseline",
+        "1 of 4 runs gave no result.": "missing",
+        "odd.": "other",
+        part: "parts",
+    }
 
-    found = doubts_of(told, {"a": "Horovod/MPI"})
+    found = doubts_of({"doubts": [*told], "doubt_kinds": [*told.values()]}, {"a": "Horovod/MPI"})
 
     golden([each.text for each in found], "4 runs", "Horovod/MPI", "20 %", "1 worker", "2 workers", "6 %", "odd.")
     assert all(each.remedy and each.command for each in found)
 
 
-def test_what_to_do_about_the_numbers_of_a_table_is_nothing_that_runs_a_study():
-    told = ["no run was recorded: the numbers are those of a table.", "a: repeats spread by 20 % at 1 worker."]
+def test_a_doubt_has_the_remedy_of_its_kind_whatever_its_words():
+    table, *kinds = get_args(culprits.Kind)
 
-    of_runs, of_table = (doubts_of(some, {"a": "A"})[-1] for some in (told[1:], told))
+    found = doubts_of({"doubts": [f"{place}." for place in range(len(kinds))], "doubt_kinds": kinds}, {})
+
+    assert tuple(REMEDIES) == (table, *kinds)
+    assert [(each.remedy, each.command) for each in found] == [REMEDIES[kind] for kind in kinds]
+
+
+def test_what_to_do_about_the_numbers_of_a_table_is_nothing_that_runs_a_study():
+    told, kinds = ["of a table.", "a: repeats spread by 20 % at 1 worker."], ["table", "unsteady"]
+
+    of_runs, of_table = (
+        doubts_of({"doubts": told[first:], "doubt_kinds": kinds[first:]}, {"a": "A"})[-1] for first in (1, 0)
+    )
 
     assert of_runs.text == of_table.text
     assert "run STUDY" in of_runs.command and "run STUDY" not in of_table.command
@@ -277,7 +290,8 @@ def test_what_to_do_about_the_numbers_of_a_table_is_nothing_that_runs_a_study():
 @pytest.mark.usefixtures("no_figures")
 def test_five_doubts_are_in_sight_the_worst_first_and_each_says_what_to_type(analysis):
     told = [f"a{place}: repeats spread by 20 % at {place} workers." for place in range(7)]
-    doubted = replace(analysis, provenance={**analysis.provenance, "doubts": [*told, "1 of 4 runs gave no result."]})
+    doubts = {"doubts": [*told, "1 of 4 runs gave no result."], "doubt_kinds": [*["unsteady"] * 7, "missing"]}
+    doubted = replace(analysis, provenance={**analysis.provenance, **doubts})
     shown = html.render(doubted).partition('<section id="doubts"')[2].partition("</section>")[0]
     sight, _, rest = shown.partition("<details")
 

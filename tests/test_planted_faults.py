@@ -370,6 +370,10 @@ FAULTS: dict[str, Callable[[Path], tuple[str, str]]] = {
     "a doubt that is gone": _text("provenance.json", _without(r'(?<="doubts": )\[[^\]]+\]', "[]")),
     "figure data": _text("figures/throughput.csv", _digit(r"\n.*?(\d+\.\d+)")),
     "half of a figure's data": _text("figures/speedup.csv", _half),
+    "a byte-order mark": _text("points.csv", lambda text: f"\ufeff{text}"),
+    "a blank line": _text("points.csv", lambda text: f"{text}\n"),
+    "a byte-order mark of a table for print": _text("tables/points.csv", lambda text: f"\ufeff{text}"),
+    "a blank line in figure data": _text("figures/throughput.csv", lambda text: text.replace("\n", "\n\n", 1)),
     "a caption": _text("figures/throughput.txt", lambda text: text.replace(" ", " not ", 1)),
     "a caption that is gone": _gone("figures/throughput.txt"),
     "figures that are gone": _gone("figures"),
@@ -720,6 +724,24 @@ def test_last_digits_of_another_processor_are_no_fault(
 
     assert errors(found) == []
     assert any("processor another" in note for note in found.notes)
+
+
+BY_ANOTHER = (
+    *("best of n", "a byte-order mark", "a blank line in figure data", "figure data", "a CSV table", "a LaTeX table"),
+    *("a style of the page", "a script in the page", "a drawing in the page", "a cell of the page"),
+)
+
+
+@pytest.mark.parametrize("fault", BY_ANOTHER)
+def test_a_fault_in_what_another_numpy_made_is_found(
+    patched: Made, planted: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    again = {**audit.versions(), "numpy": "another"}
+    monkeypatch.setattr(check, "versions", lambda: again)
+    where, column = FAULTS[fault](planted)
+    found = errors(checked(patched, planted, *ALLOWED))
+
+    assert any(each.where == where and column in (each.column, "") for each in found)
 
 
 # -------------------------------------------------------------------------------------------------- report refuses

@@ -283,7 +283,7 @@ def test_links_to_figures_lead_to_files_that_were_written(written):
 def test_the_headline_says_it_in_words_with_its_interval(page, golden):
     text = page.replace("\u202f", " ")
 
-    assert "<h1>8 workers run 5.91 times as fast as one</h1>" in text
+    assert "<h1>8 workers over Horovod/MPI run 5.91 times as fast as one plain worker</h1>" in text
     golden.line(
         text,
         "8 workers",

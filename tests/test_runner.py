@@ -102,7 +102,7 @@ def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
         f"  repeat 2: {'; '.join(short[1])}",
         "6 to run, T left; records in RUNS/tiny, output in RUNS/tiny/logs",
         *[
-            f"[{number}/6] done    {name}: {rate}" + ("; T left" if number < 6 else "")
+            f"[{number}/6] done {name}: {rate}" + ("; T left" if number < 6 else "")
             for number, (name, rate) in enumerate(zip(names[0] + names[1], rates, strict=True), 1)
         ],
         "study tiny: 6 of 6 cells done",

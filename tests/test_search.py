@@ -289,9 +289,7 @@ def test_a_real_search_and_its_continuation(
     assert main(["strain", "search", "search.yaml", "--trials", "1"]) == 0
     first = capsys.readouterr()
     golden.line(first.err, "1 trials", "runs/tiny")
-    assert re.search(
-        r"\[1/1\] done    trial 0  test MSE \d\.\d{3}e-\d\d .* lr=\S+ batch=\d+ widths=\d-\d-\d", first.err
-    )
+    assert re.search(r"\[1/1\] done trial 0: test MSE \d\.\d{3}e-\d\d; .* lr=\S+ batch=\d+ widths=\d-\d-\d", first.err)
     golden.line(first.err, "--config runs/tiny/best.yaml")
     golden.line(first.out, "1 finished", "10")
     assert "figure: runs/tiny/search.png" in first.out and Path("runs/tiny/search.png").exists()
@@ -374,7 +372,7 @@ def test_a_hopeless_trial_is_pruned(tmp_path: Path, capsys) -> None:
     assert (row["reason"], row["test_mse"]) == ("pruned: test MSE 9.000e-01 after 50 % of the budget", 0.9)
     record = read_run(tmp_path / "runs/tiny/trial-0002")
     assert (record.state(), record.reason) == ("incomplete", row["reason"])
-    assert "[3/3] pruned  trial 2  pruned: test MSE 9.000e-01 after 50 % of the budget" in capsys.readouterr().err
+    assert "[3/3] pruned trial 2: pruned: test MSE 9.000e-01 after 50 % of the budget" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "fewest"), [("median", 10), ("hyperband", 10), ("none", 0)])
@@ -428,7 +426,7 @@ def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, caps
     golden(rows(result)[0]["reason"], log)
     golden(rows(result)[1]["reason"], "4 s")
     assert [read_run(tmp_path / f"runs/tiny/trial-000{n}").state() for n in range(3)] == ["failed", "failed", "done"]
-    assert "[1/3] failed  trial 0  the shard is too small; see" in capsys.readouterr().err
+    assert "[1/3] failed trial 0: the shard is too small; see" in capsys.readouterr().err
     golden.line("\n".join(result_lines(result.document)), "failed: trial 0", log)
 
 

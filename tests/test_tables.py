@@ -48,12 +48,7 @@ def test_a_table_in_a_terminal_is_aligned_by_what_is_seen():
 
 
 ALIGNED_BY_HAND = {
-    "analysis/forecast/recommendation.py": "texts that are folded below each other",
-    "workload/summary.py": "lines that are printed one at a time",
     "report/figures/bench.py": "the layout of nccl-tests, which other programs read",
-    "report/figures/simulation.py": "constants, each a line of words",
-    "studies/progress.py": "lines that are printed one at a time",
-    "studies/search.py": "lines that are printed one at a time",
     "text/tables.py": "the place where it is done",
 }
 """Modules that pad texts with blanks -> why they need no Table."""

@@ -867,18 +867,12 @@ def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TO
         empty = isinstance(error, pd.errors.EmptyDataError)
         why = "is empty" if empty else f"is not a table ({error})".replace("\n", "")
         return [_fault("file-missing", why, where=where)], 0
-    found = [
-        _fault("cell-differs", "the column is not there", where=where, column=name) for name in new if name not in old
-    ]
-    found += [
-        _fault("cell-differs", "is not a column of this table", where=where, column=name)
-        for name in old
-        if name not in new
-    ]
-    found += [
-        _fault("cell-differs", "there are several columns of this name", where=where, column=name)
-        for name in dict.fromkeys(old.columns[old.columns.duplicated()])
-    ]
+    odd_columns = (
+        ("the column is not there", new.columns[~new.columns.isin(old.columns)]),
+        ("is not a column of this table", old.columns[~old.columns.isin(new.columns)]),
+        ("there are several columns of this name", old.columns[old.columns.duplicated()].unique()),
+    )
+    found = [_fault("cell-differs", text, where=where, column=name) for text, names in odd_columns for name in names]
     old = old.loc[:, ~old.columns.duplicated()]
     shared = [name for name in new if name in old]
     if len(old) != len(new):

@@ -3,7 +3,7 @@
 # ruff: noqa: RUF009  # what `_table` returns is a field()
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources, usage
 from horovod_study.analysis.series import points as scaling
-from horovod_study.analysis.series.culprits import briefly, withheld
+from horovod_study.analysis.series.culprits import briefly, of_kind, withheld
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, losses, run_profiles
@@ -127,13 +127,14 @@ class Analysis:
         """Return the analysis that says {run: why not} of what is among its runs and is in no table."""
         if not left_out:
             return self
-        doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
+        doubts = of_kind("missing", [f"left out: {name}: {why}" for name, why in left_out.items()])
         return self.with_doubts(doubts, left_out=dict(left_out))
 
     def with_doubts(self, doubts: Sequence[str], **more: Any) -> "Analysis":
-        """Return the analysis with `doubts` before its own, and `more` in its provenance."""
-        told = {**self.provenance, "doubts": [*doubts, *self.provenance["doubts"]], **more}
-        return replace(self, provenance=told)
+        """Return the analysis with `doubts` (of culprits.of_kind) before its own, and `more` in its provenance."""
+        own = {"doubts": doubts, "doubt_kinds": _kinds(doubts)}
+        joined = {name: [*first, *self.provenance.get(name, ())] for name, first in own.items()}
+        return replace(self, provenance={**self.provenance, **joined, **more})
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables by the names of their files."""
@@ -142,6 +143,11 @@ class Analysis:
     def documents(self) -> dict[str, Any]:
         """Return the JSON documents by the names of their files."""
         return {name: getattr(self, name) for name in DOCUMENTS}
+
+
+def _kinds(doubts: Iterable[str]) -> list[str]:
+    """Return what each doubt is about (culprits.Kind)."""
+    return [getattr(each, "kind", "other") for each in doubts]
 
 
 TABLES = tuple(each.name for each in fields(Analysis) if "columns" in each.metadata)
@@ -190,8 +196,8 @@ def analyze(
     placed = boundary.over_placements(table)
     doubts = [*scaling.doubts(table, points, precision), *laps.doubts(table)]
     doubts += [f"{name}: {doubt}." for name, fit in fitted.items() for doubt in fit.contradicted]
-    doubts += [*boundary.jump_doubts(placed), *boundary.fit_doubts(table)]
-    doubts += [*rows, *learning.doubts, *resources.doubts(table)]
+    doubts += of_kind("nodes", (*boundary.jump_doubts(placed), *boundary.fit_doubts(table)))
+    doubts += [*of_kind("parts", rows), *learning.doubts, *of_kind("energy", resources.doubts(table))]
     quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
     communicating = synchronisation.parallel(table)
     waits, wait_laws = synchronisation.synchronisation(communicating), synchronisation.fits(communicating, seed=seed)
@@ -201,7 +207,7 @@ def analyze(
     recorded = () if accounting is None else accounting.runs
     attributed = attribution.arm_rows(table, {run.run: run.taken for run in recorded if run.taken is not None})
     profiles = run_profiles.profile_rows((run.run, run.profile) for run in recorded)
-    doubts += [*synchronisation.doubts(waits, wait_laws), *batch_size.doubts(batched.knees)]
+    doubts += [*of_kind("nodes", synchronisation.doubts(waits, wait_laws)), *batch_size.doubts(batched.knees)]
     studies = [study for study in _distinct(runs["study"]) if study != "train"]
     usual = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
     usual.append("horovod-study report runs --out analysis")
@@ -243,6 +249,7 @@ def analyze(
             **_provenance(runs, table, baseline),
             "findings": _findings(table, points, parts, baseline),
             "doubts": doubts,
+            "doubt_kinds": _kinds(doubts),
             "commands": list(usual if commands is None else commands),
             **({} if unit == SAMPLES else {"unit": unit}),
         },

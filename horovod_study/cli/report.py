@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from horovod_study.cli.verbs import (
     COLUMNS,
@@ -16,8 +17,11 @@ from horovod_study.cli.verbs import (
     runs_folder,
     whole,
 )
+from horovod_study.config.doors import accept, checked
 from horovod_study.config.options import Parser
 from horovod_study.errors import refuse
+
+_KINDS = ("trace", "tensorboard", "wandb", "mlflow", "extra-p", "zip")
 
 
 def _report_arguments(parser: Parser) -> None:
@@ -62,12 +66,13 @@ def report(options: argparse.Namespace) -> Result:
 def _export_arguments(parser: Parser) -> None:
     add = parser.add_argument
     place = "a run directory or a folder of them; extra-p: tables or points; zip: a study"
-    add("place", type=Path, metavar="PLACE", help=place)
-    kinds = ("trace", "tensorboard", "wandb", "mlflow", "extra-p", "zip")
-    add("--export", nargs="?", choices=kinds, metavar="NAME", help=", ".join(kinds) + " (one file to publish)")
+    add("place", nargs="?", type=Path, metavar="PLACE", help=place)
+    kinds = f"{', '.join(_KINDS)} (one file to publish); several with commas or blanks between"
+    add("--export", nargs="*", metavar="NAME", help=kinds)
     steps = "of a trace: from A to before B (default all; 1,000 of one rank take 0.8 MB)"
     add("--steps", type=_steps, metavar="A:B", help=steps)
-    add("--out", type=Path, metavar="PATH", help="the trace, the archive, or a new folder")
+    out = "the trace, the archive, or a new folder; of several a folder that receives each under its name"
+    add("--out", type=Path, metavar="PATH", help=out)
     add("--json", **FLAG, help="print the paths as one line of JSON")
 
 
@@ -75,19 +80,25 @@ def export(options: argparse.Namespace) -> Result:
     """Write what was recorded for other programs, or a study as one file."""
     from horovod_study import api
 
-    place = options.place
-    what = "report --export: name what to write, such as --export trace; see report --export --help"
-    refuse("", (options.export is None, what))
-    return Result(
-        **api.export(
-            runs_folder(place),
-            options.export,
-            out=options.out,
-            steps=options.steps,
-            study_file=place if place.suffix in (".yaml", ".yml") else None,
-            data=read_data(place) if str(place) == "-" else None,
-        )
-    )
+    words, place = list(options.export or ()), options.place
+    place = Path(words.pop()) if place is None and words[1:] else place
+    kinds = dict.fromkeys(kind for word in words for kind in word.replace(",", " ").split())
+    what = "report --export: name what to write and of what, such as PLACE --export trace; see report --export --help"
+    refuse("", (not kinds or place is None, what))
+    for kind in kinds:
+        accept(checked(str, choices=_KINDS), kind, "report", name="--export")
+    several, found = len(kinds) > 1, []
+    how: dict[str, Any] = {"study_file": place if place.suffix in (".yaml", ".yml") else None}
+    how["data"] = read_data(place) if str(place) == "-" else None
+    for kind in kinds:
+        out = options.out / kind if several and options.out else options.out
+        steps = None if several and kind != "trace" else options.steps
+        found.append(api.export(runs_folder(place), kind, out=out, steps=steps, **how))
+    joined: dict[str, Any] = {
+        name: [each for told in found for each in told[name]] for name in ("lines", "files", "doubts")
+    }
+    documents = [told["document"] for told in found]
+    return Result(document=documents[0] if len(found) == 1 else {"exports": documents}, **joined)
 
 
 def _steps(text: str) -> tuple[int, int]:

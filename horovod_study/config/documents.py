@@ -35,6 +35,8 @@ class _NotRegularError(OSError):
 
 def open_file(path: Path) -> BinaryIO:
     """Open a file for reading; OSError also for a folder, a pipe, a socket or a device, without waiting for it."""
+    if "\0" in os.fspath(path):
+        raise _NotRegularError(errno.EINVAL, "has a NUL in its name", os.fspath(path))
     # Opening a pipe waits until somebody writes, unless asked not to. On a regular file the flag has no effect.
     stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     mode = os.fstat(stream.fileno()).st_mode

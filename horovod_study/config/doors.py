@@ -154,6 +154,12 @@ def matching(pattern: str, text: str) -> Any:
     return _Check(check, {"pattern": f"^({pattern})$"})
 
 
+BELOW = matching(r"(?!/)(?!([^\x00]*/)?\.\.(/|\Z))[^\x00]*", "it must be a path below this folder: no .., no NUL")
+"""What follows a text in Annotated that a document names a file below its own folder with."""
+BESIDE = matching(r"(?!/)[^\x00]*", "it must be a path relative to this folder, without NUL")
+"""The same of a place elsewhere, which moves together with the document: `..` is allowed, an absolute path is not."""
+
+
 def _choices(value: Any, names: Iterable[str]) -> str:
     allowed = tuple(names)
     return f"{short(value)}{nearest(str(value), allowed)}; allowed: {', '.join(allowed)}"
@@ -267,7 +273,8 @@ def fault(problem: ValidationError, content: Any, name: str = "") -> str:
     """Return in words where (below `name`) and what the first fault is, and how many there are beside it."""
     faults: list[Any] = problem.errors(include_url=False)
     first, ctx = faults[0], faults[0].get("ctx", {})
-    where = ".".join(filter(None, (name, _place(first["loc"], content))))
+    of_key = first["loc"][-1:] == ("[key]",)  # which is told as what was given
+    where = ".".join(filter(None, (name, _place(first["loc"][: -2 if of_key else None], content))))
     kind, given, name = first["type"], short(first["input"]), where or "the document"
     if kind == "told":
         text = f"{where}: {ctx['text']}" if where else str(ctx["text"])

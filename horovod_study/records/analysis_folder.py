@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from horovod_study import __version__
 from horovod_study.config.documents import parse_json, read_bytes
 from horovod_study.config.doors import conform
-from horovod_study.errors import RecordError
+from horovod_study.errors import RecordError, refuse
 from horovod_study.files import csv_of, unguarded, write_file, writing
 from horovod_study.records.model import RUN_FILES, SOURCE_FORM, digest_of, own_digest, run_name
 from horovod_study.records.reader import read_document, run_directories
@@ -85,6 +85,8 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
     missing = f"no such file, so that nobody knows where the runs are; {again}"
     content = read_document(path, SOURCE_SCHEMA, again=again, missing=missing)
     conform(content, SOURCE_FORM, str(path), again=again)
+    root = (directory / content["runs"]).resolve() == Path(directory.resolve().anchor)
+    refuse("", (root, f"{path}: runs is the whole file system; {again}"), error=RecordError)
     if not (edited or is_whole(content)):
         raise RecordError(f"{path}: is not what report wrote; report again")
     return content

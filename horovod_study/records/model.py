@@ -38,7 +38,7 @@ from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_s
 
 from horovod_study.cluster import alive
 from horovod_study.config.documents import shown
-from horovod_study.config.doors import wrong
+from horovod_study.config.doors import BELOW, BESIDE, wrong
 from horovod_study.config.run import LAPS
 from horovod_study.config.workload import packaged
 from horovod_study.errors import RecordError
@@ -246,19 +246,26 @@ SECTIONS = {  # of bench.json
     "ablation": _held(_Ablation, _check_ablation),
 }
 # source.json in the folder of an analysis; keys that it does not name are of other versions.
+_Below = Annotated[str, BELOW]
+_Beside = Annotated[str, BESIDE]
 _Digests = dict[str, str]
+_Files = dict[_Below, str]
 _Report = _form(  # what `report` kept of what it drew: a version, a look, digests of pictures, the study compared with
-    {"matplotlib": str, "pictures": _Digests, "look": list[str], "files": list[str]},
-    {"against": _form({"match": str | None}, required=({"directory": str},))},
+    {"matplotlib": str, "pictures": _Files, "look": list[str], "files": list[_Below]},
+    {"against": _form({"match": str | None}, required=({"directory": _Beside},))},
 )
 SOURCE_FORM = _form(
     _unknown(list[str], "only planned commands"),
-    {"targets": list[float] | None, "benches": list[_Digests] | None, "versions": _Digests | None},
-    {"files": dict[str, dict[str, int | str]], "run_files": dict[str, _Digests], "turns_files": _Digests},
+    {
+        "targets": list[float] | None,
+        "benches": _list(_form({"path": _Beside, "named": _Text})) | None,
+        "versions": _Digests | None,
+    },
+    {"files": dict[_Below, dict[str, int | str]], "run_files": dict[_Below, _Files], "turns_files": _Files},
     {"precision": float | None, "columns": _Digests | None},  # of somebody's table, by what they are
-    {"report": _Report | None, "left": list[str]},  # what a report of an earlier analysis wrote here, until the next
+    {"report": _Report | None, "left": list[_Below]},  # what a report of an earlier analysis wrote here, until the next
     {"digest": str},
-    required=({"runs": str},),
+    required=({"runs": _Beside},),
 )
 
 

@@ -130,8 +130,8 @@ def table(found: StudyComparison) -> Table:
 
     columns = (
         Column("Cell", "text", partial(_place, found), names=True, wrap=0.3),
-        Column("Before", "number", partial(number, when="before")),
-        Column("After", "number", partial(number, when="after")),
+        Column("Before", "number", partial(number, when="before"), "geom. mean"),
+        Column("After", "number", partial(number, when="after"), "geom. mean"),
         Column("Change", "change", _change, "%"),
         Column("p (Holm)", "number", p),
         Column("Verdict", "text", lambda row: Cell(_verdict(row), warning=row["verdict"] == WORSE), wrap=0.25),

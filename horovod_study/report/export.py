@@ -6,6 +6,7 @@ number again. Equal studies give equal bytes.
 """
 
 import errno
+import io
 import json
 import logging
 import math
@@ -141,12 +142,12 @@ def write_tracker(tracker: str, runs: Sequence[tuple[Path, str, records.RunRecor
     os.environ.update({"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_CONFIGURE_LOGGING": "false"})
     logging.disable(logging.WARNING)  # MLflow tells of its database and of what is deprecated in it
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
+        with writing(directory, _WRITABLE), warnings.catch_warnings():
+            directory.mkdir(parents=True, exist_ok=True)
             warnings.simplefilter("ignore")
             written = write(made, directory)
-        with unfinished(directory / "room") as probe:  # W&B's own process says nothing of a disk that was full
-            append_text(probe, " " * _ROOM_BYTES)
+            with unfinished(directory / "room") as probe:  # W&B's own process says nothing of a disk that was full
+                append_text(probe, " " * _ROOM_BYTES)
         return written
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -154,10 +155,10 @@ def write_tracker(tracker: str, runs: Sequence[tuple[Path, str, records.RunRecor
             "pip install horovod_study[export]"
         ) from None
     except Exception as error:
-        problem = error if isinstance(error, OSError) else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if problem is not error and "disk is full" not in str(error):  # SQLite's words, by way of MLflow
+        if "disk is full" not in str(error):  # SQLite's words, by way of MLflow
             raise
-        raise RecordError(not_written(directory, problem, _WRITABLE)) from None
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise RecordError(not_written(directory, full, _WRITABLE)) from None
     finally:
         logging.disable(logging.NOTSET)
 
@@ -234,13 +235,36 @@ def write_archive(
     RecordError while a run of the study goes on, and where the archive cannot be written.
     """
     source, counts = records.read_source(directory), analysis.provenance["runs"]
-    runs, against = directory / source["runs"], (source.get("report") or {}).get("against")
-    name = runs.resolve().name or "study"
-    told = f"{plural(counts.get('running', 0), 'run')} of this study still running; export it at its end"
-    refuse("", (counts.get("running", 0), f"{name}: {told}"), error=RecordError)
-    needed = [runs, directory, *(directory / each["path"] for each in source.get("benches") or ())]
-    needed += [directory / against["directory"]] if against else []
-    places = [Path(os.path.abspath(each)) for each in needed]
+    runs, going = (directory / source["runs"]).resolve(), counts.get("running", 0)
+    told = f"{plural(going, 'run')} of this study still running; export it at its end"
+    refuse("", (going, f"{runs.name}: {told}"), error=RecordError)
+    files, left_out, table = _belongs(directory, source)
+    files |= {"study.yaml": study_file} if study_file is not None else {}
+    sizes = [amount(sum(each.stat().st_size for each in own)) for own in (files.values(), left_out)]
+    lines = [f"{plural(counts['total'], 'run')}, {plural(len(files), 'file')}, {sizes[0]} before compression"]
+    lines += [f"left out: {plural(len(left_out), 'checkpoint')}, {sizes[1]}, which no number needs"] * bool(left_out)
+    readme = _readme(analysis, source, "; ".join(lines), table)
+    began = [datetime.fromisoformat(f"{each}").timetuple()[:6] for each in analysis.provenance["started"][-1:]]
+    path = path or runs.with_name(f"{runs.name}.zip")
+    with writing(path, _WRITABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path) as stream, zipfile.ZipFile(stream, "w") as packed:
+            # Tables come last: where times of files are those of unpacking, they are not older than the runs.
+            for within in ("README.md", *sorted(files, key=lambda file: (file.startswith(f"{table}/"), file))):
+                entry = zipfile.ZipInfo(f"{runs.name or 'study'}/{within}", max([_FIRST_DAY, *began]))
+                entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
+                content = io.BytesIO(readme) if within == "README.md" else open_file(files[within])
+                with packed.open(entry, "w", force_zip64=True) as into, content as read:
+                    shutil.copyfileobj(read, into)
+    return path, len(left_out), lines
+
+
+def _belongs(directory: Path, source: Mapping[str, Any]) -> tuple[dict[str, Path], list[Path], str]:
+    """Return the files of a study by their names in an archive, the checkpoints left out, the name of its tables."""
+    against = (source.get("report") or {}).get("against")
+    needed = [source["runs"], ".", *(each["path"] for each in source.get("benches") or ())]
+    needed += [against["directory"]] if against else []
+    places = [Path(os.path.abspath(directory / each)) for each in needed]
     common = Path(os.path.commonpath([each if each.is_dir() else each.parent for each in places]))
     places += [places[0] / run for run in source.get("run_files") or () if (places[0] / run).is_symlink()]
     there = dict.fromkeys(path for place in places for path in ([place] if place.is_file() else place.rglob("*")))
@@ -252,36 +276,19 @@ def write_archive(
             left_out.append(each)
         elif not hidden and not within.endswith(PART):
             files[within] = each
-    files |= {"study.yaml": study_file} if study_file is not None else {}
-    sizes = [amount(sum(each.stat().st_size for each in own)) for own in (files.values(), left_out)]
-    lines = [f"{plural(counts['total'], 'run')}, {plural(len(files), 'file')}, {sizes[0]} before compression"]
-    lines += [f"left out: {plural(len(left_out), 'checkpoint')}, {sizes[1]}, which no number needs"] * bool(left_out)
-    table = places[1].relative_to(common).as_posix()
+    return files, left_out, places[1].relative_to(common).as_posix()
+
+
+def _readme(analysis: Analysis, source: Mapping[str, Any], size: str, table: str) -> bytes:
     made_with, commands = reproduction(analysis, source)
     commands = list(dict.fromkeys([*analysis.provenance["commands"], *commands]))[:MAX_COMMANDS]
-    readme = _README.format(
+    text = _README.format(
         studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
         answer=" ".join(answer(analysis)).replace(THIN, " "),
-        size="; ".join(lines),
+        size=size,
         version=__version__,
         table=table,
         made_with=made_with or "the commands",
         commands="\n    ".join(commands),
-    ).encode("utf-8", "backslashreplace")
-    began = [datetime.fromisoformat(f"{each}").timetuple()[:6] for each in analysis.provenance["started"][-1:]]
-    path = path or runs.resolve().with_name(f"{runs.resolve().name}.zip")
-    with writing(path, _WRITABLE):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as stream, zipfile.ZipFile(stream, "w") as packed:
-            # Tables come last: where times of files are those of unpacking, they are not older than the runs.
-            for within in ("README.md", *sorted(files, key=lambda file: (file.startswith(f"{table}/"), file))):
-                entry = zipfile.ZipInfo(f"{name}/{within}", max([_FIRST_DAY, *began]))
-                entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
-                entry.create_system = 3  # the same bytes wherever it is written
-                with packed.open(entry, "w", force_zip64=True) as into:
-                    if within == "README.md":
-                        into.write(readme)
-                    else:
-                        with open_file(files[within]) as content:
-                            shutil.copyfileobj(content, into)
-    return path, len(left_out), lines
+    )
+    return text.encode("utf-8", "backslashreplace")

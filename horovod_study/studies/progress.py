@@ -37,8 +37,8 @@ class Display:
         self._ended += 1
         rate, took = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f} samples/s, ", duration(seconds)
         what = f"{rate}{took}" if entry.state == "done" else f"{entry.reason} (after {took}; see {log})"
-        count = f"[{self._ended:>{len(str(self._total))}}/{self._total}]"
-        say(self._console, f"{count} {entry.state:<6}  {entry.name}: {what}" + (f"; {left}" if left else ""))
+        count = f"[{self._ended}/{self._total}]"
+        say(self._console, f"{count} {entry.state} {entry.name}: {what}" + (f"; {left}" if left else ""))
 
 
 def say(console: Console, text: str) -> None:

@@ -410,7 +410,7 @@ class _Search:
         self._document = self._written()
         ended, what = _ENDED[state.name], told.get("reason") or f"test MSE {told['test_mse']:.3e}"
         values = " ".join(f"{name}={_plain(value)}" for name, value in trial.params.items())
-        say(f"[{self._document['ended']}/{self._search.trials}] {ended:<7} trial {trial.number}  {what}  {values}")
+        say(f"[{self._document['ended']}/{self._search.trials}] {ended} trial {trial.number}: {what}; {values}")
         if (best := self._document["best"]) and best["trial"] == trial.number:
             say(f"  best so far; repeat it with: {self._document['best_command']}")
         return ended, told.get("reason", "")

@@ -115,6 +115,6 @@ class Progress(Line):
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Keep one line per evaluation."""
         self.keep(
-            f"  epoch {row['epoch']:<6.3g} train MSE {row['train_mse']:.3e}  test MSE {row['test_mse']:.3e}  "
-            f"G0 {row['g0_rmse_mpa']:6.1f} MPa  a {row['a_rmse']:5.2f}  {row['train_s']:6.1f} s"
+            f"  epoch {row['epoch']:.3g}: train MSE {row['train_mse']:.3e}, test MSE {row['test_mse']:.3e}, "
+            f"G0 {row['g0_rmse_mpa']:.1f} MPa, a {row['a_rmse']:.2f}, {row['train_s']:.1f} s"
         )

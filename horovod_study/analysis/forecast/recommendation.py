@@ -32,6 +32,7 @@ from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong
 from horovod_study.errors import AnalysisError
+from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import wrapped
 
 REACH = 8  # times the largest measured worker count: as far as answers are looked for
@@ -370,15 +371,18 @@ def lines(name: str, found: Recommendation, *, only: Sequence[str] | None = None
         return [f"{series}: no worker count is recommended: {found.why_not}"]
     text = [f"{series}: recommended workers with 95 % interval, measured {low:,} to {high:,}"]
     words = {"samples_per_s": f" {unit}", "duration_s": "", "gpu_hours": " GPU hours", "cost": " to pay"}
-    for answer in only or found.answers:
-        one, values = found.answers[answer], []
-        text += wrapped(f"{_NAMES[answer]:<15} {in_words(one):<20} {one.question}", 100, "  ", " " * 39)
+    answers = {_NAMES[answer]: found.answers[answer] for answer in only or found.answers}
+    rows = [(answer, in_words(one)) for answer, one in answers.items()]
+    heads = to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)
+    for head, one in zip(heads, answers.values(), strict=True):
+        values: list[str] = []
+        text += [head, *wrapped(one.question, 100, " " * 4, " " * 6)]
         for value in (each for each in words if vars(one)[each] is not None):
             ends = (vars(one)[f"{value}{end}"] for end in ("", "_low", "_high"))
             told, *interval = map(duration if value == "duration_s" else _plain, ends)
             values.append(f"{told}{words[value]} [{', '.join(interval)}]")
         for each in filter(None, (one.why_not, ", ".join(values), *(f"doubt: {doubt}" for doubt in one.doubts))):
-            text += wrapped(each, 100, " " * 18, " " * 20)
+            text += wrapped(each, 100, " " * 4, " " * 6)
     return text
 
 

@@ -4,9 +4,9 @@ A rule has a name, which is a flag of the point too, when it holds, and what a r
 `analysis.steps.explanation`, from the same rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -19,6 +19,27 @@ STALLED = 0.05  # the same of the mean step in stalls
 UNSTEADY = "the run is not steady"  # in the recorder's doubt about such a run
 
 Row = Mapping[str, Any]
+Kind = Literal[
+    "table", "cause", "outside", "hidden", "steps", "superlinear", "missing", "baseline", "unsteady", "versions",
+    "parts", "nodes", "energy", "other",
+]  # fmt: skip
+"""What a doubt is about, the worst first; report/page/doubts.py says of each what to do."""
+
+
+class Doubt(str):
+    """A doubt in words, and what it is about."""
+
+    kind: Kind = "other"
+
+
+def of_kind(kind: Kind, texts: Iterable[str]) -> list[str]:
+    """Return `texts` as doubts of one kind; one that has a kind keeps it."""
+    found = []
+    for text in texts:
+        found.append(Doubt(text))
+        found[-1].kind = getattr(text, "kind", kind)
+    return list[str](found)
+
 
 APART = {
     "processes": "{workers} processes without a library between them train at the same time, a model each: this is one "
@@ -37,6 +58,7 @@ class Culprit:
     flag: str  # what it says of any point, for the notes of a table
     holds: Callable[[Row], bool]
     words: Callable[[Row], str]
+    kind: Kind = "cause"
     brief: Callable[[Row], str] = lambda row: ""  # of this one, behind the headline; empty where that says it
 
 
@@ -141,6 +163,7 @@ CULPRITS = (
     ),
     Culprit(
         name="unsteady",
+        kind="unsteady",
         flag="it or its baseline was disturbed",
         brief=lambda row: f"{_wrong(row)} was disturbed",
         holds=lambda row: row["workers"] > 1 and (unsteady(row) or bool(row["base_unsteady"])) and not withheld(row),
@@ -158,6 +181,7 @@ CULPRITS = (
     ),
     Culprit(
         name="outside",
+        kind="outside",
         flag="more than 3 % of the training's time is outside of steps",
         holds=lambda row: row["outside_share_median"] >= WORTH,
         words=_outside,
@@ -191,7 +215,8 @@ def culprits(points: pd.DataFrame) -> Iterator[str]:
         if held := [row for row in rows if each.holds(row)]:
             row = max(held, key=lambda row: (row["workers"], row["samples_per_s_median"]))
             more = f" (and {plural(len(held) - 1, 'point')} more)" if len(held) > 1 else ""
-            yield f"{row['series']}, {plural(int(row['workers']), 'worker')}{more}: {_said(each, row)}."
+            place = f"{row['series']}, {plural(int(row['workers']), 'worker')}{more}"
+            yield from of_kind(each.kind, [f"{place}: {_said(each, row)}."])
 
 
 def briefly(row: Row) -> list[str]:

@@ -18,7 +18,16 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.baselines import OWN, impossibilities
-from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, incredible, passes, unsteady, withheld
+from horovod_study.analysis.series.culprits import (
+    CULPRITS,
+    UNSTEADY,
+    culprits,
+    incredible,
+    of_kind,
+    passes,
+    unsteady,
+    withheld,
+)
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config.roles import AS_SHIPPED, Role, named
@@ -759,29 +768,29 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
     named, known = with_series(runs), points[~points["missing"]]
     unseen = named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
     few = known[known["repeats"] < stats.MIN_REPEATS].groupby("series", sort=False)
-    mixed = "both the local and the global batch change with the workers (mixed scaling), so no speedup is given"
+    text = "both the local and the global batch change with the workers (mixed scaling), so no speedup is given"
+    mixed = (
+        f"{series}: {text}; keep one of them fixed."
+        for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
+    )
     scarce = "so no interval is given there and differences cannot be judged."
+    unrepeated = (
+        f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, {scarce}"
+        for series, rows in few
+    )
+    turns = doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()
     return [
-        *(f"{series}: {command_words(rows['rate_from'])}." for series, rows in unseen),
+        *of_kind("other", (f"{series}: {command_words(rows['rate_from'])}." for series, rows in unseen)),
         *culprits(known),
-        *_doubt_failures(named),
-        *_doubt_impossible(known),
-        *_doubt_baselines(named, known),
-        *_doubt_data(points),
-        *(
-            f"{series}: {mixed}; keep one of them fixed."
-            for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
-        ),
-        *_doubt_shared(points),
-        *(
-            f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, {scarce}"
-            for series, rows in few
-        ),
-        *_doubt_spread(points),
-        *_doubt_superlinear(points),
-        *_doubt_unequal_baselines(points),
-        *_doubt_settings(named),
-        *(doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()),
+        *of_kind("missing", _doubt_failures(named)),
+        *of_kind("other", _doubt_impossible(known)),
+        *of_kind("baseline", (*_doubt_baselines(named, known), *_doubt_data(points), *mixed)),
+        *of_kind("missing", _doubt_shared(points)),
+        *of_kind("unsteady", (*unrepeated, *_doubt_spread(points))),
+        *of_kind("superlinear", _doubt_superlinear(points)),
+        *of_kind("baseline", _doubt_unequal_baselines(points)),
+        *of_kind("versions", _doubt_settings(named)),
+        *of_kind("unsteady", turns),
     ]
 
 
@@ -970,13 +979,16 @@ def _doubt_settings(named: pd.DataFrame) -> Iterator[str]:
     for partition, rows in good.groupby("partition", sort=True):
         yield from (f"partition {partition}: {text}." for text in _doubt_partition(rows))
     few = (good["steps"] < FEW_STEPS) & (good["backend"] != COMMAND)
-    for series, rows in good[few].groupby("series", sort=False):
-        steps = f"as few as {rows['steps'].min():.0f} steps in the timed window at {worker_counts(rows['workers'])}"
-        yield f"{series}: {steps}; at least {FEW_STEPS} make a mean worth quoting."
+    told = (
+        f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
+        f"{worker_counts(rows['workers'])}; at least {FEW_STEPS} make a mean worth quoting."
+        for series, rows in good[few].groupby("series", sort=False)
+    )
+    yield from of_kind("steps", told)
     if (good.groupby(["series", *CELL], dropna=False)["study"].nunique() > 1).any():
         studies = ", ".join(sorted(set(good["study"])))
-        told = f"some points combine runs of several studies ({studies}) as if they were repeats"
-        yield f"{told}; analyse the studies separately if anything changed between them."
+        several = f"some points combine runs of several studies ({studies}) as if they were repeats"
+        yield f"{several}; analyse the studies separately if anything changed between them."
 
 
 def _doubt_partition(rows: pd.DataFrame) -> Iterator[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.series.baselines import base_of
+from horovod_study.analysis.series.culprits import of_kind
 from horovod_study.analysis.series.points import GIVEN_BASE, REPORTED, REQUIRED, numbers
 
 _TEXTS = {"reason": "", "transport": "none", "precision": "auto", "reduction": "auto", "horovod_defaults": False}
@@ -46,4 +47,4 @@ def doubts(points: pd.DataFrame) -> list[str]:
     """Return what a reader of a report must know of the table: how it was read, and what is odd in it."""
     read = points.attrs.get("read", "")
     told = [f"no run was recorded: the numbers are those of a table{', read as: ' if read else ''}{read}."]
-    return [*told, *(f"{each}." for each in points.attrs.get("doubts", ()))]
+    return of_kind("table", [*told, *(f"{each}." for each in points.attrs.get("doubts", ()))])

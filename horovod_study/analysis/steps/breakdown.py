@@ -14,7 +14,7 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series import points
-from horovod_study.analysis.series.culprits import UNSTEADY, incredible
+from horovod_study.analysis.series.culprits import UNSTEADY, incredible, of_kind
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import plural
 
@@ -237,7 +237,7 @@ def doubts(runs: pd.DataFrame) -> list[str]:
             f"{series}: up to {100 * residual[rows.index].max():.1f} % of the step at "
             f"{points.worker_counts(rows['workers'])} is unexplained (outside every lap)."
         )
-    return found
+    return of_kind("parts", found)
 
 
 def _captured(good: pd.DataFrame) -> list[str]:
@@ -257,12 +257,12 @@ def _recording(good: pd.DataFrame) -> Iterator[str]:
     """Return the doubts that the recording of finished runs had itself: lost rows, a steady state not found."""
     if "rows_lost" in good.columns:
         lost = pd.to_numeric(good["rows_lost"]).fillna(0)
-        for series, rows in good[lost > 0].groupby("series", sort=False):
-            yield (
-                f"{series}: {lost[rows.index].sum():.0f} step rows of {plural(len(rows), 'run')} at "
-                f"{points.worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the "
-                "others."
-            )
+        short = (
+            f"{series}: {lost[rows.index].sum():.0f} step rows of {plural(len(rows), 'run')} at "
+            f"{points.worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the others."
+            for series, rows in good[lost > 0].groupby("series", sort=False)
+        )
+        yield from of_kind("missing", short)
     if "steady_doubt" in good.columns:
         texts = good["steady_doubt"].fillna("").astype(str)
         apart = points.texts(good, "apart") != ""  # of which culprits.told says what the recorder says beside
@@ -272,4 +272,4 @@ def _recording(good: pd.DataFrame) -> Iterator[str]:
             if len(rows) > 1:
                 runs = f"{len(rows)} of {(good['series'] == series).sum()} runs"
                 told = f"step time drifts; the first: {told.removeprefix('the run is not steady: ')}"
-            yield f"{series}: {runs} at {points.worker_counts(rows['workers'])}: {told}."
+            yield from of_kind("unsteady", [f"{series}: {runs} at {points.worker_counts(rows['workers'])}: {told}."])

@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
+from horovod_study.analysis.series.culprits import of_kind
 from horovod_study.analysis.series.points import CAPTURED, REPORTED, measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.breakdown import difference_interval
@@ -140,7 +141,8 @@ def jump_doubts(runs: pd.DataFrame) -> list[str]:
                 "add a worker count that fits on one node."
             )
         notes = [note for cell in own if _int(cell, "workers") > 1 and (note := _hidden(cell))]
-        found += [f"{series}: {note}, so only that is given at the node boundary." for note in notes[:1]]
+        hidden = [f"{series}: {note}, so only that is given at the node boundary." for note in notes[:1]]
+        found += of_kind("hidden", hidden)
     return found
 
 

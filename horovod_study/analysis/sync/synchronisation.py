@@ -22,6 +22,7 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitted import REACH
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
+from horovod_study.analysis.series.culprits import of_kind
 from horovod_study.analysis.series.points import measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import breakdown
@@ -170,10 +171,11 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
         wide = own[(own["sync_s_high"] - own["sync_s_low"]) > own["sync_s_median"]]
         if len(wide):
             counts = worker_counts(wide["workers"])
-            found.append(
+            told = (
                 f"{name}: the repeats do not agree on the waiting for gradients at {counts} (95 % interval wider than "
                 "the value); its law is poorly supported."
             )
+            found += of_kind("unsteady", [told])
     return found
 
 

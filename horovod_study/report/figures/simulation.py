@@ -75,25 +75,30 @@ def constants(calibration: Calibration) -> dict[str, Any]:
 
 def text(table: pd.DataFrame, calibration: Calibration) -> str:
     """Return the constants and a table per scenario for a terminal."""
-    blocks, names = [_constant_lines(calibration)], list(dict.fromkeys(table["scenario"]))
+    blocks, names = [_constant_lines(calibration, several=bool((table["nodes"] > 1).any()))], _scenarios(table)
+    heads = set[str]()
     for name in names:
         own = table[table["scenario"] == name]
         cells = [_cells(row, baseline=name == names[0]) for row in own.to_dict("records")]
         told = [place for place in range(len(cells[0])) if {row[place][1] for row in cells} - {NOTHING, "0"}]
         rows = [[row[place][1] for place in told] for row in cells]
-        blocks.append([str(name), *to_lines(table_of([cells[0][place][0] for place in told], rows, texts=()))])
-    parts = "; ".join(f"{part}: {LOOKS[part].label}" for part in PARTS[1:])
-    blocks.append(
-        [
-            f"ms of a step: parts add up to it; {parts}",
-            "efficiency: of one worker that computes alone; [95 % interval]",
-            "hidden: communication behind backward, not part of the step",
-        ]
-    )
+        columns = [cells[0][place][0] for place in told]
+        heads |= {*columns}
+        blocks.append([name, *to_lines(table_of(columns, rows, texts=()))])
+    parts = "".join(f"; {part}: {LOOKS[part].label}" for part in PARTS[1:] if part in heads)
+    hidden = ["hidden: communication behind backward, not part of the step"] * ("hidden" in heads)
+    interval = "; [95 % interval]" * ("95 %" in heads)
+    of_one = f"efficiency: of one worker that computes alone{interval}"
+    blocks.append([f"ms of a step: parts add up to it{parts}", of_one, *hidden])
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def _constant_lines(calibration: Calibration) -> list[str]:
+def _scenarios(table: pd.DataFrame) -> list[str]:
+    return [f"{name}" for name in dict.fromkeys(table["scenario"])]
+
+
+def _constant_lines(calibration: Calibration, *, several: bool) -> list[str]:
+    """Return what the simulation begins with; `several`: some of it is on several nodes."""
     it, sources = calibration.scenario, calibration.sources
     scatter = f"{it.compute.steps:,} times" if it.compute.steps else f"cv {it.compute.cv:g}"
     sent = "after backward" if it.buckets == 1 else f"in {it.buckets} buckets during backward"
@@ -108,13 +113,14 @@ def _constant_lines(calibration: Calibration) -> list[str]:
         ("batch", sources.get("batch", ""), ""),
         ("gradients", f"{amount(it.gradient_bytes)} {sent}, {it.algorithm}", sources.get("gradients", "")),
         ("in a node", inside, ""),
-        ("between", between, sources.get("network", "")),
+        ("between nodes", between if several else "", sources.get("network", "")),
         ("runtime", f"{runtime}negotiation {it.runtime.negotiation}", sources.get("overhead", "as given")),
     )
     per_node = plural(it.network.workers_per_node, "worker")
+    told = [(label, "; ".join(filter(None, words))) for label, *words in rows if words[0]]
     return [
-        f"{it.scaling} scaling, batch {it.batch} per worker at the smallest count, {per_node} per node",
-        *(f"  {label:<12} {'; '.join(filter(None, words))}" for label, *words in rows if words[0]),
+        f"{it.scaling} scaling, computing known with batch {it.batch} per worker, {per_node} per node",
+        *to_lines(table_of(("", ""), told, texts=(0, 1)), indent=2),
     ]
 
 
@@ -160,7 +166,7 @@ def write_simulation(
 def drawing(table: pd.DataFrame, calibration: Calibration) -> Figure:
     """Return speedup, efficiency and the parts of the step against workers."""
     it, sources = calibration.scenario, calibration.sources
-    names = [str(name) for name in dict.fromkeys(table["scenario"])]
+    names = _scenarios(table)
     looks = {
         name: replace(look, dash=style.EXTRAPOLATED_DASH if place and look.dash == "-" else look.dash)
         for place, (name, look) in enumerate(zip(names, style.looks_in_order(names), strict=True))
@@ -183,7 +189,7 @@ def drawing(table: pd.DataFrame, calibration: Calibration) -> Figure:
         name=NAME,
         title="Simulated scaling",
         alt="Speedup, efficiency and parts of the step against workers; the values are in its CSV file.",
-        caption=f"Simulated, not measured: {it.scaling} scaling, {it.batch} samples per worker at the smallest count, "
+        caption=f"Simulated, not measured: {it.scaling} scaling, computing known with {it.batch} samples per worker, "
         f"{plural(it.network.workers_per_node, 'worker')} per node, gradients of {it.gradient_bytes:,.0f} bytes. "
         "Speedup is over one worker that computes alone; grey: N workers, N times as fast. Efficiency: speedup / N, "
         "with the 95 % intervals of the table. Bars: what the mean step of the first scenario is made of. "

@@ -19,7 +19,7 @@ def answer_lines(analysis: Analysis) -> list[str]:
         columns = enumerate(found["points"].columns)
         kept = [place for place, column in columns if column.head in shown and not column.page_only]
         lines += ["", *to_lines(with_columns(found["points"], kept)), ""]
-    if doubts := doubts_of(analysis.provenance["doubts"], series_labels(analysis.points)):
+    if doubts := doubts_of(analysis.provenance, series_labels(analysis.points)):
         lines.append(f"{plural(len(doubts), 'doubt')}: see the page")
     # Rows of a table do not say how long they took.
     if "wall_s" in analysis.runs and analysis.runs["wall_s"].notna().any():

@@ -78,9 +78,11 @@ def drawn_by(
     `others`: files among `paths` that cannot be made again either, which get a digest, too.
     """
     pictures = {
-        path.relative_to(directory).as_posix(): records.digest_of(path.read_bytes())
+        path.relative_to(directory).as_posix(): drawings_digest(path.read_text(encoding="utf-8"))
+        if path.suffix == ".html"
+        else records.digest_of(path.read_bytes())
         for path in paths
-        if path.suffix in _PICTURES or path in others
+        if path.suffix in (*_PICTURES, ".html") or path in others
     }
     look = look or TEXT
     return {"matplotlib": matplotlib.__version__, "look": [f"{look.width_in!r}", look.font], "pictures": pictures}
@@ -352,36 +354,33 @@ def _compared(
     digests, drawn_alike = (source.get("report") or {}).get("pictures") or {}, _look(source) is not None
     found: list[Fault] = []
     for name, path in made.items():
-        suffix = Path(name).suffix
-        if suffix in _PICTURES or path is None:
-            wanted = {digests[name]} if name in digests else set()
-            wanted |= {records.digest_of(path.read_bytes())} if path is not None and drawn_alike else set()
-            content = b""
-            with suppress(RecordError):
-                content = read_bytes(directory / name, again="")
-            if not content:
-                found.append(Fault(name="file-missing", text="is not there", where=name))
-            elif wanted - {records.digest_of(content)}:
-                text = "is not the picture that report drew, or not what the runs give"
-                found.append(Fault(name="picture-changed", text=text, where=name))
-            compared["pictures"] += bool(content and wanted)
-            continue
-        place, again = shown(directory / name), path.read_text(encoding="utf-8")
+        place, suffix = directory / name, Path(name).suffix
+        wanted = {digests[name]} if name in digests else set()
         try:
-            kept = read_text(directory / name, again="", missing="is not there")
-            if suffix == ".csv":
-                faults, count = audit.compare_tables(name, kept, again, tolerance)
+            content = read_bytes(place, again="", missing="is not there")
+            if suffix in _PICTURES or path is None:
+                refuse("", (not content, "is not there"), error=RecordError)
+                wanted |= {records.digest_of(path.read_bytes())} if path is not None and drawn_alike else set()
+                changed = wanted - {records.digest_of(content)}
+                text = "is not the picture that report drew, or not what the runs give"
+                found += [Fault(name="picture-changed", text=text, where=name)] * bool(changed)
+                compared["pictures"] += bool(wanted)
+                continue
+            again = path.read_text(encoding="utf-8")
+            faults, count = _contents(name, place, again, tolerance)
+            if suffix == ".html":
+                odd = drawn_alike or bool(wanted - {drawings_digest(content.decode("utf-8"))})
+                fault = ("picture-changed", "its texts are right, its drawings or styles are not those of report")
             else:
-                parts: Any = {".html": page_parts, ".json": _leaves}.get(
-                    suffix, lambda text, _: [("", line) for line in text.split("\n")]
+                odd = drawn_alike or not audit.same_text(content.decode("utf-8"), again, tolerance)
+                fault = (
+                    "cell-differs",
+                    "its numbers are right, its bytes (marks, blank lines) are not those of report",
                 )
-                old, new = parts(kept, place), parts(again, place)
-                faults, count = _texts(name, old, new, tolerance), len(new)
-            if suffix == ".html" and not faults and kept != again and drawn_alike:
-                text = "its texts and tables are right, its drawings or styles are not those that report makes"
-                faults = [Fault(name="picture-changed", text=text, where=name)]
+            if odd and not faults and content != path.read_bytes():
+                faults = [Fault(name=fault[0], text=fault[1], where=name)]
         except RecordError as error:
-            text = f"{error}".removeprefix(f"{place}: ").removesuffix("; ")
+            text = f"{error}".removeprefix(f"{shown(place)}: ").removesuffix("; ")
             faults, count = [Fault(name="file-missing", text=text, where=name)], 0
         found += faults
         if suffix == ".html":
@@ -393,6 +392,21 @@ def _compared(
     return found
 
 
+def _contents(name: str, place: Path, again: str, tolerance: float) -> tuple[list[Fault], int]:
+    """Compare a file with the text made again; return the findings, and how many parts were compared."""
+    kept, suffix = read_text(place, again="", missing="is not there"), place.suffix
+    if suffix == ".csv":
+        return audit.compare_tables(name, kept, again, tolerance)
+    if suffix == ".json":
+        old, new = (_leaves(text, shown(place)) for text in (kept, again))
+    elif suffix == ".html":
+        old, new = page_parts(kept), page_parts(again)
+    else:
+        old, new = ([("", line) for line in text.split("\n")] for text in (kept, again))
+    return _texts(name, old, new, tolerance), len(new)
+
+
+_UNREAD = re.compile(r"(?s)<(style|script(?![^>]*json)|svg)\b.*?(?:</\1>|\Z)")  # of a page
 _NUMERIC = re.compile(r"[-+.\d]\S*|true|false|null", re.IGNORECASE)  # a text that could be another value
 
 
@@ -410,14 +424,19 @@ def _leaves(text: str, place: str) -> list[tuple[str, str]]:
     return [*look("", parse_json(text, source=place, again=""))]
 
 
-def page_parts(text: str, _: str = "") -> list[tuple[str, str]]:
+def drawings_digest(page: str) -> str:
+    """Return a digest of what `page_parts` does not read of a page: drawings, styles and scripts."""
+    return records.digest_of("".join(hit[0] for hit in _UNREAD.finditer(page)).encode("utf-8"))
+
+
+def page_parts(text: str) -> list[tuple[str, str]]:
     """Return the headings and texts that a reader sees of a page, in order; of drawings what pointing at them says."""
 
     def tips(hit: re.Match[str]) -> str:
         return "".join(re.findall(r"<title>[^<]*", hit[0]))
 
     # Places in a drawing depend on who draws.
-    seen = re.sub(r"(?s)<(style|script(?![^>]*json)|svg)\b.*?(?:</\1>|\Z)", tips, text)
+    seen = _UNREAD.sub(tips, text)
     section, parts = "", []
     for tag, words in re.findall(r"(<[^>]*>?)([^<]*)", f"<>{seen}"):
         for each in (*re.findall(r'\b(?:aria-label|alt|title)="([^"]*)"', tag), words):

@@ -165,7 +165,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         findings=sentences(analysis),
         ratios_are=ratios_are(analysis.points),
         tiles=_tiles(analysis, labels),
-        doubts=len(doubts_of(provenance["doubts"], labels)),
+        doubts=len(doubts_of(provenance, labels)),
         failures=len(provenance["failed"]),
         sections=_sections(analysis, figures, made, _leads(analysis, figures, made, labels, against)),
         stacked=stacked,
@@ -376,7 +376,7 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
     doubts = [
         (Cell(each.text, cut("; ".join(each.names), MAX_NAMES)), Cell(each.command, each.remedy))
-        for each in doubts_of(analysis.provenance["doubts"], labels)
+        for each in doubts_of(analysis.provenance, labels)
     ]
     commands = [(f"{command}",) for command in analysis.provenance["commands"]]
     rest = doubts[MAX_DOUBTS:]

@@ -102,7 +102,7 @@ def _section(analysis: Analysis, figures: Sequence[Figure], results: Sequence[st
         yield f"\\caption[{{{latex(each.title)}}}]{{{command}}}\\label{{fig:{each.name}}}"
         yield "\\end{figure}"
     yield "\n\\subsection{Threats to validity}"
-    doubts = doubts_of(analysis.provenance["doubts"], series_labels(analysis.points))
+    doubts = doubts_of(analysis.provenance, series_labels(analysis.points))
     items = [latex(each.text) for each in doubts] or ["The analysis found nothing to doubt."]
     if "hosts" in analysis.runs and analysis.runs["hosts"].dropna().nunique() == 1:
         items.append("All runs used the same host: others of its kind may differ.")

@@ -54,11 +54,21 @@ def headline(analysis: Analysis) -> str:
         return f"{start}: {rounded(best['samples_per_s'])} {analysis.rate_unit}{why}"
     if found["workers"] == 1:
         return f"{start}: no run with several workers has finished yet"
+    start += _way(found, best, series_labels(analysis.points))
+    one = base_of(found) if base_of(found) == _BASES["plain"] else "one"
     if low is not None and low <= 1 <= high:
         times = with_interval(best["speedup"], low, high)
-        return f"{start} are not measurably faster than one: {times} times as fast"
+        return f"{start} are not measurably faster than {one}: {times} times as fast"
     slower = ", which is slower" if best["speedup"] < 1 else ""
-    return f"{start} run {number(best['speedup'], low, high)} times as fast as one{slower}"
+    return f"{start} run {number(best['speedup'], low, high)} times as fast as {one}{slower}"
+
+
+def _way(found: Mapping[str, Any], best: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """Return over which library and transport a series of a finding ran; of a table, and of a command, nothing."""
+    label = labels[best["series"]]
+    if label == found["partition"] or found["mode"] == COMMAND:
+        return ""
+    return f" over {label}"
 
 
 def _start(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
@@ -227,9 +237,7 @@ def _fast(analysis: Analysis, found: Mapping[str, Any]) -> str:
     best, *others = found["series"]
     labels = series_labels(analysis.points)
     start = _start(found, analysis.provenance["findings"])
-    # Of a table, and of a command, there is no more to be said.
-    told = labels[best["series"]] != found["partition"] and found["mode"] != COMMAND
-    start += f" over {labels[best['series']]}" * told
+    start += _way(found, best, labels)
     if best["speedup"] is None:
         why = f"no speedup: {found['withheld']}" if found.get("withheld") else "there is no baseline"
         return f"{start}: {rounded(best['samples_per_s'])} {analysis.rate_unit}; {why}."
