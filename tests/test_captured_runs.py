@@ -27,7 +27,7 @@ from horovod_study.analysis.steps.attribution import INSIDE_COMPUTE, attribute, 
 from horovod_study.analysis.steps.breakdown import NOTES, PARTS, folded, shown
 from horovod_study.analysis.steps.losses import losses
 from horovod_study.analysis.steps.rank_steps import align
-from horovod_study.analysis.steps.stragglers import find_stragglers, pop_of
+from horovod_study.analysis.steps.stragglers import find_stragglers, waiting
 from horovod_study.report.kit.style import LAPS
 
 CAPTURED = ("compute", "sync", "update", "residual")
@@ -202,7 +202,8 @@ def test_the_own_time_of_a_rank_is_the_same_with_and_without_graphs() -> None:
 
     assert list(graphs) == ["update", "residual", "compute"]
     np.testing.assert_allclose(sum(graphs.values()), sum(ordinary.values()))
-    assert pop_of(align(rows(3), workers=3)) == pytest.approx(pop_of(align(rows(3, captured=False), workers=3)))
+    graphs_seen, ordinary_seen = (waiting(align(rows(3, captured=each), workers=3)) for each in (True, False))
+    assert graphs_seen == pytest.approx(ordinary_seen)
 
 
 def test_a_slow_rank_of_captured_steps_is_named_with_its_graph_as_the_place() -> None:

@@ -37,8 +37,8 @@ from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, cycle_s, ready_steps, settings_of
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError
-from horovod_study.records import RunTurns
+from horovod_study.errors import AnalysisError, refuse
+from horovod_study.records import RecordedRun, RunTurns, TurnSlice, run_turns
 
 OPTIONS = packaged().options
 
@@ -48,6 +48,10 @@ every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-r
 PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
 
 RESAMPLES = 2000
+
+_SAID = ("backend", "transport", "reduction", "workers", "batch")
+_GRADIENTS = ("compute_s", "backward_s", "residual_s")
+NO_LAPS = "its steps have no laps"
 
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
@@ -144,6 +148,40 @@ def observe(
         round=of_round,
         **{name: np.asarray((bench or {})[name], dtype=np.float64) for name in names},
     )
+
+
+def observe_run(run: RecordedRun, slices: Iterable[TurnSlice] = ()) -> Observation:
+    """Make an Observation of a run that is done; `slices`: the turns of its study.
+
+    What a script does not mark is in the residual, or in compute, and there is nothing of it elsewhere. Raises
+    AnalysisError, which begins with the name of the run, where that cannot be.
+    """
+    asked, ran = run.record.requested, run.record.effective
+    unsaid = [name for name in _SAID if ran.get(name) is None]
+    refuse(
+        run.name,
+        (run.state != "done", f"the run is {run.state}, and only finished runs are decomposed"),
+        (asked.get("timer_mode") == "off", "its steps were not timed (--timer-mode off)"),
+        (run.missing, "a rank has no rows"),
+        (unsaid, f"its record does not say its {''.join(unsaid[:1])}"),
+        error=AnalysisError,
+    )
+    rows = []
+    for columns in run.rows.values():
+        timed = np.asarray(columns["step"]) >= run.first_step
+        rows.append({name: np.asarray(values)[timed] for name, values in columns.items()})
+    unknown = {name for each in rows for name in _GRADIENTS if np.isnan(each[name]).any()}
+    refuse(
+        run.name,
+        (len({len(each["step"]) for each in rows}) > 1, "its ranks recorded different numbers of steps"),
+        ("residual_s" in unknown or {"compute_s", "backward_s"} <= unknown, NO_LAPS),
+        error=AnalysisError,
+    )
+    for each in rows:
+        each |= {name: np.nan_to_num(each[name]) for name in ("data_s", "forward_s", "backward_s", "update_s")}
+    turns = run_turns(run.record, run.directory.resolve().name, slices)
+    bench = run.synchronisation if run.workers > 1 else None
+    return observe(run.name, asked, ran, run.record.repeat, rows, bench, turns=turns)
 
 
 def _arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
