@@ -24,8 +24,7 @@ from horovod_study.analysis.series import history
 from horovod_study.analysis.series.points import CHOICES, scaling_points, with_series
 from horovod_study.analysis.steps import breakdown, trace
 from horovod_study.analysis.steps.attribution import INSIDE_COMPUTE, attribute, observe
-from horovod_study.analysis.steps.breakdown import NOTES, PARTS, folded, shown
-from horovod_study.analysis.steps.losses import losses
+from horovod_study.analysis.steps.breakdown import NOTES, PARTS, folded, losses, shown
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.analysis.steps.stragglers import find_stragglers, waiting
 from horovod_study.report.kit.style import LAPS

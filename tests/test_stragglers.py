@@ -108,7 +108,7 @@ def test_skew_is_that_of_the_attribution() -> None:
     parts = parts_of(observe("run", {}, effective, 0, list(rows.values()), None))
     seen = find_stragglers(align(rows, workers=3))
     assert seen.skew_s is not None
-    assert seen.skew_s["mean"] == pytest.approx(parts["skew"].value, rel=1e-12)
+    assert seen.skew_s["mean"] == pytest.approx(parts["skew"][0], rel=1e-12)
 
 
 @pytest.mark.parametrize("lap", ["data", "forward", "backward", "update", "residual"])

@@ -485,6 +485,11 @@ class ResidualGate(SimpleNamespace):
     growth, its workers, the rank, the share (of the step, or of T(N) - T(1), 0..1), and a text.
     """
 
+    @property
+    def exit_code(self) -> int:
+        """Return 1 where anything is over."""
+        return 1 if self.over else 0
+
 
 _PerCent = Annotated[Number, Field(ge=0, le=100)]
 

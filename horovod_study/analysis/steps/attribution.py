@@ -26,6 +26,7 @@ docs/attribution.md derives them and says what bounds their error; workload/prob
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -198,21 +199,8 @@ def _arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What one run says of one quantity: its mean, and draws of that mean, shape (D,)."""
-
-    value: float
-    draws: Floats
-
-    def __add__(self, other: "Part") -> "Part":
-        return Part(value=self.value + other.value, draws=self.draws + other.draws)
-
-    def __sub__(self, other: "Part") -> "Part":
-        return Part(value=self.value - other.value, draws=self.draws - other.draws)
-
-    def __truediv__(self, other: "Part") -> "Part":
-        return Part(value=self.value / other.value, draws=self.draws / other.draws)
+Part: TypeAlias = Floats
+"""What one run says of one quantity, (1 + RESAMPLES,): its mean, then draws of that mean."""
 
 
 def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
@@ -228,19 +216,17 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     columns, together = _by_step(seen), _together(seen)
     table = np.stack(list(columns.values()), axis=1)
     draws = _block_means(table, max(10, round(math.sqrt(len(table)))), rng)
-    found = {
-        name: Part(value=float(table[:, place].mean()), draws=draws[:, place]) for place, name in enumerate(columns)
-    }
+    means = np.concatenate([table.mean(axis=0)[np.newaxis], draws])
+    found = dict(zip(columns, means.T, strict=True))
     if together:
         ranks = range(seen.ready_s.shape[1])
-        found["skew"] = _over(np.mean, (found[f"wait {rank}"] for rank in ranks))
-        found["steady"] = _over(np.max, (found[f"lag {rank}"] for rank in ranks))
+        found["skew"] = np.mean([found[f"wait {rank}"] for rank in ranks], axis=0)
+        found["steady"] = np.max([found[f"lag {rank}"] for rank in ranks], axis=0)
     if seen.floor_s is not None:
         found["floor"] = _undisturbed(seen.floor_s, seen.block, rng)
     for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
         if samples is not None:
-            means = _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0]
-            found[name] = Part(value=float(samples.mean()), draws=means)
+            found[name] = np.append(samples.mean(), _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0])
     if together:
         found["exposed"] = found["sync"] - found["skew"]
         if (through_s := seen.through_s) is not None and "floor" in found:
@@ -275,14 +261,8 @@ def _undisturbed(samples: Floats, block: int, rng: np.random.Generator) -> Part:
     block = max(1, min(block, len(samples) // 4))
     starts = rng.integers(0, len(samples), size=(RESAMPLES, math.ceil(len(samples) / block)))
     rows = (starts[:, :, np.newaxis] + np.arange(block)) % len(samples)  # a ring, as in _block_means
-    drawn: Floats = np.quantile(samples[rows.reshape(RESAMPLES, -1)], _FLOOR_QUANTILE, axis=1)
-    return Part(value=float(np.quantile(samples, _FLOOR_QUANTILE)), draws=drawn)
-
-
-def _over(rule: Any, parts: Iterable[Part]) -> Part:
-    """Return the mean or the largest of several quantities."""
-    values, draws = zip(*((part.value, part.draws) for part in parts), strict=True)
-    return Part(value=float(rule(values, axis=0)), draws=rule(draws, axis=0))
+    drawn = np.quantile(samples[rows.reshape(RESAMPLES, -1)], _FLOOR_QUANTILE, axis=1)
+    return np.append(np.quantile(samples, _FLOOR_QUANTILE), drawn)
 
 
 def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
@@ -300,37 +280,21 @@ def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
     return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, 50)])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
-    """What the repeats of one runtime come to, in s; a quantity that cannot be determined is missing."""
+class Arm(SimpleNamespace):
+    """What the repeats of one runtime come to, in s; a quantity that cannot be determined is missing.
 
-    backend: str
-    transport: str
-    reduction: str
-    workers: int
-    batch: int
-    arm: str
-    runs: tuple[str, ...]
-    hosts: tuple[str, ...]
-    settings: Mapping[str, Any]
-    seconds: Mapping[str, Interval]  # see parts_of
-    efficiency: Mapping[str, Interval]  # now, without runtime, without skew, without unexplained, at the floor
-    baseline: str  # what an efficiency of 1 is
-    why_not: str = ""  # why parts are missing
-    slow_rank: int | None = None  # the rank that is later than the others, beyond doubt
-    leave_spread_s: float = math.nan  # how far apart ranks leave a synchronisation: bounds the error of the skew
-    cycle_ms: float | None = None  # None where there is none, or where the thread is woken
-    over_shipped: Interval | None = None  # step over that with shipped settings, within rounds
-    rounds: int = 0  # of turns that its ratios come from; 0 where they come from whole runs
+    backend, transport, reduction, workers, batch, arm, hosts, settings: see Observation; runs: their names. seconds:
+    see `parts_of`, as intervals; efficiency: now, without runtime, without skew, without unexplained, at the floor;
+    baseline: what an efficiency of 1 is. why_not: why parts are missing. slow_rank: the one that is later than the
+    others beyond doubt. leave_spread_s: see `leave_spread`. cycle_ms: None where there is none, or where the thread is
+    woken. over_shipped: step over that with shipped settings, within rounds. rounds: of turns that its ratios come
+    from, 0 where they come from whole runs.
+    """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attribution:
-    """Where the synchronisation time of a set of runs goes."""
-
-    arms: tuple[Arm, ...]
-    one_worker_step_s: Mapping[int, Interval] = field(default_factory=dict)  # batch -> step of one worker alone
-    doubts: tuple[str, ...] = ()  # the limitations of it
+class Attribution(SimpleNamespace):
+    """Where the synchronisation time of a set of runs goes: arms, one_worker_step_s (batch -> interval of the step of
+    one worker alone), and doubts, the limitations of it."""
 
 
 Group: TypeAlias = Sequence[tuple[Observation, dict[str, Part]]]
@@ -413,10 +377,12 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
     certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
-    same = ("backend", "transport", "reduction", "workers", "batch", "arm", "hosts", "settings")
+    same = ("backend", "transport", "reduction", "workers", "batch", "arm")
     return Arm(
         **{name: getattr(first, name) for name in same},
         runs=tuple(seen.run for seen, _ in group),
+        hosts=first.hosts,
+        settings=first.settings,
         seconds=parts,
         efficiency=efficiency,
         baseline="one worker alone" if base else "its own step without synchronisation",
@@ -450,7 +416,7 @@ def _efficiencies(
     """
     same = [each for other, each in base if other.repeat == seen.repeat] or [each for _, each in base]
     if same:
-        one = _over(np.mean, (each["step"] for each in same))
+        one: Part = np.mean([each["step"] for each in same], axis=0)
     elif "sync" in parts:
         one = parts["ready"]
     else:
@@ -461,8 +427,8 @@ def _efficiencies(
 def over_runs(parts: Sequence[Part]) -> Interval:
     """Return the mean over repeats: the bootstrap of one run's steps, or Student's t between several runs."""
     if len(parts) == 1:
-        return stats.percentiles(parts[0].value, parts[0].draws)
-    return stats.student([part.value for part in parts])
+        return stats.percentiles(float(parts[0][0]), parts[0][1:])
+    return stats.student([float(part[0]) for part in parts])
 
 
 def _by_round(seen: Observation, parts: Mapping[str, Part]) -> tuple[list[int], dict[str, Floats]]:
@@ -473,7 +439,7 @@ def _by_round(seen: Observation, parts: Mapping[str, Part]) -> tuple[list[int], 
         columns["skew"] = np.mean([each for name, each in columns.items() if name.startswith("wait ")], axis=0)
         columns["exposed"] = columns["sync"] - columns["skew"]
     found = {name: np.bincount(place, weights=each) / np.bincount(place) for name, each in columns.items()}
-    once = {name: np.full(len(number), part.value) for name, part in parts.items() if name in _ONCE}
+    once = {name: np.full(len(number), part[0]) for name, part in parts.items() if name in _ONCE}
     found |= once
     if "exposed" in found and "through" in once:
         found["unexplained"] = found["exposed"] - once["through"]
@@ -526,26 +492,18 @@ ARM_COLUMNS = (
 ROWS = ("step", "sync", "floor", "skew", "pack", "rest", "runtime", "unexplained")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decomposition:
-    """What one run says of its synchronisation, without the arrays that it comes from."""
-
-    arm: str
-    parts: Mapping[str, Interval]  # those of ROWS that are known
-    why_not: str  # why parts are missing
-
-
-def decompose_observation(seen: Observation) -> Decomposition:
-    """Return the parts of one run with the intervals that its own steps give them."""
+def decompose_observation(seen: Observation) -> SimpleNamespace:
+    """Return what one run says without its arrays: arm, parts (those of ROWS that are known, with the intervals that
+    its own steps give them), and why_not, why some are missing."""
     parts = parts_of(seen)
-    return Decomposition(
+    return SimpleNamespace(
         arm=seen.arm,
         parts={name: over_runs([parts[name]]) for name in ROWS if name in parts},
         why_not=seen.why_no_sync if seen.sync_s is None else seen.why_not_through,
     )
 
 
-def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Decomposition]) -> pd.DataFrame:
+def arm_rows(runs: pd.DataFrame, taken: Mapping[str, SimpleNamespace]) -> pd.DataFrame:
     """Return ARM_COLUMNS of the runs of a named run table (points.with_series) that were decomposed, by run.
 
     Means over repeats with Student's interval; of one run its own, and NaN where some repeat does not know a part.

@@ -113,19 +113,6 @@ class RankSteps:
         return {lap: self.laps[lap][here - 1 if lap == "update" else here] for lap in self.told_laps()}
 
 
-def _nothing_unmarked(laps: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return columns of step rows, name -> values, with 0 for laps whose work is in another lap of every step.
-
-    A CUDA graph that computes holds forward and backward, and it may hold data and update; in ordinary steps there is
-    no compute, and data that are not marked are in what comes next. Of laps that are there but unknown nothing is made.
-    """
-    captured = np.isfinite(laps["compute_s"]).all()
-    inside = ("data_s", "forward_s", "backward_s", "update_s") if captured else ("data_s", "compute_s")
-    return {
-        name: np.zeros_like(each) if name in inside and np.isnan(each).all() else each for name, each in laps.items()
-    }
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _ReadySteps:
     """S steps of R ranks that follow another of their epoch, times in s; before others there was a barrier, or a wait
@@ -147,7 +134,12 @@ def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: 
     names = ("sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
     laps = {name: np.stack([np.asarray(rank[name], dtype=np.float64) for rank in rows], axis=1) for name in names}
     captured = not np.isnan(laps["compute_s"]).all()
-    laps = _nothing_unmarked(laps)
+    # A CUDA graph that computes holds forward and backward, and may hold data and update; in ordinary steps there is no
+    # compute, and data that are not marked are in what comes next. Of laps that are there but unknown nothing is made.
+    whole = np.isfinite(laps["compute_s"]).all()
+    for name in ("data_s", "forward_s", "backward_s", "update_s") if whole else ("data_s", "compute_s"):
+        if np.isnan(laps[name]).all():
+            laps[name] = np.zeros_like(laps[name])
     step, epoch = np.asarray(rows[0]["step"]), np.asarray(rows[0]["epoch"])
     follows = np.flatnonzero((np.diff(step) == 1) & (np.diff(epoch) == 0)) + 1
     follows = follows[~np.isin(step[follows], [*after_waits])]

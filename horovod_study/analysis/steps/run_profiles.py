@@ -7,7 +7,6 @@ for the time since the one before it, as everywhere (docs/system.md). Unknown is
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured, whole_runs, with_series
+from horovod_study.analysis.stats import Floats
 
-Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 _MAX_PARTS = 40  # of a run: as many as a small plot shows
@@ -96,15 +95,6 @@ def runs_table(
     return table
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Profile:
-    """The course of one run over its timed window, in P parts of as equal numbers of steps as can be."""
-
-    first_step: Places  # (P,)
-    steps: Places  # (P,), of the first rank
-    columns: Mapping[str, Floats]  # PROFILE_COLUMNS but the first four -> (P,)
-
-
 def part_places(steps: int) -> Places:
     """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
     parts = max(1, min(_MAX_PARTS, steps // MIN_STEPS))
@@ -147,11 +137,15 @@ class Course:
         for level, found in zip(ON_THE_WAY[name], levels, strict=True):
             self._ranks.setdefault(f"{name} {level}", []).append(found)
 
-    def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> Profile | None:
-        """Return the profile, with the load of the hosts from {host: {part: columns}}; None without timed steps."""
+    def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> pd.DataFrame | None:
+        """Return PROFILE_COLUMNS but the run, with the load of the hosts from {host: {part: columns}}; None without
+        timed steps."""
         if self._first is None:
             return None
         columns = {
+            "part": np.arange(len(self._steps)),
+            "first_step": self._first[:-1],
+            "steps": self._steps,  # of the first rank
             "begin_s": self._begin_s,
             "end_s": self._end_s,
             "step_s": self._over(np.mean, "step_s"),
@@ -161,7 +155,7 @@ class Course:
             "sync_s_median": self._over(np.mean, "sync_s 0.5"),
             **_load_by_part(samples, self._begin_s, self._end_s),
         }
-        return Profile(first_step=self._first[:-1], steps=self._steps, columns=columns)
+        return pd.DataFrame(columns)
 
     def _over(self, how: Callable[..., Any], name: str) -> Floats:
         """Return one value per part over the ranks that have steps there; NaN where one of them does not know it."""
@@ -193,7 +187,8 @@ def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple
 
 
 def _quantiles(block: Floats, levels: Sequence[float]) -> Floats:
-    """Return quantiles of each row of (P, K), interpolated linearly, (Q, P); NaN for a row with a NaN."""
+    """Return quantiles of each row of (P, K), interpolated linearly, (Q, P), NaN for a row with a NaN: those of NumPy,
+    which takes three times as long for so few values."""
     at = (block.shape[1] - 1) * np.asarray(levels)
     low = np.floor(at).astype(int)
     high = np.minimum(low + 1, block.shape[1] - 1)
@@ -236,17 +231,8 @@ def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats
     return mean
 
 
-def profile_rows(profiles: Iterable[tuple[str, Profile | None]]) -> pd.DataFrame:
+def profile_rows(profiles: Iterable[tuple[str, pd.DataFrame | None]]) -> pd.DataFrame:
     """Return PROFILE_COLUMNS of runs, given with their names, in their order; a run without timed steps has no row."""
-    there = [(run, each) for run, each in profiles if each is not None]
-    if not there:
-        return pd.DataFrame(columns=list(PROFILE_COLUMNS))
-    counts = [len(each.steps) for _, each in there]
-    table = {
-        "run": np.repeat(np.array([run for run, _ in there], dtype=object), counts),
-        "part": np.concatenate([np.arange(count) for count in counts]),
-        "first_step": np.concatenate([each.first_step for _, each in there]),
-        "steps": np.concatenate([each.steps for _, each in there]),
-        **{name: np.concatenate([each.columns[name] for _, each in there]) for name in PROFILE_COLUMNS[4:]},
-    }
-    return pd.DataFrame(table, columns=list(PROFILE_COLUMNS))
+    there = [each.assign(run=run) for run, each in profiles if each is not None]
+    empty = pd.DataFrame(columns=list(PROFILE_COLUMNS))
+    return pd.concat(there, ignore_index=True)[list(PROFILE_COLUMNS)] if there else empty
