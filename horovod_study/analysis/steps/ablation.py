@@ -22,14 +22,12 @@ import numpy as np
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.attribution import BUSY_CORES
-from horovod_study.config.run import LAPS
+from horovod_study.analysis.steps.rank_steps import PARTS
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.records import RecordedRun, read_ablation
 
 RESAMPLES = 4000
 MIN_PAIRS = 4  # fewer pairs have no interval to speak of
-
-PARTS = (*LAPS, "residual")  # laps that add up to the step
 
 AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
 _SENTENCES = {

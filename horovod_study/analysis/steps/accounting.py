@@ -121,16 +121,13 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
             why_not_seen = str(error).partition(": ")[2]
     return RunAccount(
         run=run.name,
-        state=run.state,
-        reason=run.record.reason,
-        repeat=run.record.repeat,
-        workers=run.workers,
+        **{name: getattr(run, name) for name in ("state", "workers", "first_step")},
+        **{name: getattr(run.record, name) for name in ("reason", "repeat")},
         ranks=tuple(ranks),
         parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
         residual=residual,
         why_not=why_not,
         steps=max((rank.steps for rank in ranks), default=0),
-        first_step=run.first_step,
         excluded=max((rank.excluded for rank in ranks), default=0),
         excluded_by=timed_from(run.record)[1],
         notes=tuple(_notes(run, ranks, ends, incomplete=incomplete)),

@@ -364,7 +364,13 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     first = group[0][0]
     names = [name for name in group[0][1] if all(name in parts for _, parts in group)]
     parts = {name: over_runs([each[name] for _, each in group]) for name in names}
-    ratios = [_efficiencies(seen, each, base) for seen, each in group]
+    ratios = []
+    for seen, own in group:
+        # One worker alone, of the same repeat where there is one; or the run's own step without synchronisation.
+        same = [each["step"] for other, each in base if other.repeat == seen.repeat] or [e["step"] for _, e in base]
+        one = np.mean(same, axis=0) if same else own["ready"]
+        cases = {name: step for name, (needed, step) in _CASES.items() if own.keys() >= set(needed)}
+        ratios.append({name: one / step(own) for name, step in cases.items()} if same or "sync" in own else {})
     efficiency = {name: over_runs([each[name] for each in ratios]) for name in ratios[0]}
     over_shipped = _ratio(group, shipped, _CASES["now"][1], _CASES["now"][1]) if shipped else None
     rounds = 0 if over_shipped is None else over_shipped.n
@@ -404,24 +410,6 @@ _CASES: Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "without synchronisation": (("ready", "sync"), lambda of: of["ready"]),
 }
 """What a step would take in each case, from the parts that it takes."""
-
-
-def _efficiencies(
-    seen: Observation, parts: Mapping[str, Part], base: Sequence[tuple[Observation, dict[str, Part]]]
-) -> dict[str, Part]:
-    """Return the efficiency of one run now, and what it would be if a part of the synchronisation were not there.
-
-    The baseline is the step of one worker alone, from the same repeat where there is one, else from all of them; or
-    the run's own step without synchronisation.
-    """
-    same = [each for other, each in base if other.repeat == seen.repeat] or [each for _, each in base]
-    if same:
-        one: Part = np.mean([each["step"] for each in same], axis=0)
-    elif "sync" in parts:
-        one = parts["ready"]
-    else:
-        return {}
-    return {name: one / step(parts) for name, (needed, step) in _CASES.items() if parts.keys() >= set(needed)}
 
 
 def over_runs(parts: Sequence[Part]) -> Interval:

@@ -74,21 +74,21 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
             values = folded(timed[[*points.LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
             names, moved = tuple(timed["repeat"]), 2 * points.disturbed_runs(timed).sum() >= len(timed)
             cells.append({**first, "repeats": len(timed), "values": values, "names": names, "disturbed": moved})
-    rows = [row for cell in cells for row in _rows(cell, cells)]
-    if all(math.isnan(row["mean_s"]) for row in rows if row["lap"] == "compute"):
-        rows = [row for row in rows if row["lap"] != "compute"]
-    columns = [
-        *(*_OF_CELL, "lap"),
-        *("mean_s", "share", "minus_plain_s", "growth_plain", "minus_wrapped_s", "growth_wrapped", "note"),
-        *("median_s", "min_s", "max_s"),
-        *(f"{name}_{kind}{end}" for kind in BASES for name, end in _INTERVAL),
-    ]
-    frame = pd.DataFrame(rows, columns=columns)
+    rows = [row for cell in cells for row in _rows(cell, cells).to_dict("records")]
+    frame = pd.DataFrame(rows, columns=_COLUMNS)
+    if frame.loc[frame["lap"] == "compute", "mean_s"].isna().all():
+        frame = frame[frame["lap"] != "compute"].reset_index(drop=True)
     return points.whole_numbers(frame, ("batch", "workers", "nodes"))
 
 
 _OF_CELL = ("series", "partition", "backend", "transport", "batch", "workers", "nodes", "mode", "repeats")
-_INTERVAL = (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))
+_COLUMNS = [
+    *(*_OF_CELL, "lap"),
+    *("mean_s", "share", "minus_plain_s", "growth_plain", "minus_wrapped_s", "growth_wrapped", "note"),
+    *("median_s", "min_s", "max_s"),
+    *(f"{name}_{kind}{end}" for kind in BASES
+      for name, end in (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))),
+]  # fmt: skip
 
 
 def shown(cells: pd.DataFrame, laps: Sequence[str]) -> list[str]:
@@ -130,27 +130,27 @@ def folded(values: Floats) -> Floats:
     return result
 
 
-def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows of one cell."""
     values: Floats = cell["values"]  # (R, 8)
-    means, step_s = values.mean(axis=0), float(values[:, -1].mean())
-    grown = {kind: _growth(cell, cells, kind) for kind in BASES}
-    rows = []
-    for place, part in enumerate(PARTS):
-        own = values[:, place]
-        row = {name: cell[name] for name in _OF_CELL} | {"lap": part, "note": _note(cell, means, part)}
-        row |= {"mean_s": float(means[place]), "share": float(means[place]) / step_s}
-        row |= {"median_s": float(np.median(own)), "min_s": float(own.min()), "max_s": float(own.max())}
-        for kind, (minus, low, high, how, base) in grown.items():
-            worth = abs(minus[-1]) >= GROWTH_WORTH_SPLITTING * step_s
-            row[f"minus_{kind}_s"] = float(minus[place])
-            row[f"growth_{kind}"] = float(minus[place] / minus[-1]) if worth else math.nan
-            row |= {f"minus_{kind}_low_s": float(low[place]), f"minus_{kind}_high_s": float(high[place])}
-            row |= {f"interval_{kind}": how, f"base_{kind}": base}
-        rows.append(row)
-    compute, update = rows[_PLACES["compute"]], rows[_PLACES["update"]]
-    if any(not math.isnan(compute[f"minus_{kind}_s"]) and math.isnan(update[f"minus_{kind}_s"]) for kind in BASES):
-        compute["note"] = NOTES["together"] if not math.isnan(update["mean_s"]) else ""
-    return rows
+    means = values.mean(axis=0)
+    frame = pd.DataFrame({name: [cell[name]] * len(PARTS) for name in _OF_CELL})
+    frame["lap"], frame["note"] = PARTS, [_note(cell, means, part) for part in PARTS]
+    frame["mean_s"], frame["share"] = means, means / means[-1]
+    frame["median_s"], frame["min_s"] = np.median(values, axis=0), values.min(axis=0)
+    frame["max_s"] = values.max(axis=0)
+    together = False
+    for kind in BASES:
+        minus, low, high, how, base = _growth(cell, cells, kind)
+        worth = abs(minus[-1]) >= GROWTH_WORTH_SPLITTING * means[-1]
+        frame[f"minus_{kind}_s"], frame[f"growth_{kind}"] = minus, minus / minus[-1] if worth else math.nan
+        frame[f"minus_{kind}_low_s"], frame[f"minus_{kind}_high_s"] = low, high
+        frame[f"interval_{kind}"], frame[f"base_{kind}"] = how, base
+        together |= not math.isnan(minus[_PLACES["compute"]]) and math.isnan(minus[_PLACES["update"]])
+    if together:
+        known = not math.isnan(means[_PLACES["update"]])
+        frame.loc[_PLACES["compute"], "note"] = NOTES["together"] if known else ""
+    return frame
 
 
 def _note(cell: dict[str, Any], means: Floats, part: str) -> str:

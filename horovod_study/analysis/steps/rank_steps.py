@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,22 +114,14 @@ class RankSteps:
         return {lap: self.laps[lap][here - 1 if lap == "update" else here] for lap in self.told_laps()}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _ReadySteps:
-    """S steps of R ranks that follow another of their epoch, times in s; before others there was a barrier, or a wait
-    for a turn, after which ranks do not begin together.
-    """
+def ready_steps(
+    rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: Collection[int] = ()
+) -> SimpleNamespace:
+    """Return S steps of R ranks that follow another of their epoch; before others there was a barrier, or a wait for a
+    turn, after which ranks do not begin together. AnalysisError for fewer than 20.
 
-    step: NDArray[np.int64]  # (S,)
-    own_s: Floats  # (S, R), until the gradients are ready
-    sync_s: Floats  # (S, R), NaN where the backend cannot see it
-    backward_s: Floats  # (S, R)
-    captured: bool  # a CUDA graph computes
-
-
-def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: Collection[int] = ()) -> _ReadySteps:
-    """Return what the columns of the same steps say, one mapping per rank; AnalysisError for fewer than 20 steps.
-
+    step (S,); own_s, until the gradients are ready, sync_s, NaN where the backend cannot see it, and backward_s, (S, R)
+    in s; captured: whether a CUDA graph computes. `rows`: columns of the same steps, one mapping per rank;
     `after_waits`: steps before which the run waited for its turn.
     """
     names = ("sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
@@ -150,7 +143,7 @@ def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: 
             "are needed, run it for more steps"
         )
     own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
-    return _ReadySteps(
+    return SimpleNamespace(
         step=step[follows],
         own_s=own,
         sync_s=laps["sync_s"][follows],

@@ -37,9 +37,12 @@ _FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")
 _NEGOTIATE = "NEGOTIATE_"
 _UNTIMED = ("BARRIER", "JOIN")  # collectives that move nothing: listed, but no part of `together`
 
-_OPERATION = re.compile(
-    r"(MPI|GLOO|NCCL|CCL|DDL|ADASUM|HIERARCHICAL|XLA)[A-Z_]*_?(ALLREDUCE|ALLGATHERV?|BROADCAST|BCAST|ALLTOALLV?|REDUCESCATTER|REDUCE|ADASUM)"
-)
+_COLLECTIVES = "ALLREDUCE|ALLGATHERV?|BROADCAST|BCAST|ALLTOALLV?|REDUCESCATTER|REDUCE|ADASUM"
+_ACTIVITIES = {
+    "copy": "MEMCPY_|COPY_",
+    "queue": "(QUEUE|WAIT_FOR_DATA|WAIT_FOR_OTHER_TENSOR_DATA)$",
+    "operation": rf"(MPI|GLOO|NCCL|CCL|DDL|ADASUM|HIERARCHICAL|XLA)[A-Z_]*_?({_COLLECTIVES})$",
+}
 
 
 class Timeline(SimpleNamespace):
@@ -189,14 +192,6 @@ def _collect(
     return bool(stack), stray
 
 
-def _phase_of(activity: str) -> str:
-    if activity.startswith(("MEMCPY_", "COPY_")):
-        return "copy"
-    if activity in ("QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"):
-        return "queue"
-    return "operation" if _OPERATION.fullmatch(activity) else "other"
-
-
 def _pieces(each: _Collective) -> list[tuple[str, str, float, float]]:
     """Return (phase, activity, begin, end) of a collective: they tile it from its first moment to its last."""
     pieces = []
@@ -207,7 +202,8 @@ def _pieces(each: _Collective) -> list[tuple[str, str, float, float]]:
     at = each.begin
     for activity, begin, end in each.activities:
         pieces.append(("rest", "in no activity", at, begin))
-        pieces.append((_phase_of(activity), activity, begin, end))
+        phase = next((name for name, form in _ACTIVITIES.items() if re.match(form, activity)), "other")
+        pieces.append((phase, activity, begin, end))
         at = end
     if each.kind not in _UNTIMED or each.end > at:
         pieces.append(("rest", "in no activity", at, each.end))
