@@ -9,9 +9,8 @@ run_profiles.py  each run for itself: one row with all that is known of it, and 
 stragglers.py    which rank is slow, by how much, and in which lap: from each rank's own clock
 pauses.py        steps that took far longer than others, whether they come regularly, and time between the steps
 inspection.py    one run in detail: whether its laps add up, who was late, and what paused
-timeline.py      Horovod's timeline decomposed: where the time of a collective goes
+timeline.py      Horovod's timeline decomposed: where the time of a collective goes; recorded steps as such events
 traces.py        traces of torch.profiler and records of NCCL Inspector, one file a rank: who is late, what is exposed
-trace.py         recorded steps as events of the Chrome trace format, which Perfetto and chrome://tracing draw
 timers.py        what measuring costs, from blocks of steps that alternated
 explanation.py   one page about a run or a study: where the time goes, who is slow, what would help
 """
