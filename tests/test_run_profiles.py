@@ -237,9 +237,7 @@ def test_a_damaged_file_of_samples_leaves_the_course_of_the_steps(tmp_path: Path
 def test_untimed_steps_have_parts_without_times():
     course = run_profiles.Course()
     step, nothing = np.arange(100), np.full(100, math.nan)
-    course.begin_rank(step, lambda name: nothing)
-    for name in run_profiles.ON_THE_WAY:
-        course.add(name, nothing)
+    course.add_rank(step, lambda name: nothing)
 
     profile = course.profile({})
 

@@ -30,7 +30,7 @@ from horovod_study.analysis.steps.attribution import NO_LAPS, decompose_observat
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.steps.pauses import outside_of, stalls_of, stalls_over, whole_epoch
 from horovod_study.analysis.steps.rank_steps import align, where
-from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course
+from horovod_study.analysis.steps.run_profiles import SAMPLED, Course
 from horovod_study.analysis.steps.stragglers import waiting
 from horovod_study.config.doors import Number, accept
 from horovod_study.errors import AnalysisError, ConfigError
@@ -211,8 +211,7 @@ def _rank(
 ) -> tuple[SimpleNamespace, Floats | None]:
     """Return the account of one rank, and the residual share of each timed step, (S,), None where not known.
 
-    `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many; `course`
-    takes what it needs on the way.
+    `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many.
     """
 
     def column(name: str) -> Floats:
@@ -220,14 +219,12 @@ def _rank(
 
     step = every[timed]
     if course is not None:
-        course.begin_rank(step, column)
+        course.add_rank(step, column)
     means, nulls = {}, {}
     covered = np.zeros(len(step))
     values = covered
     for part, name in zip(PARTS, _COLUMNS, strict=True):
         values = column(name)
-        if course is not None and name in ON_THE_WAY:
-            course.add(name, values)
         means[part], nulls[part] = float(values.sum()) / len(step), 0
         if not math.isfinite(means[part]):
             nulls[part] = int(np.isnan(values).sum())

@@ -50,7 +50,8 @@ PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchr
 
 RESAMPLES = 2000
 
-_SAID = ("backend", "transport", "reduction", "workers", "batch")
+_SAID = ("backend", "transport", "reduction", "workers", "batch")  # by a record
+_SAME = (*_SAID, "arm")  # of repeats
 _GRADIENTS = ("compute_s", "backward_s", "residual_s")
 NO_LAPS = "its steps have no laps"
 
@@ -89,17 +90,6 @@ class Observation:
     other_cores: float = 0.0  # cores of a host in use by other programs, the most of any host
     turns: RunTurns = field(default_factory=RunTurns)
     round: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # (S,): its slice's, or -1
-
-    @property
-    def name(self) -> tuple[Any, ...]:
-        """Return what repeats share."""
-        return (self.backend, self.transport, self.reduction, self.workers, self.batch, self.arm)
-
-    @property
-    def step_s(self) -> Floats:
-        """Return the seconds from the end of one synchronisation to the end of the next, mean over ranks, (S,)."""
-        step: Floats = (self.ready_s if self.sync_s is None else self.ready_s + self.sync_s).mean(axis=1)
-        return step
 
 
 def observe(
@@ -247,7 +237,10 @@ def _by_step(seen: Observation) -> dict[str, Floats]:
     ready = seen.ready_s
     mean_ready = ready.mean(axis=1)
     waits = ready.max(axis=1, keepdims=True) - ready  # (S, R)
-    columns = {"step": seen.step_s, "ready": mean_ready}
+    step = (
+        ready if seen.sync_s is None else ready + seen.sync_s
+    )  # from the end of a synchronisation to that of the next
+    columns = {"step": step.mean(axis=1), "ready": mean_ready}
     if _together(seen):
         columns |= {f"wait {rank}": waits[:, rank] for rank in range(ready.shape[1])}
         columns |= {f"lag {rank}": ready[:, rank] - mean_ready for rank in range(ready.shape[1])}
@@ -310,7 +303,8 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
     """
     groups: dict[tuple[Any, ...], list[tuple[Observation, dict[str, Part]]]] = {}
     for place, seen in enumerate(observations):
-        groups.setdefault(seen.name, []).append((seen, parts_of(seen, seed=1 + place)))
+        name = tuple(getattr(seen, each) for each in _SAME)
+        groups.setdefault(name, []).append((seen, parts_of(seen, seed=1 + place)))
     several = {name: group for name, group in groups.items() if group[0][0].workers > 1}
     if not several:
         raise AnalysisError("none of the runs has several workers: there is no synchronisation to take apart")
@@ -383,9 +377,8 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
     certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
-    same = ("backend", "transport", "reduction", "workers", "batch", "arm")
     return Arm(
-        **{name: getattr(first, name) for name in same},
+        **{name: getattr(first, name) for name in _SAME},
         runs=tuple(seen.run for seen, _ in group),
         hosts=first.hosts,
         settings=first.settings,

@@ -274,7 +274,7 @@ def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[tuple[Row, ...],
     for cell in last:
         rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
         first = next(each for each in cells if each.series == cell.series)
-        kind = next((each for each in BASES if pd.notna(rows.at["step", f"minus_{each}_s"])), None)
+        kind = next((each for each in BASES if rows[f"minus_{each}_s"].notna()["step"]), None)
         if cell.withheld or cell.unsteady or first.unsteady or (kind is None and first is cell) or cell.workers == 1:
             continue
         if kind is not None:

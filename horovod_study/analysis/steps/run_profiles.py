@@ -35,9 +35,6 @@ LOADS: Mapping[str, tuple[str, str, bool]] = {
 SAMPLED = ("at_s", "cpu_percent", "rss_mb", "gpu_percent", "gpu_memory_mb", "power_w")
 """Columns of system samples that the course of a run is made with."""
 
-ON_THE_WAY: Mapping[str, tuple[float, ...]] = {"sync_s": (0.5,), "step_s": (0.5, 0.9)}
-"""Columns of step rows that the course of a run takes, and the quantiles over the steps of each part."""
-
 PROFILE_COLUMNS = (
     *("run", "part", "first_step", "steps", "begin_s", "end_s"),
     *("step_s", "step_s_median", "step_s_p90", "sync_s", "sync_s_median"),
@@ -112,30 +109,25 @@ class Course:
 
     def __init__(self) -> None:
         self._first: Places | None = None  # (P + 1,): the first step of each part, and the one after the last
-        self._steps = self._places = np.empty(0, dtype=np.int64)
-        self._begin_s = self._end_s = np.empty(0)
-        self._order: slice | Places = slice(None)
+        self._columns: dict[str, NDArray[Any]] = {}  # of the first rank, (P,)
         self._ranks: dict[str, list[Floats]] = {}  # column, or column and quantile -> of each rank, (P,)
 
-    def begin_rank(self, step: NDArray[np.integer], column: Callable[[str], Floats]) -> None:
-        """Begin with a rank of timed steps `step`, (S,); `column` returns another column of these rows."""
-        self._order = slice(None) if (step[1:] > step[:-1]).all() else np.argsort(step, kind="stable")
-        step = step[self._order]
+    def add_rank(self, step: NDArray[np.integer], column: Callable[[str], Floats]) -> None:
+        """Take a rank of timed steps `step`, (S,); `column` returns another column of these rows, NaN where unknown."""
+        order: slice | Places = slice(None) if (step[1:] > step[:-1]).all() else np.argsort(step, kind="stable")
+        step = step[order]
         if self._first is None:
             places = part_places(len(step))
-            begin_s, last = column("begin_s")[self._order], places[1:] - 1
+            begin_s, last = column("begin_s")[order], places[1:] - 1
             self._first = np.append(step[places[:-1]], step[-1] + 1).astype(np.int64)
-            self._steps = np.diff(places)
-            self._begin_s = begin_s[places[:-1]]
-            self._end_s = begin_s[last] + column("step_s")[self._order][last]
-        self._places = np.searchsorted(step, self._first)
-
-    def add(self, name: str, values: Floats) -> None:
-        """Take one of the columns ON_THE_WAY of the present rank, (S,), NaN where unknown."""
-        means, levels = by_part(values[self._order], self._places, ON_THE_WAY[name])
-        self._ranks.setdefault(name, []).append(means)
-        for level, found in zip(ON_THE_WAY[name], levels, strict=True):
-            self._ranks.setdefault(f"{name} {level}", []).append(found)
+            ends = {"begin_s": begin_s[places[:-1]], "end_s": begin_s[last] + column("step_s")[order][last]}
+            number = np.arange(len(places) - 1)
+            self._columns = {"part": number, "first_step": self._first[:-1], "steps": np.diff(places), **ends}
+        places = np.searchsorted(step, self._first)
+        for name, quantiles in (("sync_s", (0.5,)), ("step_s", (0.5, 0.9))):
+            means, levels = by_part(column(name)[order], places, quantiles)
+            for of, found in ((name, means), *zip((f"{name} {each}" for each in quantiles), levels, strict=True)):
+                self._ranks.setdefault(of, []).append(found)
 
     def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> pd.DataFrame | None:
         """Return PROFILE_COLUMNS but the run, with the load of the hosts from {host: {part: columns}}; None without
@@ -143,17 +135,13 @@ class Course:
         if self._first is None:
             return None
         columns = {
-            "part": np.arange(len(self._steps)),
-            "first_step": self._first[:-1],
-            "steps": self._steps,  # of the first rank
-            "begin_s": self._begin_s,
-            "end_s": self._end_s,
+            **self._columns,
             "step_s": self._over(np.mean, "step_s"),
             "step_s_median": self._over(np.max, "step_s 0.5"),
             "step_s_p90": self._over(np.max, "step_s 0.9"),
             "sync_s": self._over(np.mean, "sync_s"),
             "sync_s_median": self._over(np.mean, "sync_s 0.5"),
-            **_load_by_part(samples, self._begin_s, self._end_s),
+            **_load_by_part(samples, self._columns["begin_s"], self._columns["end_s"]),
         }
         return pd.DataFrame(columns)
 
