@@ -22,7 +22,7 @@ from horovod_study.cli.verbs import (
 from horovod_study.config.documents import read_bytes
 from horovod_study.config.options import Parser, add_run_options, run_values
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError, RecordError, refuse
+from horovod_study.errors import RecordError, refuse
 
 TIMELINE_READ_BYTES = 256_000_000
 """A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
@@ -151,8 +151,10 @@ def _sync(options: argparse.Namespace) -> Result:
             run = run.whole()
         try:
             seen.append(observe_run(run, slices(directory.resolve().parent)))
-        except AnalysisError as error:
+        except RecordError as error:
             raise RecordError(f"{error}; run it again, with --timer-mode light") from None
+        if run.workers > 1 and run.synchronisation is None:
+            records.read_synchronisation(directory)  # which raises, and says why
     found = attribute(seen)
     paths = write_attribution(found, out)
     return Result(document=records.finite(found), lines=table(found), files=paths, doubts=found.doubts)

@@ -33,7 +33,7 @@ from horovod_study.analysis.steps.rank_steps import align, where
 from horovod_study.analysis.steps.run_profiles import SAMPLED, Course
 from horovod_study.analysis.steps.stragglers import waiting
 from horovod_study.config.doors import Number, accept
-from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.records import RecordedRun, facts, finite, rows_lost, run_turns, timed_from
 from horovod_study.text.words import listed
 
@@ -117,7 +117,7 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     elif views or measured:
         try:
             seen = observe_run(run)
-        except AnalysisError as error:
+        except (AnalysisError, RecordError) as error:
             why_not_seen = str(error).partition(": ")[2]
     return RunAccount(
         run=run.name,

@@ -38,7 +38,7 @@ from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, cycle_s, ready_steps, settings_of
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError, refuse
+from horovod_study.errors import AnalysisError, RecordError, refuse
 from horovod_study.records import RecordedRun, RunTurns, TurnSlice, run_turns
 
 OPTIONS = packaged().options
@@ -145,7 +145,8 @@ def observe_run(run: RecordedRun, slices: Iterable[TurnSlice] = ()) -> Observati
     """Make an Observation of a run that is done; `slices`: the turns of its study.
 
     What a script does not mark is in the residual, or in compute, and there is nothing of it elsewhere. Raises
-    AnalysisError, which begins with the name of the run, where that cannot be.
+    RecordError, which begins with the name of the run, where its record or rows do not allow it, and AnalysisError for
+    fewer than 20 steps.
     """
     asked, ran = run.record.requested, run.record.effective
     unsaid = [name for name in _SAID if ran.get(name) is None]
@@ -155,7 +156,7 @@ def observe_run(run: RecordedRun, slices: Iterable[TurnSlice] = ()) -> Observati
         (asked.get("timer_mode") == "off", "its steps were not timed (--timer-mode off)"),
         (run.missing, "a rank has no rows"),
         (unsaid, f"its record does not say its {''.join(unsaid[:1])}"),
-        error=AnalysisError,
+        error=RecordError,
     )
     rows = []
     for columns in run.rows.values():
@@ -166,7 +167,7 @@ def observe_run(run: RecordedRun, slices: Iterable[TurnSlice] = ()) -> Observati
         run.name,
         (len({len(each["step"]) for each in rows}) > 1, "its ranks recorded different numbers of steps"),
         ("residual_s" in unknown or {"compute_s", "backward_s"} <= unknown, NO_LAPS),
-        error=AnalysisError,
+        error=RecordError,
     )
     for each in rows:
         each |= {name: np.nan_to_num(each[name]) for name in ("data_s", "forward_s", "backward_s", "update_s")}

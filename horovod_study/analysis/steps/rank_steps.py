@@ -256,7 +256,7 @@ def _left_out(
     for why in dict.fromkeys(missing[rank] for rank in absent if rank in missing):
         whom = [rank for rank in absent if missing.get(rank) == why]
         verb, _, rest = why.partition(" ")
-        yield f"{_ranks(whom) if verb == 'has' else f'{ranks_named(whom)} {verb}'} {rest} and {_are(whom)} left out"
+        yield f"{_ranks(whom) if verb == 'has' else f'{_named(whom)} {verb}'} {rest} and {_are(whom)} left out"
     most = max(len(own) for own in steps.values())
     if most > len(common):
         short = [rank for rank, own in steps.items() if len(own) < most]
@@ -285,7 +285,7 @@ def gaps_s(begin: Floats, residual: Floats, step_s: Floats) -> Floats:
     return gaps - residual[:-1] if (gaps < -GAP_S).any() else gaps
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
+def _named(ranks: Sequence[int]) -> str:
     """Return `rank 1` or `ranks 1, 2`."""
     listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
     return f"rank{'s' * (len(ranks) > 1)} {listed}"
@@ -293,7 +293,7 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Return `rank 1 has` or `ranks 1, 2 have`."""
-    return f"{ranks_named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+    return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 
 def _are(ranks: Sequence[int]) -> str:
