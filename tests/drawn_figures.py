@@ -15,8 +15,7 @@ from matplotlib.text import Text
 
 from horovod_study.analysis.machine.usage import usage
 from horovod_study.analysis.series.points import scaling_points
-from horovod_study.analysis.steps.breakdown import breakdown
-from horovod_study.analysis.steps.losses import losses
+from horovod_study.analysis.steps.breakdown import breakdown, losses
 from horovod_study.report.figures import catalogue
 from horovod_study.report.grammar import Figure as Drawing
 from horovod_study.report.kit.style import PRINT_WIDTH_IN, FigureFormat, settled, style

@@ -243,7 +243,7 @@ def test_the_parts_of_simulated_ranks_are_within_their_intervals() -> None:
 
 def test_repeats_make_an_interval_of_the_scatter_between_them() -> None:
     found = one(attribute([simulated(seed, steps=200) for seed in range(4)]))
-    values = np.array([parts_of(simulated(seed, steps=200), seed=1 + seed)["runtime"].value for seed in range(4)])
+    values = np.array([parts_of(simulated(seed, steps=200), seed=1 + seed)["runtime"][0] for seed in range(4)])
     half = 3.182446305 * values.std(ddof=1) / 2  # Student's t with 3 degrees of freedom
     assert found.runs == ("run 0", "run 1", "run 2", "run 3")
     assert found.seconds["runtime"].value == pytest.approx(values.mean())
@@ -271,7 +271,7 @@ def test_how_far_apart_ranks_leave_is_told_and_bounds_the_error() -> None:
     # The deviation of each of two ranks from their mean is 1 / sqrt(2) of its own scatter.
     assert leave_spread(apart) == pytest.approx(5e-5 / math.sqrt(2), rel=0.1)
     assert leave_spread(together) < 1e-12
-    error = parts_of(apart)["skew"].value - parts_of(together)["skew"].value
+    error = parts_of(apart)["skew"][0] - parts_of(together)["skew"][0]
     assert abs(error) < leave_spread(apart)
 
 

@@ -15,7 +15,7 @@ from make.synthetic_study import truth, write_study
 
 from horovod_study import records
 from horovod_study.analysis.machine import network, usage
-from horovod_study.analysis.steps import losses
+from horovod_study.analysis.steps import breakdown as losses
 from horovod_study.analysis.steps.accounting import account, account_runs
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import AnalysisError

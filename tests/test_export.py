@@ -22,7 +22,7 @@ from horovod_study import records
 from horovod_study.analysis.series.exchange import extra_p, points_of
 from horovod_study.analysis.series.history import history
 from horovod_study.analysis.series.points import with_series
-from horovod_study.analysis.steps.trace import events
+from horovod_study.analysis.steps.timeline import events
 from horovod_study.analysis.study import analyze
 from horovod_study.api import read_analysis
 from horovod_study.cli import main

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,7 @@ def test_a_number_in_a_name_is_a_rank_where_the_name_says_so(names: Sequence[str
     assert [row["rank"] for row in rows] == (ranks or [0, 1]) and found["named"] == (ranks is not None)
     assert any("tell no rank" in each for each in found["doubts"]) == (ranks is None)
     said = " ".join(rank_lines(found))
+    assert re.search(r"Exposed communication is largest on .* ms, \d+ % of its step\.", said)
     assert f"{f'Rank {ranks[1]}' if ranks else names[1]} comes 5.0" in said
     told = [{**job(rank), "distributedInfo": {"rank": 5 - rank}} for rank in (0, 1)]
     assert answer(told, names)["late"] == 4

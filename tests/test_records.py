@@ -14,7 +14,7 @@ import pytest
 from make.wording import Golden
 
 from horovod_study import records
-from horovod_study.cli.explain import _synchronised
+from horovod_study.cli import main
 from horovod_study.cluster import alive
 from horovod_study.config.run import LAPS
 from horovod_study.errors import RecordError
@@ -373,10 +373,12 @@ def test_no_frozen_run_tells_of_the_machine_that_made_it() -> None:
             assert not {b"/work", b"/tmp"} & {word for word in (b"/work", b"/tmp") if word in path.read_bytes()}
 
 
-def test_what_was_not_timed_cannot_be_taken_apart(tmp_path: Path, golden: Golden) -> None:
+def test_what_was_not_timed_cannot_be_taken_apart(
+    tmp_path: Path, golden: Golden, capsys: pytest.CaptureFixture[str]
+) -> None:
     records.create_run(tmp_path / "r", record(status="done", requested={"timer_mode": "off"}))
-    with golden.raises(RecordError, match="--timer-mode"):
-        _synchronised(tmp_path / "r")
+    assert main(["explain", "--part", "sync", str(tmp_path / "r"), "--out", str(tmp_path / "out")]) == 2
+    golden(capsys.readouterr().err, "--timer-mode")
 
 
 @pytest.mark.parametrize(

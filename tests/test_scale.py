@@ -19,8 +19,9 @@ from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.analysis.steps.accounting import account, account_run, account_runs
+from horovod_study.analysis.steps.inspection import inspect
 from horovod_study.analysis.steps.rank_steps import align
-from horovod_study.analysis.steps.stragglers import find_stragglers, pop_of
+from horovod_study.analysis.steps.stragglers import find_stragglers
 from horovod_study.cli import main
 from horovod_study.cluster import alive
 
@@ -161,7 +162,7 @@ def test_efficiencies_are_those_of_inspect(study: Path) -> None:
             assert row[names].isna().all(), "one worker waits for nobody"
             continue
         aligned = align(run.rows, workers=run.workers, from_step=run.first_step)
-        pop, skew = pop_of(aligned), find_stragglers(aligned).skew_s
+        skew, pop = find_stragglers(aligned).skew_s, inspect(run).pop
         assert pop is not None and skew is not None
         assert row["load_balance"] == pytest.approx(pop.load_balance, rel=1e-12)
         assert row["communication_efficiency"] == pytest.approx(pop.communication, rel=1e-12)

@@ -19,8 +19,8 @@ from make.wording import Golden
 from horovod_study import records
 from horovod_study.analysis.steps.attribution import observe, parts_of
 from horovod_study.analysis.steps.inspection import inspect
-from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, align, common_steps
-from horovod_study.analysis.steps.stragglers import Stragglers, find_stragglers, pop, pop_of, waiting
+from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, align
+from horovod_study.analysis.steps.stragglers import Stragglers, find_stragglers, pop, waiting
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 from horovod_study.report.figures.inspection import write_inspection
@@ -108,7 +108,7 @@ def test_skew_is_that_of_the_attribution() -> None:
     parts = parts_of(observe("run", {}, effective, 0, list(rows.values()), None))
     seen = find_stragglers(align(rows, workers=3))
     assert seen.skew_s is not None
-    assert seen.skew_s["mean"] == pytest.approx(parts["skew"].value, rel=1e-12)
+    assert seen.skew_s["mean"] == pytest.approx(parts["skew"][0], rel=1e-12)
 
 
 @pytest.mark.parametrize("lap", ["data", "forward", "backward", "update", "residual"])
@@ -305,8 +305,7 @@ def test_ranks_that_exchange_nothing_wait_for_nobody(golden: Golden) -> None:
         columns["begin_s"] = np.full(300, np.nan)
     there = align(rows, workers=2)
     assert find_stragglers(there).why_not == NO_EXCHANGE
-    assert pop_of(there) is None
-    assert waiting(rows, common_steps(rows, workers=2)).pop is None
+    assert waiting(there)[0] is None
     effective = {"backend": "distributed", "transport": "gloo", "reduction": "own", "workers": 2, "batch": 75}
     seen = observe("run", {}, effective, 0, list(rows.values()), None)
     assert (seen.sync_s, seen.why_no_sync) == (None, NO_EXCHANGE)
@@ -372,10 +371,10 @@ def test_the_efficiencies_of_the_known_example() -> None:
 def test_the_efficiencies_of_a_run() -> None:
     # 1, 1, 1 and 0.6 s of a step of 1.25 s.
     rows = align(rows_of(np.tile([1.0, 1.0, 1.0, 0.6], (30, 1)), transfer_s=0.25), workers=4)
-    seen = pop_of(rows)
+    seen, _ = waiting(rows)
     assert seen is not None
     assert [round(each, 12) for each in finite(seen).values()] == [0.9, 0.8, 0.72]
-    assert pop_of(align(rows_of(np.ones((30, 2)), visible=False), workers=2)) is None
+    assert waiting(align(rows_of(np.ones((30, 2)), visible=False), workers=2))[0] is None
 
 
 def changed(rows: dict[int, dict[str, Any]], rank: int, name: str, value: Any, steps: slice = slice(None)) -> None:
@@ -384,7 +383,7 @@ def changed(rows: dict[int, dict[str, Any]], rank: int, name: str, value: Any, s
 
 
 def test_waiting_is_told_rank_by_rank_as_by_all_ranks_side_by_side() -> None:
-    """What is known, from which steps on, and over which steps: all that `align` sees, without laying rows together."""
+    """What is known, from which steps on, and over which steps: the same, without laying rows together."""
     own_s = noise(3, 400, 3)
     stretches = rows_of(own_s, stretch=37, per_epoch=150)
     barriers = rows_of(own_s, stretch=40, between_s=2e-4)
@@ -403,13 +402,16 @@ def test_waiting_is_told_rank_by_rank_as_by_all_ranks_side_by_side() -> None:
     for name, rows in every.items():
         for from_step in (0, 50):
             aligned = align(rows, workers=3, from_step=from_step)
-            seen = waiting(rows, common_steps(rows, workers=3, from_step=from_step))
-            pop, skew = pop_of(aligned), find_stragglers(aligned).skew_s
+            pop, skew_s = waiting(aligned)
+            own, sync_s = sum(aligned.own_laps().values()), aligned.sync_s
+            skew = find_stragglers(aligned).skew_s
 
-            assert pop is not None and skew is not None and seen.pop is not None
-            assert list(finite(seen.pop).values()) == pytest.approx(list(finite(pop).values()), rel=1e-12), name
-            assert seen.skew_s == pytest.approx(skew["mean"], rel=1e-9), name
-    skews = {name: waiting(rows, common_steps(rows, workers=3)).skew_s for name, rows in every.items()}
+            assert pop is not None and skew is not None and sync_s is not None
+            useful = np.asarray(own).sum(axis=0)
+            parallel = useful.mean() / (useful + sync_s[aligned.follows].sum(axis=0)).max()
+            assert pop.parallel == pytest.approx(parallel, rel=1e-12), name
+            assert skew_s == pytest.approx(skew["mean"], rel=1e-9), name
+    skews = {name: waiting(align(rows, workers=3))[1] for name, rows in every.items()}
     assert len({round(skew, 12) for skew in skews.values()}) >= 6, "each of them counts other steps or laps"
 
 
@@ -417,10 +419,10 @@ def test_waiting_is_not_known_where_it_cannot_be_seen() -> None:
     hidden = rows_of(noise(3, 100, 2), visible=False)
     few = rows_of(noise(3, 15, 2))
     one_step = rows_of(noise(3, 1, 2))
-    found = [waiting(rows, common_steps(rows, workers=2)) for rows in (hidden, few, one_step)]
+    found = [waiting(align(rows, workers=2)) for rows in (hidden, few, one_step)]
 
-    assert [each.pop is None for each in found] == [True, False, True]
-    assert np.isnan([each.skew_s for each in found]).all(), "and a skew of 14 steps is a guess"
+    assert [pop is None for pop, _ in found] == [True, False, True]
+    assert np.isnan([skew_s for _, skew_s in found]).all(), "and a skew of 14 steps is a guess"
 
 
 # ---------------------------------------------------------------------------------------------------- real ranks

@@ -20,7 +20,7 @@ from horovod_study.analysis.series import points as scaling
 from horovod_study.analysis.series.culprits import briefly, of_kind, withheld
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
-from horovod_study.analysis.steps import attribution, losses, run_profiles
+from horovod_study.analysis.steps import attribution, run_profiles
 from horovod_study.analysis.steps import breakdown as laps
 from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
 from horovod_study.errors import AnalysisError
@@ -86,7 +86,7 @@ class Analysis:
     cycle: pd.DataFrame = _table(lambda: cycle.CYCLE_COLUMNS)
     usage: pd.DataFrame = _table(lambda: usage.USAGE_COLUMNS)
     load: pd.DataFrame = _table(lambda: usage.LOAD_COLUMNS)
-    losses: pd.DataFrame = _table(lambda: losses.LOSS_COLUMNS)
+    losses: pd.DataFrame = _table(lambda: laps.LOSS_COLUMNS)
     attribution: pd.DataFrame = _table(lambda: attribution.ARM_COLUMNS)
     runs: pd.DataFrame = _table(lambda: run_profiles.RUN_COLUMNS)
     run_profiles: pd.DataFrame = _table(lambda: run_profiles.PROFILE_COLUMNS)
@@ -235,7 +235,7 @@ def analyze(
         batch_curves=batched.curves,
         cycle=cycle.cycle_shares(runs),
         usage=usage.usage(table),
-        losses=losses.losses(parts, points, attributed, baseline=baseline, skew_s=steps.mean_skew(table, accounts)),
+        losses=laps.losses(parts, points, attributed, baseline=baseline, skew_s=steps.mean_skew(table, accounts)),
         attribution=attributed,
         network={"machines": [dict(each) for each in networks]},
         runs=run_profiles.runs_table(runs, points, accounts),

@@ -3,8 +3,8 @@
 import argparse
 import shlex
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from horovod_study.cli.verbs import (
     COUNT,
@@ -23,9 +23,6 @@ from horovod_study.config.documents import read_bytes
 from horovod_study.config.options import Parser, add_run_options, run_values
 from horovod_study.config.workload import packaged
 from horovod_study.errors import RecordError, refuse
-
-if TYPE_CHECKING:
-    from horovod_study.records import RunRecord
 
 TIMELINE_READ_BYTES = 256_000_000
 """A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
@@ -124,7 +121,8 @@ def _account(options: argparse.Namespace) -> Result:
 def _sync(options: argparse.Namespace) -> Result:
     """The synchronisation: transfer, skew, runtime, and what none of them explains."""
     from horovod_study import records
-    from horovod_study.analysis.steps.attribution import attribute, observe
+    from horovod_study.analysis.steps.attribution import attribute, observe_run
+    from horovod_study.analysis.steps.rank_steps import MIN_STEPS
     from horovod_study.report.figures.attribution import table, write_attribution
     from horovod_study.studies.attribute import DEFAULT_RUNTIMES, run_experiment
 
@@ -142,46 +140,24 @@ def _sync(options: argparse.Namespace) -> Result:
         left_out: dict[str, str] = {}
         directories = [directory for directory, _, _ in records.found_runs(*options.places, left_out=left_out)]
         say_left_out(left_out)
-    folders = {directory.resolve().parent for directory in directories}
-    slices = {folder: records.read_turns(folder) for folder in folders}
+    slices = cache(records.read_turns)
     seen = []
     for directory in directories:
-        record, rows, bench = _synchronised(directory)
-        place = directory.resolve()
-        turns = records.run_turns(record, place.name, slices[place.parent])
-        told = (record.requested, record.effective, record.repeat)
-        seen.append(observe(str(directory), *told, rows, bench, turns=turns))
+        run = records.recorded_run(directory, name=str(directory))
+        # Where other programs were at work nearly all the time, what is quiet is too little: all steps count, with a
+        # doubt.
+        timed_steps = (sum(each["step"] >= run.first_step) for each in run.rows.values())
+        if run.aside and min(timed_steps, default=0) < 3 * MIN_STEPS:
+            run = run.whole()
+        try:
+            seen.append(observe_run(run, slices(directory.resolve().parent)))
+        except RecordError as error:
+            raise RecordError(f"{error}; run it again, with --timer-mode light") from None
+        if run.workers > 1 and run.synchronisation is None:
+            records.read_synchronisation(directory)  # which raises, and says why
     found = attribute(seen)
     paths = write_attribution(found, out)
     return Result(document=records.finite(found), lines=table(found), files=paths, doubts=found.doubts)
-
-
-def _synchronised(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], dict[str, Any] | None]":
-    """Return a run that is done: its record, the columns of the timed steps of each rank, and what --measure-sync found
-    (None for a worker alone, who synchronises with nobody)."""
-    from horovod_study import records
-    from horovod_study.analysis.steps.rank_steps import MIN_STEPS
-
-    run = records.recorded_run(directory)
-    # Where other programs were at work nearly all the time, what is quiet is too little: all steps count, with a doubt.
-    timed_steps = (sum(each["step"] >= run.first_step) for each in run.rows.values())
-    if run.aside and min(timed_steps, default=0) < 3 * MIN_STEPS:
-        run = run.whole()
-    lengths = {len(columns["step"]) for columns in run.rows.values()}
-    untimed = run.record.requested.get("timer_mode") == "off"
-    refuse(
-        f"{directory}",
-        (run.state != "done", f"the run is {run.state}, and only finished runs can be decomposed; run it again"),
-        (untimed, "its steps were not timed (--timer-mode off); record it again with light"),
-        (len(lengths) > 1 or run.missing, "its ranks recorded different numbers of steps; run it again"),
-        error=RecordError,
-    )
-    bench = records.read_synchronisation(directory) if run.workers > 1 else None
-    rows = []
-    for rank in range(run.workers):
-        timed = run.rows[rank]["step"] >= run.first_step
-        rows.append({name: values[timed] for name, values in run.rows[rank].items()})
-    return run.record, rows, bench
 
 
 def _read_timeline(place: Path) -> tuple[Path, str]:

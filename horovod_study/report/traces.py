@@ -58,9 +58,9 @@ def rank_lines(found: Mapping[str, Any]) -> list[str]:
     bare = [each for each in found["ranks"] if known(each["seconds"]["exposed"].value)]
     if bare:
         worst = max(bare, key=lambda each: each["seconds"]["exposed"].value)
-        said.append(
-            f"Exposed communication is largest on {who.format_map(worst)}: {_ms(worst['seconds']['exposed'])} ms."
-        )
+        exposed, step = worst["seconds"]["exposed"], worst["seconds"]["step"].value
+        share = f", {percent(exposed.value / step)} of its step" if known(step) else ""
+        said.append(f"Exposed communication is largest on {who.format_map(worst)}: {_ms(exposed)} ms{share}.")
     late = next((each for each in found["ranks"] if each["source"] == found["late_file"]), None)
     if late is not None:
         name = who.format_map(late) + (f" on {late['host']}" if late["host"] else "")

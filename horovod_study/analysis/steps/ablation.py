@@ -13,8 +13,8 @@ Hesterberg, The American Statistician 69, 2015). docs/ablation.md says how to re
 workload/probes/ablation.py.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,39 +22,34 @@ import numpy as np
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.attribution import BUSY_CORES
-from horovod_study.config.run import LAPS
+from horovod_study.analysis.steps.rank_steps import PARTS
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.records import RecordedRun, read_ablation
 
 RESAMPLES = 4000
 MIN_PAIRS = 4  # fewer pairs have no interval to speak of
 
-PARTS = (*LAPS, "residual")  # laps that add up to the step
-
 AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
+_SENTENCES = {
+    AGREE: "{cost}, the timer says {timer}: they agree, the difference {difference} contains 0",
+    UNRESOLVED: "{cost}, the timer says {timer}: not resolved, the interval of the difference {difference} is wider "
+    "than the cost itself; measure on a quieter machine, or a longer run",
+    DIFFER: "{cost}, the timer says {timer}: they differ by {difference}: {where}",
+    _NO_TIMER: "{cost}; the timer has no answer: {why}",
+}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommunicationCost:
-    """What communication costs a step, in s, means over ranks; by leaving it out and by the timer."""
+class CommunicationCost(SimpleNamespace):
+    """What communication costs a step, in s, means over ranks, by leaving it out and by the timer; its attributes are
+    the keys of its document.
 
-    workers: int
-    reduction: str
-    pairs: int
-    steps: int  # counted ones of a block
-    verdict: str  # agree | differ | not resolved | no timer
-    sentence: str  # the verdict with its numbers, for people
-    why_no_timer: str
-    step_s: Interval  # with communication
-    silent_step_s: Interval  # without
-    ablation_s: Interval  # step_s - silent_step_s
-    timer_s: Interval | None  # the sync lap with communication; None where it is not seen, see why_no_timer
-    difference_s: Interval | None  # ablation_s - timer_s
-    silent_sync_s: Interval | None  # what is left of the sync lap without communication: calls that do nothing
-    laps_s: Mapping[str, Interval | None]  # how much longer each of PARTS is with communication; None where not known
-    ranks_s: tuple[Interval, ...]  # the cost by ablation of each rank
-    outside: tuple[str, ...]  # laps but sync that moved, beyond doubt, the way the difference goes, the largest first
-    doubts: tuple[str, ...]
+    workers, reduction, pairs, and steps, the counted ones of a block. verdict: agree, differ, not resolved, no timer;
+    sentence: it with its numbers. Intervals: step_s with communication and silent_step_s without it, ablation_s their
+    difference; timer_s: the sync lap with communication, None where it is not seen, see why_no_timer; difference_s:
+    ablation_s - timer_s; silent_sync_s: what is left of the sync lap without communication, calls that do nothing;
+    laps_s: how much longer each of PARTS is with communication, None where not known; ranks_s: the cost by ablation of
+    each rank. outside: laps but sync that moved, beyond doubt, the way the difference goes, the largest first. doubts.
+    """
 
 
 def answer_of(run: RecordedRun) -> tuple[CommunicationCost | None, str]:
@@ -102,7 +97,7 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     found_of = stats.bootstrap_means(np.stack(list(columns.values()), axis=1), np.random.default_rng(1), RESAMPLES)
     estimates = dict(zip(columns, found_of, strict=True))
 
-    difference = estimates.get("difference")
+    difference, cost = estimates.get("difference"), estimates["ablation"]
     grown = {name: estimates.get(f"lap {name}") for name in PARTS}
     # Outside of sync: the laps whose interval is on the side of zero to which the difference goes.
     sign = 1.0 if difference is None or difference.value > 0 else -1.0
@@ -111,74 +106,50 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     outside = tuple(sorted(moved, key=lambda name: -sign * others[name].value))
     verdict = _NO_TIMER
     if difference is not None:
-        close = AGREE if difference.width <= estimates["ablation"].value else UNRESOLVED
+        close = AGREE if difference.width <= cost.value else UNRESOLVED
         verdict = DIFFER if difference.excludes(0) else close
     why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
+    change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
+    laps_told = ", ".join(f"{name} {_ms(others[name])}" for name in outside)
+    where = f"communication also costs time outside the sync lap ({laps_told or 'no single lap stands out'})"
+    if sign < 0:
+        shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
+        where = f"the sync lap holds more than communication adds to the step{shorter}"
+    said = {name: _ms(each) if (each := estimates.get(name)) is not None else "" for name in ("timer", "difference")}
+    sentence = _SENTENCES[verdict].format(
+        cost=f"without communication a step is {change}", where=where, why=why, **said
+    )
     return CommunicationCost(
         workers=workers,
         reduction=str(found["reduction"]),
         pairs=pairs,
         steps=int(found["steps"]),
+        verdict=verdict,
+        sentence=sentence,
+        why_no_timer=why,
         step_s=estimates["step"],
         silent_step_s=estimates["silent step"],
-        ablation_s=estimates["ablation"],
+        ablation_s=cost,
         timer_s=estimates.get("timer"),
         difference_s=difference,
-        laps_s=grown,
         silent_sync_s=estimates.get("silent sync"),
+        laps_s=grown,
         ranks_s=tuple(estimates[f"rank {rank}"] for rank in range(workers)),
         outside=outside,
-        verdict=verdict,
-        sentence=_sentence(verdict, estimates, grown, outside, why),
-        why_no_timer=why,
-        doubts=_doubts(estimates, found),
+        doubts=tuple(_doubts(cost, found)),
     )
 
 
-def _sentence(
-    verdict: str,
-    estimates: Mapping[str, Interval],
-    grown: Mapping[str, Interval | None],
-    outside: tuple[str, ...],
-    why_no_timer: str,
-) -> str:
-    cost = estimates["ablation"]
-    change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
-    ablation = f"without communication a step is {change}"
-    if verdict == _NO_TIMER:
-        return f"{ablation}; the timer has no answer: {why_no_timer}"
-    timer, difference = f"the timer says {_ms(estimates['timer'])}", estimates["difference"]
-    if verdict == AGREE:
-        return f"{ablation}, {timer}: they agree, the difference {_ms(difference)} contains 0"
-    if verdict == UNRESOLVED:
-        return (
-            f"{ablation}, {timer}: not resolved, the interval of the difference {_ms(difference)} is wider than the "
-            "cost itself; measure on a quieter machine, or a longer run"
-        )
-    laps = ", ".join(f"{name} {_ms(each)}" for name in outside if (each := grown[name]) is not None)
-    if difference.value > 0:
-        where = f"communication also costs time outside the sync lap ({laps or 'no single lap stands out'})"
-    else:
-        where = "the sync lap holds more than communication adds to the step" + (
-            f", or it makes other laps shorter ({laps})" if laps else ""
-        )
-    return f"{ablation}, {timer}: they differ by {_ms(difference)}: {where}"
-
-
-def _doubts(estimates: Mapping[str, Interval], found: Mapping[str, Any]) -> tuple[str, ...]:
-    doubts = []
-    if estimates["ablation"].low <= 0:
-        doubts.append(
-            f"leaving communication out changed the step by {_ms(estimates['ablation'])}: no cost was resolved"
-        )
+def _doubts(cost: Interval, found: Mapping[str, Any]) -> Iterator[str]:
+    if cost.low <= 0:
+        yield f"leaving communication out changed the step by {_ms(cost)}: no cost was resolved"
     if found["steps"] < 5:
-        doubts.append(f"blocks of {found['steps']} counted steps are short; a run with more steps has longer ones")
+        yield f"blocks of {found['steps']} counted steps are short; a run with more steps has longer ones"
     if (others := found.get("other_cores")) is not None and others >= BUSY_CORES:
-        doubts.append(
+        yield (
             f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
             "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
         )
-    return tuple(doubts)
 
 
 def _ms(each: Interval) -> str:

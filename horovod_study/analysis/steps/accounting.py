@@ -12,10 +12,10 @@ docs/accounting.md explains how to read all of it.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,21 +25,20 @@ from pydantic import Field
 
 from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, measured, whole_runs, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
-from horovod_study.analysis.steps import ablation
-from horovod_study.analysis.steps.attribution import Decomposition, Observation, decompose_observation, observe
+from horovod_study.analysis.steps.ablation import answer_of
+from horovod_study.analysis.steps.attribution import NO_LAPS, decompose_observation, observe_run
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
-from horovod_study.analysis.steps.outside import Outside, Stalls, outside_of, stalls_of, stalls_over, whole_epoch
-from horovod_study.analysis.steps.rank_steps import common_steps, where
-from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile
-from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
+from horovod_study.analysis.steps.pauses import outside_of, stalls_of, stalls_over, whole_epoch
+from horovod_study.analysis.steps.rank_steps import align, where
+from horovod_study.analysis.steps.run_profiles import SAMPLED, Course
+from horovod_study.analysis.steps.stragglers import waiting
 from horovod_study.config.doors import Number, accept
-from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
+from horovod_study.errors import AnalysisError, ConfigError, RecordError
+from horovod_study.records import RecordedRun, facts, finite, rows_lost, run_turns, timed_from
 from horovod_study.text.words import listed
 
 CLOSES_S = 1e-6  # parts that miss their step by more than a microsecond do not add up
 
-_NOT_TIMED = "its steps have no laps"
 OFF = "recorded with --timer-mode off"
 _COLUMNS = (*LAP_COLUMNS, "step_s")
 RUN_COLUMNS = (
@@ -50,91 +49,32 @@ RUN_COLUMNS = (
     *("outside_s", "outside_share", "stalls", "stall_s", "epoch_steps", "epoch_samples", "why_not"),
 )
 """Of `Accounting.run_rows`."""
-_GRADIENTS = ("compute_s", "backward_s", "residual_s")
-_OBSERVED = ("backend", "transport", "reduction", "workers", "batch")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
-    """The residual as a share of the step, 0..1."""
+class RunAccount(SimpleNamespace):
+    """The account of one run, times in s per step, means over its ranks; NaN or None where something is not known.
 
-    mean: float  # all residual over all time: the share that adds up
-    median: float  # of the steps' shares, as the next two
-    p99: float
-    worst: float
-    worst_step: int
-    worst_rank: int
+    run (its name), state, reason, repeat, workers. why_not: why there is no account of its parts; empty where there is
+    one. parts_s: PARTS -> mean. residual: of each step's share, 0..1, its mean, median, p99 and worst, with worst_step
+    and worst_rank; the mean is all residual over all time. steps, excluded: in the timed window and before it, the most
+    of any rank; first_step, excluded_by: where the window begins, and what says so. notes: what a reader must know, who
+    ends where and which rows are missing; incomplete: whether ranks have no rows, or end before others, which the first
+    note says then. ranks: of those with steps in the window, rank, host, first and last recorded step, steps, excluded,
+    holes (steps between these without a row), parts_s, residual, gap_s (the largest difference between a step and the
+    sum of its parts) and gap_step, open_steps (those off by more than CLOSES_S), partial_laps (laps that some steps
+    lack -> how many), stalls; open_rank: the one with the largest gap that does not close. left_out: what its blocks
+    without communication say. pop, skew_s: what waiting costs. outside, stalls: see pauses.py. epoch_steps,
+    epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed. seen: the
+    Observation of it, with why_not_seen; profile: its course over the window; both where they were asked for.
+    """
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankAccount:
-    """What one rank recorded: where its rows begin and end, and its mean step of the timed window."""
-
-    rank: int
-    host: str
-    first: int  # first and last recorded step
-    last: int
-    steps: int  # in the timed window
-    excluded: int  # rows before it, which are kept in the file
-    holes: int  # steps between the first and the last that have no row
-    gap_step: int
-    open_steps: int  # steps that are off by more than CLOSES_S
-    parts_s: Mapping[str, float]  # PARTS -> mean s; NaN where not known
-    residual: Shares | None  # None where not timed
-    gap_s: float  # the largest difference between the step and the sum of its parts
-    partial_laps: Mapping[str, int]  # laps that some steps lack and others have -> how many lack them, with 0 there
-    stalls: Stalls | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RunAccount:
-    """The account of one run, times in s per step; means over its ranks."""
-
-    DOCUMENT = (
-        "run state reason repeat workers why_not parts_s residual steps first_step excluded excluded_by "
-        "notes ranks ablation=left_out pop skew_s outside stalls epoch_steps epoch_samples"
-    )
-
-    run: str
-    state: str
-    reason: str
-    repeat: int
-    workers: int
-    ranks: tuple[RankAccount, ...]  # those with steps in the timed window
-    parts_s: Mapping[str, float]  # PARTS -> mean s; NaN where not known
-    residual: Shares | None
-    why_not: str  # why there is no account of the parts; empty where there is one
-    first_step: int
-    excluded_by: str  # what says where the timed window begins
-    notes: tuple[str, ...]  # what a reader must know: who ends where, rows that are missing
-    incomplete: bool  # whether ranks have no rows, or end before others; then the first note says so
-    seen: Observation | None  # for the timer's answer and the micro-benchmark
-    why_not_seen: str
-    left_out: ablation.CommunicationCost | None
-    why_not_left_out: str
-    pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are incomplete
-    skew_s: float = math.nan  # mean over steps and ranks; NaN where not known
-    outside: Outside | None = None  # None where not known
-    stalls: Stalls | None = None
-    epoch_steps: float = math.nan  # of a whole epoch on the first rank
-    epoch_samples: float = math.nan  # of a whole epoch on all ranks
-    taken: Decomposition | None = None  # its synchronisation decomposed; None without the measurement that it needs
-    profile: Profile | None = None  # its course over the timed window; None where nobody asked, or without steps
-
-    @property
-    def excluded(self) -> int:
-        """Return how many steps of a rank were left out before the timed window, the most of any."""
-        return max((rank.excluded for rank in self.ranks), default=0)
-
-    @property
-    def steps(self) -> int:
-        """Return how many steps of a rank are accounted for, the most of any."""
-        return max((rank.steps for rank in self.ranks), default=0)
-
-    @property
-    def open_rank(self) -> RankAccount | None:
-        """Return the rank with the step that misses its parts by most, or None where all steps close."""
-        return max((rank for rank in self.ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
+    def to_dict(self) -> dict[str, Any]:
+        """Return what its document holds."""
+        names = (
+            "run state reason repeat workers why_not parts_s residual steps first_step excluded excluded_by notes ranks"
+        )
+        waits = "pop skew_s outside stalls epoch_steps epoch_samples"
+        return {**facts(self, *names.split()), "ablation": finite(self.left_out), **facts(self, *waits.split())}
 
 
 def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False) -> RunAccount:
@@ -148,11 +88,12 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
     shares: list[Floats | None] = []
     ends: dict[int, int] = {}
-    between: dict[str, Any] = {}
+    between: dict[str, Any] = {"outside": None, "epoch_steps": math.nan, "epoch_samples": math.nan}
     for rank, columns in run.rows.items():
         every = np.asarray(columns["step"])
+        if not ends:
+            between = _between(run, columns, every)
         ends[rank] = int(every.max())
-        between = between or _between(run, columns, every)
         timed = every >= run.first_step
         if not timed.any():
             continue
@@ -167,37 +108,40 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     residual = None if why_not else _over_ranks(shares, ranks, means)
     shares.clear()
     incomplete = bool(run.missing) or len(set(ends.values())) > 1
-    late = Waiting(pop=None, skew_s=math.nan)
+    pop, skew_s = None, math.nan
     if run.workers > 1 and len(ranks) == run.workers and not incomplete and not why_not:
-        late = waiting(run.rows, common_steps(run.rows, workers=run.workers, from_step=run.first_step))
-    measured = run.synchronisation is not None  # and worth its arrays
-    seen, why_not_seen = _seen(run) if views or measured else (None, "")
-    taken = decompose_observation(seen) if seen is not None and measured else None
-    answer, why_not_left_out = ablation.answer_of(run)
+        pop, skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
+    seen, why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
+    if (views or measured) and run.workers == 1:
+        why_not_seen = "one worker synchronises with nobody"
+    elif views or measured:
+        try:
+            seen = observe_run(run)
+        except (AnalysisError, RecordError) as error:
+            why_not_seen = str(error).partition(": ")[2]
     return RunAccount(
         run=run.name,
-        state=run.state,
-        reason=run.record.reason,
-        repeat=run.record.repeat,
-        workers=run.workers,
+        **{name: getattr(run, name) for name in ("state", "workers", "first_step")},
+        **{name: getattr(run.record, name) for name in ("reason", "repeat")},
         ranks=tuple(ranks),
         parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
         residual=residual,
         why_not=why_not,
-        first_step=run.first_step,
+        steps=max((rank.steps for rank in ranks), default=0),
+        excluded=max((rank.excluded for rank in ranks), default=0),
         excluded_by=timed_from(run.record)[1],
         notes=tuple(_notes(run, ranks, ends, incomplete=incomplete)),
         incomplete=incomplete,
+        open_rank=max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None),
         seen=seen if views else None,  # arrays as long as the run
         why_not_seen=why_not_seen,
-        left_out=answer,
-        why_not_left_out=why_not_left_out,
-        pop=late.pop,
-        skew_s=late.skew_s,
+        left_out=answer_of(run)[0],
+        pop=pop,
+        skew_s=skew_s,
         stalls=stalls_over([rank.stalls for rank in ranks]),
-        **between,
-        taken=taken,
+        taken=decompose_observation(seen) if seen is not None and measured else None,
         profile=None if course is None else course.profile(run.system_samples(SAMPLED)),
+        **between,
     )
 
 
@@ -263,23 +207,24 @@ def _rank(
     columns: Mapping[str, Any],
     every: NDArray[np.int64],
     timed: slice | NDArray[np.int64],
-    course: Course | None = None,
-) -> tuple[RankAccount, Floats | None]:
+    course: Course | None,
+) -> tuple[SimpleNamespace, Floats | None]:
     """Return the account of one rank, and the residual share of each timed step, (S,), None where not known.
 
-    `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many; `course`
-    takes what it needs on the way.
+    `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many.
     """
+
+    def column(name: str) -> Floats:
+        return np.asarray(columns[name], dtype=np.float64)[timed]
+
     step = every[timed]
     if course is not None:
-        course.begin_rank(step, lambda name: np.asarray(columns[name], dtype=np.float64)[timed])
+        course.add_rank(step, column)
     means, nulls = {}, {}
     covered = np.zeros(len(step))
     values = covered
-    for part, column in zip(PARTS, _COLUMNS, strict=True):
-        values = np.asarray(columns[column], dtype=np.float64)[timed]
-        if course is not None and column in ON_THE_WAY:
-            course.add(column, values)
+    for part, name in zip(PARTS, _COLUMNS, strict=True):
+        values = column(name)
         means[part], nulls[part] = float(values.sum()) / len(step), 0
         if not math.isfinite(means[part]):
             nulls[part] = int(np.isnan(values).sum())
@@ -293,7 +238,8 @@ def _rank(
     has_laps = "residual" in known and "step" in known and len(known) > 2
     gap = np.abs(np.subtract(covered, values, out=covered), out=covered)
     worst = int(np.argmax(gap))
-    own = RankAccount(
+    laps = [name for part, name in zip(PARTS, _COLUMNS, strict=True) if part in known and part != "step"]
+    own = SimpleNamespace(
         rank=rank,
         host=host,
         first=int(every.min()),
@@ -302,40 +248,24 @@ def _rank(
         excluded=len(every) - len(step),
         # Steps are in order nearly always, which is quicker to see than how many different ones there are.
         holes=int(every.max() - every.min()) + 1 - len(every if (every[1:] > every[:-1]).all() else np.unique(every)),
+        gap_step=int(step[worst]),
+        open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
         parts_s=means,
         residual=None,
         gap_s=float(gap[worst]) if has_laps else math.nan,
-        gap_step=int(step[worst]),
-        open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
         partial_laps={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
+        stalls=stalls_of(values, lambda name: np.nan_to_num(column(name)), laps),
     )
-    laps = [column for part, column in zip(PARTS, _COLUMNS, strict=True) if part in known and part != "step"]
-
-    def timed_of(name: str) -> Floats:
-        return np.nan_to_num(np.asarray(columns[name], dtype=np.float64)[timed])
-
-    own = replace(own, stalls=stalls_of(values, timed_of, laps))
     if not has_laps:
         return own, None
     share = np.divide(residual, values, out=np.zeros(len(step)), where=values > 0)
-    return replace(own, residual=_shares(share, step, rank, means)), share
-
-
-def _shares(share: Floats, step: NDArray[np.int64], rank: int, means: Mapping[str, float]) -> Shares:
-    """Return what the residual is of the steps of one rank, (S,)."""
     place = int(np.argmax(np.abs(share)))
-    median, p99 = _quantiles(share.copy())
-    return Shares(
-        mean=means["residual"] / means["step"],
-        median=median,
-        p99=p99,
-        worst=float(share[place]),
-        worst_step=int(step[place]),
-        worst_rank=rank,
-    )
+    own.residual = SimpleNamespace(mean=means["residual"] / means["step"], **_quantiles(share.copy()))
+    vars(own.residual).update(worst=float(share[place]), worst_step=int(step[place]), worst_rank=rank)
+    return own, share
 
 
-def _over_ranks(shares: list[Floats | None], ranks: Sequence[RankAccount], means: Floats) -> Shares | None:
+def _over_ranks(shares: list[Floats | None], ranks: Sequence[SimpleNamespace], means: Floats) -> SimpleNamespace | None:
     """Return what the residual is of the steps of all ranks; takes the arrays out of `shares` as it goes."""
     residuals = [rank.residual for rank in ranks if rank.residual is not None]
     if not residuals or math.isnan(means[-2]):
@@ -347,18 +277,17 @@ def _over_ranks(shares: list[Floats | None], ranks: Sequence[RankAccount], means
         if share is not None:
             every[end : end + len(share)] = share
             end += len(share)
-    median, p99 = _quantiles(every)
     worst = max(residuals, key=lambda each: abs(each.worst))
-    return replace(worst, mean=float(means[-2] / means[-1]), median=median, p99=p99)
+    return SimpleNamespace(**{**vars(worst), "mean": float(means[-2] / means[-1]), **_quantiles(every)})
 
 
-def _quantiles(values: Floats) -> tuple[float, float]:
+def _quantiles(values: Floats) -> dict[str, float]:
     """Return the median and the 99 % quantile; `values` are in another order afterwards."""
     median = float(np.median(values, overwrite_input=True))
-    return median, float(np.quantile(values, 0.99, overwrite_input=True))
+    return {"median": median, "p99": float(np.quantile(values, 0.99, overwrite_input=True))}
 
 
-def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, int], means: Floats) -> str:
+def _why_not(run: RecordedRun, ranks: Sequence[SimpleNamespace], ends: Mapping[int, int], means: Floats) -> str:
     """Return why a run has no account of its parts; empty where it has one."""
     if not run.rows:
         return "no rank recorded a step"
@@ -369,11 +298,11 @@ def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, 
         return ""
     if run.record.requested.get("timer_mode") == "off":
         return OFF
-    return "its steps have laps but no residual" if has_laps else _NOT_TIMED
+    return "its steps have laps but no residual" if has_laps else NO_LAPS
 
 
 def _notes(
-    run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, int], *, incomplete: bool
+    run: RecordedRun, ranks: Sequence[SimpleNamespace], ends: Mapping[int, int], *, incomplete: bool
 ) -> Iterable[str]:
     """Yield what is incomplete about a run; `ends`: rank -> last recorded step."""
     if run.state != "done" or incomplete:
@@ -403,40 +332,6 @@ def _ranks(ranks: Sequence[int]) -> str:
     """Return `rank 1` or `ranks 0, 2 and 3`; of many, the first and how many more."""
     names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8:,} more"] if len(ranks) > 8 else [])
     return f"rank{'s' * (len(names) > 1)} {listed(names)}"
-
-
-def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
-    """Return the run as attribution.py sees it, or None with the reason."""
-    if run.workers == 1:
-        return None, "one worker synchronises with nobody"
-    if run.state != "done" or run.missing:
-        return None, f"the run is {run.state}, and only finished runs are decomposed"
-    unsaid = [name for name in _OBSERVED if run.record.effective.get(name) is None]
-    if unsaid:
-        return None, f"its record does not say its {unsaid[0]}"
-    rows = []
-    for columns in run.rows.values():
-        timed = np.asarray(columns["step"]) >= run.first_step
-        rows.append({name: np.asarray(values)[timed] for name, values in columns.items()})
-    if len({len(each["step"]) for each in rows}) > 1:
-        return None, "its ranks recorded different numbers of steps"
-    unknown = {name for each in rows for name in _GRADIENTS if np.isnan(each[name]).any()}
-    if "residual_s" in unknown or {"compute_s", "backward_s"} <= unknown:
-        return None, _NOT_TIMED
-    # What a script does not mark is in the residual, or in compute, and there is nothing of it elsewhere.
-    filled = [
-        {
-            name: np.nan_to_num(values) if name in ("data_s", "forward_s", "backward_s", "update_s") else values
-            for name, values in each.items()
-        }
-        for each in rows
-    ]
-    record, turns = run.record, run_turns(run.record)
-    asked, ran = record.requested, record.effective
-    try:
-        return observe(run.name, asked, ran, record.repeat, filled, run.synchronisation, turns=turns), ""
-    except AnalysisError as error:
-        return None, str(error).partition(": ")[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -491,12 +386,13 @@ class Accounting:
         return table.astype(kinds)
 
 
-def _row(each: RunAccount | RankAccount) -> dict[str, Any]:
+def _row(each: SimpleNamespace) -> dict[str, Any]:
     found: dict[str, Any] = {"rank": None, "steps": each.steps, "excluded": each.excluded, "last": None}
     found |= {f"{part}_s": each.parts_s[part] for part in PARTS}
     if (shares := each.residual) is not None:
-        found |= {f"residual_share_{name}": getattr(shares, name) for name in ("mean", "median", "p99", "worst")}
-        found |= {"worst_step": shares.worst_step, "worst_rank": shares.worst_rank}
+        found |= {
+            name if name.startswith("worst_") else f"residual_share_{name}": e for name, e in vars(shares).items()
+        }
     return found
 
 
@@ -575,27 +471,13 @@ def open_words(run: RunAccount) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Over:
-    """One thing that is not accounted for well enough."""
+class ResidualGate(SimpleNamespace):
+    """What `--max-residual` found; its attributes are the keys of its document.
 
-    kind: str  # step | growth | closure | not timed
-    name: str  # of the run, or the series and baseline of a growth
-    workers: int
-    rank: int | None = None
-    share: float | None = None  # of the step, or of T(N) - T(1); 0..1
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResidualGate:
-    """What `--max-residual` found."""
-
-    allowed: float  # 0..1
-    runs: int  # judged
-    growths: int
-    over: tuple[Over, ...]
-    not_judged: tuple[str, ...]  # in words
+    allowed: 0..1. runs, growths: how many were judged; not_judged: in words. over: what is not accounted for well
+    enough, each of a kind (step, growth, closure, not timed), with the name of the run, or the series and baseline of a
+    growth, its workers, the rank, the share (of the step, or of T(N) - T(1), 0..1), and a text.
+    """
 
     @property
     def exit_code(self) -> int:
@@ -626,66 +508,68 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
     it is at least 2 % of the step and, where its interval is known, beyond chance: a share of next to nothing says
     nothing.
     """
-    over: list[Over] = []
+    found_over: list[SimpleNamespace] = []
     not_judged: list[str] = []
-    judged = 0
+    judged = growths = 0
+
+    def over(
+        kind: str, name: str, workers: int, text: str, rank: int | None = None, share: float | None = None
+    ) -> None:
+        found_over.append(SimpleNamespace(kind=kind, name=name, workers=workers, rank=rank, share=share, text=text))
+
+    def too_much(share: float, of: str, part_s: float, whole_s: float) -> str:
+        sizes = f"{part_s * 1e3:.3f} of {whole_s * 1e3:.3f} ms"
+        return f"{_percent(share)} of {of} is unexplained ({sizes}), allowed {_percent(allowed)}"
+
     for run in found.runs:
         if not run.ranks:
             not_judged.append(f"{run.run}: {run.why_not}")
             continue
         judged += 1
-        about = partial(Over, name=run.run, workers=run.workers)
-        where = f"{run.run} ({worker_counts([run.workers])})"
+        place = f"{run.run} ({worker_counts([run.workers])})"
         if run.why_not:
-            text = f"{where}: not timed ({run.why_not}), so nothing is accounted for"
-            over.append(about(kind="not timed", text=text))
+            text = f"{place}: not timed ({run.why_not}), so nothing is accounted for"
+            over("not timed", run.run, run.workers, text)
             continue
         if run.open_rank is not None:
-            over.append(about(kind="closure", rank=run.open_rank.rank, text=f"{where}: {open_words(run)}"))
+            over("closure", run.run, run.workers, f"{place}: {open_words(run)}", run.open_rank.rank)
         timed = [(rank, rank.residual.mean) for rank in run.ranks if rank.residual is not None]
         worst, share = max(timed, key=lambda each: abs(each[1]), default=(None, 0.0))
         if worst is not None and abs(share) > allowed:
-            text = (
-                f"{where}: rank {worst.rank}: {_percent(share)} of the step is unexplained "
-                f"({worst.parts_s['residual'] * 1e3:.3f} of {worst.parts_s['step'] * 1e3:.3f} ms), "
-                f"allowed {_percent(allowed)}"
-            )
-            over.append(about(kind="step", rank=worst.rank, share=share, text=text))
-    growths = 0
-    for row in _growths(found.cells):
-        name = f"{row['series']}, {worker_counts([row['workers']])} over one {row['kind']} worker"
-        if row["why_not"]:
-            not_judged.append(f"{name}: {row['why_not']}")
+            text = too_much(share, "the step", worst.parts_s["residual"], worst.parts_s["step"])
+            over("step", run.run, run.workers, f"{place}: rank {worst.rank}: {text}", worst.rank, share)
+    for name, workers, step_s, residual_s, share, why_not in _growths(found.cells):
+        if why_not:
+            not_judged.append(f"{name}: {why_not}")
             continue
         growths += 1
-        if abs(row["share"]) > allowed:
-            text = (
-                f"{name}: {_percent(row['share'])} of T(N) - T(1) is unexplained "
-                f"({row['residual_s'] * 1e3:.3f} of {row['step_s'] * 1e3:.3f} ms), allowed {_percent(allowed)}"
-            )
-            over.append(Over(kind="growth", name=name, workers=int(row["workers"]), share=row["share"], text=text))
-    return ResidualGate(allowed=allowed, over=tuple(over), runs=judged, growths=growths, not_judged=tuple(not_judged))
+        if abs(share) > allowed:
+            text = too_much(share, "T(N) - T(1)", residual_s, step_s)
+            over("growth", name, workers, f"{name}: {text}", share=share)
+    gates = {"allowed": allowed, "runs": judged, "growths": growths}
+    return ResidualGate(**gates, over=tuple(found_over), not_judged=tuple(not_judged))
 
 
-def _growths(cells: pd.DataFrame) -> Iterable[dict[str, Any]]:
-    """Yield the growth of each cell of several workers over each baseline that it has, and its unexplained share."""
+def _growths(cells: pd.DataFrame) -> Iterator[tuple[str, int, float, float, float, str]]:
+    """Yield of each cell of several workers and each baseline that it has: what it is, its workers, T(N) - T(1) and the
+    unexplained part of it in s, its share, and why it is not judged."""
     several = cells[cells["workers"] > 1]
+    workers: Any
     for (series, workers, _), rows in several.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
         by_lap = {row["lap"]: row for row in rows.to_dict("records")}
         for kind in BASES:
-            step_s, residual_s = by_lap["step"][f"minus_{kind}_s"], by_lap["residual"][f"minus_{kind}_s"]
-            if math.isnan(step_s):
-                continue
-            low, high = by_lap["step"][f"minus_{kind}_low_s"], by_lap["step"][f"minus_{kind}_high_s"]
-            share, why_not = by_lap["residual"][f"growth_{kind}"], ""
+            step_s, low, high = (by_lap["step"][f"minus_{kind}{end}_s"] for end in ("", "_low", "_high"))
+            residual_s, share = by_lap["residual"][f"minus_{kind}_s"], by_lap["residual"][f"growth_{kind}"]
+            why_not = ""
             if math.isnan(residual_s):
                 why_not = "one side has no residual"
             elif math.isnan(share):
                 why_not = "T(N) - T(1) is below 2 % of the step"
             elif low <= 0 <= high:
                 why_not = f"T(N) - T(1) is not beyond chance ({low * 1e3:.3f} to {high * 1e3:.3f} ms)"
-            names = {"series": series, "workers": workers, "kind": kind, "why_not": why_not}
-            yield {**names, "step_s": step_s, "residual_s": residual_s, "share": share}
+            if not math.isnan(step_s):
+                name = f"{series}, {worker_counts([workers])} over one {kind} worker"
+                yield name, int(workers), step_s, residual_s, share, why_not
 
 
 def _percent(share: float) -> str:

@@ -26,6 +26,7 @@ docs/attribution.md derives them and says what bounds their error; workload/prob
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,8 +38,8 @@ from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, cycle_s, ready_steps, settings_of
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError
-from horovod_study.records import RunTurns
+from horovod_study.errors import AnalysisError, RecordError, refuse
+from horovod_study.records import RecordedRun, RunTurns, TurnSlice, run_turns
 
 OPTIONS = packaged().options
 
@@ -48,6 +49,11 @@ every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-r
 PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
 
 RESAMPLES = 2000
+
+_SAID = ("backend", "transport", "reduction", "workers", "batch")  # by a record
+_SAME = (*_SAID, "arm")  # of repeats
+_GRADIENTS = ("compute_s", "backward_s", "residual_s")
+NO_LAPS = "its steps have no laps"
 
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
@@ -84,17 +90,6 @@ class Observation:
     other_cores: float = 0.0  # cores of a host in use by other programs, the most of any host
     turns: RunTurns = field(default_factory=RunTurns)
     round: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # (S,): its slice's, or -1
-
-    @property
-    def name(self) -> tuple[Any, ...]:
-        """Return what repeats share."""
-        return (self.backend, self.transport, self.reduction, self.workers, self.batch, self.arm)
-
-    @property
-    def step_s(self) -> Floats:
-        """Return the seconds from the end of one synchronisation to the end of the next, mean over ranks, (S,)."""
-        step: Floats = (self.ready_s if self.sync_s is None else self.ready_s + self.sync_s).mean(axis=1)
-        return step
 
 
 def observe(
@@ -146,6 +141,41 @@ def observe(
     )
 
 
+def observe_run(run: RecordedRun, slices: Iterable[TurnSlice] = ()) -> Observation:
+    """Make an Observation of a run that is done; `slices`: the turns of its study.
+
+    What a script does not mark is in the residual, or in compute, and there is nothing of it elsewhere. Raises
+    RecordError, which begins with the name of the run, where its record or rows do not allow it, and AnalysisError for
+    fewer than 20 steps.
+    """
+    asked, ran = run.record.requested, run.record.effective
+    unsaid = [name for name in _SAID if ran.get(name) is None]
+    refuse(
+        run.name,
+        (run.state != "done", f"the run is {run.state}, and only finished runs are decomposed"),
+        (asked.get("timer_mode") == "off", "its steps were not timed (--timer-mode off)"),
+        (run.missing, "a rank has no rows"),
+        (unsaid, f"its record does not say its {''.join(unsaid[:1])}"),
+        error=RecordError,
+    )
+    rows = []
+    for columns in run.rows.values():
+        timed = np.asarray(columns["step"]) >= run.first_step
+        rows.append({name: np.asarray(values)[timed] for name, values in columns.items()})
+    unknown = {name for each in rows for name in _GRADIENTS if np.isnan(each[name]).any()}
+    refuse(
+        run.name,
+        (len({len(each["step"]) for each in rows}) > 1, "its ranks recorded different numbers of steps"),
+        ("residual_s" in unknown or {"compute_s", "backward_s"} <= unknown, NO_LAPS),
+        error=RecordError,
+    )
+    for each in rows:
+        each |= {name: np.nan_to_num(each[name]) for name in ("data_s", "forward_s", "backward_s", "update_s")}
+    turns = run_turns(run.record, run.directory.resolve().name, slices)
+    bench = run.synchronisation if run.workers > 1 else None
+    return observe(run.name, asked, ran, run.record.repeat, rows, bench, turns=turns)
+
+
 def _arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     """Return in words how the workers of a run were configured to communicate: `library defaults, cycle 10 ms`."""
     if effective["workers"] == 1:
@@ -160,21 +190,8 @@ def _arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What one run says of one quantity: its mean, and draws of that mean, shape (D,)."""
-
-    value: float
-    draws: Floats
-
-    def __add__(self, other: "Part") -> "Part":
-        return Part(value=self.value + other.value, draws=self.draws + other.draws)
-
-    def __sub__(self, other: "Part") -> "Part":
-        return Part(value=self.value - other.value, draws=self.draws - other.draws)
-
-    def __truediv__(self, other: "Part") -> "Part":
-        return Part(value=self.value / other.value, draws=self.draws / other.draws)
+Part: TypeAlias = Floats
+"""What one run says of one quantity, (1 + RESAMPLES,): its mean, then draws of that mean."""
 
 
 def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
@@ -190,19 +207,17 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     columns, together = _by_step(seen), _together(seen)
     table = np.stack(list(columns.values()), axis=1)
     draws = _block_means(table, max(10, round(math.sqrt(len(table)))), rng)
-    found = {
-        name: Part(value=float(table[:, place].mean()), draws=draws[:, place]) for place, name in enumerate(columns)
-    }
+    means = np.concatenate([table.mean(axis=0)[np.newaxis], draws])
+    found = dict(zip(columns, means.T, strict=True))
     if together:
         ranks = range(seen.ready_s.shape[1])
-        found["skew"] = _over(np.mean, (found[f"wait {rank}"] for rank in ranks))
-        found["steady"] = _over(np.max, (found[f"lag {rank}"] for rank in ranks))
+        found["skew"] = np.mean([found[f"wait {rank}"] for rank in ranks], axis=0)
+        found["steady"] = np.max([found[f"lag {rank}"] for rank in ranks], axis=0)
     if seen.floor_s is not None:
         found["floor"] = _undisturbed(seen.floor_s, seen.block, rng)
     for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
         if samples is not None:
-            means = _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0]
-            found[name] = Part(value=float(samples.mean()), draws=means)
+            found[name] = np.append(samples.mean(), _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0])
     if together:
         found["exposed"] = found["sync"] - found["skew"]
         if (through_s := seen.through_s) is not None and "floor" in found:
@@ -223,7 +238,10 @@ def _by_step(seen: Observation) -> dict[str, Floats]:
     ready = seen.ready_s
     mean_ready = ready.mean(axis=1)
     waits = ready.max(axis=1, keepdims=True) - ready  # (S, R)
-    columns = {"step": seen.step_s, "ready": mean_ready}
+    step = (
+        ready if seen.sync_s is None else ready + seen.sync_s
+    )  # from the end of a synchronisation to that of the next
+    columns = {"step": step.mean(axis=1), "ready": mean_ready}
     if _together(seen):
         columns |= {f"wait {rank}": waits[:, rank] for rank in range(ready.shape[1])}
         columns |= {f"lag {rank}": ready[:, rank] - mean_ready for rank in range(ready.shape[1])}
@@ -237,14 +255,8 @@ def _undisturbed(samples: Floats, block: int, rng: np.random.Generator) -> Part:
     block = max(1, min(block, len(samples) // 4))
     starts = rng.integers(0, len(samples), size=(RESAMPLES, math.ceil(len(samples) / block)))
     rows = (starts[:, :, np.newaxis] + np.arange(block)) % len(samples)  # a ring, as in _block_means
-    drawn: Floats = np.quantile(samples[rows.reshape(RESAMPLES, -1)], _FLOOR_QUANTILE, axis=1)
-    return Part(value=float(np.quantile(samples, _FLOOR_QUANTILE)), draws=drawn)
-
-
-def _over(rule: Any, parts: Iterable[Part]) -> Part:
-    """Return the mean or the largest of several quantities."""
-    values, draws = zip(*((part.value, part.draws) for part in parts), strict=True)
-    return Part(value=float(rule(values, axis=0)), draws=rule(draws, axis=0))
+    drawn = np.quantile(samples[rows.reshape(RESAMPLES, -1)], _FLOOR_QUANTILE, axis=1)
+    return np.append(np.quantile(samples, _FLOOR_QUANTILE), drawn)
 
 
 def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
@@ -262,37 +274,21 @@ def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
     return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, 50)])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
-    """What the repeats of one runtime come to, in s; a quantity that cannot be determined is missing."""
+class Arm(SimpleNamespace):
+    """What the repeats of one runtime come to, in s; a quantity that cannot be determined is missing.
 
-    backend: str
-    transport: str
-    reduction: str
-    workers: int
-    batch: int
-    arm: str
-    runs: tuple[str, ...]
-    hosts: tuple[str, ...]
-    settings: Mapping[str, Any]
-    seconds: Mapping[str, Interval]  # see parts_of
-    efficiency: Mapping[str, Interval]  # now, without runtime, without skew, without unexplained, at the floor
-    baseline: str  # what an efficiency of 1 is
-    why_not: str = ""  # why parts are missing
-    slow_rank: int | None = None  # the rank that is later than the others, beyond doubt
-    leave_spread_s: float = math.nan  # how far apart ranks leave a synchronisation: bounds the error of the skew
-    cycle_ms: float | None = None  # None where there is none, or where the thread is woken
-    over_shipped: Interval | None = None  # step over that with shipped settings, within rounds
-    rounds: int = 0  # of turns that its ratios come from; 0 where they come from whole runs
+    backend, transport, reduction, workers, batch, arm, hosts, settings: see Observation; runs: their names. seconds:
+    see `parts_of`, as intervals; efficiency: now, without runtime, without skew, without unexplained, at the floor;
+    baseline: what an efficiency of 1 is. why_not: why parts are missing. slow_rank: the one that is later than the
+    others beyond doubt. leave_spread_s: see `leave_spread`. cycle_ms: None where there is none, or where the thread is
+    woken. over_shipped: step over that with shipped settings, within rounds. rounds: of turns that its ratios come
+    from, 0 where they come from whole runs.
+    """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attribution:
-    """Where the synchronisation time of a set of runs goes."""
-
-    arms: tuple[Arm, ...]
-    one_worker_step_s: Mapping[int, Interval] = field(default_factory=dict)  # batch -> step of one worker alone
-    doubts: tuple[str, ...] = ()  # the limitations of it
+class Attribution(SimpleNamespace):
+    """Where the synchronisation time of a set of runs goes: arms, one_worker_step_s (batch -> interval of the step of
+    one worker alone), and doubts, the limitations of it."""
 
 
 Group: TypeAlias = Sequence[tuple[Observation, dict[str, Part]]]
@@ -308,7 +304,8 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
     """
     groups: dict[tuple[Any, ...], list[tuple[Observation, dict[str, Part]]]] = {}
     for place, seen in enumerate(observations):
-        groups.setdefault(seen.name, []).append((seen, parts_of(seen, seed=1 + place)))
+        name = tuple(getattr(seen, each) for each in _SAME)
+        groups.setdefault(name, []).append((seen, parts_of(seen, seed=1 + place)))
     several = {name: group for name, group in groups.items() if group[0][0].workers > 1}
     if not several:
         raise AnalysisError("none of the runs has several workers: there is no synchronisation to take apart")
@@ -362,7 +359,13 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     first = group[0][0]
     names = [name for name in group[0][1] if all(name in parts for _, parts in group)]
     parts = {name: over_runs([each[name] for _, each in group]) for name in names}
-    ratios = [_efficiencies(seen, each, base) for seen, each in group]
+    ratios = []
+    for seen, own in group:
+        # One worker alone, of the same repeat where there is one; or the run's own step without synchronisation.
+        same = [each["step"] for other, each in base if other.repeat == seen.repeat] or [e["step"] for _, e in base]
+        one = np.mean(same, axis=0) if same else own["ready"]
+        cases = {name: step for name, (needed, step) in _CASES.items() if own.keys() >= set(needed)}
+        ratios.append({name: one / step(own) for name, step in cases.items()} if same or "sync" in own else {})
     efficiency = {name: over_runs([each[name] for each in ratios]) for name in ratios[0]}
     over_shipped = _ratio(group, shipped, _CASES["now"][1], _CASES["now"][1]) if shipped else None
     rounds = 0 if over_shipped is None else over_shipped.n
@@ -375,10 +378,11 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
     certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
-    same = ("backend", "transport", "reduction", "workers", "batch", "arm", "hosts", "settings")
     return Arm(
-        **{name: getattr(first, name) for name in same},
+        **{name: getattr(first, name) for name in _SAME},
         runs=tuple(seen.run for seen, _ in group),
+        hosts=first.hosts,
+        settings=first.settings,
         seconds=parts,
         efficiency=efficiency,
         baseline="one worker alone" if base else "its own step without synchronisation",
@@ -402,29 +406,11 @@ _CASES: Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
 """What a step would take in each case, from the parts that it takes."""
 
 
-def _efficiencies(
-    seen: Observation, parts: Mapping[str, Part], base: Sequence[tuple[Observation, dict[str, Part]]]
-) -> dict[str, Part]:
-    """Return the efficiency of one run now, and what it would be if a part of the synchronisation were not there.
-
-    The baseline is the step of one worker alone, from the same repeat where there is one, else from all of them; or
-    the run's own step without synchronisation.
-    """
-    same = [each for other, each in base if other.repeat == seen.repeat] or [each for _, each in base]
-    if same:
-        one = _over(np.mean, (each["step"] for each in same))
-    elif "sync" in parts:
-        one = parts["ready"]
-    else:
-        return {}
-    return {name: one / step(parts) for name, (needed, step) in _CASES.items() if parts.keys() >= set(needed)}
-
-
 def over_runs(parts: Sequence[Part]) -> Interval:
     """Return the mean over repeats: the bootstrap of one run's steps, or Student's t between several runs."""
     if len(parts) == 1:
-        return stats.percentiles(parts[0].value, parts[0].draws)
-    return stats.student([part.value for part in parts])
+        return stats.percentiles(float(parts[0][0]), parts[0][1:])
+    return stats.student([float(part[0]) for part in parts])
 
 
 def _by_round(seen: Observation, parts: Mapping[str, Part]) -> tuple[list[int], dict[str, Floats]]:
@@ -435,7 +421,7 @@ def _by_round(seen: Observation, parts: Mapping[str, Part]) -> tuple[list[int], 
         columns["skew"] = np.mean([each for name, each in columns.items() if name.startswith("wait ")], axis=0)
         columns["exposed"] = columns["sync"] - columns["skew"]
     found = {name: np.bincount(place, weights=each) / np.bincount(place) for name, each in columns.items()}
-    once = {name: np.full(len(number), part.value) for name, part in parts.items() if name in _ONCE}
+    once = {name: np.full(len(number), part[0]) for name, part in parts.items() if name in _ONCE}
     found |= once
     if "exposed" in found and "through" in once:
         found["unexplained"] = found["exposed"] - once["through"]
@@ -488,26 +474,18 @@ ARM_COLUMNS = (
 ROWS = ("step", "sync", "floor", "skew", "pack", "rest", "runtime", "unexplained")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decomposition:
-    """What one run says of its synchronisation, without the arrays that it comes from."""
-
-    arm: str
-    parts: Mapping[str, Interval]  # those of ROWS that are known
-    why_not: str  # why parts are missing
-
-
-def decompose_observation(seen: Observation) -> Decomposition:
-    """Return the parts of one run with the intervals that its own steps give them."""
+def decompose_observation(seen: Observation) -> SimpleNamespace:
+    """Return what one run says without its arrays: arm, parts (those of ROWS that are known, with the intervals that
+    its own steps give them), and why_not, why some are missing."""
     parts = parts_of(seen)
-    return Decomposition(
+    return SimpleNamespace(
         arm=seen.arm,
         parts={name: over_runs([parts[name]]) for name in ROWS if name in parts},
         why_not=seen.why_no_sync if seen.sync_s is None else seen.why_not_through,
     )
 
 
-def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Decomposition]) -> pd.DataFrame:
+def arm_rows(runs: pd.DataFrame, taken: Mapping[str, SimpleNamespace]) -> pd.DataFrame:
     """Return ARM_COLUMNS of the runs of a named run table (points.with_series) that were decomposed, by run.
 
     Means over repeats with Student's interval; of one run its own, and NaN where some repeat does not know a part.

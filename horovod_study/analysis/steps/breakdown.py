@@ -3,11 +3,15 @@
 Laps tile the step: data, compute or forward and backward, sync, update and the residual ("unexplained") add up to the
 step, so differences of laps add up to the difference of steps. docs/metrics.md defines each lap and its limits;
 accounting.py makes the same of the rows of every step.
+
+From the ideal step to the measured one, `losses` says what each part costs, one after the other. The ideal step is that
+of the one-worker baseline (for a strong series divided by the workers), the measured one the mean over repeats. Between
+them T(N) - T(1) of each part: they add up to the measured step, and any of them may be negative.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -70,21 +74,21 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
             values = folded(timed[[*points.LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
             names, moved = tuple(timed["repeat"]), 2 * points.disturbed_runs(timed).sum() >= len(timed)
             cells.append({**first, "repeats": len(timed), "values": values, "names": names, "disturbed": moved})
-    rows = [row for cell in cells for row in _rows(cell, cells)]
-    if all(math.isnan(row["mean_s"]) for row in rows if row["lap"] == "compute"):
-        rows = [row for row in rows if row["lap"] != "compute"]
-    columns = [
-        *(*_OF_CELL, "lap"),
-        *("mean_s", "share", "minus_plain_s", "growth_plain", "minus_wrapped_s", "growth_wrapped", "note"),
-        *("median_s", "min_s", "max_s"),
-        *(f"{name}_{kind}{end}" for kind in BASES for name, end in _INTERVAL),
-    ]
-    frame = pd.DataFrame(rows, columns=columns)
+    rows = [row for cell in cells for row in _rows(cell, cells).to_dict("records")]
+    frame = pd.DataFrame(rows, columns=_COLUMNS)
+    if frame.loc[frame["lap"] == "compute", "mean_s"].isna().all():
+        frame = frame[frame["lap"] != "compute"].reset_index(drop=True)
     return points.whole_numbers(frame, ("batch", "workers", "nodes"))
 
 
 _OF_CELL = ("series", "partition", "backend", "transport", "batch", "workers", "nodes", "mode", "repeats")
-_INTERVAL = (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))
+_COLUMNS = [
+    *(*_OF_CELL, "lap"),
+    *("mean_s", "share", "minus_plain_s", "growth_plain", "minus_wrapped_s", "growth_wrapped", "note"),
+    *("median_s", "min_s", "max_s"),
+    *(f"{name}_{kind}{end}" for kind in BASES
+      for name, end in (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))),
+]  # fmt: skip
 
 
 def shown(cells: pd.DataFrame, laps: Sequence[str]) -> list[str]:
@@ -126,27 +130,27 @@ def folded(values: Floats) -> Floats:
     return result
 
 
-def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows of one cell."""
     values: Floats = cell["values"]  # (R, 8)
-    means, step_s = values.mean(axis=0), float(values[:, -1].mean())
-    grown = {kind: _growth(cell, cells, kind) for kind in BASES}
-    rows = []
-    for place, part in enumerate(PARTS):
-        own = values[:, place]
-        row = {name: cell[name] for name in _OF_CELL} | {"lap": part, "note": _note(cell, means, part)}
-        row |= {"mean_s": float(means[place]), "share": float(means[place]) / step_s}
-        row |= {"median_s": float(np.median(own)), "min_s": float(own.min()), "max_s": float(own.max())}
-        for kind, (minus, low, high, how, base) in grown.items():
-            worth = abs(minus[-1]) >= GROWTH_WORTH_SPLITTING * step_s
-            row[f"minus_{kind}_s"] = float(minus[place])
-            row[f"growth_{kind}"] = float(minus[place] / minus[-1]) if worth else math.nan
-            row |= {f"minus_{kind}_low_s": float(low[place]), f"minus_{kind}_high_s": float(high[place])}
-            row |= {f"interval_{kind}": how, f"base_{kind}": base}
-        rows.append(row)
-    compute, update = rows[_PLACES["compute"]], rows[_PLACES["update"]]
-    if any(not math.isnan(compute[f"minus_{kind}_s"]) and math.isnan(update[f"minus_{kind}_s"]) for kind in BASES):
-        compute["note"] = NOTES["together"] if not math.isnan(update["mean_s"]) else ""
-    return rows
+    means = values.mean(axis=0)
+    frame = pd.DataFrame({name: [cell[name]] * len(PARTS) for name in _OF_CELL})
+    frame["lap"], frame["note"] = PARTS, [_note(cell, means, part) for part in PARTS]
+    frame["mean_s"], frame["share"] = means, means / means[-1]
+    frame["median_s"], frame["min_s"] = np.median(values, axis=0), values.min(axis=0)
+    frame["max_s"] = values.max(axis=0)
+    together = False
+    for kind in BASES:
+        minus, low, high, how, base = _growth(cell, cells, kind)
+        worth = abs(minus[-1]) >= GROWTH_WORTH_SPLITTING * means[-1]
+        frame[f"minus_{kind}_s"], frame[f"growth_{kind}"] = minus, minus / minus[-1] if worth else math.nan
+        frame[f"minus_{kind}_low_s"], frame[f"minus_{kind}_high_s"] = low, high
+        frame[f"interval_{kind}"], frame[f"base_{kind}"] = how, base
+        together |= not math.isnan(minus[_PLACES["compute"]]) and math.isnan(minus[_PLACES["update"]])
+    if together:
+        known = not math.isnan(means[_PLACES["update"]])
+        frame.loc[_PLACES["compute"], "note"] = NOTES["together"] if known else ""
+    return frame
 
 
 def _note(cell: dict[str, Any], means: Floats, part: str) -> str:
@@ -273,3 +277,94 @@ def _recording(good: pd.DataFrame) -> Iterator[str]:
                 runs = f"{len(rows)} of {(good['series'] == series).sum()} runs"
                 told = f"step time drifts; the first: {told.removeprefix('the run is not steady: ')}"
             yield from of_kind("unsteady", [f"{series}: {runs} at {points.worker_counts(rows['workers'])}: {told}."])
+
+
+# ------------------------------------------------------------------------ from the ideal step to the measured one
+
+IDEAL, MEASURED = "ideal", "measured"
+
+LOSS_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "reduction", "horovod_defaults"),
+    *("workers", "nodes", "batch", "mode", "repeats", "baseline", "base", "part", "seconds", "low_s", "high_s"),
+    *("from_s", "to_s", "of_loss", "of_step", "note"),
+)
+"""One row per cell and part, with the ideal and the measured step as its ends.
+
+seconds: what the part adds, per step; of the ends the whole step. low_s, high_s: 95 %, where there is an interval.
+from_s, to_s: where the part begins and ends on the way. of_loss: of measured less ideal, of_step: of measured.
+"""
+
+_COMPUTING = ("data", "compute", "forward", "backward", "update")
+_APART = {"skew": "skew", "transfer": "floor", "packing": "pack", "runtime": "rest"}
+"""Parts of the synchronisation, with their names in attribution.py."""
+_Laps: TypeAlias = Mapping[str, Mapping[Any, Any]]
+_NOTHING = (math.nan, math.nan)
+
+
+def losses(
+    parts: pd.DataFrame, points: pd.DataFrame, attribution: pd.DataFrame, *, baseline: str, skew_s: pd.Series
+) -> pd.DataFrame:
+    """Return LOSS_COLUMNS of every cell of several workers whose step has a baseline.
+
+    `parts`: table of breakdown.py; `attribution`: that of attribution.arm_rows. `skew_s`: mean over repeats of each
+    cell, indexed by series, workers, nodes, batch.
+    """
+    about = points.drop_duplicates("series").set_index("series")
+    rows: list[dict[str, Any]] = []
+    keys = ["series", "workers", "nodes", "batch"]
+    same = (*keys, "partition", "backend", "transport", "mode", "repeats")
+    for key, cell in parts[parts["workers"] > 1].groupby(keys, sort=False, dropna=False):
+        laps = {str(row["lap"]): row for row in cell.to_dict("records")}
+        step = laps["step"]
+        measured, lost = float(step["mean_s"]), float(step[f"minus_{baseline}_s"])
+        if not math.isfinite(lost):
+            continue
+        own = attribution[(attribution[keys] == list(key)).all(axis=1)]
+        known = {str(row["part"]): row for row in own.to_dict("records")} if own["arm"].nunique() == 1 else {}
+        common = {column: about.loc[str(key[0]), column] for column in ("setting", "reduction", "horovod_defaults")}
+        common |= {column: step[column] for column in same} | {"baseline": baseline, "note": ""}
+        common["base"], place = step.get(f"base_{baseline}", ""), measured - lost
+        rows.append({**common, "part": IDEAL, "seconds": place, "from_s": 0.0, "to_s": place})
+        worth = abs(lost) >= GROWTH_WORTH_SPLITTING * measured
+        for part, seconds, (low_s, high_s), note in _grown(laps, known, float(skew_s.get(key, math.nan)), baseline):
+            way = {"seconds": seconds, "from_s": place, "to_s": place + seconds, "low_s": low_s, "high_s": high_s}
+            shares = {"of_loss": seconds / lost if worth else math.nan, "of_step": seconds / measured}
+            rows.append({**common, "part": part, **way, **shares, "note": note})
+            place += seconds
+        # The interval of the last row is that of the whole loss, set upon the ideal step.
+        low_s, high_s = (measured - lost + end for end in _interval(step, baseline))
+        whole = {"seconds": measured, "from_s": 0.0, "to_s": measured, "low_s": low_s, "high_s": high_s}
+        rows.append({**common, "part": MEASURED, **whole})
+    return pd.DataFrame(rows, columns=list(LOSS_COLUMNS))
+
+
+def _grown(
+    laps: _Laps, known: _Laps, skew_s: float, baseline: str
+) -> Iterator[tuple[str, float, tuple[float, float], str]]:
+    """Yield part, seconds, interval and note of what the step grew by; together they are all of it."""
+    grown = {lap: each for lap, row in laps.items() if math.isfinite(each := float(row[f"minus_{baseline}_s"]))}
+    hidden = HOLDS_SYNC.get(laps["sync"]["note"])
+    computing = [grown[lap] for lap in _COMPUTING if lap in grown and lap != hidden]
+    if computing:
+        yield "computing", math.fsum(computing), _NOTHING, ""
+    if hidden in grown:
+        note = laps["sync"]["note"] if hidden == "compute" else ""
+        yield "hidden", grown[hidden], _interval(laps[hidden], baseline), note
+    unmeasured, sync_s = "not measured separately: record with --measure-sync", grown.get("sync")
+    if sync_s is not None and all(name in known for name in _APART.values()):
+        found = {part: known[name] for part, name in _APART.items()}
+        for part, row in found.items():
+            yield part, float(row["seconds"]), (float(row["low_s"]), float(row["high_s"])), ""
+        yield "other", sync_s - math.fsum(float(row["seconds"]) for row in found.values()), _NOTHING, ""
+    elif sync_s is not None and math.isfinite(skew_s):
+        yield "skew", skew_s, _NOTHING, ""
+        yield "exchange", sync_s - skew_s, _NOTHING, unmeasured
+    elif sync_s is not None:
+        yield "waiting", sync_s, _interval(laps["sync"], baseline), unmeasured
+    told = math.fsum(grown[lap] for lap in (*_COMPUTING, "sync") if lap in grown)
+    yield "unexplained", grown["step"] - told, _NOTHING, ""
+
+
+def _interval(row: Mapping[Any, Any], baseline: str) -> tuple[float, float]:
+    low, high = (float(row.get(f"minus_{baseline}_{end}_s", math.nan)) for end in ("low", "high"))
+    return low, high

@@ -30,7 +30,7 @@ from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
-from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS
+from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS, Stragglers
 from horovod_study.config.roles import Role
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError
@@ -56,21 +56,13 @@ class Help:
     of: str = "samples/s"  # what there is more of
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
-    """What a run or a set of runs says of itself."""
+class Explanation(SimpleNamespace):
+    """What a run or a set of runs says of itself; its attributes are the keys of its document.
 
-    names: tuple[str, ...]  # of the runs
-    states: Mapping[str, int]
-    hosts: tuple[str, ...]
-    steps: int  # of a rank, the fewest and ...
-    steps_most: int  # ... the most
-    cells: tuple[Row, ...]  # of _cells
-    slow: tuple[Row, ...]  # of _slow, for the most workers of each series
-    growth: tuple[Row, ...]  # of _growth
-    why_no_growth: str
-    help: tuple[Help, ...]  # what makes the numbers mean something else, then the greatest gain first
-    doubts: tuple[str, ...]
+    names of the runs, states: how many are in each, hosts. steps, steps_most: of a rank, the fewest and the most.
+    cells: see `_cells`; slow: see `_slow`, for the most workers of each series; growth: see `_growth`, why_no_growth.
+    help: what makes the numbers mean something else, then the greatest gain first. doubts.
+    """
 
     @property
     def last(self) -> tuple[Row, ...]:
@@ -120,8 +112,6 @@ def explain(
     points = scaling_points(named, accounting.run_rows(), turns)
     cells = _cells(named, points, accounting, kept)
     own = tuple(cell for cell in cells if about in ("", *cell.runs))
-    seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(own)]
-    growth, why_no_growth = _growth(accounting.cells, cells)
     told = [run for run in accounting.runs if about in ("", run.run)]
     steps = [rank.steps for run in told for rank in run.ranks] or [0]
     places = pd.concat([_rows_of(points, cell.series, cell.workers, cell.nodes) for cell in own])
@@ -132,11 +122,13 @@ def explain(
         steps=min(steps),
         steps_most=max(steps),
         cells=own,
-        slow=tuple(_slow(cell, each) for cell, each in seen if each),
-        growth=tuple(growth),
-        why_no_growth=why_no_growth,
-        help=(),
-        doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())])),
+    )
+    seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in found.last]
+    found.slow = tuple(_slow(cell, each) for cell, each in seen if each)
+    found.growth, found.why_no_growth = _growth(accounting.cells, cells)
+    found.help = ()
+    found.doubts = tuple(
+        dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())])
     )
     names, top = [*taken, *(str(each) for each in named["run"])], found.top
     point = {f"{name}": value for name, value in _rows_of(points, top.series, top.workers, top.nodes).iloc[0].items()}
@@ -148,7 +140,8 @@ def explain(
     late_run = next((each.run for each in found.slow if each.series == top.series), top.runs[0])
     facts.late_run = shlex.quote(f"{kept[late_run].directory}")
     beside = _beside(found, named, turns, names)
-    return replace(found, help=tuple(_advice(found, kept[top.runs[0]], facts, beside)))
+    found.help = tuple(_advice(found, kept[top.runs[0]], facts, beside))
+    return found
 
 
 def _cells(
@@ -233,10 +226,6 @@ def _communication(cell: Row, runs: Sequence[RunAccount]) -> dict[str, Any]:
     return {**found, "why_not": "" if known else next(iter(told), INSIDE_BACKWARD)}
 
 
-def _last(cells: Iterable[Row]) -> list[Row]:
-    return list({cell.series: cell for cell in cells}.values())
-
-
 def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd.DataFrame:
     """Return the rows of one cell; how many nodes it has may be unknown."""
     same = table["nodes"].isna() if math.isnan(nodes) else table["nodes"] == nodes
@@ -250,55 +239,64 @@ def _slow(cell: Row, looked: Sequence[Inspection | str]) -> Row:
     """
     told = {each.name: each.stragglers for each in looked if isinstance(each, Inspection)}
     seen = {name: late for name, late in told.items() if late.verdict != "unknown"}
-    found = Row(series=cell.series, workers=cell.workers, run=cell.runs[0], looked_at=len(looked), named_in=0)
-    vars(found).update(ranks=(), balanced=(), chance=1 / cell.workers, why_not="", period_s=cell.step_s, delay_s=0.0)
-    vars(found).update(dict.fromkeys(("delay_low_s", "delay_high_s", "waiting_s", "resolution_s")))
+    run, late, why_not = cell.runs[0], Stragglers(verdict="unknown", period_s=cell.step_s), ""
     if cell.why_not == NO_EXCHANGE:
-        found.why_not = NO_EXCHANGE
+        why_not = NO_EXCHANGE
     elif not seen:
-        found.why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+        why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
     else:
-        found.run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
-        late = seen[found.run]
-        found.named_in = sum(bool(late.slow) and late.slow[0] in each.slow for each in seen.values())
-        found.ranks, found.balanced, found.chance = late.named, late.balanced, 1 / len(late.ranks)
-        found.period_s, found.delay_s = late.period_s, late.delay_s
-        for name in ("delay_low_s", "delay_high_s", "resolution_s"):
-            setattr(found, name, stats.finite_or_none(getattr(late, name)))
-        found.waiting_s = None if late.skew_s is None else late.skew_s["mean"]
-    return found
+        run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
+        late = seen[run]
+    return Row(
+        series=cell.series,
+        workers=cell.workers,
+        run=run,
+        looked_at=len(looked),
+        named_in=sum(late.slow[0] in each.slow for each in seen.values()) if late.slow else 0,
+        ranks=late.named,
+        balanced=late.balanced,
+        chance=1 / (len(late.ranks) or cell.workers),
+        why_not=why_not,
+        period_s=late.period_s,
+        delay_s=late.delay_s,
+        delay_low_s=stats.finite_or_none(late.delay_low_s),
+        delay_high_s=stats.finite_or_none(late.delay_high_s),
+        waiting_s=None if late.skew_s is None else late.skew_s["mean"],
+        resolution_s=stats.finite_or_none(late.resolution_s),
+    )
 
 
-def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[list[Row], str]:
+def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[tuple[Row, ...], str]:
     """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers; or
     why nothing is known of it.
     """
-    found, last = [], _last(cells)
+    found, last = [], list({cell.series: cell for cell in cells}.values())
     for cell in last:
         rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
-        whole: dict[Any, Any] = rows.loc["step"].to_dict()
         first = next(each for each in cells if each.series == cell.series)
-        kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
+        kind = next((each for each in BASES if rows[f"minus_{each}_s"].notna()["step"]), None)
         if cell.withheld or cell.unsteady or first.unsteady or (kind is None and first is cell) or cell.workers == 1:
             continue
         if kind is not None:
-            value, low, high = (whole[f"minus_{kind}{end}_s"] for end in ("", "_low", "_high"))
+            ends: Any = [rows.at["step", f"minus_{kind}{end}_s"] for end in ("", "_low", "_high")]
             base = "1 worker alone" if kind == "plain" else "1 worker inside the library"
             parts = {part: stats.finite_or_none(rows[f"minus_{kind}_s"].get(part, math.nan)) for part in PARTS[:-1]}
         else:
-            value, low, high = cell.step_s - first.step_s, math.nan, math.nan
-            base, both = (
-                f"{first.workers} workers",
-                ((part, cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]),
-            )
+            ends, base = (cell.step_s - first.step_s, math.nan, math.nan), f"{first.workers} workers"
+            both = ((part, cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1])
             parts = {part: None if a is None or b is None else a - b for part, a, b in both}
-        step = Interval(value=value, low=low, high=high)
+        step = Interval(**dict(zip(("value", "low", "high"), ends, strict=True)))
         found.append(Row(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
-    counts = {cell.workers for cell in cells if cell.series == last[-1].series}
-    why = next((f"no speedup: {cell.withheld}" for cell in last if cell.withheld and cell.workers > 1), "")
-    why = why or ("no run has several workers" if all(cell.workers == 1 for cell in cells) else "")
-    why = why or ("a run is not steady" if len(counts) > 1 else "")
-    return found, "" if found else why or "one worker count only, and no run of one worker with the same work beside it"
+    withheld = [f"no speedup: {cell.withheld}" for cell in last if cell.withheld and cell.workers > 1]
+    if withheld:
+        why = withheld[0]
+    elif all(cell.workers == 1 for cell in cells):
+        why = "no run has several workers"
+    elif len({cell.workers for cell in cells if cell.series == last[-1].series}) > 1:
+        why = "a run is not steady"
+    else:
+        why = "one worker count only, and no run of one worker with the same work beside it"
+    return tuple(found), "" if found else why
 
 
 def _doubts(

@@ -10,7 +10,7 @@ import numpy as np
 from horovod_study.analysis.steps.ablation import answer_of
 from horovod_study.analysis.steps.pauses import find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
-from horovod_study.analysis.steps.stragglers import MIN_STEPS, Stragglers, find_stragglers, pop_of
+from horovod_study.analysis.steps.stragglers import MIN_STEPS, Stragglers, find_stragglers, waiting
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of, timed_from
 
@@ -82,7 +82,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         doubts=doubts,
         ranks=_ranks(rows, late),
         stragglers=late,
-        pop=pop_of(rows) if rows.workers > 1 else None,
+        pop=waiting(rows)[0] if rows.workers > 1 else None,
         pauses=find_pauses(rows),
     )  # fmt: skip
 

@@ -10,8 +10,11 @@ stamps of one clock: clocks of different hosts need not agree. A stretch is a se
 first step has no synchronisation before it (a barrier, an evaluation, a checkpoint were there), and so no `own`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,76 +46,93 @@ GAP_STEPS = 10
 """The same in steps, for laps on a device's clock: the host, whose clock says when a step begins, runs ahead of it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RankSteps:
-    """S steps that all of R ranks recorded, times in s."""
+    """S steps that all of R ranks recorded, times in s. Columns are read when they are asked for: the rows of a long
+    run do not fit into memory together.
+    """
 
     workers: int  # of the run; R of them are here
-    ranks: tuple[int, ...]
     hosts: tuple[str, ...]  # of `ranks`
+    rows: Mapping[int, Mapping[str, Any]]  # rank -> columns of records.step_schema, null is NaN
+    places: Mapping[int, slice | NDArray[np.int64]]  # rank -> where its rows of the steps are
     step: NDArray[np.int64]  # (S,)
     epoch: NDArray[np.int64]  # (S,)
-    begin_s: Floats | None  # (S,), of the first rank here; None in rows of older programs
-    step_s: Floats  # (S, R)
-    laps: Mapping[str, Floats]  # lap -> (S, R), without laps that are not known
+    known: frozenset[str]  # columns that every rank has for every step
     follows: NDArray[np.bool_]  # (S,): whether the step before it, of the same stretch, is here too
     notes: tuple[str, ...] = ()  # what is not here, in words
+
+    def columns(self, rank: int) -> Callable[[str], Floats]:
+        """Return what reads a column of one rank at these steps, (S,); its file is let go with it."""
+        columns, places = self.rows[rank], self.places[rank]
+        return lambda name: np.asarray(columns[name], dtype=np.float64)[places]
+
+    def _table(self, name: str) -> Floats:
+        return np.stack([self.columns(rank)(name) for rank in self.ranks], axis=1)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the R ranks that are here."""
+        return tuple(self.places)
+
+    @cached_property
+    def step_s(self) -> Floats:
+        """Return the steps, (S, R)."""
+        return self._table("step_s")
+
+    @cached_property
+    def laps(self) -> Mapping[str, Floats]:
+        """Return the laps that are known, lap -> (S, R)."""
+        return {lap: self._table(f"{lap}_s") for lap in PARTS if f"{lap}_s" in self.known}
+
+    @property
+    def begin_s(self) -> Floats | None:
+        """Return when the steps of the first rank begin, (S,); None in rows of older programs."""
+        return self.columns(self.ranks[0])("begin_s") if "begin_s" in self.known else None
 
     @property
     def sync_s(self) -> Floats | None:
         """Return the synchronisations, (S, R), or None where the backend cannot see them."""
         return self.laps.get("sync")
 
-    def own_laps(self) -> dict[str, Floats]:
-        """Return the known laps of `own` for the F steps that follow another, lap -> (F, R).
+    def told_laps(self) -> list[str]:
+        """Return the known laps of `own`.
 
         Where synchronisation is hidden, backward or compute (or whatever comes nearest) holds the wait for the others
         and says nothing of a rank: it is left out.
         """
+        known = [lap for lap in BEFORE_SYNC if f"{lap}_s" in self.known]
+        if self.workers == 1 or "sync_s" in self.known:
+            return known
+        if not {*known} & {*_HOLDS_GRADIENTS}:
+            return [lap for lap in known if lap == "data"]  # nobody knows where the wait is; loading is before it
+        return [lap for lap in known if lap not in _HOLDS_GRADIENTS]
+
+    def own_laps(self) -> dict[str, Floats]:
+        """Return the known laps of `own` for the F steps that follow another, lap -> (F, R)."""
         here = np.flatnonzero(self.follows)
-        hidden = self.workers > 1 and "sync" not in self.laps
-        told = [lap for lap in BEFORE_SYNC if lap in self.laps and not (hidden and lap in _HOLDS_GRADIENTS)]
-        if hidden and not self.laps.keys() & {*_HOLDS_GRADIENTS}:
-            # Then nobody knows where the wait is; loading is before it.
-            told = [lap for lap in told if lap == "data"]
-        return {lap: self.laps[lap][here - 1 if lap == "update" else here] for lap in told}
+        return {lap: self.laps[lap][here - 1 if lap == "update" else here] for lap in self.told_laps()}
 
 
-def _nothing_unmarked(laps: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return columns of step rows, name -> values, with 0 for laps whose work is in another lap of every step.
+def ready_steps(
+    rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: Collection[int] = ()
+) -> SimpleNamespace:
+    """Return S steps of R ranks that follow another of their epoch; before others there was a barrier, or a wait for a
+    turn, after which ranks do not begin together. AnalysisError for fewer than 20.
 
-    A CUDA graph that computes holds forward and backward, and it may hold data and update; in ordinary steps there is
-    no compute, and data that are not marked are in what comes next. Of laps that are there but unknown nothing is made.
-    """
-    captured = np.isfinite(laps["compute_s"]).all()
-    inside = ("data_s", "forward_s", "backward_s", "update_s") if captured else ("data_s", "compute_s")
-    return {
-        name: np.zeros_like(each) if name in inside and np.isnan(each).all() else each for name, each in laps.items()
-    }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _ReadySteps:
-    """S steps of R ranks that follow another of their epoch, times in s; before others there was a barrier, or a wait
-    for a turn, after which ranks do not begin together.
-    """
-
-    step: NDArray[np.int64]  # (S,)
-    own_s: Floats  # (S, R), until the gradients are ready
-    sync_s: Floats  # (S, R), NaN where the backend cannot see it
-    backward_s: Floats  # (S, R)
-    captured: bool  # a CUDA graph computes
-
-
-def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: Collection[int] = ()) -> _ReadySteps:
-    """Return what the columns of the same steps say, one mapping per rank; AnalysisError for fewer than 20 steps.
-
+    step (S,); own_s, until the gradients are ready, sync_s, NaN where the backend cannot see it, and backward_s, (S, R)
+    in s; captured: whether a CUDA graph computes. `rows`: columns of the same steps, one mapping per rank;
     `after_waits`: steps before which the run waited for its turn.
     """
     names = ("sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
     laps = {name: np.stack([np.asarray(rank[name], dtype=np.float64) for rank in rows], axis=1) for name in names}
     captured = not np.isnan(laps["compute_s"]).all()
-    laps = _nothing_unmarked(laps)
+    # A CUDA graph that computes holds forward and backward, and may hold data and update; in ordinary steps there is no
+    # compute, and data that are not marked are in what comes next. Of laps that are there but unknown nothing is made.
+    whole = np.isfinite(laps["compute_s"]).all()
+    for name in ("data_s", "forward_s", "backward_s", "update_s") if whole else ("data_s", "compute_s"):
+        if np.isnan(laps[name]).all():
+            laps[name] = np.zeros_like(laps[name])
     step, epoch = np.asarray(rows[0]["step"]), np.asarray(rows[0]["epoch"])
     follows = np.flatnonzero((np.diff(step) == 1) & (np.diff(epoch) == 0)) + 1
     follows = follows[~np.isin(step[follows], [*after_waits])]
@@ -123,7 +143,7 @@ def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: 
             "are needed, run it for more steps"
         )
     own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
-    return _ReadySteps(
+    return SimpleNamespace(
         step=step[follows],
         own_s=own,
         sync_s=laps["sync_s"][follows],
@@ -145,93 +165,6 @@ def cycle_s(settings: Mapping[str, Any]) -> float:
     return max(0.0, float(settings[CYCLE] or 0)) / 1e3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CommonSteps:
-    """The S steps that all of some ranks have, and where among its rows each rank has them."""
-
-    step: NDArray[np.int64]  # (S,)
-    epoch: NDArray[np.int64]  # (S,)
-    places: Mapping[int, slice | NDArray[np.int64]]  # rank -> rows; a slice where they follow each other
-    notes: tuple[str, ...] = ()  # what is not here, in words
-
-    def column(self, columns: Mapping[str, Any], rank: int, name: str) -> Floats:
-        """Return a column of the rows of `rank` at these steps, (S,)."""
-        found: Floats = np.asarray(columns[name], dtype=np.float64)[self.places[rank]]
-        return found
-
-
-def common_steps(
-    rows: Mapping[int, Mapping[str, Any]],
-    *,
-    workers: int,
-    from_step: int = 0,
-    fewest: int = 1,
-    missing: Mapping[int, str] | None = None,
-    name: str = "the run",
-) -> CommonSteps:
-    """Return the steps from `from_step` on that all ranks have rows of; what is left out, `align` says."""
-    notes = []
-    kept: dict[int, NDArray[np.int64] | slice] = {}
-    steps: dict[int, NDArray[np.int64]] = {}
-    common = epoch = None
-    for rank in sorted(rows):
-        columns = rows[rank]
-        step = np.asarray(columns["step"])
-        there = (step >= from_step) & np.isfinite(np.asarray(columns["step_s"], dtype=np.float64))
-        if int(there.sum()) < max(1, fewest):
-            continue
-        kept[rank] = where(there)
-        own = step[kept[rank]]
-        if common is None:
-            common, epoch = own, np.asarray(columns["epoch"])[kept[rank]]
-        if np.array_equal(own, common):
-            own = common  # once in memory, not once for each rank
-        steps[rank] = own
-    absent = [rank for rank in range(workers) if rank not in kept]
-    explained = {rank: why for rank, why in (missing or {}).items() if rank in absent}
-    few = [rank for rank in absent if rank not in explained]
-    if few:
-        what = f"fewer than {fewest:,} recorded steps" if fewest > 1 else "no recorded steps"
-        notes.append(f"{_ranks(few)} {what} from step {from_step:,} on and {_are(few)} left out")
-    for why in dict.fromkeys(explained.values()):
-        whom = [rank for rank, each in explained.items() if each == why]
-        verb, _, rest = why.partition(" ")
-        notes.append(f"{_ranks(whom) if verb == 'has' else f'{_name(whom)} {verb}'} {rest} and {_are(whom)} left out")
-    first = common
-    for own in steps.values():
-        common = own if common is None or own is common else np.intersect1d(common, own, assume_unique=True)
-    if common is None or first is None or epoch is None or not len(common):
-        none = f"no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
-        apart = "its ranks have no step in common; the rows belong to different runs"
-        raise AnalysisError(f"{name}: {apart if kept else none}")
-    most = max(len(own) for own in steps.values())
-    if most > len(common):
-        short = [rank for rank, own in steps.items() if len(own) < most]
-        notes.append(
-            f"{_ranks(short)} up to {most - len(common):,} steps fewer than the others: only the {len(common):,} steps "
-            "that all have are compared"
-        )
-    if common is not first:
-        epoch = epoch[np.searchsorted(first, common)]
-    for rank, own in steps.items():
-        if own is not common:
-            kept[rank] = np.arange(len(rows[rank]["step"]))[kept[rank]][np.searchsorted(own, common)]
-    return CommonSteps(
-        step=np.asarray(common, dtype=np.int64),
-        epoch=np.asarray(epoch, dtype=np.int64),
-        places=kept,
-        notes=tuple(notes),
-    )
-
-
-def where(there: NDArray[np.bool_]) -> slice | NDArray[np.int64]:
-    """Return the places that are true: as a slice, which copies nothing, where they follow each other."""
-    first, count = int(np.argmax(there)), int(np.count_nonzero(there))
-    if there[first : first + count].all():
-        return slice(first, first + count)
-    return np.flatnonzero(there)
-
-
 def align(
     rows: Mapping[int, Mapping[str, Any]],
     *,
@@ -248,60 +181,111 @@ def align(
     rank has no row of; `notes` say so. `missing` says why a rank is not in `rows` (rank -> "has ..."). Raises
     AnalysisError, which begins with `name`, when nothing is left.
     """
-    shared = common_steps(rows, workers=workers, from_step=from_step, fewest=fewest, missing=missing, name=name)
-    kept = shared.places
-    tables = [
-        {each: np.asarray(values)[places] for each, values in rows[rank].items()} for rank, places in kept.items()
-    ]
-    laps = {lap: values for lap in PARTS if (values := _known(tables, f"{lap}_s")) is not None}
-    begins = _known(tables, "begin_s")
-    step_s = np.stack([np.asarray(table["step_s"], dtype=np.float64) for table in tables], axis=1)
-    two_clocks = any("sync_host_s" in table and np.isfinite(table["sync_host_s"]).any() for table in tables)
+    places: dict[int, NDArray[np.int64] | slice] = {}
+    steps: dict[int, NDArray[np.int64]] = {}
+    common = epoch = np.empty(0, dtype=np.int64)
+    for rank in sorted(rows):
+        columns = rows[rank]
+        step = np.asarray(columns["step"])
+        there = (step >= from_step) & np.isfinite(np.asarray(columns["step_s"], dtype=np.float64))
+        if int(there.sum()) < max(1, fewest):
+            continue
+        places[rank] = where(there)
+        own = step[places[rank]]
+        if not steps:
+            common, epoch = own, np.asarray(columns["epoch"])[places[rank]]
+        steps[rank] = common if np.array_equal(own, common) else own  # once in memory, not once for each rank
+    first = common
+    for own in steps.values():
+        common = common if own is common else np.intersect1d(common, own, assume_unique=True)
+    if not len(common):
+        none = f"no rank has {max(1, fewest):,} recorded steps from step {from_step:,} on; run it for more steps"
+        apart = "its ranks have no step in common; the rows belong to different runs"
+        raise AnalysisError(f"{name}: {apart if steps else none}")
+    if common is not first:
+        epoch = epoch[np.searchsorted(first, common)]
+    for rank, own in steps.items():
+        if own is not common:
+            places[rank] = np.arange(len(rows[rank]["step"]))[places[rank]][np.searchsorted(own, common)]
     named = tuple(hosts) if len(hosts) >= workers else ("",) * workers
-    follows = same_epoch(shared)
-    if begins is not None and "residual" in laps:
-        allowed = GAP_STEPS * float(np.median(step_s)) if two_clocks else GAP_S
-        follows[1:] &= (gaps_s(begins, laps["residual"], step_s) <= allowed).all(axis=1)
-    return RankSteps(
+    found = RankSteps(
         workers=workers,
-        ranks=tuple(kept),
-        hosts=tuple(named[rank] if rank < len(named) else "" for rank in kept),
-        step=shared.step,
-        epoch=shared.epoch,
-        begin_s=None if begins is None else begins[:, 0],
-        step_s=step_s,
-        laps=laps,
-        follows=follows,
-        notes=shared.notes,
+        hosts=tuple(named[rank] if rank < len(named) else "" for rank in places),
+        rows=rows,
+        places=places,
+        step=np.asarray(common, dtype=np.int64),
+        epoch=np.asarray(epoch, dtype=np.int64),
+        known=frozenset(),
+        follows=np.concatenate([[False], (np.diff(common) == 1) & (np.diff(epoch) == 0)]),
+        notes=tuple(_left_out(steps, common, range(workers), missing or {}, fewest, from_step)),
     )
+    known, apart_s, two_clocks = _over_ranks(found)
+    if known >= {"begin_s", "residual_s"}:
+        allowed = GAP_STEPS * float(np.median(found.step_s)) if two_clocks else GAP_S
+        found.follows[1:] &= apart_s <= allowed
+    return replace(found, known=known)
 
 
-def _known(tables: Sequence[Mapping[str, Any]], name: str) -> Floats | None:
-    """Return a column of all ranks, (S, R); None where a rank does not have it, or not for every step."""
-    if not all(name in table for table in tables):
-        return None
-    values = np.stack([np.asarray(table[name], dtype=np.float64) for table in tables], axis=1)
-    return None if np.isnan(values).any() else values
+def _over_ranks(found: RankSteps) -> tuple[frozenset[str], Floats, bool]:
+    """Return which columns all ranks know, the largest gap before each step but the first, (S - 1,), and whether a
+    device has a clock of its own; of one rank after the other."""
+    known = {"begin_s", *(f"{lap}_s" for lap in PARTS)}
+    largest, two_clocks = np.full(len(found.step) - 1, -math.inf), False
+    for rank in found.ranks:
+        column, there = found.columns(rank), found.rows[rank].keys()
+        known = {name for name in known if name in there and not np.isnan(column(name)).any()}
+        if known >= {"begin_s", "residual_s"}:
+            np.maximum(largest, gaps_s(*map(column, ("begin_s", "residual_s", "step_s"))), out=largest)
+        two_clocks |= "sync_host_s" in there and bool(np.isfinite(column("sync_host_s")).any())
+    return frozenset(known), largest, two_clocks
 
 
-def same_epoch(shared: CommonSteps) -> NDArray[np.bool_]:
-    """Return for each step, (S,), whether the step before it is there, in the same epoch."""
-    return np.concatenate([[False], (np.diff(shared.step) == 1) & (np.diff(shared.epoch) == 0)])
+def _left_out(
+    steps: Mapping[int, NDArray[np.int64]],
+    common: NDArray[np.int64],
+    ranks: Sequence[int],
+    missing: Mapping[int, str],
+    fewest: int,
+    from_step: int,
+) -> Iterator[str]:
+    """Yield which of all `ranks` and steps are not among `common`; `steps`: those of each rank that is."""
+    absent = [rank for rank in ranks if rank not in steps]
+    if few := [rank for rank in absent if rank not in missing]:
+        what = f"fewer than {fewest:,} recorded steps" if fewest > 1 else "no recorded steps"
+        yield f"{_ranks(few)} {what} from step {from_step:,} on and {_are(few)} left out"
+    for why in dict.fromkeys(missing[rank] for rank in absent if rank in missing):
+        whom = [rank for rank in absent if missing.get(rank) == why]
+        verb, _, rest = why.partition(" ")
+        yield f"{_ranks(whom) if verb == 'has' else f'{_named(whom)} {verb}'} {rest} and {_are(whom)} left out"
+    most = max(len(own) for own in steps.values())
+    if most > len(common):
+        short = [rank for rank, own in steps.items() if len(own) < most]
+        yield (
+            f"{_ranks(short)} up to {most - len(common):,} steps fewer than the others: only the {len(common):,} steps "
+            "that all have are compared"
+        )
+
+
+def where(there: NDArray[np.bool_]) -> slice | NDArray[np.int64]:
+    """Return the places that are true: as a slice, which copies nothing, where they follow each other."""
+    first, count = int(np.argmax(there)), int(np.count_nonzero(there))
+    if there[first : first + count].all():
+        return slice(first, first + count)
+    return np.flatnonzero(there)
 
 
 def gaps_s(begin: Floats, residual: Floats, step_s: Floats) -> Floats:
-    """Return from (S, ...) the time between the end of each step and the beginning of the next, (S - 1, ...), at least.
+    """Return from (S,) the time between the end of each step and the beginning of the next, (S - 1,), at least.
 
     A row's residual is before its begin. What is residual behind it, as clipping in a script, looks like a gap before a
     step with less of it, and like a negative one before a step with more. A rank that has those has as much gap for
     certain as exceeds the residual of the step before.
     """
-    gaps: Floats = np.diff(begin - residual, axis=0) - step_s[:-1]
-    behind = (gaps < -GAP_S).any(axis=0)
-    return np.where(behind, gaps - residual[:-1], gaps)
+    gaps: Floats = np.diff(begin - residual) - step_s[:-1]
+    return gaps - residual[:-1] if (gaps < -GAP_S).any() else gaps
 
 
-def _name(ranks: Sequence[int]) -> str:
+def _named(ranks: Sequence[int]) -> str:
     """Return `rank 1` or `ranks 1, 2`."""
     listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
     return f"rank{'s' * (len(ranks) > 1)} {listed}"
@@ -309,7 +293,7 @@ def _name(ranks: Sequence[int]) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Return `rank 1 has` or `ranks 1, 2 have`."""
-    return f"{_name(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+    return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 
 def _are(ranks: Sequence[int]) -> str:

@@ -7,7 +7,6 @@ for the time since the one before it, as everywhere (docs/system.md). Unknown is
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured, whole_runs, with_series
+from horovod_study.analysis.stats import Floats
 
-Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 _MAX_PARTS = 40  # of a run: as many as a small plot shows
@@ -35,9 +34,6 @@ LOADS: Mapping[str, tuple[str, str, bool]] = {
 
 SAMPLED = ("at_s", "cpu_percent", "rss_mb", "gpu_percent", "gpu_memory_mb", "power_w")
 """Columns of system samples that the course of a run is made with."""
-
-ON_THE_WAY: Mapping[str, tuple[float, ...]] = {"sync_s": (0.5,), "step_s": (0.5, 0.9)}
-"""Columns of step rows that the course of a run takes, and the quantiles over the steps of each part."""
 
 PROFILE_COLUMNS = (
     *("run", "part", "first_step", "steps", "begin_s", "end_s"),
@@ -96,15 +92,6 @@ def runs_table(
     return table
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Profile:
-    """The course of one run over its timed window, in P parts of as equal numbers of steps as can be."""
-
-    first_step: Places  # (P,)
-    steps: Places  # (P,), of the first rank
-    columns: Mapping[str, Floats]  # PROFILE_COLUMNS but the first four -> (P,)
-
-
 def part_places(steps: int) -> Places:
     """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
     parts = max(1, min(_MAX_PARTS, steps // MIN_STEPS))
@@ -122,46 +109,41 @@ class Course:
 
     def __init__(self) -> None:
         self._first: Places | None = None  # (P + 1,): the first step of each part, and the one after the last
-        self._steps = self._places = np.empty(0, dtype=np.int64)
-        self._begin_s = self._end_s = np.empty(0)
-        self._order: slice | Places = slice(None)
+        self._columns: dict[str, NDArray[Any]] = {}  # of the first rank, (P,)
         self._ranks: dict[str, list[Floats]] = {}  # column, or column and quantile -> of each rank, (P,)
 
-    def begin_rank(self, step: NDArray[np.integer], column: Callable[[str], Floats]) -> None:
-        """Begin with a rank of timed steps `step`, (S,); `column` returns another column of these rows."""
-        self._order = slice(None) if (step[1:] > step[:-1]).all() else np.argsort(step, kind="stable")
-        step = step[self._order]
+    def add_rank(self, step: NDArray[np.integer], column: Callable[[str], Floats]) -> None:
+        """Take a rank of timed steps `step`, (S,); `column` returns another column of these rows, NaN where unknown."""
+        order: slice | Places = slice(None) if (step[1:] > step[:-1]).all() else np.argsort(step, kind="stable")
+        step = step[order]
         if self._first is None:
             places = part_places(len(step))
-            begin_s, last = column("begin_s")[self._order], places[1:] - 1
+            begin_s, last = column("begin_s")[order], places[1:] - 1
             self._first = np.append(step[places[:-1]], step[-1] + 1).astype(np.int64)
-            self._steps = np.diff(places)
-            self._begin_s = begin_s[places[:-1]]
-            self._end_s = begin_s[last] + column("step_s")[self._order][last]
-        self._places = np.searchsorted(step, self._first)
+            ends = {"begin_s": begin_s[places[:-1]], "end_s": begin_s[last] + column("step_s")[order][last]}
+            number = np.arange(len(places) - 1)
+            self._columns = {"part": number, "first_step": self._first[:-1], "steps": np.diff(places), **ends}
+        places = np.searchsorted(step, self._first)
+        for name, quantiles in (("sync_s", (0.5,)), ("step_s", (0.5, 0.9))):
+            means, levels = by_part(column(name)[order], places, quantiles)
+            for of, found in ((name, means), *zip((f"{name} {each}" for each in quantiles), levels, strict=True)):
+                self._ranks.setdefault(of, []).append(found)
 
-    def add(self, name: str, values: Floats) -> None:
-        """Take one of the columns ON_THE_WAY of the present rank, (S,), NaN where unknown."""
-        means, levels = by_part(values[self._order], self._places, ON_THE_WAY[name])
-        self._ranks.setdefault(name, []).append(means)
-        for level, found in zip(ON_THE_WAY[name], levels, strict=True):
-            self._ranks.setdefault(f"{name} {level}", []).append(found)
-
-    def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> Profile | None:
-        """Return the profile, with the load of the hosts from {host: {part: columns}}; None without timed steps."""
+    def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> pd.DataFrame | None:
+        """Return PROFILE_COLUMNS but the run, with the load of the hosts from {host: {part: columns}}; None without
+        timed steps."""
         if self._first is None:
             return None
         columns = {
-            "begin_s": self._begin_s,
-            "end_s": self._end_s,
+            **self._columns,
             "step_s": self._over(np.mean, "step_s"),
             "step_s_median": self._over(np.max, "step_s 0.5"),
             "step_s_p90": self._over(np.max, "step_s 0.9"),
             "sync_s": self._over(np.mean, "sync_s"),
             "sync_s_median": self._over(np.mean, "sync_s 0.5"),
-            **_load_by_part(samples, self._begin_s, self._end_s),
+            **_load_by_part(samples, self._columns["begin_s"], self._columns["end_s"]),
         }
-        return Profile(first_step=self._first[:-1], steps=self._steps, columns=columns)
+        return pd.DataFrame(columns)
 
     def _over(self, how: Callable[..., Any], name: str) -> Floats:
         """Return one value per part over the ranks that have steps there; NaN where one of them does not know it."""
@@ -193,7 +175,8 @@ def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple
 
 
 def _quantiles(block: Floats, levels: Sequence[float]) -> Floats:
-    """Return quantiles of each row of (P, K), interpolated linearly, (Q, P); NaN for a row with a NaN."""
+    """Return quantiles of each row of (P, K), interpolated linearly, (Q, P), NaN for a row with a NaN: those of NumPy,
+    which takes three times as long for so few values."""
     at = (block.shape[1] - 1) * np.asarray(levels)
     low = np.floor(at).astype(int)
     high = np.minimum(low + 1, block.shape[1] - 1)
@@ -236,17 +219,8 @@ def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats
     return mean
 
 
-def profile_rows(profiles: Iterable[tuple[str, Profile | None]]) -> pd.DataFrame:
+def profile_rows(profiles: Iterable[tuple[str, pd.DataFrame | None]]) -> pd.DataFrame:
     """Return PROFILE_COLUMNS of runs, given with their names, in their order; a run without timed steps has no row."""
-    there = [(run, each) for run, each in profiles if each is not None]
-    if not there:
-        return pd.DataFrame(columns=list(PROFILE_COLUMNS))
-    counts = [len(each.steps) for _, each in there]
-    table = {
-        "run": np.repeat(np.array([run for run, _ in there], dtype=object), counts),
-        "part": np.concatenate([np.arange(count) for count in counts]),
-        "first_step": np.concatenate([each.first_step for _, each in there]),
-        "steps": np.concatenate([each.steps for _, each in there]),
-        **{name: np.concatenate([each.columns[name] for _, each in there]) for name in PROFILE_COLUMNS[4:]},
-    }
-    return pd.DataFrame(table, columns=list(PROFILE_COLUMNS))
+    there = [each.assign(run=run) for run, each in profiles if each is not None]
+    empty = pd.DataFrame(columns=list(PROFILE_COLUMNS))
+    return pd.concat(there, ignore_index=True)[list(PROFILE_COLUMNS)] if there else empty

@@ -22,16 +22,15 @@ who comes to the processes of its loader earlier waits for them longer.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats
-from horovod_study.analysis.steps import rank_steps
-from horovod_study.analysis.steps.rank_steps import CommonSteps, RankSteps
+from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, RankSteps
 
 MIN_STEPS = 20
 WORTH = 0.01  # a lateness below this share of the step is not worth mentioning
@@ -53,27 +52,18 @@ CAUSES = {
 """Where a rank loses its time, in words."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lateness:
-    """How one rank compares with the others, in s per step."""
+class Lateness(SimpleNamespace):
+    """How one rank compares with the others; its attributes are the keys of its document. Times in s per step.
 
-    rank: int
-    host: str
-    own_s: float  # mean
-    wait_s: float  # mean, for the last rank
-    value_s: float  # lateness; negative: earlier than the others
-    low_s: float  # 95 % interval
-    high_s: float
-    certain_s: float  # what it is at least, allowing for all ranks that were looked at
-    last_share: float  # of the steps in which it was the last; ties are shared
-    last_p: float  # chance of being last so often among equal ranks, if steps were independent
-    laps_s: Mapping[str, float]  # what each lap adds to the lateness; they add up to it
-    cause: str = ""  # a key of CAUSES, for a named or balanced rank
-    cause_s: float = math.nan  # by how much it is late in the laps of `cause`: floor or median over steps, mean where
-    cause_low_s: float = math.nan  # it is the mean only that is beyond doubt; 95 % interval
-    cause_high_s: float = math.nan
-    quickest_s: float = math.nan  # lateness of its quickest tenth of steps: of all laps together, the floor
-    balanced: bool = False  # longer in the laps of `cause`, and shorter in others, so that it is not late
+    rank, host. own_s, wait_s: means of its own time and of its wait for the last rank. value_s, low_s, high_s: the
+    lateness with its 95 % interval, negative where it is earlier than the others; certain_s: what it is at least,
+    allowing for all ranks that were looked at. last_share: of the steps in which it was the last (ties are shared);
+    last_p: the chance of that among equal ranks, if steps were independent. laps_s: what each lap adds to the lateness.
+    cause: a key of CAUSES for a named or balanced rank, else empty; cause_s, cause_low_s, cause_high_s: by how much it
+    is late in these laps, as floor or median over steps, or as mean where that only is beyond doubt. quickest_s:
+    lateness of its quickest tenth of steps, of all laps together. balanced: longer in the laps of `cause` and shorter
+    in others, so that it is not late.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,9 +112,17 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     The verdict is `unknown`, with the reason, where there are fewer than two ranks or 20 such steps, or where no lap
     distinguishes the ranks.
     """
-    steps, together = int(rows.follows.sum()), _exchanging(rows)
-    laps = rows.own_laps()
-    if why := _why_unknown(rows, laps):
+    steps, laps = int(rows.follows.sum()), rows.own_laps()
+    # Steps in which a rank waited for others; all where the wait is not visible.
+    together = steps if rows.sync_s is None else int((rows.sync_s[rows.follows] > 0).any(axis=1).sum())
+    unknown = {
+        "one worker has nobody to wait for": rows.workers == 1,
+        "the rows of one rank only are there": len(rows.ranks) < 2,
+        f"{steps} steps follow another of their stretch; at least {MIN_STEPS} are needed": steps < MIN_STEPS,
+        NO_EXCHANGE: not together,
+        "the wait for the others is not visible, and no lap is certainly before it": not laps,
+    }
+    if why := next((why for why, holds in unknown.items() if holds), ""):
         return Stragglers(verdict="unknown", why_not=why, notes=rows.notes, steps=steps)
     notes = list(rows.notes)
     if together < 0.5 * steps:
@@ -143,9 +141,13 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     period = float(whole.mean())
     count = min(max(steps // _STEPS_PER_BLOCK, _BLOCKS[0]), _BLOCKS[1])
     blocks = np.array_split(np.arange(steps), count)
-    places = range(len(rows.ranks))
-    found = [_lateness(place, rows, list(laps), table, waits, blocks, worth_s=WORTH * period) for place in places]
-    found = [replace(each, balanced=each.balanced or _waits_for_its_loader(each, found)) for each in found]
+    found = [_lateness(place, rows, table, waits, blocks, WORTH * period) for place in range(len(rows.ranks))]
+    longest_s = max((each.cause_s for each in found if each.cause not in ("", "data")), default=0.0)
+    for each in found:
+        # Late with its data only, because another is longer elsewhere and it comes to its loader earlier; of more than
+        # three ranks it is compared with one that comes as early as itself.
+        if each.cause == "data" and len(found) <= 3 and longest_s >= _MOST_OF_IT * each.cause_s:
+            each.balanced = True
     slow = sorted((each for each in found if each.cause and not each.balanced), key=lambda each: -_late_s(each))
     even = own - np.array([_late_s(each) if each in slow else 0.0 for each in found])
     delays = own.max(axis=1) - even.max(axis=1)
@@ -168,77 +170,39 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     )
 
 
-def _why_unknown(rows: RankSteps, laps: Mapping[str, Floats]) -> str:
-    """Return why the ranks cannot be compared in these laps of `own`; empty where they can."""
-    steps = int(rows.follows.sum())
-    if rows.workers == 1:
-        return "one worker has nobody to wait for"
-    if len(rows.ranks) < 2:
-        return "the rows of one rank only are there"
-    if steps < MIN_STEPS:
-        return f"{steps} steps follow another of their stretch; at least {MIN_STEPS} are needed"
-    if not _exchanging(rows):
-        return rank_steps.NO_EXCHANGE
-    return "" if laps else "the wait for the others is not visible, and no lap is certainly before it"
-
-
-def _exchanging(rows: RankSteps) -> int:
-    """Return in how many steps that follow another a rank waited for others; all where the wait is not visible."""
-    if rows.sync_s is None:
-        return int(rows.follows.sum())
-    return int((rows.sync_s[rows.follows] > 0).any(axis=1).sum())
-
-
 def _lateness(
-    place: int,
-    rows: RankSteps,
-    laps: Sequence[str],
-    table: Floats,
-    waits: Floats,
-    blocks: list[NDArray[np.int64]],
-    *,
-    worth_s: float,
-) -> Lateness:  # 7 arguments: a rank, what is looked at, and from which lateness on it counts
-    own = table.sum(axis=0)
+    place: int, rows: RankSteps, table: Floats, waits: Floats, blocks: list[NDArray[np.int64]], worth_s: float
+) -> Lateness:
+    """Compare the rank at a place with the others; it is named from a lateness of `worth_s` on."""
+    laps, own = rows.told_laps(), table.sum(axis=0)
     # The middle one of the others: the mean of two where their number is even.
     others = [each for each in np.argsort(own.mean(axis=0), kind="stable") if each != place]
     middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
     later = _Later(laps, table[:, :, place], table[:, :, middle], blocks, ranks=len(rows.ranks))
-    total, certain_s = later.mean(laps), later.certain_mean_s()
-    cause, there, balanced = later.cause(worth_s, named=certain_s > 0 and total.value >= worth_s)
+    total, error = later.over(_mean, laps)
+    mean = stats.around(total, error, later.freedom)
+    certain_s = total - stats.t_quantile(1 - 0.025 / len(rows.ranks), later.freedom) * error
+    cause, there, balanced = later.cause(worth_s, named=certain_s > 0 and total >= worth_s)
     last = waits <= 0  # (F, R)
     share = float((last[:, place] / last.sum(axis=1)).mean())
-    count = round(share * len(last))
     return Lateness(
         rank=rows.ranks[place],
         host=rows.hosts[place],
         own_s=float(own[:, place].mean()),
         wait_s=float(waits[:, place].mean()),
-        value_s=total.value,
-        low_s=total.low,
-        high_s=total.high,
+        value_s=total,
+        low_s=mean.low,
+        high_s=mean.high,
         certain_s=certain_s,
         last_share=share,
-        last_p=stats.binomial_tail(count, len(last), 1 / len(rows.ranks)),
+        last_p=stats.binomial_tail(round(share * len(last)), len(last), 1 / len(rows.ranks)),
         laps_s={lap: later.mean([lap]).value for lap in laps},
         cause=cause,
         cause_s=there.value,
         cause_low_s=there.low,
         cause_high_s=there.high,
-        quickest_s=later.quickest_s(),
+        quickest_s=later.over(_floor, laps)[0],
         balanced=balanced,
-    )
-
-
-def _waits_for_its_loader(late: Lateness, ranks: Sequence[Lateness]) -> bool:
-    """Return whether a rank may be late with its data because another is longer elsewhere, and it comes earlier.
-
-    Of more than three ranks it is compared with one that comes as early as itself.
-    """
-    return (
-        late.cause == "data"
-        and len(ranks) <= 3  # of these a slow one is among the middle ones of the others
-        and any(each.cause not in ("", "data") and each.cause_s >= _MOST_OF_IT * late.cause_s for each in ranks)
     )
 
 
@@ -249,14 +213,19 @@ class _Later:
         self, laps: Sequence[str], own: Floats, middle: Floats, blocks: list[NDArray[np.int64]], *, ranks: int
     ) -> None:
         """`own` has shape (L, F), `middle` (L, F, 1 or 2): of the middle ones of the others."""
-        self._laps, self._own, self._middle, self._blocks, self._ranks = tuple(laps), own, middle, blocks, ranks
+        self._laps, self._own, self._middle, self._blocks, self._ranks = laps, own, middle, blocks, ranks
+        self.freedom = len(blocks) - 1.0
 
-    def _over(self, rule: Callable[[Floats, Floats], Any], laps: Sequence[str]) -> tuple[float, float]:
+    def over(self, rule: Callable[[Floats, Floats], float], laps: Sequence[str]) -> tuple[float, float]:
         """Return what `rule` makes of these laps together, of (F,) and (F, 1 or 2), with its standard error."""
         places = [self._laps.index(lap) for lap in laps]
         own, middle = self._own[places].sum(axis=0), self._middle[places].sum(axis=0)
         of_blocks = np.array([rule(own[each], middle[each]) for each in self._blocks])
         return float(rule(own, middle)), float(stats.standard_error(of_blocks))
+
+    def mean(self, laps: Sequence[str]) -> stats.Interval:
+        """Return by how much the rank is later in these laps together, as a mean over steps."""
+        return stats.around(*self.over(_mean, laps), self.freedom)
 
     def _usual(self, laps: Sequence[str]) -> tuple[float, float]:
         """Return by how much the rank is usually later in these laps together, with its standard error.
@@ -264,27 +233,10 @@ class _Later:
         It is the floor, where that is the more certain one and the median agrees: the same in every step. Else, as of
         a rank that is late in most steps only, it is the median.
         """
-        median, error = self._over(lambda own, middle: float(np.median(own - middle.mean(axis=1))), laps)
-        floor, floor_error = self._over(_floor, laps)
-        agrees = abs(floor - median) <= stats.t_quantile(0.975, self._freedom) * error
+        median, error = self.over(lambda own, middle: float(np.median(own - middle.mean(axis=1))), laps)
+        floor, floor_error = self.over(_floor, laps)
+        agrees = abs(floor - median) <= stats.t_quantile(0.975, self.freedom) * error
         return (floor, floor_error) if agrees and floor_error < error else (median, error)
-
-    @property
-    def _freedom(self) -> float:
-        return len(self._blocks) - 1.0
-
-    def mean(self, laps: Sequence[str]) -> stats.Interval:
-        """Return by how much the rank is later in these laps together, as a mean over steps."""
-        return stats.around(*self._over(_mean, laps), self._freedom)
-
-    def certain_mean_s(self) -> float:
-        """Return what the mean of all laps is at least, allowing for all ranks."""
-        value, error = self._over(_mean, self._laps)
-        return value - stats.t_quantile(1 - 0.025 / self._ranks, self._freedom) * error
-
-    def quickest_s(self) -> float:
-        """Return the floor of all laps together: 0 for a rank that is as quick as the others when nothing disturbs."""
-        return self._over(_floor, self._laps)[0]
 
     def cause(self, worth_s: float, *, named: bool) -> tuple[str, stats.Interval, bool]:
         """Return where the rank is longer, by how much there, and whether other laps make up for it; "": nowhere.
@@ -293,14 +245,14 @@ class _Later:
         """
         usual = {lap: self._usual([lap]) for lap in self._laps}
         # Each lap is looked at by its median and by its floor.
-        margin = stats.t_quantile(1 - 0.025 / (2 * self._ranks * len(self._laps)), self._freedom)
+        margin = stats.t_quantile(1 - 0.025 / (2 * self._ranks * len(self._laps)), self.freedom)
         sure = {lap: value for lap, (value, error) in usual.items() if value > margin * error}
         there_s, rest = sum(sure.values()), [lap for lap in self._laps if lap not in sure]
         made_up_for = bool(rest) and self.mean(rest).high < -_MOST_OF_IT * there_s
         whole = self.mean(self._laps).value
         if there_s >= worth_s and not (named and (made_up_for or there_s < _MOST_OF_IT * whole)):
             cause = _where(sure, there_s)
-            return cause, stats.around(*self._usual(self._of(cause)), self._freedom), made_up_for
+            return cause, stats.around(*self._usual(self._of(cause)), self.freedom), made_up_for
         if named:
             cause = _where({lap: self.mean([lap]).value for lap in self._laps}, whole)
             return cause, self.mean(self._of(cause)), False
@@ -332,7 +284,7 @@ def _where(laps_s: Mapping[str, float], value_s: float) -> str:
 
 def _late_s(named: Lateness) -> float:
     """Return by how much a named rank is late: in all, where that is beyond doubt, else in the laps of its cause."""
-    return named.value_s if named.certain_s > 0 else named.cause_s
+    return float(named.value_s if named.certain_s > 0 else named.cause_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,76 +308,26 @@ def pop(useful_s: Sequence[float] | Floats, runtime_s: float) -> Pop:
     return Pop(load_balance=load_balance, communication=communication, parallel=load_balance * communication)
 
 
-def pop_of(rows: RankSteps) -> Pop | None:
-    """Return the POP efficiencies of the steps that follow another; None where the wait is not visible.
+def waiting(rows: RankSteps) -> tuple[Pop | None, float]:
+    """Return the POP efficiencies of the steps that follow another, and the mean skew in s, None and NaN where unknown.
 
-    Useful is `own`, all of it: loading and the unexplained part too. The runtime is that of the slowest rank.
+    Useful is `own`, all of it: loading and the unexplained part too; the runtime is that of the slowest rank. Neither
+    is known where the wait is not visible, and a skew of fewer than 20 steps is a guess. At any time a few columns of
+    one rank are in memory.
     """
-    if rows.sync_s is None or not rows.follows.any() or not _exchanging(rows):
-        return None
-    own = np.sum(list(rows.own_laps().values()), axis=0).sum(axis=0)  # (R,)
-    if not own.max() > 0:
-        return None
-    return pop(own, float((own + rows.sync_s[rows.follows].sum(axis=0)).max()))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
-    """What waiting for each other costs the ranks of a run: two means of `find_stragglers` and `pop_of`."""
-
-    pop: Pop | None  # None where not known
-    skew_s: float  # mean; NaN where not known
-
-
-def waiting(rows: Mapping[int, Mapping[str, Any]], shared: CommonSteps) -> Waiting:
-    """Return the mean skew and the POP efficiencies of ranks over the steps that they share.
-
-    The same numbers as of `find_stragglers(align(rows))` and `pop_of(align(rows))`, for runs whose rows do not fit into
-    memory together: at any time a few columns of one rank are there. Nothing is known where a rank cannot see its
-    synchronisation.
-    """
-    nothing = Waiting(pop=None, skew_s=math.nan)
-    names = ("sync_s", "begin_s", *(f"{lap}_s" for lap in rank_steps.BEFORE_SYNC))
-    unknown: set[str] = set()
-    two_clocks = False
-    largest = np.full(max(len(shared.step) - 1, 0), -math.inf)  # gap before a step, of all ranks
-    for rank in shared.places:
-        columns = rows[rank]
-        found = {name: shared.column(columns, rank, name) for name in ("begin_s", "residual_s", "step_s")}
-        np.maximum(largest, rank_steps.gaps_s(found["begin_s"], found["residual_s"], found["step_s"]), out=largest)
-        for name in names:
-            if np.isnan(found[name] if name in found else shared.column(columns, rank, name)).any():
-                unknown.add(name)
-        two_clocks |= bool(np.isfinite(shared.column(columns, rank, "sync_host_s")).any())
-    if "sync_s" in unknown:
-        return nothing
-    laps = [lap for lap in rank_steps.BEFORE_SYNC if f"{lap}_s" not in unknown]
-    follows = rank_steps.same_epoch(shared)
-    if not unknown & {"begin_s", "residual_s"}:
-        allowed = rank_steps.GAP_S
-        if two_clocks:
-            every = [shared.column(rows[rank], rank, "step_s") for rank in shared.places]
-            allowed = rank_steps.GAP_STEPS * float(np.median(np.concatenate(every)))
-        follows[1:] &= largest <= allowed
-    steps = int(np.count_nonzero(follows))
-    if not (laps and steps):
-        return nothing
-    useful_s, runtime_s, exchanging = [], [], False
-    last = np.full(steps, -math.inf)
-    for rank in shared.places:
-        columns = rows[rank]
-        own = np.zeros(steps)
+    steps, laps = int(rows.follows.sum()), rows.told_laps()
+    if "sync_s" not in rows.known or not (steps and laps):
+        return None, math.nan
+    useful_s, runtime_s, last = [], [], np.full(steps, -math.inf)
+    for rank in rows.ranks:
+        column, own = rows.columns(rank), np.zeros(steps)
         for lap in laps:
-            values = shared.column(columns, rank, f"{lap}_s")
-            own += values[:-1][follows[1:]] if lap == "update" else values[follows]
+            values = column(f"{lap}_s")
+            own += values[:-1][rows.follows[1:]] if lap == "update" else values[rows.follows]
         useful_s.append(float(own.sum()))
-        sync_s = float(shared.column(columns, rank, "sync_s")[follows].sum())
-        exchanging |= sync_s > 0
-        runtime_s.append(useful_s[-1] + sync_s)
+        runtime_s.append(useful_s[-1] + float(column("sync_s")[rows.follows].sum()))
         np.maximum(last, own, out=last)
-    if not exchanging:
-        return nothing
-    return Waiting(
-        pop=pop(useful_s, max(runtime_s)) if max(useful_s) > 0 else None,
-        skew_s=(float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= MIN_STEPS else math.nan,
-    )
+    if runtime_s == useful_s:  # nothing was ever exchanged
+        return None, math.nan
+    skew_s = (float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= MIN_STEPS else math.nan
+    return pop(useful_s, max(runtime_s)) if max(useful_s) > 0 else None, skew_s

@@ -11,6 +11,8 @@ A collective of one tensor is, from the moment that rank 0 knows of the first ra
 
 They tile the collective. Tensors that are reduced together do these things at the same time, so their times do not add
 up to a time on the clock: `together` counts each moment once, for the phase furthest on.
+
+Recorded steps as events of the same format, which Perfetto and chrome://tracing draw, are here too: one row per rank.
 """
 
 import json
@@ -25,6 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from horovod_study.analysis.steps.traces import merged
+from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError
 from horovod_study.text.words import plural
 
@@ -37,9 +41,12 @@ _FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")
 _NEGOTIATE = "NEGOTIATE_"
 _UNTIMED = ("BARRIER", "JOIN")  # collectives that move nothing: listed, but no part of `together`
 
-_OPERATION = re.compile(
-    r"(MPI|GLOO|NCCL|CCL|DDL|ADASUM|HIERARCHICAL|XLA)[A-Z_]*_?(ALLREDUCE|ALLGATHERV?|BROADCAST|BCAST|ALLTOALLV?|REDUCESCATTER|REDUCE|ADASUM)"
-)
+_COLLECTIVES = "ALLREDUCE|ALLGATHERV?|BROADCAST|BCAST|ALLTOALLV?|REDUCESCATTER|REDUCE|ADASUM"
+_ACTIVITIES = {
+    "copy": "MEMCPY_|COPY_",
+    "queue": "(QUEUE|WAIT_FOR_DATA|WAIT_FOR_OTHER_TENSOR_DATA)$",
+    "operation": rf"(MPI|GLOO|NCCL|CCL|DDL|ADASUM|HIERARCHICAL|XLA)[A-Z_]*_?({_COLLECTIVES})$",
+}
 
 
 class Timeline(SimpleNamespace):
@@ -189,14 +196,6 @@ def _collect(
     return bool(stack), stray
 
 
-def _phase_of(activity: str) -> str:
-    if activity.startswith(("MEMCPY_", "COPY_")):
-        return "copy"
-    if activity in ("QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"):
-        return "queue"
-    return "operation" if _OPERATION.fullmatch(activity) else "other"
-
-
 def _pieces(each: _Collective) -> list[tuple[str, str, float, float]]:
     """Return (phase, activity, begin, end) of a collective: they tile it from its first moment to its last."""
     pieces = []
@@ -207,7 +206,8 @@ def _pieces(each: _Collective) -> list[tuple[str, str, float, float]]:
     at = each.begin
     for activity, begin, end in each.activities:
         pieces.append(("rest", "in no activity", at, begin))
-        pieces.append((_phase_of(activity), activity, begin, end))
+        phase = next((name for name, form in _ACTIVITIES.items() if re.match(form, activity)), "other")
+        pieces.append((phase, activity, begin, end))
         at = end
     if each.kind not in _UNTIMED or each.end > at:
         pieces.append(("rest", "in no activity", at, each.end))
@@ -243,18 +243,13 @@ def _tensors(moved: pd.DataFrame) -> pd.DataFrame:
 
 def _together(moved: pd.DataFrame, steps: int) -> dict[str, float]:
     """Return the seconds per step of each phase, each moment counted once for the phase that is furthest on."""
-    pieces = moved.loc[moved["s"] > 0, ["phase", "begin", "end"]].itertuples(index=False)
-    edges = sorted(edge for phase, begin, end in pieces for edge in ((begin, 1, phase), (end, -1, phase)))
-    active = dict.fromkeys(_FURTHEST, 0)
+    pieces, counted_s = moved[moved["s"] > 0], 0.0
     totals = dict.fromkeys(PHASES, 0.0)
-    before = math.nan
-    for at, change, phase in edges:
-        furthest = next((name for name in _FURTHEST if active[name]), None)
-        if furthest is not None:
-            totals[furthest] += at - before
-        active[phase] += change
-        before = at
-    return {name: total / steps for name, total in totals.items()}
+    for place, phase in enumerate(_FURTHEST):
+        this_far = pieces.loc[pieces["phase"].isin(_FURTHEST[: place + 1]), ["begin", "end"]]
+        until_s = float(np.diff(merged(this_far)).sum())
+        totals[phase], counted_s = (until_s - counted_s) / steps, until_s
+    return totals
 
 
 def _operations(moved: pd.DataFrame) -> dict[str, int]:
@@ -266,3 +261,55 @@ def _operations(moved: pd.DataFrame) -> dict[str, int]:
     for activity, own in moved[moved["phase"] == "operation"].sort_values(["begin", "end"]).groupby("activity"):
         counts[f"{activity}"] = int((own["begin"] >= own["end"].cummax().shift(fill_value=-math.inf)).sum())
     return counts
+
+
+# ------------------------------------------------------------------------------------- recorded steps as such events
+
+
+def events(
+    rows: Mapping[int, pd.DataFrame],
+    hosts: Mapping[int, str],
+    *,
+    evaluations: Sequence[Mapping[str, float]] = (),
+    warmup_steps: int = 0,
+) -> list[dict[str, Any]]:
+    """Return the events of `rows`, {rank: step rows}, in the order of ranks and steps: complete ones "X", metadata "M",
+    instants "i", in microseconds ("Trace Event Format", Google).
+
+    A step is one event with its laps inside, placed one after the other from its begin: they tile it. Its residual is
+    between the step before and its begin, where the row shows a gap. Laps that are not known are left out. A row per
+    rank (thread) below a group per host (process). Evaluations, rows of epochs.csv, are instants on the row of rank 0.
+    """
+    places = list(dict.fromkeys(hosts[rank] for rank in sorted(rows)))
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": place, "tid": 0, "args": {"name": host}}
+        for place, host in enumerate(places)
+    ]
+    threads = {rank: {"pid": places.index(hosts[rank]), "tid": rank} for rank in sorted(rows)}
+    for rank, row in threads.items():
+        found.append({"ph": "M", "name": "thread_name", **row, "args": {"name": f"rank {rank}"}})
+    for rank, row in threads.items():
+        known = [lap for lap in LAPS if rows[rank][f"{lap}_s"].notna().any()]
+        for step in rows[rank].to_dict("records"):
+            whole: dict[str, Any] = {name: int(step[name]) for name in ("step", "epoch", "samples")}
+            if math.isfinite(step["loss"]):
+                whole["loss"] = float(step["loss"])
+            if step["step"] < warmup_steps:
+                whole["excluded"] = True
+            at, number = float(step["begin_s"]), {"step": int(step["step"])}
+            laps = {lap: float(step[f"{lap}_s"]) for lap in known}
+            spans = [("step", "step", at, sum(laps.values()), whole)]
+            for lap, seconds in laps.items():
+                spans.append((lap, "lap", at, seconds, number))
+                at += seconds
+            for name, kind, begin_s, seconds, shown in spans:
+                when = {"ts": round(begin_s * 1e6, 3), "dur": round(seconds * 1e6, 3)}
+                found.append({"ph": "X", "name": name, "cat": kind, **when, **row, "args": shown})
+    if 0 in rows and len(rows[0]):
+        first, last = rows[0]["begin_s"].iloc[0], rows[0]["begin_s"].iloc[-1]
+        for each in evaluations:
+            if first <= each["wall_s"] <= last:
+                shown = {name: each[name] for name in ("epoch", "train_mse", "test_mse")}
+                instant = {"ph": "i", "name": "evaluation", "s": "t", "ts": round(each["wall_s"] * 1e6, 3)}
+                found.append({**instant, **threads[0], "args": shown})
+    return found

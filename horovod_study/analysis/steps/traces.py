@@ -18,8 +18,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -116,24 +116,11 @@ def trace_document(path: Path) -> Any:
     return parse_json(content, source=shown(path), error=DataError, again=again)
 
 
-@dataclass(slots=True)
-class _Trace:
-    """What is kept of the trace of one rank; times in s."""
+def read_trace(document: Any, *, source: str) -> SimpleNamespace:
+    """Return what is needed of the trace of one rank, times in s.
 
-    source: str
-    rank: int | None  # as the document says
-    world: int | None
-    host: str
-    on_gpu: bool
-    labels: Sequence[int]  # numbers of the steps
-    steps: Floats  # (S, 2), of the host
-    parts: dict[str, Floats]  # (S,) each: COLUMNS but late; NaN for what is not known
-    doubts: list[str]
-    collectives: pd.DataFrame = field(default_factory=pd.DataFrame)  # begin, end, word, step, all
-
-
-def read_trace(document: Any, *, source: str) -> _Trace:
-    """Return what is needed of a trace. Raises AnalysisError where it holds no step with operators or kernels."""
+    Raises AnalysisError where it holds no step with operators or kernels.
+    """
     events, categories, doubts = _events(document)
     about: Mapping[str, Any] = document if isinstance(document, dict) else {}
     told = about.get("distributedInfo")
@@ -150,7 +137,17 @@ def read_trace(document: Any, *, source: str) -> _Trace:
     parts: dict[str, Any] = {"step": np.diff(steps)[:, 0], **_laps(events, steps)}
     parts |= dict.fromkeys(("communication", "exposed"), np.full(len(steps), np.nan))
     host = str(about.get("host_name") or "")
-    trace = _Trace(source, rank, world, host, len(kernels) > 0, labels, steps, parts, doubts)
+    trace = SimpleNamespace(
+        source=source,
+        rank=rank,  # as the document says
+        world=world,
+        host=host,
+        on_gpu=len(kernels) > 0,
+        labels=labels,  # numbers of the steps
+        steps=steps,  # (S, 2), of the host
+        parts=parts,  # COLUMNS but late -> (S,); NaN for what is not known
+        doubts=doubts,
+    )
     kernels = kernels.assign(launched=_launched(events, kernels))
     kernels["step"] = _places(trace, kernels) if len(kernels) else -1
     trace.collectives = _collectives(trace, events, kernels, str(told.get("backend")))
@@ -289,7 +286,7 @@ def _within(moments: Any, steps: Floats) -> Any:
     return np.where((place >= 0) & (at < steps[place, 1]), place, -1)
 
 
-def _places(trace: _Trace, kernels: pd.DataFrame) -> Any:
+def _places(trace: SimpleNamespace, kernels: pd.DataFrame) -> Any:
     """Return the place of the step that launched each kernel, -1 for none; the step becomes that of the device.
 
     By order: where every step has as many kernels of each name. Where nothing tells it, the steps are the host's and
@@ -324,7 +321,7 @@ def _places(trace: _Trace, kernels: pd.DataFrame) -> Any:
     return place
 
 
-def _collectives(trace: _Trace, events: pd.DataFrame, kernels: pd.DataFrame, backend: str) -> pd.DataFrame:
+def _collectives(trace: SimpleNamespace, events: pd.DataFrame, kernels: pd.DataFrame, backend: str) -> pd.DataFrame:
     """Return the collectives of a rank: begin, end, word, step, all; none where they were only launched."""
     found = kernels[kernels["role"] == "collective"]
     waits, calls = (events[events["role"] == role] for role in ("waits", "calls"))
@@ -381,7 +378,7 @@ def covered(cover: Floats, spans: Floats) -> Floats:
     return np.diff(np.interp(spans, cover.ravel(), edges))[:, 0] if len(edges) else np.zeros(len(spans))
 
 
-def compare(traces: Sequence[_Trace]) -> dict[str, Any]:
+def compare(traces: Sequence[SimpleNamespace]) -> dict[str, Any]:
     """Return what traces of the ranks of one job say, in s of a step: means over steps with 95 % intervals.
 
     {"ranks": [{rank, source, host, steps, last, offset_s, seconds: {COLUMNS: Interval}}], "named": whether documents
@@ -426,7 +423,7 @@ def compare(traces: Sequence[_Trace]) -> dict[str, Any]:
 _UNKNOWN = Interval(value=np.nan)
 
 
-def _ranks(traces: Sequence[_Trace]) -> tuple[list[int], bool]:
+def _ranks(traces: Sequence[SimpleNamespace]) -> tuple[list[int], bool]:
     """Return the rank of each trace, and whether documents or names tell it, or the order of the files numbers them.
 
     A name tells it by the word rank, in the file or its folder, or where the numbers at one place in the names are
@@ -456,7 +453,7 @@ def _ranks(traces: Sequence[_Trace]) -> tuple[list[int], bool]:
     return [rank for rank in told if rank is not None], True
 
 
-def _lateness(traces: Sequence[_Trace]) -> tuple[Floats, Floats, list[str]]:
+def _lateness(traces: Sequence[SimpleNamespace]) -> tuple[Floats, Floats, list[str]]:
     """Return lateness (S, R) in the steps with common collectives, offsets of clocks (R,), and what is to be said."""
     nobody = np.empty((0, len(traces))), np.empty(0)
     if len(traces) < 2:
@@ -496,7 +493,7 @@ def _latest(late: Floats) -> int | None:
     return order[-1] if means and means[order[-1]].low > max(means[order[-2]].value, 0.0) else None
 
 
-def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:
+def _doubts(traces: Sequence[SimpleNamespace], named: bool) -> Iterator[str]:
     steps = min(len(each.steps) for each in traces)
     if 1 < steps < FEW_STEPS:
         yield f"{steps} steps are few: profile {FEW_STEPS} or more, after a warm-up"

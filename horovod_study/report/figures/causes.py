@@ -5,8 +5,7 @@ from typing import Any
 
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series.points import baseline_words
-from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, hiding
-from horovod_study.analysis.steps.losses import IDEAL, MEASURED
+from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, IDEAL, MEASURED, hiding
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures.bench import drawings_of
 from horovod_study.report.grammar import Figure, of_bars

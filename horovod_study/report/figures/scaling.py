@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from horovod_study.analysis.forecast.study_forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.turns import alternated, ratios_are
-from horovod_study.analysis.steps.losses import IDEAL
+from horovod_study.analysis.steps.breakdown import IDEAL
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures.workers import RANGE, against_workers
 from horovod_study.report.grammar import Curve, Figure, Guide, Points, spread
