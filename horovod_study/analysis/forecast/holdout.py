@@ -9,7 +9,7 @@ Letters: K distinct worker counts, T targets.
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
 
@@ -95,7 +95,7 @@ def summarise(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
     `series`: how many have a target of this law; `failed`: those in which it fails.
     """
     found = {}
-    for law, score in _over_all(scores).items():
+    for law, score in over_all(scores.values()).items():
         series = sum(any(each["law"] == law for each in one.forecasts) for one in scores.values())
         failed = [name for name, one in scores.items() if law in one.laws and one.laws[law]["fails"]]
         found[law] = {"series": series, **score, "failed": failed}
@@ -103,9 +103,11 @@ def summarise(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _over_all(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
-    laws = dict.fromkeys(law for one in scores.values() for law in one.laws)
-    targets = [each for one in scores.values() for each in one.forecasts]
+def over_all(scores: Iterable[Scores]) -> dict[str, dict[str, Any]]:
+    """Score every law over the targets of all `scores`."""
+    every = list(scores)
+    targets = [each for one in every for each in one.forecasts]
+    laws = dict.fromkeys(law for one in every for law in one.laws)
     return {law: _law_score([each for each in targets if each["law"] == law]) for law in laws}
 
 
@@ -283,7 +285,7 @@ def summary_lines(scores: Mapping[str, Scores]) -> list[str]:
     """The scores over all series, and how the combination compares with the best single law that covers as much."""
     found = summarise(scores)
     scored = sum(not one.why_not for one in scores.values())
-    text = [f"all {scored} series that could be scored, of {len(scores)}", *_table(_over_all(scores))]
+    text = [f"all {scored} series that could be scored, of {len(scores)}", *_table(over_all(scores.values()))]
     failing = [f"{law} in {len(one['failed'])}" for law, one in found.items() if one["failed"]]
     if failing:
         text.append(f"  fails hold-out, number of series: {', '.join(failing)}")
