@@ -143,10 +143,11 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
 
 def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
     """Yield medians over the repeats that were evaluated after equally many samples."""
-    evaluated = [pd.DataFrame({name: run[name] for name in _EVALUATED}) for run in cell["runs"]]
-    last = pd.concat([each.drop_duplicates("samples", keep="last") for each in evaluated])
-    for count, there in last.groupby("samples", sort=True):
-        middle = {name: _finite(np.median(there[name])) for name in _EVALUATED}
+    places = [{count: place for place, count in enumerate(run["samples"].tolist())} for run in cell["runs"]]
+    for count in sorted(set().union(*places)):
+        there = [(run, at[count]) for run, at in zip(cell["runs"], places, strict=True) if count in at]
+        every = {name: [run[name][place] for run, place in there] for name in _EVALUATED}
+        middle = {name: _finite(np.median(values)) for name, values in every.items()}
         yield {
             **_identity(cell),
             **middle,
@@ -154,8 +155,8 @@ def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
             "repeats": cell["repeats"],
             "samples": int(count),
             "evaluations": len(there),
-            "test_mse_min": _finite(there["test_mse"].min()),
-            "test_mse_max": _finite(there["test_mse"].max()),
+            "test_mse_min": _finite(min(every["test_mse"])),
+            "test_mse_max": _finite(max(every["test_mse"])),
             "floor_mse": cell["floor_mse"],
             "efficiency": cell["floor_mse"] / middle["test_mse"],
         }
