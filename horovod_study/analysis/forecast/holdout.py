@@ -227,21 +227,21 @@ def _law_score(targets: Sequence[Mapping[str, Any]], refused: str = "") -> dict[
     """Return how well one law forecast its targets, JSON-ready: None is what is not known, or that it does not fail."""
     from sklearn.metrics import max_error, median_absolute_error
 
-    found = dict.fromkeys(("median_ape", "worst_ape", "bias", "coverage", "median_width"))
-    fails = refused
+    found: dict[str, Any] = dict.fromkeys(("median_ape", "worst_ape", "bias", "coverage", "median_width"))
     if targets:
         exact, errors = np.zeros(len(targets)), np.array([target["error"] for target in targets])
         known = [target for target in targets if target["covered"] is not None]
+        covered = [target["covered"] for target in known]
         widths = [(target["high"] - target["low"]) / target["forecast"] for target in known if target["forecast"] > 0]
         found = {
             "median_ape": float(median_absolute_error(exact, errors)),
             "worst_ape": float(max_error(exact, errors)),
             "bias": float(np.mean(errors)),
-            "coverage": sum(target["covered"] for target in known) / len(known) if known else None,
+            "coverage": sum(covered) / len(covered) if covered else None,
             "median_width": float(np.median(widths)) if widths else None,
         }
-        fails = refused or _fails(targets, found["median_ape"], [target["covered"] for target in known])
-    return {"targets": len(targets), **found, "fails": fails or None}
+        refused = refused or _fails(targets, found["median_ape"], covered)
+    return {"targets": len(targets), **found, "fails": refused or None}
 
 
 def _fails(targets: Sequence[Mapping[str, Any]], median: float, covered: Sequence[bool]) -> str:

@@ -90,7 +90,7 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
     weight = np.array([len(each) for each in runs]) / means**2  # of the squared miss of a mean
     fitted = {form: _solve(form, means[None], distinct, weight)[0] for form in (SATURATION, PIECEWISE)}
     within = float(sum(np.sum((each / each.mean() - 1) ** 2) for each in runs))
-    misses = {form: float(weight @ (means - step_at(form, *values, distinct)) ** 2) for form, values in fitted.items()}
+    misses = {form: float(weight @ (means - step_at(form, a, b, distinct)) ** 2) for form, (a, b) in fitted.items()}
     form, other = sorted(misses, key=lambda each: misses[each])
     gain = _aicc(within + misses[other], len(steps)) - _aicc(within + misses[form], len(steps))
     knees = {each: float(a / b) if b > 0 else math.inf for each, (a, b) in fitted.items()}
@@ -101,16 +101,13 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
         doubts.append(
             f"the {other} form fits as well (AICc within {_EQUAL_SUPPORT:g}) with its knee at {knees[other]:.3g}"
         )
-    fixed, per_sample, (value, low, high) = (
-        _around(each, end) for each, end in zip((*fitted[form].tolist(), knees[form]), ends, strict=True)
-    )
+    values = (*fitted[form].tolist(), knees[form])
+    fixed, per_sample, (value, low, high) = (_with_ends(*each) for each in zip(values, *ends, strict=True))
     smallest, largest = float(distinct[0]), float(distinct[-1])
     as_wide = not (low > 0 and math.isfinite(high)) or (low <= smallest and high >= largest)
     identified = smallest <= value <= largest and not as_wide
-    bounded = (
-        not identified and value < largest and math.isfinite(high),
-        not identified and value > smallest and low > 0,
-    )
+    at_most = high if not identified and value < largest and math.isfinite(high) else math.nan
+    at_least = low if not identified and value > smallest and low > 0 else math.nan
     if not identified:
         doubts.insert(0, f"not identifiable: {_why_not(value, low, high, smallest, largest)}")
     most = [workers / each if each > 0 else math.nan for each in (per_sample[0], per_sample[2], per_sample[1])]
@@ -118,7 +115,7 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
         "form": form,
         "identified": identified,
         **_named("knee knee_low knee_high", (value, low, high) if identified else [math.nan] * 3),
-        **_named("knee_at_most knee_at_least", np.where(bounded, (high, low), math.nan).tolist()),
+        **_named("knee_at_most knee_at_least", (at_most, at_least)),
         **_named("fixed_s fixed_low_s fixed_high_s", fixed),
         **_named("per_sample_s per_sample_low_s per_sample_high_s", per_sample),
         **_named("most_samples_per_s most_low most_high", most),
@@ -133,12 +130,6 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
 
 def _named(names: str, values: Sequence[float]) -> dict[str, float]:
     return dict(zip(names.split(), values, strict=True))
-
-
-def _around(value: float, ends: tuple[float, float]) -> tuple[float, float, float]:
-    """Return a value with its ends, which rounding must not put on one side of it."""
-    low, high = ends
-    return value, low if math.isnan(low) else min(low, value), high if math.isnan(high) else max(high, value)
 
 
 def step_at(form: str, fixed: Any, per_sample: Any, batch: Floats) -> Floats:
@@ -187,8 +178,8 @@ def _logs(values: Floats) -> Floats:
 
 def _intervals(
     form: str, values: Floats, runs: list[Floats], batch: Floats, weight: Floats, within: float, miss: float, seed: int
-) -> tuple[list[tuple[float, float]], str, list[str]]:
-    """Return the ends for fixed, per sample and knee, in words how they were made, and doubts."""
+) -> tuple[Floats, str, list[str]]:
+    """Return the logarithms of the ends for fixed, per sample and knee (2, 3), how they were made, and doubts."""
     means, counts = np.array([each.mean() for each in runs]), np.array([len(each) for each in runs])
     rows, k = int(counts.sum()), len(batch)
     missed = rows > k and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, rows - k)) < 0.01
@@ -221,16 +212,20 @@ def _intervals(
         half = np.where(np.isfinite(half), half, np.nan)
         ends = np.clip([centre - half, centre + half], -700.0, 700.0)
         how = f"Student's t of the residuals of {what}"
-    return [_ends(*each) for each in zip(centre, *ends, strict=True)], f"95 %, {how}", [odd] * bool(missed)
+    return np.asarray(ends), f"95 %, {how}", [odd] * bool(missed)
 
 
-def _ends(middle: float, low: float, high: float) -> tuple[float, float]:
-    """Return the ends of a parameter from logarithms; of one that is 0 or infinite draws say the other, if they do."""
-    if middle == -math.inf:
-        return 0.0, math.exp(high) if math.isfinite(high) else math.nan
-    if middle == math.inf:
-        return math.exp(low) if math.isfinite(low) else math.nan, math.inf
-    return math.exp(low), math.inf if math.isnan(high) else math.exp(high)
+def _with_ends(value: float, low: float, high: float) -> tuple[float, float, float]:
+    """Return a parameter with its ends, given as logarithms; of one that is 0 or infinite draws say the other end."""
+    below, above = math.exp(low), math.exp(high)
+    if value == 0:
+        below, above = 0.0, above if math.isfinite(high) else math.nan
+    elif math.isinf(value):
+        below, above = below if math.isfinite(low) else math.nan, math.inf
+    elif math.isnan(above):
+        above = math.inf
+    # rounding must not put both on one side
+    return value, float(np.minimum(below, value)), float(np.maximum(above, value))
 
 
 def _slopes(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:

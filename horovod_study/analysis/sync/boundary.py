@@ -82,7 +82,7 @@ def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
     for own in _cells(over_placements(runs)).values():
         for cell in own:
             kept = {name: cell[name].iloc[0] for name in (*_NAME, "per_step", "reduction", "horovod_defaults")}
-            ends = {"median": np.median, "min": np.min, "max": np.max}
+            ends: dict[str, Any] = {"median": np.median, "min": np.min, "max": np.max}
             sync = {f"sync_s_{end}": stats.of_all(cell["sync_value_s"], what) for end, what in ends.items()}
             step = {"step_s_median": stats.of_all(cell["step_value_s"])}
             rows.append({**kept, **_side(cell), **sync, **step, "note": _hidden(cell)})
