@@ -95,20 +95,17 @@ def summarise(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
     `series`: how many have a target of this law; `failed`: those in which it fails.
     """
     found = {}
-    for law, score in over_all(scores.values()).items():
+    for law in dict.fromkeys(law for one in scores.values() for law in one.laws):
         series = sum(any(each["law"] == law for each in one.forecasts) for one in scores.values())
         failed = [name for name, one in scores.items() if law in one.laws and one.laws[law]["fails"]]
-        found[law] = {"series": series, **score, "failed": failed}
+        found[law] = {"series": series, **over_all(scores.values(), law), "failed": failed}
         del found[law]["fails"]
     return found
 
 
-def over_all(scores: Iterable[Scores]) -> dict[str, dict[str, Any]]:
-    """Score every law over the targets of all `scores`."""
-    every = list(scores)
-    targets = [each for one in every for each in one.forecasts]
-    laws = dict.fromkeys(law for one in every for law in one.laws)
-    return {law: _law_score([each for each in targets if each["law"] == law]) for law in laws}
+def over_all(scores: Iterable[Scores], law: str) -> dict[str, Any]:
+    """Score one law over the targets of all `scores`."""
+    return _law_score([each for one in scores for each in one.forecasts if each["law"] == law])
 
 
 def document(scores: Mapping[str, Scores]) -> dict[str, Any]:
@@ -150,12 +147,16 @@ def _scores(
     for size in sizes:
         split = PredefinedSplit(np.where(rows["workers"] > counts[-size - 1], 0, -1))
         known, hidden = (rows.iloc[places] for places in next(split.split()))
-        targets += _targets(COMBINED, known, hidden, _combined(known, hidden, per_node, bench))
+        measured = hidden.groupby("workers")["samples_per_s"].median()
+        place = {"known_to": counts[-size - 1]}
+        targets += _targets({"law": COMBINED, **place}, measured, _combined(known, hidden, per_node, bench))
         for law in laws:
             try:
-                targets += _targets(law, known, hidden, _single(LAWS[law], known, hidden, per_node))
+                forecasts = _single(LAWS[law], known, measured.index.to_numpy(), per_node)
             except AnalysisError as error:
                 refused[law] = f"cannot be fitted: {error}"
+            else:
+                targets += _targets({"law": law, **place}, measured, forecasts)
     most = sizes[-1]
     scores = {
         law: _law_score([each for each in targets if each["law"] == law], refused.get(law, ""))
@@ -186,11 +187,10 @@ def _combined(
     return [(one.nodes, one.samples_per_s, one.low, one.high) for one in made]
 
 
-def _single(law: Law, known: pd.DataFrame, hidden: pd.DataFrame, per_node: int | None) -> _Forecasts:
+def _single(law: Law, known: pd.DataFrame, counts: Any, per_node: int | None) -> _Forecasts:
     base, nodes = base_of(known), known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
     speedup = known["samples_per_s"] / base.samples_per_s
     fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=base.workers)
-    counts = hidden["workers"].unique()
     on = None if per_node is None else np.ceil(counts / per_node)
     forecasts: Floats = fitted(counts, on) * base.samples_per_s
     if not np.isfinite(forecasts).all():
@@ -201,14 +201,12 @@ def _single(law: Law, known: pd.DataFrame, hidden: pd.DataFrame, per_node: int |
     return list(zip(places, forecasts.tolist(), low, high, strict=True))
 
 
-def _targets(law: str, known: pd.DataFrame, hidden: pd.DataFrame, forecasts: _Forecasts) -> Iterator[dict[str, Any]]:
-    measured = hidden.groupby("workers")["samples_per_s"].median()
+def _targets(place: Mapping[str, Any], measured: pd.Series, forecasts: _Forecasts) -> Iterator[dict[str, Any]]:
     for count, truth, (nodes, forecast, low, high) in zip(measured.index, measured, forecasts, strict=True):
         slack = _ROUNDING * truth
         covered = low - slack <= truth <= high + slack if math.isfinite(low) and math.isfinite(high) else None
-        place = {"law": law, "known_to": int(known["workers"].max()), "workers": int(count), "nodes": nodes}
         found = {"forecast": forecast, "low": low, "high": high, "error": forecast / truth - 1, "covered": covered}
-        yield {**place, "measured": truth, **found}
+        yield {**place, "workers": int(count), "nodes": nodes, "measured": truth, **found}
 
 
 def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
@@ -284,8 +282,9 @@ def lines(series: str, one: Scores, unit: str = "samples/s") -> list[str]:
 def summary_lines(scores: Mapping[str, Scores]) -> list[str]:
     """The scores over all series, and how the combination compares with the best single law that covers as much."""
     found = summarise(scores)
+    together = {law: over_all(scores.values(), law) for law in found}
     scored = sum(not one.why_not for one in scores.values())
-    text = [f"all {scored} series that could be scored, of {len(scores)}", *_table(over_all(scores.values()))]
+    text = [f"all {scored} series that could be scored, of {len(scores)}", *_table(together)]
     failing = [f"{law} in {len(one['failed'])}" for law, one in found.items() if one["failed"]]
     if failing:
         text.append(f"  fails hold-out, number of series: {', '.join(failing)}")

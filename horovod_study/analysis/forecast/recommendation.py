@@ -27,7 +27,7 @@ from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.prediction import Prediction, no_forecast, predict
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.series.baselines import base_of, impossibilities
+from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong
 from horovod_study.errors import AnalysisError
@@ -140,10 +140,11 @@ def recommend(
             counts = np.unique(np.geomspace(least, top, _MAX_CANDIDATES).round())
         case = _Case(questions or Questions(), most, forecasts, _draw(forecasts, draws, seed), counts)
         answers = _answers(case, seed)
-        odd = impossibilities(rows, base_of(rows).samples_per_s)
+        base = base_of(rows)
+        odd = impossibilities(rows, base.samples_per_s)
         for one in answers.values():
             one.doubts = tuple(dict.fromkeys((*odd, *one.doubts)))
-        answers["usl_peak"] = _peak(case, rows, (fits or {}).get(name))
+        answers["usl_peak"] = _peak(case, rows, base, (fits or {}).get(name))
         ordered = {each: answers[each] for each in _NAMES if each in answers}
         found[name] = Recommendation(measured=(least, most), answers=ordered, why_not=None)
     return found
@@ -237,11 +238,11 @@ def _answers(case: _Case, seed: int) -> dict[str, Answer]:
     return found
 
 
-def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
+def _peak(case: _Case, rows: pd.DataFrame, base: Base, fits: SeriesFit | None) -> Answer:
     """Where USL has its highest throughput; its interval from those of alpha and beta, the outer corners of both."""
     ends, why_not = np.full(3, math.inf), ""  # peak, low, high
     try:
-        base, known = base_of(rows), {} if fits is None else fits.fits
+        known = {} if fits is None else fits.fits
         speedup = rows["samples_per_s"] / base.samples_per_s
         usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
         (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]

@@ -77,7 +77,7 @@ def outlook(
         if not scores[name].why_not:
             fewer = len(scores[name].hidden) - 1
             nearer = holdout.score(own, hide=fewer, rolling=True, laws=()) if fewer else {}
-            document["rolling"] = holdout.over_all([scores[name], *nearer.values()])[holdout.COMBINED]
+            document["rolling"] = holdout.over_all([scores[name], *nearer.values()], holdout.COMBINED)
         counts, most = own["workers"].nunique(), (room or {}).get(name)
         if counts < FEWEST_COUNTS:
             document["no_forecast"] = f"{counts} worker count{'s' * (counts > 1)}, and a law is tested by three or more"
