@@ -30,6 +30,13 @@ FLOOR = 6.8e-5
 PLAIN_AND_MPI = (("serial", "none"), ("horovod", "mpi"))
 
 
+def crossed(samples, train_s, wall_s, test_mse, target=1e-3):
+    of = {"samples": samples, "train_s": train_s, "wall_s": wall_s, "test_mse": test_mse}
+    run = {name: np.array(values, dtype=float) for name, values in of.items()}
+    found = learned.crossing({**run, "workers": 1, "energy_per_sample_j": math.nan}, target)
+    return {name: found[name] for name in ("reached", "at_first", "samples", "train_s", "wall_s")}
+
+
 def curves(losses, *, runs=None, samples_per_epoch=1000.0, rate=100.0, evaluation_s=1.0):
     """Return (runs, evaluations) of runs whose test MSEs after each epoch are given, by run: `rate` samples/s each."""
     runs = run_table((1, 2), ways=PLAIN_AND_MPI, failed=(), noise=0.0, repeats=3) if runs is None else runs
@@ -74,32 +81,32 @@ def of(values):
 
 
 def test_a_target_is_met_where_the_logarithm_of_the_error_crosses_it():
-    found = learned.crossing(of([100, 200]), of([1.0, 3.0]), of([2.0, 6.0]), of([1e-2, 1e-4]), 1e-3)
+    found = crossed([100, 200], [1.0, 3.0], [2.0, 6.0], [1e-2, 1e-4])
 
     assert found == {"reached": True, "at_first": False, "samples": 150.0, "train_s": 2.0, "wall_s": 4.0}
 
 
 def test_the_first_evaluation_at_the_target_counts_even_if_the_error_rises_again():
-    found = learned.crossing(of([1, 2, 3]), of([1, 2, 3]), of([1, 2, 3]), of([1e-2, 1e-3, 5e-2]), 1e-3)
+    found = crossed([1, 2, 3], [1, 2, 3], [1, 2, 3], [1e-2, 1e-3, 5e-2])
 
     assert (found["reached"], found["samples"], found["at_first"]) == (True, 2.0, False)
 
 
 def test_a_target_met_at_the_first_evaluation_says_so():
-    found = learned.crossing(of([100, 200]), of([1, 2]), of([1, 2]), of([1e-4, 1e-5]), 1e-3)
+    found = crossed([100, 200], [1, 2], [1, 2], [1e-4, 1e-5])
 
     assert found == {"reached": True, "at_first": True, "samples": 100.0, "train_s": 1.0, "wall_s": 1.0}
 
 
 @pytest.mark.parametrize("before", [math.inf, math.nan])
 def test_nothing_is_interpolated_from_an_error_that_is_no_number(before):
-    found = learned.crossing(of([100, 200]), of([1, 2]), of([1, 2]), of([before, 1e-5]), 1e-3)
+    found = crossed([100, 200], [1, 2], [1, 2], [before, 1e-5])
 
     assert (found["samples"], found["train_s"], found["at_first"]) == (200.0, 2.0, False)
 
 
 def test_a_target_that_is_not_met_leaves_a_lower_bound():
-    found = learned.crossing(of([100, 200]), of([1, 2]), of([3, 4]), of([1e-2, math.inf]), 1e-3)
+    found = crossed([100, 200], [1, 2], [3, 4], [1e-2, math.inf])
 
     assert found == {"reached": False, "at_first": False, "samples": 200.0, "train_s": 2.0, "wall_s": 4.0}
 

@@ -70,16 +70,18 @@ def test_a_run_at_the_target_itself_leaves_little_open():
 
 def test_what_gains_nothing_is_left_out():
     assert all(each["narrower"] >= 0.01 for each in step_of(points()).choices)
-    assert step_of(points(counts=(1, 2, 4, 8, 64), runs=5), target=64, candidates=(1,)).choices == ()
+    assert step_of(points(counts=(1, 2, 4, 8, 64), runs=5), target=64, candidates=(1,)).choices == []
 
 
 def test_it_is_shown_with_costs_and_intervals():
     step = step_of(points())
-    text = lines(step, most=2)
+    text = lines("", step, most=2)
 
     assert len(text) == 3 and "64 workers" in text[0] and "GPU hours" in text[1] and "narrower" in text[1]
     assert (
-        lines(step_of(points(counts=(1, 2, 4, 8, 64), runs=5), candidates=(1,)))[1].strip().startswith("no further run")
+        lines("", step_of(points(counts=(1, 2, 4, 8, 64), runs=5), candidates=(1,)))[1]
+        .strip()
+        .startswith("no further run")
     )
 
 

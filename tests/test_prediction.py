@@ -569,6 +569,11 @@ class TestBatch:
 
         assert one(known, 4, batch=16).samples_per_s == pytest.approx(4 * 16 / self.STEP(4, 16), rel=0.1)
 
+    def test_fewer_workers_than_known_have_a_forecast(self):
+        known = self.table({64: 256, 128: 128, 256: 64})
+
+        assert all(0 < each.low < each.samples_per_s < each.high for each in (one(known, n, batch=64) for n in (1, 8)))
+
     def test_growth_with_the_workers_is_found(self):
         batches = {1: 64, 2: 32, 4: 64, 8: 32, 16: 64, 32: 32}
         flat, growing = (one(self.table(batches, growth), 128, batch=32) for growth in (0.0, 5e-3))
@@ -600,6 +605,6 @@ class TestBatch:
         told = score(table, laws=())[""]
         untold = score(table.drop(columns="batch_size"), laws=())[""]
 
-        assert told.hidden == (8, 16)
+        assert told.hidden == [8, 16]
         assert told.laws["combined"]["coverage"] == 1
         assert told.laws["combined"]["worst_ape"] < 0.25 < untold.laws["combined"]["worst_ape"]

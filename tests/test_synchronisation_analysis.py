@@ -247,11 +247,10 @@ def test_a_step_of_a_plus_b_batch_has_its_knee_at_a_over_b():
     sizes = np.array(BATCHES, dtype=float)
     found = knee(sizes, 3e-3 + 1e-5 * sizes)
 
-    assert found.form == SATURATION and found.identified
-    assert found.at[0] == pytest.approx(300, rel=1e-9)
-    assert found.batch_for(0.5) == pytest.approx(300, rel=1e-9)
-    assert found.batch_for(0.9) == pytest.approx(2700, rel=1e-9)
-    rate = 300 / found.step_s([300.0])[0]
+    assert found["form"] == SATURATION and found["identified"]
+    assert found["knee"] == pytest.approx(300, rel=1e-9)
+    assert found["batch_for_90_percent"] == pytest.approx(2700, rel=1e-9)
+    rate = 300 / batch_size.step_at(SATURATION, found["fixed_s"], found["per_sample_s"], np.array([300.0]))[0]
     assert rate == pytest.approx(0.5 / 1e-5, rel=1e-9)  # half of the most that ever larger batches give
 
 
@@ -259,10 +258,10 @@ def test_a_step_that_hides_the_cheaper_part_has_its_knee_where_they_meet():
     sizes = np.array(BATCHES, dtype=float)
     found = knee(sizes, np.maximum(3e-3, 1e-5 * sizes))
 
-    assert found.form == PIECEWISE and found.identified
-    assert found.at[0] == pytest.approx(300, rel=1e-9)
-    assert found.aicc[SATURATION] > found.aicc[PIECEWISE] + 10
-    assert found.batch_for(0.9) == pytest.approx(270, rel=1e-9)
+    assert found["form"] == PIECEWISE and found["identified"]
+    assert found["knee"] == pytest.approx(300, rel=1e-9)
+    assert found["other_form"] == SATURATION and found["aicc_gain"] > 10
+    assert found["batch_for_90_percent"] == pytest.approx(270, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -275,8 +274,8 @@ def test_the_interval_of_the_knee_holds_the_truth(form, repeats, noise):
     for seed in range(100):
         scatter = np.exp(noise * np.random.default_rng(seed).standard_normal(len(sizes)))
         found = knee(sizes, true * scatter, seed=seed)
-        held += found.at[1] <= 300 <= found.at[2]
-        right += found.form == form
+        held += found["knee_low"] <= 300 <= found["knee_high"]
+        right += found["form"] == form
 
     assert 88 <= held <= 100 and right == 100
 
@@ -312,9 +311,9 @@ def test_a_step_that_follows_neither_form_is_doubted(golden):
     odd = (3e-3 + 1e-5 * sizes) * np.where(sizes > 500, 1.5, 1.0)  # out of the cache
     found = knee(sizes, odd * np.exp(0.005 * np.random.default_rng(1).standard_normal(len(sizes))))
 
-    assert any(doubt.startswith("neither form follows the steps") for doubt in found.doubts)
-    golden(found.interval, "7 batches")
-    assert found.at[2] / found.at[1] > 1.5
+    assert "neither form follows the steps" in found["note"]
+    golden(found["interval"], "7 batches")
+    assert found["knee_high"] / found["knee_low"] > 1.5
 
 
 def batched(step_s, batches=BATCHES, *, workers=(2,), ways=TWO[:1], repeats=3, noise=0.02, sync_s=5e-4, **change):

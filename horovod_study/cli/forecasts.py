@@ -118,7 +118,7 @@ def predict(options: argparse.Namespace) -> Result:
     first, *others = [name for name, known in zip(parts, (forecasts, scores, answers), strict=True) if known]
     unit = points.attrs.get("unit", "samples/s")
     lines = [line for name, each in forecasts.items() for line in _forecast_lines(name, each, unit)]
-    lines += [line for scored in scores.values() for line in holdout.lines(scored, unit)]
+    lines += [line for name, one in scores.items() for line in holdout.lines(name, one, unit)]
     lines += holdout.summary_lines(scores) if len(scores) > 1 else []
     only = None if recommended else ("knee",)
     told = (recommendation.lines(name, one, only=only, unit=unit) for name, one in answers.items())

@@ -41,7 +41,7 @@ def next_runs(options: argparse.Namespace) -> Result:
     points = points_of(with_series(records.run_table(ledger.directory, only=ledger.current_directories())))
     found = forecast.next_runs(points, target, candidates=counts | doubled, seconds=sorted(times)[len(times) // 2])
     text = [f"what narrows the forecast at {target:,} workers most, the most per GPU hour first:"]
-    text += [line for step in found.values() for line in ("", *forecast.lines(step))]
+    text += [line for name, step in found.items() for line in ("", *forecast.lines(name, step))]
     return Result(document={"series": {name: records.finite(step) for name, step in found.items()}}, lines=text)
 
 

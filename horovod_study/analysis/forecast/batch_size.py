@@ -104,4 +104,5 @@ def step_model(workers: Floats, batch: Floats, step_s: Floats) -> StepModel:
 def _log_step(workers: float, batch: float, sample: float) -> Floats:
     """(G,) log step in units of c; workers relative to the fewest known, batch and one sample to the largest batch."""
     shared = _SHARING * max(0.0, float(np.log(sample / batch)))
-    return np.asarray(np.log(max(batch, sample) + _FIXED + _GROWN * np.log2(workers)) + shared, dtype=np.float64)
+    more = np.maximum(_FIXED + _GROWN * np.log2(workers), 0.0)  # fewer workers than known save no more than it all
+    return np.asarray(np.log(max(batch, sample) + more) + shared, dtype=np.float64)

@@ -9,9 +9,9 @@ Letters: K distinct worker counts, T targets.
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -36,48 +36,13 @@ _MIN_KNOWN = 2
 _ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast is right to rounding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One forecast of one hidden worker count, samples/s of all workers."""
+Scores: TypeAlias = SimpleNamespace
+"""Of one series: hidden and known (worker counts; those that stay known when all of `hidden` are hidden), laws (name ->
+scores, the combination first), forecasts, doubts, and why_not: why there are no scores, else None.
 
-    DOCUMENT = "law known_to workers nodes measured forecast low high error covered"
-
-    law: str
-    known_to: int  # largest worker count that was known
-    workers: int
-    nodes: int | None
-    measured: float  # median over the runs
-    forecast: float
-    low: float  # NaN without an interval
-    high: float
-
-    @property
-    def error(self) -> float:
-        """Relative error, forecast / measured - 1."""
-        return self.forecast / self.measured - 1
-
-    @property
-    def covered(self) -> bool | None:
-        """Whether the measured throughput is in the 95 % interval; None without one."""
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            return None
-        slack = _ROUNDING * self.measured
-        return self.low - slack <= self.measured <= self.high + slack
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldoutScore:
-    """The scores of one series; `why_not` says why there are none."""
-
-    DOCUMENT = "hidden known laws forecasts doubts why_not?"
-
-    series: str
-    known: tuple[int, ...]  # worker counts that stayed known when all of `hidden` were hidden
-    hidden: tuple[int, ...]
-    laws: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # the combination first
-    forecasts: tuple[Target, ...] = ()
-    doubts: tuple[str, ...] = ()
-    why_not: str = ""
+A forecast: law, known_to (largest known count), workers, nodes (None: not known), measured (median over the runs),
+forecast, low and high (samples/s of all workers; NaN without an interval), error (forecast / measured - 1), covered
+(whether what was measured is in the 95 % interval; None without one)."""
 
 
 class _HoldoutOptions(Options):
@@ -93,7 +58,7 @@ def score(
     workers_per_node: int | None = None,
     bench: Mapping[str, Any] | None = None,
     laws: Sequence[str] | None = None,
-) -> dict[str, HoldoutScore]:
+) -> dict[str, Scores]:
     """Score the forecasts of every series of `points`, in the order of their names ("" without a `series` column).
 
     Columns as for `prediction.predict`, to which `workers_per_node` and `bench` are handed on.
@@ -106,35 +71,44 @@ def score(
     """
     check_points(points)
     asked(_HoldoutOptions, {"holdout": hide, "laws": laws and list(laws)}, "predict")
-    known: dict[str, Any] = {
-        "per_node": workers_per_node,
-        "bench": bench,
-        "laws": [LAWS[name] for name in (LAWS if laws is None else laws)],
-    }
-    return {name: _score_series(name, rows, hide, rolling=rolling, **known) for name, rows in by_series(points)}
+    names = list(LAWS if laws is None else laws)
+    found = {}
+    for name, rows in by_series(points):
+        rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
+        counts = [int(count) for count in np.unique(rows["workers"])]
+        hidden = hidden_counts(counts, hide)
+        if hidden:
+            sizes = range(1, hidden + 1) if rolling else (hidden,)
+            found[name] = _scores(rows, counts, sizes, names, workers_per_node or planned_per_node(rows), bench)
+            continue
+        why = f"hiding {hide} leaves fewer than {_MIN_KNOWN}; hide at most {len(counts) - _MIN_KNOWN}"
+        if hide is None or len(counts) <= _MIN_KNOWN:
+            why = f"one is hidden and {_MIN_KNOWN} stay known, so at least {_MIN_KNOWN + 1} are needed"
+        why_not = f"{len(counts)} distinct worker count{'s' * (len(counts) > 1)}: {why}"
+        found[name] = Scores(hidden=[], known=counts, laws={}, forecasts=[], doubts=[], why_not=why_not)
+    return found
 
 
-def summarise(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
+def summarise(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
     """Score every law over the targets of all series together, the combination first, as a document.
 
     `series`: how many have a target of this law; `failed`: those in which it fails.
     """
     found = {}
-    for law, score in _over_all(scores).items():
-        series = sum(any(each.law == law for each in one.forecasts) for one in scores.values())
+    for law in dict.fromkeys(law for one in scores.values() for law in one.laws):
+        series = sum(any(each["law"] == law for each in one.forecasts) for one in scores.values())
         failed = [name for name, one in scores.items() if law in one.laws and one.laws[law]["fails"]]
-        found[law] = {"series": series, **score, "failed": failed}
+        found[law] = {"series": series, **over_all(scores.values(), law), "failed": failed}
         del found[law]["fails"]
     return found
 
 
-def _over_all(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
-    laws = dict.fromkeys(law for one in scores.values() for law in one.laws)
-    targets = [each for one in scores.values() for each in one.forecasts]
-    return {law: _law_score([each for each in targets if each.law == law], "") for law in laws}
+def over_all(scores: Iterable[Scores], law: str) -> dict[str, Any]:
+    """Score one law over the targets of all `scores`."""
+    return _law_score([each for one in scores for each in one.forecasts if each["law"] == law])
 
 
-def document(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
+def document(scores: Mapping[str, Scores]) -> dict[str, Any]:
     """The JSON of `horovod-study predict --holdout`."""
     return {"series": finite(scores), "summary": summarise(scores)}
 
@@ -147,51 +121,6 @@ def hidden_counts(counts: Sequence[int], hide: int | None) -> int:
     return hide if distinct - hide >= _MIN_KNOWN else 0
 
 
-def _score_series(
-    name: str,
-    rows: pd.DataFrame,
-    hide: int | None,
-    *,
-    rolling: bool,
-    laws: Sequence[Law],
-    per_node: int | None,
-    bench: Any,
-) -> HoldoutScore:
-    rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
-    counts = [int(count) for count in np.unique(rows["workers"])]
-    hidden = hidden_counts(counts, hide)
-    if hidden < 1:
-        why = f"hiding {hide} leaves fewer than {_MIN_KNOWN}; hide at most {len(counts) - _MIN_KNOWN}"
-        if hide is None or len(counts) <= _MIN_KNOWN:
-            why = f"one is hidden and {_MIN_KNOWN} stay known, so at least {_MIN_KNOWN + 1} are needed"
-        why_not = f"{len(counts)} distinct worker count{'s' * (len(counts) > 1)}: {why}"
-        return HoldoutScore(series=name, known=tuple(counts), hidden=(), why_not=why_not)
-    per_node = per_node or planned_per_node(rows)
-    targets: list[Target] = []
-    refused: dict[str, str] = {}
-    for size in range(1, hidden + 1) if rolling else (hidden,):
-        known_to = counts[-size - 1]
-        known, asked = rows[rows["workers"] <= known_to], rows[rows["workers"] > known_to]
-        targets += _targets(None, known, asked, per_node, bench)
-        for law in laws:
-            try:
-                targets += _targets(law, known, asked, per_node, bench)
-            except AnalysisError as error:
-                refused[law.name] = f"cannot be fitted: {error}"
-    known_to = counts[-hidden - 1]
-    return HoldoutScore(
-        series=name,
-        known=tuple(counts[:-hidden]),
-        hidden=tuple(counts[-hidden:]),
-        laws={
-            law: _law_score([target for target in targets if target.law == law], refused.get(law, ""))
-            for law in (COMBINED, *(law.name for law in laws))
-        },
-        forecasts=tuple(sorted(targets, key=lambda target: (target.known_to, target.workers))),
-        doubts=tuple(_doubts(rows, known_to, hidden)),
-    )
-
-
 def planned_per_node(rows: pd.DataFrame) -> int | None:
     """Workers that fill a node, from all rows: whoever plans a run knows it. None where no row spans several nodes."""
     if "workers_per_node" in rows and rows["workers_per_node"].notna().any():
@@ -202,34 +131,67 @@ def planned_per_node(rows: pd.DataFrame) -> int | None:
     return int(np.ceil(rows["workers"] / rows["nodes"]).max()) if several else None
 
 
-def _targets(
-    law: Law | None, known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
-) -> Iterator[Target]:
-    """Yield the forecasts of the counts of `asked` from the rows of `known`: of one law, or of the combination."""
-    measured = asked.groupby("workers")["samples_per_s"].median()
-    counts = [int(count) for count in measured.index]
-    if law is None:
-        points, batch = known.drop(columns="series", errors="ignore"), None  # which whoever plans a run chooses
-        if "batch_size" in known and not (known["batch_size"].isna().any() or asked["batch_size"].isna().any()):
-            batch = [float(each) for each in asked.groupby("workers")["batch_size"].median()]
-        made = predict(points, workers=counts, workers_per_node=per_node, bench=bench, batch=batch)[""]
-        found = [(one.nodes, one.samples_per_s, one.low, one.high) for one in made]
-    else:
-        found = _single(law, known, counts, per_node)
-    name, known_to = COMBINED if law is None else law.name, int(known["workers"].max())
-    for count, truth, (nodes, forecast, low, high) in zip(counts, measured, found, strict=True):
-        place: dict[str, Any] = {"law": name, "known_to": known_to, "workers": count, "nodes": nodes}
-        yield Target(**place, measured=float(truth), forecast=forecast, low=low, high=high)
+def _scores(
+    rows: pd.DataFrame,
+    counts: list[int],
+    sizes: Sequence[int],
+    laws: Sequence[str],
+    per_node: int | None,
+    bench: Mapping[str, Any] | None,
+) -> Scores:
+    """The scores of one series, of whose `counts` (K,) the largest are hidden, as many as each of `sizes` says."""
+    from sklearn.model_selection import PredefinedSplit
+
+    targets: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
+    for size in sizes:
+        split = PredefinedSplit(np.where(rows["workers"] > counts[-size - 1], 0, -1))
+        known, hidden = (rows.iloc[places] for places in next(split.split()))
+        measured = hidden.groupby("workers")["samples_per_s"].median()
+        place = {"known_to": counts[-size - 1]}
+        targets += _targets({"law": COMBINED, **place}, measured, _combined(known, hidden, per_node, bench))
+        for law in laws:
+            try:
+                forecasts = _single(LAWS[law], known, measured.index.to_numpy(), per_node)
+            except AnalysisError as error:
+                refused[law] = f"cannot be fitted: {error}"
+            else:
+                targets += _targets({"law": law, **place}, measured, forecasts)
+    most = sizes[-1]
+    scores = {
+        law: _law_score([each for each in targets if each["law"] == law], refused.get(law, ""))
+        for law in (COMBINED, *laws)
+    }
+    return Scores(
+        hidden=counts[-most:],
+        known=counts[:-most],
+        laws=scores,
+        forecasts=sorted(targets, key=lambda each: (each["known_to"], each["workers"])),
+        doubts=list(_doubts(rows, counts[-most - 1], most)),
+        why_not=None,
+    )
 
 
-def _single(
-    law: Law, known: pd.DataFrame, counts: list[int], per_node: int | None
-) -> list[tuple[int | None, float, float, float]]:
-    """Nodes, samples/s and the ends of its interval at each of `counts`; NaN without one."""
+_Forecasts: TypeAlias = list[tuple[int | None, float, float, float]]
+"""Nodes, samples/s and the ends of its interval, NaN without one, at each of the hidden counts."""
+
+
+def _combined(
+    known: pd.DataFrame, hidden: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
+) -> _Forecasts:
+    points, batch = known.drop(columns="series", errors="ignore"), None  # which whoever plans a run chooses
+    if "batch_size" in known and not (known["batch_size"].isna().any() or hidden["batch_size"].isna().any()):
+        batch = hidden.groupby("workers")["batch_size"].median().tolist()
+    counts = hidden["workers"].astype("int64").unique().tolist()
+    made = predict(points, workers=counts, workers_per_node=per_node, bench=bench, batch=batch)[""]
+    return [(one.nodes, one.samples_per_s, one.low, one.high) for one in made]
+
+
+def _single(law: Law, known: pd.DataFrame, counts: Any, per_node: int | None) -> _Forecasts:
     base, nodes = base_of(known), known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
     speedup = known["samples_per_s"] / base.samples_per_s
     fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=base.workers)
-    on = None if per_node is None else np.ceil(np.asarray(counts) / per_node)
+    on = None if per_node is None else np.ceil(counts / per_node)
     forecasts: Floats = fitted(counts, on) * base.samples_per_s
     if not np.isfinite(forecasts).all():
         raise AnalysisError("its curve gives no number at the hidden worker counts")
@@ -237,6 +199,14 @@ def _single(
     low, high = (np.where(np.isfinite(ends[1]), side, math.nan).tolist() for side in ends)
     places = [None] * len(counts) if on is None else [int(each) for each in on]
     return list(zip(places, forecasts.tolist(), low, high, strict=True))
+
+
+def _targets(place: Mapping[str, Any], measured: pd.Series, forecasts: _Forecasts) -> Iterator[dict[str, Any]]:
+    for count, truth, (nodes, forecast, low, high) in zip(measured.index, measured, forecasts, strict=True):
+        slack = _ROUNDING * truth
+        covered = low - slack <= truth <= high + slack if math.isfinite(low) and math.isfinite(high) else None
+        found = {"forecast": forecast, "low": low, "high": high, "error": forecast / truth - 1, "covered": covered}
+        yield {**place, "workers": int(count), "nodes": nodes, "measured": truth, **found}
 
 
 def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
@@ -251,56 +221,57 @@ def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
             yield f"up to {known_to} workers all are on one node: the network between nodes was hidden, too"
 
 
-def _law_score(targets: Sequence[Target], refused: str) -> dict[str, Any]:
+def _law_score(targets: Sequence[Mapping[str, Any]], refused: str = "") -> dict[str, Any]:
     """Return how well one law forecast its targets, JSON-ready: None is what is not known, or that it does not fail."""
-    if not targets:
-        nothing = dict.fromkeys(("median_ape", "worst_ape", "bias", "coverage", "median_width"))
-        return {"targets": 0, **nothing, "fails": refused or None}
-    errors = np.array([target.error for target in targets])
-    known = [target for target in targets if target.covered is not None]
-    covered = sum(bool(target.covered) for target in known)
-    widths = [(target.high - target.low) / target.forecast for target in known if target.forecast > 0]
-    median = float(np.median(np.abs(errors)))
-    coverage = covered / len(known) if known else None
-    return {
-        "targets": len(targets),
-        "median_ape": median,
-        "worst_ape": float(np.max(np.abs(errors))),
-        "bias": float(np.mean(errors)),
-        "coverage": coverage,
-        "median_width": float(np.median(widths)) if widths else None,
-        "fails": refused or _fails(targets, median, coverage, covered, len(known)) or None,
-    }
+    from sklearn.metrics import max_error, median_absolute_error
+
+    found: dict[str, Any] = dict.fromkeys(("median_ape", "worst_ape", "bias", "coverage", "median_width"))
+    if targets:
+        exact, errors = np.zeros(len(targets)), np.array([target["error"] for target in targets])
+        known = [target for target in targets if target["covered"] is not None]
+        covered = [target["covered"] for target in known]
+        widths = [(target["high"] - target["low"]) / target["forecast"] for target in known if target["forecast"] > 0]
+        found = {
+            "median_ape": float(median_absolute_error(exact, errors)),
+            "worst_ape": float(max_error(exact, errors)),
+            "bias": float(np.mean(errors)),
+            "coverage": sum(covered) / len(covered) if covered else None,
+            "median_width": float(np.median(widths)) if widths else None,
+        }
+        refused = refused or _fails(targets, found["median_ape"], covered)
+    return {"targets": len(targets), **found, "fails": refused or None}
 
 
-def _fails(targets: Sequence[Target], median: float, coverage: float | None, covered: int, known: int) -> str:
+def _fails(targets: Sequence[Mapping[str, Any]], median: float, covered: Sequence[bool]) -> str:
     # the first where its interval does not say so
-    if median <= 0.10 or (median <= 0.50 and (coverage is None or coverage > 0.5)):
+    told = not covered or 2 * sum(covered) > len(covered)
+    if median <= (0.50 if told else 0.10):
         return ""
     text = f"off by {100 * median:.0f} % in the median"
-    if coverage is not None:
-        text += f" ({covered} of {known} inside its 95 % interval)"
-    first, last = min(targets, key=lambda each: each.workers), max(targets, key=lambda each: each.workers)
-    if last.workers > first.workers and last.measured < first.measured and last.forecast > first.forecast:
-        text += f"; it rises where the measured throughput falls, from {first.workers} to {last.workers} workers"
+    if covered:
+        text += f" ({sum(covered)} of {len(covered)} inside its 95 % interval)"
+    first, last = (end(targets, key=lambda each: each["workers"]) for end in (min, max))
+    fell, rose = last["measured"] < first["measured"], last["forecast"] > first["forecast"]
+    if last["workers"] > first["workers"] and fell and rose:
+        text += f"; it rises where the measured throughput falls, from {first['workers']} to {last['workers']} workers"
     return text
 
 
-def lines(one: HoldoutScore, unit: str = "samples/s") -> list[str]:
+def lines(series: str, one: Scores, unit: str = "samples/s") -> list[str]:
     """The scores of one series for a terminal of 100 columns; `unit` is of throughputs."""
-    name = one.series or "all points"
+    name = series or "all points"
     if one.why_not:
         return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
     text.append(f"  forecasts of the combination, {unit} with 95 % interval:")
     rows = [
         (
-            f"{target.workers:,} workers from {target.known_to:,}:",
-            f"{target.forecast:,.5g} [{target.low:,.5g}, {target.high:,.5g}], measured {target.measured:,.5g}, "
-            f"{_signed(target.error)}",
+            "{workers:,} workers from {known_to:,}:".format(**each),
+            "{forecast:,.5g} [{low:,.5g}, {high:,.5g}], measured {measured:,.5g}, ".format(**each)
+            + _signed(each["error"]),
         )
-        for target in one.forecasts
-        if target.law == COMBINED
+        for each in one.forecasts
+        if each["law"] == COMBINED
     ]
     text += to_lines(table_of(("", ""), rows, texts=(1,)), indent=4, gap=1)
     for doubt in one.doubts:
@@ -308,11 +279,12 @@ def lines(one: HoldoutScore, unit: str = "samples/s") -> list[str]:
     return text
 
 
-def summary_lines(scores: Mapping[str, HoldoutScore]) -> list[str]:
+def summary_lines(scores: Mapping[str, Scores]) -> list[str]:
     """The scores over all series, and how the combination compares with the best single law that covers as much."""
     found = summarise(scores)
+    together = {law: over_all(scores.values(), law) for law in found}
     scored = sum(not one.why_not for one in scores.values())
-    text = [f"all {scored} series that could be scored, of {len(scores)}", *_table(_over_all(scores))]
+    text = [f"all {scored} series that could be scored, of {len(scores)}", *_table(together)]
     failing = [f"{law} in {len(one['failed'])}" for law, one in found.items() if one["failed"]]
     if failing:
         text.append(f"  fails hold-out, number of series: {', '.join(failing)}")

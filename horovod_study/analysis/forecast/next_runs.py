@@ -6,10 +6,11 @@ analysis (H. Raiffa and R. Schlaifer, Applied Statistical Decision Theory, 1961,
 quadrature. Letters: N workers, half widths as logarithms.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -24,19 +25,12 @@ from horovod_study.text.words import plural
 _NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a normal variable, with their weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NextStep:
-    """The forecast of one series at the target as it is, and further runs, the best per GPU hour first."""
-
-    DOCUMENT = "target samples_per_s=now.samples_per_s low=now.low high=now.high doubts=now.doubts choices"
-
-    series: str
-    target: int
-    now: Prediction
-    choices: tuple[dict[str, Any], ...]
+NextStep: TypeAlias = SimpleNamespace
+"""Of one series: target, its forecast there as it is (samples_per_s, low, high, doubts), and choices: further runs, the
+best per GPU hour first."""
 
 
-def next_runs(points: pd.DataFrame, target: int, *, candidates: Iterable[int], seconds: float) -> dict[str, _NextStep]:
+def next_runs(points: pd.DataFrame, target: int, *, candidates: Iterable[int], seconds: float) -> dict[str, NextStep]:
     """Return for each series of `points` what further runs are expected to narrow its forecast at `target` workers.
 
     Columns as for `prediction.predict`, one row a run. `candidates` are the worker counts that can be run, `seconds`
@@ -55,7 +49,7 @@ def next_runs(points: pd.DataFrame, target: int, *, candidates: Iterable[int], s
     return found
 
 
-def _next_step(name: str, rows: pd.DataFrame, target: int, candidates: Sequence[int], seconds: float) -> _NextStep:
+def _next_step(name: str, rows: pd.DataFrame, target: int, candidates: Sequence[int], seconds: float) -> NextStep:
     rows = rows.assign(series=name)
     per_node = planned_per_node(rows)
     now, *at = predict(rows, workers=[target, *candidates], workers_per_node=per_node)[name]
@@ -66,26 +60,26 @@ def _next_step(name: str, rows: pd.DataFrame, target: int, candidates: Sequence[
     away = logs - groups.transform("mean")
     noise = math.sqrt(float((away**2).sum()) / freedom) if freedom else 0.02  # of runs of one worker count, pooled
     choices = []
-    for count, known in zip(candidates, at, strict=True):
-        for many in (1, 3):  # three have an interval of their own
-            down, up = _expected(rows, target, known, many, noise, per_node)
-            narrower = 1 - (down + up) / width if width > 0 else 0.0
-            hours = many * seconds * count / 3600
-            if narrower >= 0.01:  # the forecast is no more exact than that
-                choices.append(
-                    {
-                        "workers": count,
-                        "runs": many,
-                        "seconds": many * seconds,
-                        "gpu_hours": hours,  # workers x seconds, whatever a worker runs on
-                        "low": now.samples_per_s * math.exp(-down),
-                        "high": now.samples_per_s * math.exp(up),
-                        "narrower": narrower,  # share of the width, as logarithms, that is expected to go
-                        "per_gpu_hour": narrower / hours,
-                    }
-                )
-    ordered = sorted(choices, key=lambda each: (-each["per_gpu_hour"], each["workers"], each["runs"]))
-    return _NextStep(series=name, target=target, now=now, choices=tuple(ordered))
+    for known, many in itertools.product(at, (1, 3)):  # three have an interval of their own
+        down, up = _expected(rows, target, known, many, noise, per_node)
+        narrower = 1 - (down + up) / width if width > 0 else 0.0
+        hours = many * seconds * known.workers / 3600
+        if narrower >= 0.01:  # the forecast is no more exact than that
+            choices.append(
+                {
+                    "workers": known.workers,
+                    "runs": many,
+                    "seconds": many * seconds,
+                    "gpu_hours": hours,  # workers x seconds, whatever a worker runs on
+                    "low": now.samples_per_s * math.exp(-down),
+                    "high": now.samples_per_s * math.exp(up),
+                    "narrower": narrower,  # share of the width, as logarithms, that is expected to go
+                    "per_gpu_hour": narrower / hours,
+                }
+            )
+    choices.sort(key=lambda each: (-each["per_gpu_hour"], each["workers"], each["runs"]))
+    forecast = {part: getattr(now, part) for part in ("samples_per_s", "low", "high", "doubts")}
+    return NextStep(target=target, **forecast, choices=choices)
 
 
 def _expected(
@@ -113,12 +107,11 @@ def _expected(
     return down, up
 
 
-def lines(step: _NextStep, *, most: int = 6) -> list[str]:
+def lines(series: str, step: NextStep, *, most: int = 6) -> list[str]:
     """Return what to measure next as a person reads it."""
-    now = step.now
     head = (
-        f"{step.series or 'all points'}: at {step.target:,} workers {now.samples_per_s:,.4g} samples/s "
-        f"[{now.low:,.4g}, {now.high:,.4g}]"
+        f"{series or 'all points'}: at {step.target:,} workers {step.samples_per_s:,.4g} samples/s "
+        f"[{step.low:,.4g}, {step.high:,.4g}]"
     )
     if not step.choices:
         return [head, "  no further run of these worker counts is expected to narrow that"]

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
 
@@ -28,7 +27,7 @@ from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.prediction import Prediction, no_forecast, predict
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.series.baselines import base_of, impossibilities
+from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong
 from horovod_study.errors import AnalysisError
@@ -99,6 +98,7 @@ Answer: TypeAlias = SimpleNamespace
 """One recommended count: question (in words), workers, low, high (None: none, or no end was seen), searched_to, each of
 _VALUES at `workers` with _low and _high, doubts, and why_not: why there is none, where it is not the search."""
 _VALUES = ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost")
+_ENDS = ("", "_low", "_high")
 Recommendation: TypeAlias = SimpleNamespace
 """Of one series: measured (smallest and largest count), answers (in the order of _NAMES), why_not (there are none)."""
 
@@ -126,7 +126,7 @@ def recommend(
     check_points(points)
     known: dict[str, Any]
     known = {"workers_per_node": workers_per_node, "bench": bench, "batch": batch, "global_batch": global_batch}
-    asked, found = questions or Questions(), {}
+    found = {}
     for name, rows in by_series(points):
         rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
         measured = [int(count) for count in np.unique(rows["workers"])]
@@ -139,14 +139,15 @@ def recommend(
         counts = np.arange(least, top + 1, dtype=np.float64)
         if len(counts) > _MAX_CANDIDATES:
             counts = np.unique(np.geomspace(least, top, _MAX_CANDIDATES).round())
-        curves, odd = _draw(forecasts, draws, seed), impossibilities(rows, base_of(rows).samples_per_s)
-        rate, doubts = (
-            np.delete(curves(np.log2(counts)), (1, 2), axis=0),
-            {one.workers: one.doubts for one in forecasts},
-        )
-        case = _Case(most, curves, counts, rate, odd, doubts, asked)
-        answers = _answers(case, rows, (fits or {}).get(name), seed)
-        found[name] = Recommendation(measured=(least, most), answers=answers, why_not=None)
+        case = _Case(questions or Questions(), most, forecasts, _draw(forecasts, draws, seed), counts)
+        answers = _answers(case, seed)
+        base = base_of(rows)
+        odd = impossibilities(rows, base.samples_per_s)
+        for one in answers.values():
+            one.doubts = tuple(dict.fromkeys((*odd, *one.doubts)))
+        answers["usl_peak"] = _peak(case, rows, base, (fits or {}).get(name))
+        ordered = {each: answers[each] for each in _NAMES if each in answers}
+        found[name] = Recommendation(measured=(least, most), answers=ordered, why_not=None)
     return found
 
 
@@ -154,13 +155,11 @@ def recommend(
 class _Case:
     """One series, ready to be asked."""
 
+    questions: Questions
     largest: int  # measured worker count
+    forecasts: Sequence[Prediction]
     curves: Callable[[Any], Floats]  # of _draw
     counts: Floats  # (C,) candidates
-    rate: Floats  # (1 + B, C) log of samples/s per worker there: the forecast, and B curves
-    odd: Sequence[str]  # what cannot be among the points
-    doubts: Mapping[int, tuple[str, ...]]  # of the forecast, by worker count
-    questions: Questions
 
 
 def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> interpolate.PchipInterpolator:
@@ -202,15 +201,16 @@ _NAMES = {
 }
 
 
-def _answers(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None, seed: int) -> dict[str, Answer]:
-    """Return the answers to what is asked, in the order of _NAMES: each is the count where something is highest."""
+def _answers(case: _Case, seed: int) -> dict[str, Answer]:
+    """Return the answers to what is asked, each the count where something is highest; but the peak of USL."""
     asked, share, samples = case.questions, case.questions.marginal, case.questions.samples
     counts, n, top = case.counts, np.log(case.counts), int(case.counts[-1])
-    speed = case.rate + n  # log of samples/s of all workers, (1 + B, C)
+    # (1 + B, C) log of samples/s per worker, and of all workers: the forecast, and B curves
+    rate: Floats = np.delete(case.curves(np.log2(counts)), (1, 2), axis=0)
+    speed = rate + n
     less = f"where one more worker gains less than {100 * share:.4g} % of the mean worker"
     found = {"knee": _answer(case, less, _highest(speed - share * n, counts), samples)}
-    found["usl_peak"] = _peak(case, rows, fits)
-    found["cheapest"] = _answer(case, "the fewest GPU hours per sample", _highest(case.rate, counts), samples)
+    found["cheapest"] = _answer(case, "the fewest GPU hours per sample", _highest(rate, counts), samples)
     nobody = f"no count up to {top:,} is within it; the best, {{}}, takes {{}}"
     if samples and asked.deadline is not None:
         question = f"the fewest workers that finish {_plain(samples)} samples within {duration(asked.deadline)}"
@@ -220,15 +220,15 @@ def _answers(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None, seed: int)
         found["deadline"] = _answer(case, question, in_time, samples, why_not=least * bool(np.isinf(in_time[0])))
     if samples and asked.gpu_hours is not None:
         question = f"the fastest within {_plain(asked.gpu_hours)} GPU hours for {_plain(samples)} samples"
-        within = np.asarray(case.rate >= math.log(samples / (3600 * asked.gpu_hours)) - _ROUNDING)
-        affordable, best = np.any(within, axis=1), int(np.argmax(case.rate[0]))
+        within = np.asarray(rate >= math.log(samples / (3600 * asked.gpu_hours)) - _ROUNDING)
+        affordable, best = np.any(within, axis=1), int(np.argmax(rate[0]))
         fastest = _highest(np.where(within, speed, speed.min() - 1), counts)
         fastest[~affordable] = counts[0]  # the dearest curves allow the least
-        hours = f"{samples / math.exp(case.rate[0][best]) / 3600:,.3g} GPU hours"
+        hours = f"{samples / math.exp(rate[0][best]) / 3600:,.3g} GPU hours"
         least = nobody.format(f"{counts[best]:,.0f}", hours)
         found["budget"] = _answer(case, question, fastest, samples, why_not="" if affordable[0] else least)
     if asked.target_samples:
-        needed, doubts = _samples_needed(asked.target_samples, counts, len(case.rate) - 1, seed)  # (1 + B, C)
+        needed, doubts = _samples_needed(asked.target_samples, counts, len(rate) - 1, seed)  # (1 + B, C)
         for name, question, worth in (
             ("fastest_to_target", "the shortest time to the target", speed - np.log(needed)),
             ("target_knee", f"{less}, to the target", speed - np.log(needed) - share * n),
@@ -239,22 +239,24 @@ def _answers(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None, seed: int)
     return found
 
 
-def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Answer:
+def _peak(case: _Case, rows: pd.DataFrame, base: Base, fits: SeriesFit | None) -> Answer:
     """Where USL has its highest throughput; its interval from those of alpha and beta, the outer corners of both."""
-    found = partial(_told, case, "where Gunther's law (USL) has its highest throughput", case.questions.samples)
+    ends, why_not = np.full(3, math.inf), ""  # peak, low, high
     try:
-        base, known = base_of(rows), {} if fits is None else fits.fits
+        known = {} if fits is None else fits.fits
         speedup = rows["samples_per_s"] / base.samples_per_s
         usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
+        (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
+        if usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0:
+            low, high = (usl.law.peak_of(alpha=a, beta=b) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
+            ends = np.array([round(usl.peak), max(1, math.floor(low)), math.ceil(high)], dtype=np.float64)
+        else:
+            refuted = next((doubt for doubt in usl.doubts if "has its peak" in doubt), "")
+            why_not = refuted or "the points do not tell beta from 0, so a peak is not identified"
     except AnalysisError as error:
-        return found(why_not=f"{error}")
-    (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
-    if not (usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0):
-        refuted = next((doubt for doubt in usl.doubts if "has its peak" in doubt), "")
-        return found(why_not=refuted or "the points do not tell beta from 0, so a peak is not identified")
-    low, high = (float(usl.law.peak_of(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
-    peak = round(usl.peak)
-    return found(workers=peak, low=max(1, math.floor(low)), high=math.ceil(high))
+        why_not = f"{error}"
+    question = "where Gunther's law (USL) has its highest throughput"
+    return _answer(case, question, ends, case.questions.samples, why_not=why_not)
 
 
 def _samples_needed(given: Mapping[int, float], counts: Floats, draws: int, seed: int) -> tuple[Floats, list[str]]:
@@ -302,44 +304,21 @@ def _highest(worth: Floats, counts: Floats) -> Floats:
 def _answer(
     case: _Case, question: str, found: Floats, samples: float | None, doubts: Sequence[str] = (), why_not: str = ""
 ) -> Answer:
-    """Make an answer of the counts that the forecast (first) and the drawn curves give, (1 + B,)."""
-    top, centre = int(case.counts[-1]), float(found[0])
+    """Make an answer of the counts that the forecast (first) and the drawn curves give, (1 + B,).
+
+    With speed, time, GPU hours and cost at its count, and what is doubtful about that: that it was not measured, and
+    the forecast's own doubts there.
+    """
+    top, centre, told = int(case.counts[-1]), float(found[0]), [*doubts]
     low, high = (float(each) for each in np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf"))
     low, high = min(low, centre), max(high, centre)  # of skewed curves, the forecast is not always among the middle
     workers = None if why_not or not math.isfinite(centre) else int(centre)
     if not math.isfinite(high) and not why_not:
-        doubts = [*doubts, f"no upper bound found: counts up to {top:,} workers were searched"]
-    return _told(
-        case,
-        question,
-        samples,
-        workers=workers,
-        low=int(low) if math.isfinite(low) else (None if why_not else top),
-        high=int(high) if math.isfinite(high) else None,
-        doubts=[*case.odd, *doubts],
-        why_not=why_not,
-    )
-
-
-def _told(
-    case: _Case,
-    question: str,
-    samples: float | None,
-    *,
-    workers: int | None = None,
-    low: int | None = None,
-    high: int | None = None,
-    doubts: Sequence[str] = (),
-    why_not: str = "",
-) -> Answer:
-    """Return an answer with speed, time, GPU hours and cost at its count, and what is doubtful about that: that it was
-    not measured, and the forecast's own doubts there.
-    """
-    told, top = [*doubts], int(case.counts[-1])
-    values: dict[str, tuple[Any, ...]] = dict.fromkeys(_VALUES, (None,) * 3)
+        told.append(f"no upper bound found: counts up to {top:,} workers were searched")
     if workers is not None and workers > case.largest:
-        nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
-        told += [f"{workers:,} workers are beyond the {case.largest:,} that were measured", *case.doubts[nearest]]
+        nearest = min(case.forecasts, key=lambda one: abs(math.log(one.workers / workers)))
+        told += [f"{workers:,} workers are beyond the {case.largest:,} that were measured", *nearest.doubts]
+    values: dict[str, tuple[Any, ...]] = dict.fromkeys(_VALUES, (None,) * 3)
     if workers is not None and case.counts[0] <= workers <= top:
         speed, slow, quick = (float(each) for each in workers * np.exp(case.curves(math.log2(workers))[:3]))
         price, hours = case.questions.price_per_gpu_hour, workers / 3600
@@ -349,9 +328,16 @@ def _told(
             over |= {} if price is None else {"cost": price * samples * hours}
         values |= {"samples_per_s": (speed, slow, quick)}
         values |= {name: (each / speed, each / quick, each / slow) for name, each in over.items()}
-    ends = {f"{name}{end}": values[name][place] for name in _VALUES for place, end in enumerate(("", "_low", "_high"))}
-    about = {"question": question, "workers": workers, "low": low, "high": high, "searched_to": top, **ends}
-    return Answer(**about, doubts=tuple(dict.fromkeys(told)), why_not=why_not or None)
+    return Answer(
+        question=question,
+        workers=workers,
+        low=int(low) if math.isfinite(low) else (None if why_not else top),
+        high=int(high) if math.isfinite(high) else None,
+        searched_to=top,
+        **{f"{name}{end}": each[place] for name, each in values.items() for place, end in enumerate(_ENDS)},
+        doubts=tuple(dict.fromkeys(told)),
+        why_not=why_not or None,
+    )
 
 
 def in_words(one: Answer) -> str:

@@ -8,8 +8,8 @@ counts (recommendation.py). A series that cannot be forecast has no rows and say
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -39,12 +39,8 @@ FORECAST_COLUMNS = (
 """`low`, `high`: 95 % interval of a forecast; `_min`, `_max`: repeats of a measured count; `efficiency`: of ideal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """The table (FORECAST_COLUMNS) and the document of scores and recommendations: {"series": ..., "summary": ...}."""
-
-    table: pd.DataFrame
-    document: Mapping[str, Any]
+Outlook: TypeAlias = SimpleNamespace
+"""table (FORECAST_COLUMNS), and document: scores and recommendations, {"series": ..., "summary": ...}."""
 
 
 def nothing() -> Outlook:
@@ -69,7 +65,7 @@ def outlook(
     says as `no_forecast` why a series has none.
     """
     lines: list[dict[str, Any]] = []
-    scores: dict[str, holdout.HoldoutScore] = {}
+    scores: dict[str, holdout.Scores] = {}
     documents: dict[str, Any] = {}
     for name, setting in settings.items():
         own = rows[rows["series"] == name].sort_values(["workers", "samples_per_s"], kind="stable")
@@ -79,7 +75,9 @@ def outlook(
         scores[name] = holdout.score(own, laws=(law,) if law in LAWS else ())[name]
         document = {**finite(scores[name]), "rolling": None, "recommendation": None, "no_forecast": ""}
         if not scores[name].why_not:
-            document["rolling"] = holdout.score(own, rolling=True, laws=())[name].laws[holdout.COMBINED]
+            fewer = len(scores[name].hidden) - 1
+            nearer = holdout.score(own, hide=fewer, rolling=True, laws=()) if fewer else {}
+            document["rolling"] = holdout.over_all([scores[name], *nearer.values()], holdout.COMBINED)
         counts, most = own["workers"].nunique(), (room or {}).get(name)
         if counts < FEWEST_COUNTS:
             document["no_forecast"] = f"{counts} worker count{'s' * (counts > 1)}, and a law is tested by three or more"
@@ -87,15 +85,15 @@ def outlook(
             document["no_forecast"] = odd[0]
         else:
             per_node = holdout.planned_per_node(own)
-            if most is not None and most < _MULTIPLES[0] * own["workers"].max():
+            found = recommend(own, workers_per_node=per_node, fits=fits, draws=DRAWS, seed=seed)
+            document["recommendation"] = finite(found[name])
+            if most is None or most >= _MULTIPLES[0] * own["workers"].max():
+                own_lines = _lines(own, name, bases.get(name), per_node, most)
+                lines += [{"series": name, "setting": setting, **line} for line in own_lines]
+            else:
                 document["no_forecast"] = (
                     f"its machine has {most} cores, which further workers would share: a forecast takes more nodes"
                 )
-            else:
-                own_lines = _lines(own, name, bases.get(name), per_node, most)
-                lines += [{"series": name, "setting": setting, **line} for line in own_lines]
-            found = recommend(own, workers_per_node=per_node, fits=fits, draws=DRAWS, seed=seed)
-            document["recommendation"] = finite(found[name])
         documents[name] = document
     if not documents:
         return nothing()

@@ -7,7 +7,7 @@ run* - the one in the middle of the repeats ordered by the quantity in question,
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,17 +51,6 @@ CROSSING_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Convergence:
-    """Learning curves, the best that was learned, and the times to the targets, as tables; and what to doubt."""
-
-    curves: pd.DataFrame  # CURVE_COLUMNS, a row per cell and place of evaluation
-    learning: pd.DataFrame  # LEARNING_COLUMNS, a row per cell
-    targets: pd.DataFrame  # TARGET_COLUMNS, a row per cell and target
-    crossings: pd.DataFrame  # CROSSING_COLUMNS, a row per run and target; lower bounds where it was not reached
-    doubts: tuple[str, ...]
-
-
 _EVALUATED = ("epoch", "steps", "samples", "train_s", "wall_s", "train_mse", "test_mse")
 _NEEDED = ("train_s", "wall_s", "samples", "worker_hours", "energy_j")
 
@@ -70,16 +59,8 @@ _Run = Mapping[Any, Any]
 error that is no number is infinite: a run that diverged is worse than any other."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """The runs of one point and what they have in common: the columns of with_series, `repeats`, `floor_mse`."""
-
-    facts: Mapping[str, Any]
-    runs: Sequence[_Run]
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {name: self.facts[name] for name in _IDENTITY}
+_Cell = Mapping[str, Any]
+"""What the runs of one point have in common (the columns of with_series, `repeats`, `floor_mse`), and the `runs`."""
 
 
 def convergence(
@@ -89,9 +70,12 @@ def convergence(
     targets: Sequence[float] = (),
     baseline: str = "plain",
     finished: bool = True,
-) -> Convergence:
+) -> SimpleNamespace:
     """Return learning curves, best errors and times to target of a run table and its evaluations (`epoch_table`).
 
+    curves (CURVE_COLUMNS, a row per cell and place of evaluation), learning (LEARNING_COLUMNS, a row per cell), targets
+    (TARGET_COLUMNS, a row per cell and target), crossings (CROSSING_COLUMNS, a row per run and target; lower bounds
+    where it was not reached), doubts.
     `targets` are test MSEs; without any, three levels between the first and the best MSE common to the cells are
     taken. Speedups are over the one-worker cell that `baseline` (`plain` or `wrapped`) names. With `finished` only
     runs that ended well count. Raises AnalysisError for a target that is not greater than 0.
@@ -101,23 +85,21 @@ def convergence(
             raise AnalysisError(f"target {target}: must be a test MSE greater than 0, for instance 1e-4")
     cells = [] if evaluations is None else list(_cells(runs, evaluations, finished=finished))
     levels = sorted({float(target) for target in targets}, reverse=True) or _default_targets(cells)
-    met = [[[_crossing(run, target) for run in cell.runs] for target in levels] for cell in cells]
-    rows = []
+    met = [[[crossing(run, target) for run in cell["runs"]] for target in levels] for cell in cells]
+    rows, crossings = [], []
     for cell, own in zip(cells, met, strict=True):
-        base = points.baseline_place([each.facts for each in cells], cell.facts, baseline)
+        base = points.baseline_place(cells, cell, baseline)
         named = {"base": "", "base_series": ""}
         if base is not None:
-            named = {"base": baseline, "base_series": cells[base].facts["series"]}
+            named = {"base": baseline, "base_series": cells[base]["series"]}
         for place, target in enumerate(levels):
-            row = {**cell.identity, "repeats": len(cell.runs), "target_mse": target, **named, **_needed(own[place])}
+            shared = {**_identity(cell), "target_mse": target}
+            row = {**shared, "repeats": cell["repeats"], **named, **_needed(own[place])}
             rows.append(row if base is None else row | _split(own[place], met[base][place]))
-    crossings = [
-        {"run": run["run"], **cell.identity, "target_mse": target, **found}
-        for cell, own in zip(cells, met, strict=True)
-        for target, of_runs in zip(levels, own, strict=True)
-        for run, found in zip(cell.runs, of_runs, strict=True)
-    ]
-    return Convergence(
+            crossings += [
+                {"run": run["run"], **shared, **found} for run, found in zip(cell["runs"], own[place], strict=True)
+            ]
+    return SimpleNamespace(
         curves=_frame([row for cell in cells for row in _curve_rows(cell)], CURVE_COLUMNS),
         learning=_frame([_learning_row(cell) for cell in cells], LEARNING_COLUMNS),
         targets=_frame(rows, TARGET_COLUMNS),
@@ -126,12 +108,16 @@ def convergence(
     )
 
 
+def _identity(cell: _Cell) -> dict[str, Any]:
+    return {name: cell[name] for name in _IDENTITY}
+
+
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     whole = [name for name in ("workers", "nodes", "batch", "global_batch", "train_samples") if name in columns]
     return points.whole_numbers(pd.DataFrame(list(rows), columns=list(columns)), whole)
 
 
-def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> Iterator[_Place]:
+def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> Iterator[_Cell]:
     """Yield the cells that have evaluations, in the order of the points."""
     table = points.with_series(runs)
     table = table[points.measured(table)] if finished else table
@@ -152,48 +138,47 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
         for run in own:
             run["test_mse"] = np.where(np.isfinite(run["test_mse"]), run["test_mse"], np.inf)
         facts = {f"{name}": value for name, value in known[0].items()}
-        yield _Place(facts=facts | {"repeats": len(known), "floor_mse": floor}, runs=own)
+        yield {**facts, "repeats": len(known), "floor_mse": floor, "runs": own}
 
 
-def _curve_rows(cell: _Place) -> Iterator[dict[str, Any]]:
+def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
     """Yield medians over the repeats that were evaluated after equally many samples."""
-    for count in sorted({float(each) for run in cell.runs for each in run["samples"]}):
-        there = [
-            (run, int(np.flatnonzero(run["samples"] == count)[-1])) for run in cell.runs if count in run["samples"]
-        ]
-        middle = {name: _finite(np.median([run[name][place] for run, place in there])) for name in _EVALUATED}
-        tests = [run["test_mse"][place] for run, place in there]
+    places = [{count: place for place, count in enumerate(run["samples"].tolist())} for run in cell["runs"]]
+    for count in sorted(set().union(*places)):
+        there = [(run, at[count]) for run, at in zip(cell["runs"], places, strict=True) if count in at]
+        every = {name: [run[name][place] for run, place in there] for name in _EVALUATED}
+        middle = {name: _finite(np.median(values)) for name, values in every.items()}
         yield {
-            **cell.identity,
+            **_identity(cell),
             **middle,
             **{f"{name}_median": value for name, value in middle.items()},
-            "repeats": len(cell.runs),
+            "repeats": cell["repeats"],
             "samples": int(count),
             "evaluations": len(there),
-            "test_mse_min": _finite(min(tests)),
-            "test_mse_max": _finite(max(tests)),
-            "floor_mse": cell.facts["floor_mse"],
-            "efficiency": cell.facts["floor_mse"] / middle["test_mse"],
+            "test_mse_min": _finite(min(every["test_mse"])),
+            "test_mse_max": _finite(max(every["test_mse"])),
+            "floor_mse": cell["floor_mse"],
+            "efficiency": cell["floor_mse"] / middle["test_mse"],
         }
 
 
-def _learning_row(cell: _Place) -> dict[str, Any]:
-    by_best = sorted(cell.runs, key=lambda run: (run["test_mse"].min(), run["train_s"][run["test_mse"].argmin()]))
+def _learning_row(cell: _Cell) -> dict[str, Any]:
+    by_best = sorted(cell["runs"], key=lambda run: (run["test_mse"].min(), run["train_s"][run["test_mse"].argmin()]))
     run, bests = by_best[len(by_best) // 2], [_finite(each["test_mse"].min()) for each in by_best]
     best, place = bests[len(bests) // 2], int(run["test_mse"].argmin())
-    finals = sorted(each["test_mse"][-1] for each in cell.runs)
+    finals = sorted(each["test_mse"][-1] for each in cell["runs"])
     ended = [each for each in by_best if math.isfinite(each["test_mse"][-1])]
     at_best = {name: float(run[name][place]) if math.isfinite(best) else math.nan for name in _EVALUATED}
     return {
-        **{name: cell.facts[name] for name in LEARNING_COLUMNS if name in cell.facts},
+        **{name: cell[name] for name in LEARNING_COLUMNS if name in cell},
         "diverged": sum(not math.isfinite(value) for value in finals),
-        "evaluations": int(np.median([len(each["samples"]) for each in cell.runs])),
+        "evaluations": int(np.median([len(each["samples"]) for each in cell["runs"]])),
         "best_mse_median": best,
         "best_mse_min": bests[0],
         "best_mse_max": bests[-1],
         **{f"best_{name}": value for name, value in at_best.items()},
         "final_mse_median": _finite(finals[len(finals) // 2]),
-        "efficiency": cell.facts["floor_mse"] / best,
+        "efficiency": cell["floor_mse"] / best,
         **dict(zip(("rate", "rate_low", "rate_high", "rate_interval"), _rate(ended, run), strict=True)),
     }
 
@@ -215,57 +200,51 @@ def convergence_rate(samples: Floats, test_mse: Floats) -> tuple[float, float]:
 
     NaN with fewer than three evaluations. The interval takes scatter around the line as independent.
     """
+    from scipy.stats import linregress
+
     good = np.isfinite(test_mse) & (test_mse > 0) & (samples > 0)
     x, y = np.log(samples[good]), np.log(test_mse[good])
     if len(x) < 3 or np.ptp(x) == 0.0:
         return math.nan, math.nan
-    x, y = x - x.mean(), y - y.mean()
-    squares = float((x**2).sum())
-    slope = float((x * y).sum()) / squares
-    freedom = float(len(x) - 2)
-    error = math.sqrt(float(((y - slope * x) ** 2).sum()) / freedom / squares)
-    return -slope, stats.half_width(error, freedom)
+    line = linregress(x, y)
+    return -float(line.slope), stats.half_width(float(line.stderr), float(len(x) - 2))
 
 
 def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else math.nan
 
 
-def crossing(samples: Floats, train_s: Floats, wall_s: Floats, test_mse: Floats, target: float) -> dict[str, Any]:
-    """Return samples and seconds where the test MSE first is at most `target`; arrays (E,), in order of evaluation.
+def crossing(run: _Run, target: float) -> dict[str, Any]:
+    """Return what a run had needed where its test MSE first is at most `target`: samples, seconds, hours, joules.
 
     Between the evaluation that meets the target and the one before, ln MSE is taken as linear in the samples, and
     seconds as linear in them too. Without an evaluation before, or with one that was not a number, the evaluation
     itself counts. A target that was not met (`reached` false) leaves what was trained until the last evaluation, as a
     lower bound; one met at the first evaluation (`at_first`) was met then or before.
     """
+    test_mse = run["test_mse"]
     met = np.flatnonzero(test_mse <= target)
     place, part = (int(met[0]) if len(met) else -1), 1.0
     if place > 0 and math.isfinite(test_mse[place - 1]) and test_mse[place] > 0:
         high, low = math.log(test_mse[place - 1]), math.log(test_mse[place])
         part = (high - math.log(target)) / (high - low)
     found: dict[str, Any] = {"reached": place >= 0, "at_first": place == 0}
-    for name, values in (("samples", samples), ("train_s", train_s), ("wall_s", wall_s)):
-        start, end = float(values[place - 1 if part < 1.0 else place]), float(values[place])
+    for name in ("samples", "train_s", "wall_s"):
+        start, end = float(run[name][place - 1 if part < 1.0 else place]), float(run[name][place])
         found[name] = end if part == 1.0 else start + part * (end - start)
-    return found
-
-
-def _crossing(run: _Run, target: float) -> dict[str, Any]:
-    found = crossing(run["samples"], run["train_s"], run["wall_s"], run["test_mse"], target)
     hours, energy_j = run["workers"] * found["wall_s"] / 3600, found["samples"] * run["energy_per_sample_j"]
     return found | {"worker_hours": hours, "energy_j": energy_j}
 
 
-def _default_targets(cells: Sequence[_Place]) -> list[float]:
+def _default_targets(cells: Sequence[_Cell]) -> list[float]:
     """Return three test MSEs, equally far apart in logarithm, from below the first of every cell to the best common.
 
     Where that range is narrow or empty, as with a learning rate at which hardly anything is learned, the best of the
     middle cell ends it and some cells do not reach all targets. Rounded up to two digits; empty where there is no
     range, as with one evaluation per run.
     """
-    firsts = sorted(_middle(run["test_mse"][0] for run in cell.runs) for cell in cells)
-    bests = sorted(_middle(run["test_mse"].min() for run in cell.runs) for cell in cells)
+    firsts = sorted(_middle(run["test_mse"][0] for run in cell["runs"]) for cell in cells)
+    bests = sorted(_middle(run["test_mse"].min() for run in cell["runs"]) for cell in cells)
     bests = [best for best in bests if 0 < best < math.inf]
     middle = bests[len(bests) // 2 :][:1]
     # by a factor of three where it can be
@@ -353,18 +332,18 @@ def _over(above: float, below: float) -> float:
     return above / below if below > 0 else math.nan
 
 
-def _doubts(cells: Sequence[_Place], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the limitations of the convergence, in a stable order; `rows`: of the targets, cell by cell."""
     found: tuple[list[str], ...] = ([], [], [])
-    alike, blurred, largest = list[_Place](), list[_Place](), 0.0
+    alike, blurred, largest = list[_Cell](), list[_Cell](), 0.0
     levels = len(rows) // max(1, len(cells))
     for at, cell in enumerate(cells):
-        place, seeds = _places([cell]), {run["seed"] for run in cell.runs}
-        budgets = sorted({f"{run.get('budget', '')}" for run in cell.runs})
-        lowest, floor = min(float(run["test_mse"].min()) for run in cell.runs), cell.facts["floor_mse"]
-        lost = sum(not math.isfinite(run["test_mse"][-1]) for run in cell.runs)
+        place, seeds = _places([cell]), {run["seed"] for run in cell["runs"]}
+        budgets = sorted({f"{run.get('budget', '')}" for run in cell["runs"]})
+        lowest, floor = min(float(run["test_mse"].min()) for run in cell["runs"]), cell["floor_mse"]
+        lost = sum(not math.isfinite(run["test_mse"][-1]) for run in cell["runs"])
         needed = [row["samples"] for row in rows[at * levels : (at + 1) * levels] if row["samples"] > 0]
-        share = max(run["warmup_samples"] for run in cell.runs) / max(needed, default=math.inf)
+        share = max(run["warmup_samples"] for run in cell["runs"]) / max(needed, default=math.inf)
         if lowest < _BELOW_FLOOR * floor:
             found[0].append(
                 f"{place}: a test MSE of {lowest:.3g} is below {_BELOW_FLOOR:g} of the statistical floor of the test "
@@ -372,15 +351,15 @@ def _doubts(cells: Sequence[_Place], rows: Sequence[Mapping[str, Any]]) -> Itera
             )
         if lost:
             found[1].append(
-                f"{place}: {lost} of {plural(len(cell.runs), 'run')} ended with a test MSE that is not a number: the "
-                "training diverged, and meets no target; a lower learning rate or a warm-up is the usual remedy."
+                f"{place}: {lost} of {plural(len(cell['runs']), 'run')} ended with a test MSE that is not a number: "
+                "the training diverged, and meets no target; a lower learning rate or a warm-up is the usual remedy."
             )
-        if len(budgets) > 1 and cell.facts["schedule"] != "constant":
+        if len(budgets) > 1 and cell["schedule"] != "constant":
             found[2].append(
                 f"{place}: runs of {' and '.join(budgets)} count as repeats, but the learning rate of a "
-                f"{cell.facts['schedule']} schedule depends on the length of the run; analyse them separately."
+                f"{cell['schedule']} schedule depends on the length of the run; analyse them separately."
             )
-        alike += [cell] * (len(cell.runs) > 1 and len(seeds) == 1 and not math.isnan(min(seeds)))
+        alike += [cell] * (len(cell["runs"]) > 1 and len(seeds) == 1 and not math.isnan(min(seeds)))
         blurred, largest = ([*blurred, cell], max(largest, share)) if share > 0.05 else (blurred, largest)
     for texts in found:
         yield from texts
@@ -397,9 +376,9 @@ def _doubts(cells: Sequence[_Place], rows: Sequence[Mapping[str, Any]]) -> Itera
         )
 
 
-def _places(cells: Sequence[_Place]) -> str:
+def _places(cells: Sequence[_Cell]) -> str:
     """Return 'SERIES at 1 and 2 workers; SERIES at 4 workers'."""
     workers: dict[str, list[float]] = {}
     for cell in cells:
-        workers.setdefault(f"{cell.facts['series']}", []).append(float(cell.facts["workers"]))
+        workers.setdefault(cell["series"], []).append(float(cell["workers"]))
     return "; ".join(f"{series} at {points.worker_counts(counts)}" for series, counts in workers.items())

@@ -6,9 +6,8 @@ of steepest descent (Howard and Gugger's fastai), and a tenth of the rate at whi
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,6 +29,7 @@ class RangeTest:
         "lowest_loss *course window doubts"
     )
 
+    course: Mapping[str, float]  # low, high and the number of steps between
     rates: Floats  # (S,)
     losses: Floats  # (S,)
     smooth: Floats  # (S,), inf where the loss was no number
@@ -43,11 +43,6 @@ class RangeTest:
     suggested: float | None
     reason: str
     doubts: tuple[str, ...]
-
-    @property
-    def course(self) -> dict[str, Any]:
-        """Where the rates begin and end, and after how many steps."""
-        return {"low": self.rates[0], "high": self.rates[-1], "steps": len(self.rates)}
 
     def lines(self) -> list[str]:
         """Return the result in words."""
@@ -106,15 +101,16 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
     careful = None if diverged_rate is None else diverged_rate / MARGIN
     lowest_rate = float(rates[lowest])
     suggested, reason = None, "none; the loss never fell, so there is nothing to read"
-    if descended and careful is not None and careful > lowest_rate:
-        suggested, reason = lowest_rate, "the rate of the smallest loss, as a tenth of the divergence is beyond it"
-    elif descended and careful is not None:
+    if descended and careful is not None:
         suggested, reason = careful, "a tenth of the rate at which the loss diverges"
-    elif descended and steepest is not None:
-        suggested, reason = steepest, "the steepest descent, as the loss never diverged"
+        if careful > lowest_rate:
+            suggested, reason = lowest_rate, "the rate of the smallest loss, as a tenth of the divergence is beyond it"
     elif descended:
-        reason = "none; the loss fell too briefly to say where"
+        suggested, reason = steepest, "the steepest descent, as the loss never diverged"
+        if steepest is None:
+            reason = "none; the loss fell too briefly to say where"
     return RangeTest(
+        course={"low": float(rates[0]), "high": float(rates[-1]), "steps": len(rates)},
         rates=rates,
         losses=losses,
         smooth=smooth,

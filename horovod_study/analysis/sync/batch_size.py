@@ -20,8 +20,8 @@ it.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,105 +72,69 @@ _NOT_TIMED = tuple(name for name in CHOICES if OPTIONS[name].roles & Role.RATE)
 """What a step takes does not depend on these, and a larger batch often comes with another learning rate."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Knee:
-    """One form of step(B), fitted: parameters as (value, low, high), NaN where there is no interval."""
+def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int = 0) -> dict[str, Any]:
+    """Return KNEE_COLUMNS from `form` to `note`: the better of both forms of step(B), and where it has its knee.
 
-    form: str
-    fixed_s: tuple[float, float, float]
-    per_sample_s: tuple[float, float, float]  # of one worker
-    at: tuple[float, float, float]  # fixed / per sample: in samples per worker; infinite where per_sample_s is 0
-    batches: tuple[float, float]  # smallest and largest measured
-    aicc: Mapping[str, float]  # of both forms; empty with too few runs
-    others: Mapping[str, float]  # the knees of both forms
-    interval: str
-    doubts: tuple[str, ...]
-
-    def step_s(self, batch: ArrayLike) -> Floats:
-        """Return the fitted step at batches (N,), in s."""
-        sizes = np.asarray(batch, dtype=np.float64)
-        return _step(self.form, np.array([self.fixed_s[0], self.per_sample_s[0]]), sizes)
-
-    @property
-    def identified(self) -> bool:
-        """Whether the knee is among the batches measured, with an interval that is narrower than they are."""
-        value, low, high = self.at
-        smallest, largest = self.batches
-        inside = smallest <= value <= largest
-        return bool(inside and low > 0 and math.isfinite(high) and not (low <= smallest and high >= largest))
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """What the knee is at most and at least where it is not identified, NaN where nothing bounds it."""
-        value, low, high = self.at
-        if self.identified:
-            return math.nan, math.nan
-        at_most = high if value < self.batches[1] and math.isfinite(high) else math.nan
-        at_least = low if value > self.batches[0] and low > 0 else math.nan
-        return at_most, at_least
-
-    def batch_for(self, share: float) -> float:
-        """Return the batch at which the throughput is this share of the most it can be."""
-        return self.at[0] * (share / (1 - share) if self.form == SATURATION else share)
-
-
-def knee(batch: ArrayLike, step_s: ArrayLike, *, seed: int = 0) -> Knee:
-    """Return the better of both forms of step(B) for the batches (R,) and mean steps (R,) of independent runs, in s.
-
+    For the batches (R,) and mean steps (R,) in s of independent runs of so many workers. The knee is identified where
+    it is among the batches measured, with an interval that is narrower than they are.
     Raises AnalysisError for fewer than three distinct batches and for values that are not above 0.
     """
     sizes, steps = np.asarray(batch, dtype=np.float64).ravel(), np.asarray(step_s, dtype=np.float64).ravel()
-    known = all(np.isfinite(each).all() and (each > 0).all() for each in (sizes, steps))
+    if not all(np.isfinite(each).all() and (each > 0).all() for each in (sizes, steps)):
+        raise AnalysisError("batches and steps must be finite and above 0; leave out runs without a value")
     distinct, group = np.unique(sizes, return_inverse=True)  # (K,), (R,)
-    for broken, text in (
-        (not known, "batches and steps must be finite and above 0; leave out runs without a value"),
-        (len(distinct) < MIN_BATCHES, f"{len(distinct)} distinct batch sizes: a knee needs at least {MIN_BATCHES}"),
-    ):
-        if broken:
-            raise AnalysisError(text)
-    order = np.lexsort((steps, sizes))
-    sizes, steps, group = sizes[order], steps[order], group[order]
-    runs = [steps[group == place] for place in range(len(distinct))]
+    if len(distinct) < MIN_BATCHES:
+        raise AnalysisError(f"{len(distinct)} distinct batch sizes: a knee needs at least {MIN_BATCHES}")
+    runs = [np.sort(steps[group == place]) for place in range(len(distinct))]
     means = np.array([each.mean() for each in runs])
-    counts = np.array([len(each) for each in runs], dtype=np.float64)
-    weight = counts / means**2  # of the squared miss of a mean
+    weight = np.array([len(each) for each in runs]) / means**2  # of the squared miss of a mean
     fitted = {form: _solve(form, means[None], distinct, weight)[0] for form in (SATURATION, PIECEWISE)}
     within = float(sum(np.sum((each / each.mean() - 1) ** 2) for each in runs))
-    misses = {form: float(weight @ (means - _step(form, values, distinct)) ** 2) for form, values in fitted.items()}
-    aicc = {form: _aicc(within + miss, len(steps)) for form, miss in misses.items()}
-    form = min(misses, key=lambda each: misses[each])
-    other = PIECEWISE if form == SATURATION else SATURATION
-    ends, how, doubts = _intervals(form, fitted[form], runs, distinct, weight, within, misses[form], seed)
+    misses = {form: float(weight @ (means - step_at(form, a, b, distinct)) ** 2) for form, (a, b) in fitted.items()}
+    form, other = sorted(misses, key=lambda each: misses[each])
+    gain = _aicc(within + misses[other], len(steps)) - _aicc(within + misses[form], len(steps))
     knees = {each: float(a / b) if b > 0 else math.inf for each, (a, b) in fitted.items()}
+    ends, how, doubts = _intervals(form, fitted[form], runs, distinct, weight, within, misses[form], seed)
     apart = knees[other] / knees[form] if knees[form] else math.inf if knees[other] else 1.0
     apart = min(max(apart, 1e-9), 1e9) if apart == apart else 1.0
-    if aicc and aicc[other] - aicc[form] < _EQUAL_SUPPORT and abs(math.log(apart)) > 0.1:
+    if gain < _EQUAL_SUPPORT and abs(math.log(apart)) > 0.1:
         doubts.append(
             f"the {other} form fits as well (AICc within {_EQUAL_SUPPORT:g}) with its knee at {knees[other]:.3g}"
         )
-    a, b = (float(each) for each in fitted[form])
-    return Knee(
-        form=form,
-        fixed_s=_around(a, ends[0]),
-        per_sample_s=_around(b, ends[1]),
-        at=_around(knees[form], ends[2]),
-        batches=(float(distinct[0]), float(distinct[-1])),
-        aicc=aicc if all(math.isfinite(each) for each in aicc.values()) else {},
-        others=knees,
-        interval=how,
-        doubts=tuple(doubts),
-    )
+    values = (*fitted[form].tolist(), knees[form])
+    fixed, per_sample, (value, low, high) = (_with_ends(*each) for each in zip(values, *ends, strict=True))
+    smallest, largest = float(distinct[0]), float(distinct[-1])
+    as_wide = not (low > 0 and math.isfinite(high)) or (low <= smallest and high >= largest)
+    identified = smallest <= value <= largest and not as_wide
+    at_most = high if not identified and value < largest and math.isfinite(high) else math.nan
+    at_least = low if not identified and value > smallest and low > 0 else math.nan
+    if not identified:
+        doubts.insert(0, f"not identifiable: {_why_not(value, low, high, smallest, largest)}")
+    most = [workers / each if each > 0 else math.nan for each in (per_sample[0], per_sample[2], per_sample[1])]
+    return {
+        "form": form,
+        "identified": identified,
+        **_named("knee knee_low knee_high", (value, low, high) if identified else [math.nan] * 3),
+        **_named("knee_at_most knee_at_least", (at_most, at_least)),
+        **_named("fixed_s fixed_low_s fixed_high_s", fixed),
+        **_named("per_sample_s per_sample_low_s per_sample_high_s", per_sample),
+        **_named("most_samples_per_s most_low most_high", most),
+        "batch_for_90_percent": value * (9.0 if form == SATURATION else 0.9) if identified else math.nan,
+        "other_form": other,
+        "other_knee": knees[other] if math.isfinite(knees[other]) else math.nan,
+        "aicc_gain": gain,
+        "interval": how,
+        "note": "; ".join(doubts),
+    }
 
 
-def _around(value: float, ends: tuple[float, float]) -> tuple[float, float, float]:
-    """Return a value with its ends, which rounding must not put on one side of it."""
-    low, high = ends
-    return value, low if math.isnan(low) else min(low, value), high if math.isnan(high) else max(high, value)
+def _named(names: str, values: Sequence[float]) -> dict[str, float]:
+    return dict(zip(names.split(), values, strict=True))
 
 
-def _step(form: str, values: Floats, batch: Floats) -> Floats:
-    """Return the step at batches (K,) for parameters (..., 2)."""
-    fixed, samples = values[..., :1], values[..., 1:] * batch
+def step_at(form: str, fixed: Any, per_sample: Any, batch: Floats) -> Floats:
+    """Return the step at batches (K,), in s; fixed and per-sample costs are numbers or (D, 1)."""
+    samples = per_sample * batch
     return np.asarray(fixed + samples if form == SATURATION else np.maximum(fixed, samples))
 
 
@@ -192,7 +156,7 @@ def _solve(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:
         a = means[:, :flat] @ left / left.sum() if flat else nothing
         b = means[:, flat:] @ (right * batch[flat:]) / (right @ batch[flat:] ** 2) if flat < len(batch) else nothing
         tried = np.column_stack([a, b])
-        miss = (means - _step(PIECEWISE, tried, batch)) ** 2 @ weight
+        miss = (means - step_at(PIECEWISE, tried[:, :1], tried[:, 1:], batch)) ** 2 @ weight
         better = miss < least * (1 - 1e-12)
         best, least = np.where(better[:, None], tried, best), np.where(better, miss, least)
     return np.asarray(best)
@@ -214,64 +178,54 @@ def _logs(values: Floats) -> Floats:
 
 def _intervals(
     form: str, values: Floats, runs: list[Floats], batch: Floats, weight: Floats, within: float, miss: float, seed: int
-) -> tuple[list[tuple[float, float]], str, list[str]]:
-    """Return the ends for fixed, per sample and knee, in words how they were made, and doubts."""
-    means = np.array([each.mean() for each in runs])
-    counts = np.array([len(each) for each in runs])
+) -> tuple[Floats, str, list[str]]:
+    """Return the logarithms of the ends for fixed, per sample and knee (2, 3), how they were made, and doubts."""
+    means, counts = np.array([each.mean() for each in runs]), np.array([len(each) for each in runs])
     rows, k = int(counts.sum()), len(batch)
-    repeated = bool(counts.min() >= stats.MIN_REPEATS)
-    spare = rows - k
-    missed = bool(spare > 0 and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, spare)) < 0.01)
-    doubts = (
-        [f"neither form follows the steps within the scatter of the runs; the {form} form is the closer one"]
-        if missed
-        else []
-    )
+    missed = rows > k and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, rows - k)) < 0.01
+    odd = f"neither form follows the steps within the scatter of the runs; the {form} form is the closer one"
     centre, slopes = _logs(values), _slopes(form, means, batch, weight)  # (3,), (3, K): per relative change of a mean
-    if repeated and not missed:
+    if counts.min() >= stats.MIN_REPEATS and not missed:
         relative = np.array([each.var(ddof=1) for each in runs]) / means**2 / counts
         parts = slopes**2 * relative  # (3, K)
         below = np.sum(parts**2 / (counts - 1), axis=1)
         with np.errstate(invalid="ignore"):  # one where both are infinite
             freedom = np.divide(parts.sum(axis=1) ** 2, below, out=np.full_like(below, np.inf), where=below > 0)
-        freedom[np.isnan(freedom)] = 1.0
+        freedom = np.maximum(np.nan_to_num(freedom, nan=1.0, posinf=np.inf), 1.0)
         generator = np.random.default_rng(seed)
         drawn = np.column_stack(
             [each[generator.integers(len(each), size=(DRAWS, len(each) - 1))].mean(axis=1) for each in runs]
         )
         found = _logs(_solve(form, drawn, batch, weight))  # (D, 3)
-        ends = []
-        for place in range(3):
-            stretch = stats.stretch(max(float(freedom[place]), 1.0))
-            low, high = np.quantile(found[:, place], (0.025, 0.975), method="inverted_cdf")
-            middle = centre[place]
-            if not math.isfinite(middle):
-                ends.append(_beyond(middle, float(low), float(high)))
-                continue
-            ends.append((math.exp(middle + stretch * (low - middle)), math.exp(middle + stretch * (high - middle))))
-        return ends, f"95 %, bootstrap over runs ({counts.min()} or more per batch)", doubts
-    if missed:
-        spread, freedom_, what = miss / (k - 2) / counts.mean(), k - 2, f"the means of {k} batches"
-        variances = np.full(k, spread)
+        ends = np.quantile(found, (0.025, 0.975), axis=0, method="inverted_cdf")  # (2, 3)
+        with np.errstate(invalid="ignore"):
+            wider = centre + stats.t_quantile(0.975, freedom) / stats.Z95 * (ends - centre)
+        ends = np.where(np.isfinite(centre), wider, ends)
+        how = f"bootstrap over runs ({counts.min()} or more per batch)"
     else:
-        freedom_, what = rows - 2, f"{rows} runs"
-        variances = (within + miss) / freedom_ / counts
-    with np.errstate(invalid="ignore"):  # of a parameter that is 0 or infinite
-        half = stats.half_width(np.sqrt(slopes**2 @ variances), float(freedom_))
-    ends = []
-    for middle, width in zip(centre, half, strict=True):
-        if not (math.isfinite(middle) and math.isfinite(width)):
-            ends.append(_beyond(float(middle), math.nan, math.nan))
-        else:
-            ends.append((math.exp(max(middle - width, -700.0)), math.exp(min(middle + width, 700.0))))
-    return ends, f"95 %, Student's t of the residuals of {what}", doubts
+        freedom_, what, variances = rows - 2, f"{rows} runs", (within + miss) / (rows - 2) / counts
+        if missed:
+            freedom_, what = k - 2, f"the means of {k} batches"
+            variances = np.full(k, miss / freedom_ / counts.mean())
+        with np.errstate(invalid="ignore"):  # of a parameter that is 0 or infinite
+            half = stats.half_width(np.sqrt(slopes**2 @ variances), float(freedom_))
+        half = np.where(np.isfinite(half), half, np.nan)
+        ends = np.clip([centre - half, centre + half], -700.0, 700.0)
+        how = f"Student's t of the residuals of {what}"
+    return np.asarray(ends), f"95 %, {how}", [odd] * bool(missed)
 
 
-def _beyond(middle: float, low: float, high: float) -> tuple[float, float]:
-    """Return the ends of a parameter that is 0 or infinite: what draws say of the other side, if they do."""
-    if middle == -math.inf:
-        return 0.0, math.exp(high) if math.isfinite(high) else math.nan
-    return (math.exp(low) if math.isfinite(low) else math.nan), math.inf
+def _with_ends(value: float, low: float, high: float) -> tuple[float, float, float]:
+    """Return a parameter with its ends, given as logarithms; of one that is 0 or infinite draws say the other end."""
+    below, above = math.exp(low), math.exp(high)
+    if value == 0:
+        below, above = 0.0, above if math.isfinite(high) else math.nan
+    elif math.isinf(value):
+        below, above = below if math.isfinite(low) else math.nan, math.inf
+    elif math.isnan(above):
+        above = math.inf
+    # rounding must not put both on one side
+    return value, float(np.minimum(below, value)), float(np.maximum(above, value))
 
 
 def _slopes(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:
@@ -283,19 +237,11 @@ def _slopes(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:
         return np.asarray((found[: len(means)] - found[len(means) :]).T / (2 * h))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BatchSizes:
-    """What the batch sizes of a study say."""
-
-    cells: pd.DataFrame  # BATCH_COLUMNS
-    knees: pd.DataFrame  # KNEE_COLUMNS
-    curves: pd.DataFrame  # CURVE_COLUMNS
-
-
-def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> _BatchSizes:
+def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> SimpleNamespace:
     """Return the tables of the finished runs of a run table, where one worker count has several batches.
 
-    Empty where there is none. One plain worker is a series too. Runs may differ in the learning rate.
+    cells (BATCH_COLUMNS), knees (KNEE_COLUMNS), curves (CURVE_COLUMNS); empty where there is none. One plain worker is
+    a series too. Runs may differ in the learning rate.
     """
     rows, found, frames = [], [], []
     groups, alone = _groups(runs)
@@ -311,66 +257,36 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> _BatchSizes:
             note = f"a knee needs {MIN_BATCHES} batch sizes"
             found.append(row | {"form": "", "identified": False, "note": note})
             continue
-        fitted = knee(group["batch"], _run_steps(group), seed=seed)
-        found.append(row | _knee_row(fitted, float(first["workers"])))
-        grid = np.unique(np.geomspace(*fitted.batches, 60).round(3))
-        step = fitted.step_s(grid)
+        fitted = knee(group["batch"], _run_steps(group), workers=float(first["workers"]), seed=seed)
+        found.append(row | fitted)
+        sizes = group["batch"].astype(float)
+        grid = np.unique(np.geomspace(sizes.min(), sizes.max(), 60).round(3))
+        step = step_at(fitted["form"], fitted["fixed_s"], fitted["per_sample_s"], grid)
         rate = first["workers"] * grid / step
         name["workers"] = int(first["workers"])
         line = {"batch": grid, "samples_per_s": rate, "step_s": step, "epoch_s": first["train_samples"] / rate}
-        frames.append(pd.DataFrame({**name, "form": fitted.form, **line}))
-    return _BatchSizes(
+        frames.append(pd.DataFrame({**name, "form": fitted["form"], **line}))
+    return SimpleNamespace(
         cells=pd.DataFrame(rows, columns=list(BATCH_COLUMNS)).astype({"workers": "int64", "repeats": "int64"}),
         knees=pd.DataFrame(found, columns=list(KNEE_COLUMNS)).astype({"workers": "int64", "batches": "int64"}),
         curves=pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS)),
     )
 
 
-def _knee_row(found: Knee, workers: float) -> dict[str, Any]:
-    other = PIECEWISE if found.form == SATURATION else SATURATION
-    per_sample, low, high = found.per_sample_s
-    numbers = {
-        ("knee", "knee_low", "knee_high"): found.at if found.identified else [math.nan] * 3,
-        ("knee_at_most", "knee_at_least"): found.bounds,
-        ("fixed_s", "fixed_low_s", "fixed_high_s"): found.fixed_s,
-        ("per_sample_s", "per_sample_low_s", "per_sample_high_s"): found.per_sample_s,
-        ("most_samples_per_s", "most_low", "most_high"): [
-            workers / each if each > 0 else math.nan for each in (per_sample, high, low)
-        ],
-    }
-    notes = found.doubts if found.identified else (f"not identifiable: {_why_not(found)}", *found.doubts)
-    return {
-        "form": found.form,
-        "identified": found.identified,
-        **{name: each for names, values in numbers.items() for name, each in zip(names, values, strict=True)},
-        "batch_for_90_percent": found.batch_for(0.9) if found.identified else math.nan,
-        "other_form": other,
-        "other_knee": found.others[other] if math.isfinite(found.others[other]) else math.nan,
-        "aicc_gain": found.aicc[other] - found.aicc[found.form] if found.aicc else math.nan,
-        "interval": found.interval,
-        "note": "; ".join(notes),
-    }
-
-
-def _why_not(found: Knee) -> str:
-    """Return why there is no knee, in words."""
-    value, low, high = found.at
-    smallest, largest = found.batches
+def _why_not(value: float, low: float, high: float, smallest: float, largest: float) -> str:
+    """Return why there is no knee among the batches measured, in words."""
     if value < smallest < high:
-        return (
-            f"its estimate is below the batches measured, its interval reaches up to {high:.3g}; add batches below "
-            f"{smallest:g}, or repeats"
-        )
-    if low < largest < value:
-        return (
-            f"its estimate is above the batches measured, its interval reaches down to {low:.3g}; add batches above "
-            f"{largest:g}, or repeats"
-        )
-    if value < smallest:
+        side, reached, words, end = "below", "up", f"{high:.3g}", smallest
+    elif low < largest < value:
+        side, reached, words, end = "above", "down", f"{low:.3g}", largest
+    elif value < smallest:
         return f"every batch measured is above the knee; add batches below {smallest:g}"
-    if value > largest:
+    elif value > largest:
         return f"every batch measured is below the knee; add batches above {largest:g}"
-    return "its interval is as wide as the batches measured; add repeats or batches further apart"
+    else:
+        return "its interval is as wide as the batches measured; add repeats or batches further apart"
+    where = f"its estimate is {side} the batches measured, its interval reaches {reached} to {words}"
+    return f"{where}; add batches {side} {end:g}, or repeats"
 
 
 _Alone: TypeAlias = dict[tuple[Any, ...], Floats]  # throughputs of one worker, by `_base_name`

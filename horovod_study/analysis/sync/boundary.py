@@ -30,8 +30,8 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.culprits import of_kind
 from horovod_study.analysis.series.points import CAPTURED, REPORTED, measured, texts, with_series, worker_counts
-from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.breakdown import difference_interval
+from horovod_study.text.words import plural
 
 NODE_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "per_node", "path", "repeats"),
@@ -64,10 +64,12 @@ NOTES = {
     "partly": "the nodes are not equally full",
 }
 
-_GROWTHS: tuple[Callable[[Floats], Floats], ...] = (np.log2, lambda workers: workers)
+_GROWTHS: tuple[Callable[[Any], Any], ...] = (np.log2, lambda workers: workers)
 """How waiting may go on to grow with the workers on equal nodes: as in a tree, as in a ring."""
 
+_ENDS_AT_A_MACHINE = frozenset(("shared memory", "memory", "tcp:lo"))
 _PLACING = ("placement", "workers_per_node")
+_NAME = ("series", "setting", "partition", "backend", "transport")
 
 
 def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -77,20 +79,14 @@ def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
     `per_step` says what a run gives: the median over its steps, or their mean where some run of the series knows no
     median. NaN where a repeat does not know its synchronisation; `note` says why.
     """
-    rows = [
-        {
-            **_name(cell),
-            **_side(cell),
-            **{name: cell[name].iloc[0] for name in ("per_step", "reduction", "horovod_defaults")},
-            "sync_s_median": stats.of_all(cell["sync_value_s"]),
-            "sync_s_min": stats.of_all(cell["sync_value_s"], np.min),
-            "sync_s_max": stats.of_all(cell["sync_value_s"], np.max),
-            "step_s_median": stats.of_all(cell["step_value_s"]),
-            "note": _hidden(cell),
-        }
-        for own in _cells(over_placements(runs)).values()
-        for cell in own
-    ]
+    rows = []
+    for own in _cells(over_placements(runs)).values():
+        for cell in own:
+            kept = {name: cell[name].iloc[0] for name in (*_NAME, "per_step", "reduction", "horovod_defaults")}
+            ends: dict[str, Any] = {"median": np.median, "min": np.min, "max": np.max}
+            sync = {f"sync_s_{end}": stats.of_all(cell["sync_value_s"], what) for end, what in ends.items()}
+            step = {"step_s_median": stats.of_all(cell["step_value_s"])}
+            rows.append({**kept, **_side(cell), **sync, **step, "note": _hidden(cell)})
     whole = dict.fromkeys(("workers", "nodes", "repeats"), "int64")
     return pd.DataFrame(rows, columns=list(NODE_COLUMNS)).astype(whole)
 
@@ -193,10 +189,6 @@ def hidden_note(cell: pd.DataFrame) -> str:
     return NOTES["hidden"]
 
 
-def _name(cell: pd.DataFrame) -> dict[str, Any]:
-    return {name: cell[name].iloc[0] for name in ("series", "setting", "partition", "backend", "transport")}
-
-
 def _side(cell: pd.DataFrame) -> dict[str, Any]:
     """Return what one side of a comparison is; `partly` is None where the record leaves it open."""
     uneven = True if _int(cell, "workers") % _int(cell, "nodes") else None
@@ -210,7 +202,7 @@ def _side(cell: pd.DataFrame) -> dict[str, Any]:
 
 def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
     """Return one comparison of two cells."""
-    row: dict[str, Any] = {**_name(more), "kind": kind, "per_step": more["per_step"].iloc[0]}
+    row: dict[str, Any] = {name: more[name].iloc[0] for name in (*_NAME, "per_step")} | {"kind": kind}
     values = []
     for side, cell in (("fewer", fewer), ("more", more)):
         both = cell[["sync_value_s", "step_value_s"]].to_numpy(dtype=np.float64)  # (R, 2)
@@ -218,22 +210,19 @@ def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
         row |= {f"{side}_{name}": value for name, value in _side(cell).items()}
         row |= {f"{side}_sync_s": float(both[:, 0].mean()), f"{side}_step_s": float(both[:, 1].mean())}
     names = [tuple(zip(cell["study"], cell["repeat"], strict=True)) for cell in (more, fewer)]
-    low, high, how = difference_interval(values[1], values[0], *names)
-    row["interval"] = how
-    for place, (name, start) in enumerate((("sync_s", ""), ("step_s", "step_"))):
+    lows, highs, row["interval"] = difference_interval(values[1], values[0], *names)
+    for name, start, low, high in zip(("sync_s", "step_s"), ("", "step_"), lows.tolist(), highs.tolist(), strict=True):
         row[f"{start}jump_s"] = row[f"more_{name}"] - row[f"fewer_{name}"]
-        row[f"{start}low_s"], row[f"{start}high_s"] = float(low[place]), float(high[place])
-        known = math.isfinite(low[place]) and math.isfinite(high[place])
-        row[f"{start}resolved"] = bool(low[place] > 0 or high[place] < 0) if known else None
-    hidden = _hidden(fewer) or _hidden(more)
-    notes = [hidden] if hidden else []
-    if kind == INDIRECT:
-        notes.append(NOTES["alone" if row["fewer_workers"] == 1 else "workers"])
-    if row["fewer_partly"] or row["more_partly"]:
-        notes.append(NOTES["partly"])
-    if len(fewer) < stats.MIN_REPEATS or len(more) < stats.MIN_REPEATS:
-        notes.append(f"fewer than {stats.MIN_REPEATS} repeats, so chance cannot be distinguished from a difference")
-    row["note"] = "; ".join(notes)
+        row |= {f"{start}low_s": low, f"{start}high_s": high}
+        row[f"{start}resolved"] = low > 0 or high < 0 if math.isfinite(low) and math.isfinite(high) else None
+    partly, few = row["fewer_partly"] or row["more_partly"], min(len(fewer), len(more)) < stats.MIN_REPEATS
+    notes = (
+        _hidden(fewer) or _hidden(more),
+        NOTES["alone" if row["fewer_workers"] == 1 else "workers"] if kind == INDIRECT else "",
+        NOTES["partly"] if partly else "",
+        f"fewer than {stats.MIN_REPEATS} repeats, so chance cannot be distinguished from a difference" if few else "",
+    )
+    row["note"] = "; ".join(filter(None, notes))
     return row | dict.fromkeys(("beyond_s", "beyond_low_s", "beyond_high_s"), math.nan) | {"beyond_resolved": None}
 
 
@@ -255,9 +244,9 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
     squares = np.array([each.var(ddof=1) if repeated else math.nan for each in samples]) / sizes
     weights = []
     for growth in _GROWTHS:
-        x = growth(counts)
-        aside = (float(growth(np.array([float(_int(more, "workers"))]))[0]) - x.mean()) / np.sum((x - x.mean()) ** 2)
-        weights.append(np.concatenate([[1.0], -(1 / len(x) + aside * (x - x.mean()))]))
+        line = np.column_stack([np.ones_like(counts), growth(counts)])
+        there = np.array([1.0, growth(float(_int(more, "workers")))])
+        weights.append(np.append(1.0, -there @ np.linalg.pinv(line)))
     values = np.array([each @ means for each in weights])
     variances, freedom = stats.welch(np.stack([each**2 * squares for each in weights], axis=1), sizes)
     half = stats.half_width(np.sqrt(variances), freedom)
@@ -273,27 +262,19 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
 def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:
     """Return what is odd about which network carried the gradients."""
     for cell in own:
-        where = f"{worker_counts(cell['workers'])} on {_int(cell, 'nodes')} node{'s' * (_int(cell, 'nodes') > 1)}"
+        nodes = _int(cell, "nodes")
+        where = f"{series} at {worker_counts(cell['workers'])} on {plural(nodes, 'node')}"
         paths = sorted(set(cell["path"]))
         if len(paths) > 1:
             told = ", ".join(path or "not known" for path in paths)
+            yield f"{where}: its repeats were carried by different paths ({told}); they are not repeats of one another."
+        within = [path for path in paths if path and _ENDS_AT_A_MACHINE.issuperset(path.split(" and "))]
+        if nodes > 1 and within:
             yield (
-                f"{series} at {where}: its repeats were carried by different paths ({told}); they are not repeats of "
-                "one another."
+                f"{where}: the recorded path ({within[0]}) does not leave a machine; the nodes may be two names of one."
             )
-        # these end at the edge of a machine
-        within = [
-            path
-            for path in paths
-            if path and all(way in ("shared memory", "memory", "tcp:lo") for way in path.split(" and "))
-        ]
-        if _int(cell, "nodes") > 1 and within:
-            yield (
-                f"{series} at {where}: the recorded path ({within[0]}) does not leave a machine; the nodes may be two "
-                "names of one."
-            )
-        if _int(cell, "nodes") > 1 and paths == [""]:
-            yield f"{series} at {where}: what carried its gradients is not recorded."
+        if nodes > 1 and paths == [""]:
+            yield f"{where}: what carried its gradients is not recorded."
 
 
 def fit_doubts(runs: pd.DataFrame) -> list[str]:

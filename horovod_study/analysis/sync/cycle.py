@@ -76,7 +76,7 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
     distinct = np.unique(cycle)
     wait = np.where(distinct <= rest_of_step_s, distinct / 2, distinct - rest_of_step_s)
     woken = bool(first["idle"] > 0)
-    expected = 0.0 if woken else _line(distinct, wait)[0]
+    expected = 0.0 if woken else float(np.polyfit(distinct, wait, 1)[0])
     most = expected if woken else expected + 1.0
     (slope, rest, share), how = _estimates(cell, cycle, sync)
     notes = [*_notes(cycle, sync, rest_of_step_s, woken)]
@@ -108,50 +108,33 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
 
 
 def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[Interval], str]:
-    """Return slope, rest and share at the default cycle with their intervals, and in words how those were made."""
-    blocks = _blocks(cell, cycle, sync)
-    if len(blocks) >= MIN_REPEATS:
-        values = np.array([_three(*block) for block in blocks])  # (R, 3)
-        means, errors = values.mean(axis=0).tolist(), stats.standard_error(values, axis=0).tolist()
-        found = [stats.around(mean, error, len(values) - 1.0) for mean, error in zip(means, errors, strict=True)]
-        return found, f"95 %, Student's t of the lines of {len(values)} repeats"
-    value = np.array(_three(cycle, sync))
-    freedom = len(cycle) - 2
-    if freedom < 1:
-        return [Interval(value=float(each)) for each in value], "two runs: no interval"
-    gap = sync - value[1] - value[0] * cycle
-    design = np.column_stack([cycle, np.ones_like(cycle)])
-    covariance = np.linalg.inv(design.T @ design) * float(gap @ gap) / freedom  # of slope and rest
-    at = value[1] + value[0] * _DEFAULT_CYCLE_S
-    toward = np.array([value[1], -value[0]]) * _DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
-    errors = np.sqrt([covariance[0, 0], covariance[1, 1], float(toward @ covariance @ toward)])
-    found = [stats.around(each, error, freedom) for each, error in zip(value.tolist(), errors.tolist(), strict=True)]
-    return found, f"95 %, Student's t of one line through {len(cycle)} runs"
+    """Return slope, rest and share at the default cycle with their intervals, and in words how those were made.
+
+    Of the lines of the repeats, where every repeat has every cycle once.
+    """
+    repeats = [own for _, own in cell.groupby(["study", "repeat"], sort=True)]
+    distinct = len(set(cycle))
+    if len(repeats) >= MIN_REPEATS and all(len(own) == own["_cycle_s"].nunique() == distinct for own in repeats):
+        lines = [np.polyfit(own["_cycle_s"], own["sync_s"].astype(float), 1) for own in repeats]
+        values = np.array([(*line, _share_at_default(*line)) for line in lines])  # (R, 3)
+        means, errors = values.mean(axis=0), stats.standard_error(values, axis=0)
+        freedom, how = len(values) - 1, f"95 %, Student's t of the lines of {len(values)} repeats"
+    elif len(cycle) < 3:
+        line = np.polyfit(cycle, sync, 1)
+        return [Interval(value=float(each)) for each in (*line, _share_at_default(*line))], "two runs: no interval"
+    else:
+        (slope, rest), covariance = np.polyfit(cycle, sync, 1, cov=True)
+        means = np.array([slope, rest, _share_at_default(slope, rest)])
+        at = rest + slope * _DEFAULT_CYCLE_S
+        toward = np.array([rest, -slope]) * _DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
+        errors = np.sqrt([*np.diag(covariance), toward @ covariance @ toward])
+        freedom, how = len(cycle) - 2, f"95 %, Student's t of one line through {len(cycle)} runs"
+    return [stats.around(*each, freedom) for each in zip(means.tolist(), errors.tolist(), strict=True)], how
 
 
-def _blocks(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> list[tuple[Floats, Floats]]:
-    """Return cycles and times of each repeat, where every repeat has every cycle once; else nothing."""
-    names = list(zip(cell["study"].astype(str), cell["repeat"], strict=True))
-    blocks = []
-    for name in sorted(set(names)):
-        own = np.array([each == name for each in names])
-        if sorted(cycle[own]) != sorted(set(cycle)):
-            return []
-        blocks.append((cycle[own], sync[own]))
-    return blocks
-
-
-def _line(x: Floats, y: Floats) -> tuple[float, float]:
-    """Return slope and intercept of the straight line of least squares."""
-    aside = x - x.mean()
-    slope = float(aside @ y / (aside @ aside))
-    return slope, float(y.mean() - slope * x.mean())
-
-
-def _three(cycle: Floats, sync: Floats) -> tuple[float, float, float]:
-    slope, rest = _line(cycle, sync)
+def _share_at_default(slope: float, rest: float) -> float:
     at = rest + slope * _DEFAULT_CYCLE_S
-    return slope, rest, slope * _DEFAULT_CYCLE_S / at if at else math.nan
+    return slope * _DEFAULT_CYCLE_S / at if at else math.nan
 
 
 def _notes(cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> Iterator[str]:
@@ -168,13 +151,11 @@ def _notes(cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> I
 
 def _bent(cycle: Floats, sync: Floats) -> bool:
     """Return whether the means per cycle miss the line by more than the runs scatter (F test, 1 %)."""
-    slope, rest = _line(cycle, sync)
-    distinct, group = np.unique(cycle, return_inverse=True)
-    within = np.array([np.sum((sync[group == i] - sync[group == i].mean()) ** 2) for i in range(len(distinct))]).sum()
-    freedom = (len(distinct) - 2, len(cycle) - len(distinct))
-    if min(freedom) < 1:
-        return False
-    misfit = float(np.sum((sync - rest - slope * cycle) ** 2) - within)
-    if misfit <= 1e-18 * float(sync @ sync):
+    slope, rest = np.polyfit(cycle, sync, 1)
+    groups = [sync[cycle == each] for each in np.unique(cycle)]
+    within = float(sum(np.sum((each - each.mean()) ** 2) for each in groups))
+    freedom = (len(groups) - 2, len(cycle) - len(groups))
+    misfit = float(np.sum((sync - rest - slope * cycle) ** 2)) - within
+    if min(freedom) < 1 or misfit <= 1e-18 * float(sync @ sync):
         return False
     return stats.lack_of_fit_p(misfit, within, freedom) < 0.01

@@ -13,7 +13,7 @@ docs/metrics.md defines all of it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -144,9 +144,9 @@ def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFra
         nodes = np.ones_like(workers)  # on one node nobody knows where it ends
         if own["nodes"].max() != 1:  # each node as full as the fullest measured one
             nodes = np.ceil(workers / np.ceil(own["workers"] / own["nodes"]).max())
-        known = {"nodes": nodes} if np.isfinite(nodes).all() else {}
-        sync = law(workers, **known)
-        low, high = law.interval(workers, **known)
+        known = nodes if np.isfinite(nodes).all() else None
+        sync = law(workers, known)
+        low, high = law.interval(workers, known)
         sync, low = (np.maximum(each, 0.0) for each in (sync, low))
         batches = _batches(own, workers)
         names = {"series": series, "law": fit.selected, "workers": workers.astype("int64"), "nodes": nodes}
@@ -202,16 +202,15 @@ def _batches(own: pd.DataFrame, workers: Floats) -> Floats:
     Fixed local batch or fixed global batch, and a fixed or a growing training set; NaN where neither is the case.
     """
     batch, n, samples = (own[name].to_numpy(dtype=np.float64) for name in ("batch", "workers", "train_samples"))
-    local = _constant(batch, workers) if np.ptp(batch) == 0 else _constant(batch * n, workers) / workers
-    data = _constant(samples, workers) if np.ptp(samples) == 0 else _constant(samples / n, workers) * workers
+
+    def constant(values: Floats) -> float:
+        return float(values[0]) if np.ptp(values) == 0 else math.nan
+
+    local = constant(batch) if np.ptp(batch) == 0 else constant(batch * n) / workers
+    data = constant(samples) if np.ptp(samples) == 0 else constant(samples / n) * workers
     with np.errstate(invalid="ignore"):
         found = data // (local * workers)
     return np.where(found > 0, found, math.nan)
-
-
-def _constant(values: Sequence[float] | Floats, workers: Floats) -> Floats:
-    same = np.ptp(values) == 0
-    return np.full_like(workers, values[0] if same else math.nan)
 
 
 def document(fitted: Mapping[str, QuantityFit]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from horovod_study.analysis.series.points import CAPTURED, SETTINGS
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.sync import synchronisation
+from horovod_study.text.words import plural
 
 TRANSPORT_COLUMNS = (
     *("a", "b", "setting", "partition", "a_backend", "a_transport", "b_backend", "b_transport", "quantity"),
@@ -105,18 +106,11 @@ def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     ones, others, unpaired = _pairs(quantity, a, b)
     first, second = a.iloc[0], b.iloc[0]
     row: dict[str, Any] = {
-        "a": first["series"],
-        "b": second["series"],
         **{name: first[name] for name in ("setting", "partition", "workers", "nodes", "batch")},
         **{f"{side}_{name}": cell[name] for side, cell in (("a", first), ("b", second)) for name in _FREE[:2]},
-        "quantity": quantity,
-        "pairs": len(ones),
-        "unpaired": unpaired,
-        **dict.fromkeys(("a_value", "b_value", "ratio", "ratio_low", "ratio_high"), math.nan),
-        **dict.fromkeys(("difference", "difference_low", "difference_high", "p", "_log_sd"), math.nan),
-        "test": "",
-        "note": "",
     }
+    row |= {"a": first["series"], "b": second["series"], "quantity": quantity, "test": ""}
+    row |= {"pairs": len(ones), "unpaired": unpaired, "p": math.nan, "_log_sd": math.nan}
     notes = []
     if not len(ones):
         notes.append("no repeat of one study was run with both, so nothing is paired")
@@ -127,17 +121,16 @@ def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     elif not ((ones > 0).all() and (others > 0).all()):
         notes.append("a pair holds a time of 0, which has no ratio")
     else:
-        found, difference = stats.paired_ratio(ones, others), stats.student(others - ones)
-        ratio, logs = found.ratio, np.log(others / ones)
+        found, logs = stats.paired_ratio(ones, others), np.log(others / ones)
         row |= {"a_value": stats.geometric_mean(ones), "b_value": stats.geometric_mean(others)}
-        row |= {**ratio.named("ratio", "ratio_low", "ratio_high"), "p": ratio.p}
-        row |= difference.named("difference", "difference_low", "difference_high")
-        row["_log_sd"] = math.nan if found.log_sd is None else found.log_sd
+        row |= found.ratio.named("ratio", "ratio_low", "ratio_high")
+        row |= stats.student(others - ones).named("difference", "difference_low", "difference_high")
+        row |= {"p": found.ratio.p, "_log_sd": math.nan if found.log_sd is None else found.log_sd}
         row["_student_p"] = stats.t_p(float(logs.mean()), float(stats.standard_error(logs)), len(logs) - 1.0)
     if first["reduction"] != second["reduction"] and first["workers"] > 1:
         notes.append(f"they also differ in when gradients are reduced ({first['reduction']}, {second['reduction']})")
     if unpaired:
-        notes.append(f"{unpaired} run{'' if unpaired == 1 else 's'} without a partner left out")
+        notes.append(f"{plural(unpaired, 'run')} without a partner left out")
     row["note"] = "; ".join(notes)
     return row
 
@@ -151,7 +144,9 @@ def _of_rounds(row: Mapping[str, Any], found: RatioEstimate | None) -> dict[str,
     quantile = stats.t_quantile((1 + ratio.level) / 2, found.launches - 1.0)
     log_sd = found.half_width * math.sqrt(found.launches) / quantile
     ends = ratio.named("ratio", "ratio_low", "ratio_high")
-    differences = {name.replace("ratio", "difference"): row["a_value"] * (end - 1) for name, end in ends.items()}
+    differences = {
+        name.replace("ratio", "difference"): row.get("a_value", math.nan) * (end - 1) for name, end in ends.items()
+    }
     return {**ends, **differences, "pairs": found.launches, "p": ratio.p, "_log_sd": log_sd, "test": ROUNDS}
 
 
