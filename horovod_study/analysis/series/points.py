@@ -870,7 +870,11 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
         return [f"{series}: no speedup for {worker_counts(several['workers'])}, because {why}."] if lacks else []
     if first["backend"] == REPORTED:
         fewest = f"{rows['workers'].min():.0f}"
-        if fewest == "1" or rows["base_wrapped_samples_per_s"].notna().all() and rows["base_wrapped_repeats"].eq(0).all():
+        if (
+            fewest == "1"
+            or rows["base_wrapped_samples_per_s"].notna().all()
+            and rows["base_wrapped_repeats"].eq(0).all()
+        ):
             return []
         taken = f"so {fewest} workers are taken as {fewest} times as fast"
         if rows["base_wrapped_samples_per_s"].isna().all():

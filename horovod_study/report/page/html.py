@@ -53,9 +53,9 @@ _GROWTH = ("losttime", "losttime-plain", "losttime-wrapped")
 _WAITING = ("synchronisation", "transports", "knees", "cycle")
 _SCORES = ("limits", "holdout", "workers")
 
-MAX_CSV = 15_000
+MAX_CSV = 60_000
 """Letters of a figure's data up to which the page carries it for download; beyond, its button leads to figures/."""
-MAX_ROWS = 40
+MAX_ROWS = 32
 """Rows up to which a table is in sight."""
 MAX_SAID = 4
 """Paragraphs of a section that are in sight."""
