@@ -869,15 +869,11 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
         why = "the same command with one worker was not recorded"
         return [f"{series}: no speedup for {worker_counts(several['workers'])}, because {why}."] if lacks else []
     if first["backend"] == REPORTED:
-        fewest = f"{rows['workers'].min():.0f}"
-        if (
-            fewest == "1"
-            or rows["base_wrapped_samples_per_s"].notna().all()
-            and rows["base_wrapped_repeats"].eq(0).all()
-        ):
+        fewest, base = f"{rows['workers'].min():.0f}", rows["base_wrapped_samples_per_s"]
+        if fewest == "1" or (base.notna().all() and rows["base_wrapped_repeats"].eq(0).all()):
             return []
         taken = f"so {fewest} workers are taken as {fewest} times as fast"
-        if rows["base_wrapped_samples_per_s"].isna().all():
+        if base.isna().all():
             taken = f"and no other count than {fewest}, so no speedup is given"
         return [f"{series}: the table has no row of one worker, {taken}."]
     lacking = several[several["base_plain_repeats"].eq(0) & several["base_wrapped_repeats"].eq(0)]

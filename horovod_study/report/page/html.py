@@ -68,7 +68,7 @@ MAX_NAMES = 600
 class Section(NamedTuple):
     """A section of the page: the names of its figures, and of its tables in sight and folded; those that there are.
 
-    A table of more than MAX_ROWS rows is folded, too; a section without anything in sight shows the first of the others.
+    A table of more than MAX_ROWS rows is folded, too; where nothing is in sight, the first of the others is.
     """
 
     place: str  # its id
