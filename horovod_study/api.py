@@ -514,7 +514,8 @@ def export(
     refuse("", (steps is not None and to != "trace", "--steps is for --export trace; leave it out"))
     if to == "zip":
         runs_at = place / (records.read_source(place)["runs"] if records.holds_tables(place) else "")
-        refuse("", (is_table(runs_at), f"--export zip: is of the runs of a study, and {runs_at} is a table of points"))
+        why = f"--export zip: is about runs, and {runs_at} holds none; name the folder of its runs"
+        refuse("", (is_table(runs_at), why))
         directory, analysis, written, doubts = _opened(place)
         if written or not (directory / "report.html").is_file():
             write_page(directory, analysis)

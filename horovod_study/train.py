@@ -50,7 +50,14 @@ def main(arguments: list[str] | None = None) -> int:
     stop.listen()
     try:
         launch = detect(os.environ)
-        options = _parse(arguments)
+        text = __doc__ or ""  # none under python -OO
+        parser = Parser(
+            prog="horovod_study.train",
+            description=text.partition("\n")[0],
+            epilog=text[text.find("Exit codes") : text.find("The training itself")],
+        )
+        add_train_options(parser)
+        options = parser.parse_strictly(arguments)
         result = _train(options, launch, stop)
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, Stopped):
@@ -71,17 +78,6 @@ def main(arguments: list[str] | None = None) -> int:
     # The backend is closed and everything is on the disk. What is left are threads of libraries that now and then
     # abort when the interpreter takes them down (seen with DistributedDataParallel), and fail a good run.
     return _exit(code) if launch.launcher != "none" else code
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    text = __doc__ or ""  # none under python -OO
-    parser = Parser(
-        prog="horovod_study.train",
-        description=text.partition("\n")[0],
-        epilog=text[text.find("Exit codes") : text.find("The training itself")],
-    )
-    add_train_options(parser)
-    return parser.parse_strictly(arguments)
 
 
 def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> dict[str, Any] | None:

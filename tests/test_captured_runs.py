@@ -274,7 +274,7 @@ def test_every_command_takes_a_study_of_both_kinds(tmp_path: Path, capsys: pytes
         code, told = call("report", tmp_path / "an", "--check", "--allow", "few-repeats", "--json")
     names = {each["name"] for each in json.loads(told)["findings"]} - {"few-repeats"}
     page = (tmp_path / "an" / "report.html").read_text(encoding="utf-8")
-    table = (tmp_path / "an" / "tables" / "breakdown.md").read_text(encoding="utf-8")
+    table = (tmp_path / "an" / "tables" / "breakdown.tex").read_text(encoding="utf-8")
     assert code == 0 and not names, names
     assert "their laps are not comparable one by one" in page and "inside compute" in page
     assert "Compute" in table and "Forward" in table

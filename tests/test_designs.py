@@ -68,7 +68,7 @@ def finished_run(cell: Cell, folder: Path, key: str) -> None:
 
 
 def pairs(folder: Path, how: Callable[..., RunOptions]) -> None:
-    found = made(folder / "pairs", workers=(1, 2), given={"seconds": "6"})
+    found = made(folder / "pairs", workers=(1, 2))
     follow(found.design(), how(command="again", policy=found.policy), QUIET)
 
 

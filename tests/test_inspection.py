@@ -91,7 +91,7 @@ def test_a_run_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[st
     head = next(line for line in lines if line.startswith("  rank"))
     assert head.split("  ")[1:][0] == "rank"
     assert head.split() == [
-        *("rank", "host", "data", "forward", "backward", "sync", "update", "residual", "step", "own", "wait")
+        *("rank", "host", "data", "forward", "backward", "sync", "update", "unexplained", "step", "own", "wait")
     ]
     values = {line.split()[0]: line.split() for line in lines if line.startswith(("  0 ", "  1 "))}
     assert values["1"][1] == "node1"

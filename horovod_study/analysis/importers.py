@@ -1533,10 +1533,10 @@ def recognised(text: str) -> tuple[str, str, list[dict[str, str]]] | None:
 
 
 def text_of(data: bytes) -> str:
-    """Return the text of a log without colours and without lines that no program logs, whatever is among its bytes."""
+    """Return the text of a log without colours and, but for JSON, without overlong lines, whatever its bytes are."""
     text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text).replace("\r\n", "\n").replace("\r", "\n")
-    return text if ":::MLL" in text else re.sub(r"[^\n]{4000,}", "", text)
+    return text if ":::MLL" in text or text.lstrip().startswith("{") else re.sub(r"[^\n]{4000,}", "", text)
 
 
 def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> _Step[dict[str, Any]]:

@@ -70,6 +70,7 @@ def predict(options: argparse.Namespace) -> Result:
     """Fit laws to anybody's points; forecast, score, recommend worker counts."""
     from horovod_study.analysis.forecast import holdout, recommendation
     from horovod_study.analysis.forecast.prediction import predict as predict_points
+    from horovod_study.config.doors import asked
     from horovod_study.records import finite
 
     points = _points(options)
@@ -77,7 +78,8 @@ def predict(options: argparse.Namespace) -> Result:
     bench = read_benches([options.bench], gradient_bytes=size)[-1][0] if options.bench else None
     known: dict[str, Any] = {"workers_per_node": options.workers_per_node, "bench": bench}
     batch = {"batch": options.batch, "global_batch": options.global_batch}
-    questions = _questions(options)
+    asked_for = {name: getattr(options, name) for name in recommendation.Questions.model_fields}
+    questions: Any = asked(recommendation.Questions, asked_for, "predict")
     recommended = options.recommend or questions != recommendation.Questions()
     scored = options.holdout is not None
     laws = not (options.workers or scored or recommended)
@@ -141,14 +143,6 @@ def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) 
     name, first = next(iter(why_not.items()))
     where = f"{options.points}, series {name!r}" if name else str(options.points)
     refuse("", (all(why_not.values()), f"{where}: {what}: {first}"), error=AnalysisError)
-
-
-def _questions(options: argparse.Namespace) -> Any:
-    """The questions about worker counts that were asked on the command line."""
-    from horovod_study.analysis.forecast.recommendation import Questions
-    from horovod_study.config.doors import asked
-
-    return asked(Questions, {name: getattr(options, name) for name in Questions.model_fields}, "predict")
 
 
 def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:

@@ -166,7 +166,14 @@ def program_line(
         start = replace(start, site=site)
     path = site.environment.get("PATH", start.environ.get("PATH", ""))
     search = os.pathsep.join(part for part in (str(python.parent), path) if part)
-    starter = "" if starts_ranks else _starter(runtime, site)
+    starter = ""  # the program that starts the ranks: one of _LAUNCHERS, or "srun+mpi", with srun's own for MPI
+    if not starts_ranks:
+        _, transport = CARRIED[runtime]
+        offered = transport.here if site.alone else transport.in_job if site.allocation else transport.over_ssh
+        if site.srun_mpi is None:
+            offered = tuple(each for each in offered if each != "srun+mpi")
+        asked = [each for each in offered if each.partition("+")[0] == site.launcher]
+        starter = (*asked, *offered, "")[0]
     launcher = _LAUNCHERS[starter.partition("+")[0]](runtime, workers, search, start)
     if starter == "mpirun" or (starter == "horovodrun" and not runtime.endswith("/gloo")):
         here = workers if site.alone else max(host.slots for host in site.hosts)
@@ -183,16 +190,6 @@ def program_line(
     argv = launcher.command((str(python), *job), environment, own_mpi=starter.endswith("+mpi"))
     remote = () if site.alone else tuple(host.name for host in site.hosts)
     return LaunchLine(argv=argv, environment=environment, remote=remote, allocation=site.allocation)
-
-
-def _starter(runtime: str, site: Site) -> str:
-    """Return the program that starts `runtime` on `site`: one of _LAUNCHERS, or "srun+mpi", with srun's own for MPI."""
-    _, transport = CARRIED[runtime]
-    offered = transport.here if site.alone else transport.in_job if site.allocation else transport.over_ssh
-    if site.srun_mpi is None:
-        offered = tuple(each for each in offered if each != "srun+mpi")
-    asked = [each for each in offered if each.partition("+")[0] == site.launcher]
-    return (*asked, *offered, "")[0]
 
 
 def _meets_by_itself(runtime: str, starter: str) -> bool:

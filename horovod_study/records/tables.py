@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +105,11 @@ def _run_table(found: Iterable[tuple[Path, str, RunRecord]]) -> "pd.DataFrame":
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
                 "model": _model(record),
                 **_options(record),
-                "budget": _budget(record.requested),
+                "budget": " or ".join(  # in words such as `10 epochs`; empty when unknown
+                    OWN.options[each].say(told)
+                    for each in OWN.budgets
+                    if (told := record.requested.get(each)) is not None
+                ),
                 "seed": record.requested.get("seed"),
                 "floor_mse": record.effective.get("floor_mse"),
                 "repeat": record.repeat,
@@ -249,13 +253,6 @@ def _model(record: RunRecord) -> str:
 def _one_number(value: Any) -> Any:
     """Return a number of the totals for the table; what is counted for each rank is summed."""
     return sum(value) if isinstance(value, list) else value
-
-
-def _budget(requested: Mapping[str, Any]) -> str:
-    """Return how long a run was to train, in words such as `10 epochs`; empty when unknown."""
-    return " or ".join(
-        OWN.options[each].say(requested[each]) for each in OWN.budgets if requested.get(each) is not None
-    )
 
 
 def epoch_table(*roots: Path, only: Collection[str] | None = None) -> "pd.DataFrame":

@@ -190,7 +190,12 @@ class Running:
             foreign = self.run.cell is not None and self.run.cell.config.workload.small is None
             seen = f"; no steps seen: {NO_STEPS}" if foreign and record_in(self.run.out) is None else ""
             return self.end(TIMED_OUT, f"timed out after {self.run.timeout_s:g} s{seen}")
-        return self.end() if self._lingers() else None
+        # A launcher that waits for hosts it does not reach goes on although the ranks have written that the run failed.
+        if now() - self._looked >= 1.0 and self._failed_at == math.inf:
+            self._looked, record = now(), self._record()
+            if record is not None and record.status == FAILED:
+                self._failed_at = now()
+        return self.end() if now() - self._failed_at > 5.0 else None
 
     def end(self, state: str = "", reason: str = "", *, grace_s: float | None = None) -> Attempt:
         """End what is left of it, here and on its other hosts, and return how it ended.
@@ -223,17 +228,6 @@ class Running:
         if not problem:
             end_run_claim(self.run.out)
         return problem
-
-    def _lingers(self) -> bool:
-        """Return whether a launcher does not end although the ranks have written that the run failed.
-
-        It waits for hosts that it does not reach.
-        """
-        if now() - self._looked >= 1.0 and self._failed_at == math.inf:
-            self._looked, record = now(), self._record()
-            if record is not None and record.status == FAILED:
-                self._failed_at = now()
-        return now() - self._failed_at > 5.0
 
     def _ask_to_stop(self, process: CellProcess) -> None:
         """Ask the trainer for a checkpoint and give it time to write one."""

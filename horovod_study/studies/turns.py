@@ -470,7 +470,11 @@ class Conductor:
         began, before = now(), (busy_s(self._cores), used_s(numbers))
         with self._lock:
             self._continue(cell, in_place=True)
-        lead_s = self._lead_in(cell)
+        # Its first steps, in no slice, are on caches that others have filled; not where one of them would be a large
+        # part of a slice, as it then is slower by a small part only, nor where the steps that were asked for end.
+        steps = round(LEAD_S / median(cell.step_s)) if cell.step_s and median(cell.step_s) > 0 else 0
+        there = cell.steps()
+        lead_s = self._train(cell, until=there + steps) if steps and there + steps < cell.least() else 0.0
         took_s = self._train(cell, slice_s) if cell.state == "turns" else 0.0
         ended = now()
         if cell.state == "turns":
@@ -489,16 +493,6 @@ class Conductor:
             if made.steps >= cell.granted / 2 and took_s > 0:  # else the end of what was asked for has cut it short
                 self.slices.append(made)
         self._see_off(cell)
-
-    def _lead_in(self, cell: _Cell) -> float:
-        """Let a cell make, in no slice, its first steps on caches that others have filled; return their seconds.
-
-        Not where one of them would be a large part of a slice, as it then is slower by a small part only, nor where
-        the steps that were asked for end.
-        """
-        steps = round(LEAD_S / median(cell.step_s)) if cell.step_s and median(cell.step_s) > 0 else 0
-        made = cell.steps()
-        return self._train(cell, until=made + steps) if steps and made + steps < cell.least() else 0.0
 
     def _train(self, cell: _Cell, slice_s: float | None = None, *, until: int | None = None) -> float:
         """Grant a cell that is ready one slice and wait until all its ranks have made it; return its seconds.
@@ -566,17 +560,6 @@ class Conductor:
             cell.held_s += now() - cell.held_since
             cell.held_since = None
 
-    def _breathe(self) -> None:
-        for cell in self._cells.values():
-            if cell.held_since is None or now() - cell.breath < _BREATH_EVERY_S:
-                continue
-            self._holding.go_on(cell.held)
-            sleep(_BREATH_S)
-            with self._lock:
-                if cell.held_since is not None:
-                    self._holding.stop(cell.held)
-                    cell.breath = now()
-
     def _wait(self, until: Callable[[], bool], *, every_s: float = _BREATH_EVERY_S) -> None:
         """Listen until something is so, which is asked at least `every_s`; _Closed: nobody wants to know any more."""
         while not until():
@@ -584,7 +567,15 @@ class Conductor:
                 raise _Closed
             for key, _ in self._selector.select(every_s):
                 key.data()
-            self._breathe()
+            for cell in self._cells.values():
+                if cell.held_since is None or now() - cell.breath < _BREATH_EVERY_S:
+                    continue
+                self._holding.go_on(cell.held)
+                sleep(_BREATH_S)
+                with self._lock:
+                    if cell.held_since is not None:
+                        self._holding.stop(cell.held)
+                        cell.breath = now()
 
     def _accept(self) -> None:
         stream, _ = self._listener.accept()

@@ -186,7 +186,9 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         except StudyError as error:
             if question.runtime is not None:
                 raise
-            cases.append(_not_run(known, str(error)))
+            unknown = dict.fromkeys((*_KNOWN, "lr", "gradient_factor", "float32_rounding", "worst"))
+            told = {"tensors": [], "judged": True, "passed": False, "why": f"did not run: {error}"}
+            cases.append({**unknown, **known, **dict.fromkeys((f"same_{name}" for name in _SAME), False), **told})
             on_progress(f"{head}: {error}")
             continue
         judged = [judge({**known, **case}, references[case["reference"]]) for case in found]
@@ -302,13 +304,6 @@ def _differences(case: Mapping[str, Any], reference: Mapping[str, Any], same: Ma
         yield f"operation differs: {_operation(case['factor'], case['workers'])}"
     if not all(case["ends_alike"]):
         yield f"rank {case['ends_alike'].index(False)} ends with other parameters than rank 0"
-
-
-def _not_run(known: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    unknown = dict.fromkeys((*_KNOWN, "lr", "gradient_factor", "float32_rounding", "worst"))
-    same = dict.fromkeys((f"same_{name}" for name in _SAME), False)
-    told = {"tensors": [], "judged": True, "passed": False, "why": f"did not run: {reason}"}
-    return {**unknown, **known, **same, **told}
 
 
 def _size(error: float | None) -> float:

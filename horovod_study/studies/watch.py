@@ -27,7 +27,7 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.recording.command import before_the_first_step, noted_steps
 from horovod_study.studies import lease
 from horovod_study.studies.estimate import Estimate, TimeLeft, together
-from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger, server_time
+from horovod_study.studies.ledger import BY_ITSELF, Entry, past_durations, read_ledger, server_time
 from horovod_study.studies.progress import say
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.progress import duration
@@ -71,7 +71,11 @@ def study_view(sweep: StudyCells, *, height: int) -> View:
     estimate, summary = Estimate(past_durations(ledger.directory)), ledger.summary()
     state = {each: [entry for entry in ledger.entries if entry.state == each] for each in ledger.counts()}
     going = [(entry, *_going(ledger.directory, entry, estimate)) for entry in state["running"]]
-    at_work = _somebody_is_at_work(ledger)  # and takes one cell after the other
+    # A live process that holds anything of the study beside its cells goes on to the next one.
+    claims = ledger.directory / lease.CLAIMS
+    names = lease.generations(claims).keys() - {entry.key for entry in ledger.entries}
+    held = [claim for name in names if (claim := lease.latest(claims, name)) is not None and claim.released is None]
+    at_work = any(not lease.is_stale(each, present=server_time(ledger.directory)) for each in held)
     ahead = state["queued"] + [entry for each in BY_ITSELF if at_work for entry in state[each]]
     parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
     busy = bool(parts or at_work)
@@ -109,14 +113,6 @@ def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, Time
     if at is not None and share is not None and share > 0.05:
         return text, TimeLeft(seconds=at[2] * (1 / share - 1), guess=False)
     return text, estimate.left([entry.cell], running_s=at[2] if at else 0.0)
-
-
-def _somebody_is_at_work(ledger: Ledger) -> bool:
-    """Return whether a live process holds anything of the study beside its cells: it will go on to the next one."""
-    folder = ledger.directory / lease.CLAIMS
-    names = lease.generations(folder).keys() - {entry.key for entry in ledger.entries}
-    held = [each for name in names if (each := lease.latest(folder, name)) is not None and each.released is None]
-    return any(not lease.is_stale(each, present=server_time(ledger.directory)) for each in held)
 
 
 def run_now(directory: Path) -> dict[str, Any]:

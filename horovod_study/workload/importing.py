@@ -49,7 +49,12 @@ def import_curves(
     initial slope. Raises DataError for whatever is wrong with the files; nothing is written then.
     """
     dataset.require_new(out)
-    _require_labels(curves, label)
+    hold("--label", (label not in (None, "lsq"), f"{label!r} is not known; allowed: lsq"))
+    few = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})" if curves.size < 4 else ""
+    unclear, found = (curves.targets is None) == (label is None), "no" if label is None else "other"
+    few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"
+    once = f"has {found} targets G0 and a; give them once, as columns G0 and a, by --targets, or by --label lsq"
+    hold(f"{curves.path}:", (few, few), (unclear, once))
     room.need_disk(out, curves.size * dataset.BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
     given = None if curves.targets is None else _labels(curves, curves.targets, target_bounds)
     fits, counts = _checked(curves, label, any_modulus, on_progress)
@@ -99,16 +104,6 @@ def lines(provenance: dict[str, Any]) -> list[str]:
         "{curves:,} of {of:,} curves)".format_map(provenance["self_check"]),
         f"split    {counts['curves'] - test:,} curves for training, {test:,} for testing (every fourth)",
     ]
-
-
-def _require_labels(curves: CurveSet, label: str | None) -> None:
-    """Refuse too few curves for a test set, and curves without targets or with two kinds of them."""
-    hold("--label", (label not in (None, "lsq"), f"{label!r} is not known; allowed: lsq"))
-    few = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})" if curves.size < 4 else ""
-    unclear, found = (curves.targets is None) == (label is None), "no" if label is None else "other"
-    few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"
-    once = f"has {found} targets G0 and a; give them once, as columns G0 and a, by --targets, or by --label lsq"
-    hold(f"{curves.path}:", (few, few), (unclear, once))
 
 
 def _checked(

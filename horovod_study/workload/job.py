@@ -45,7 +45,13 @@ class TrainingJob:
         with fail_together(backend):
             liveness.patience = math.inf
             if session.local_rank == 0:  # the first rank of each host
-                _ensure_dataset(config, threads=len(affinity()))
+                threads, size = len(affinity()), data.parse_size(config.dataset)
+                path = data.path_of(config.dataset, seed=config.data_seed)
+                if size is not None and not path.exists():
+                    say(f"generating {size:,} curves (seed {config.data_seed}) into {path}, once")
+                    began = now()
+                    data.ensure(config.dataset, seed=config.data_seed, threads=threads)
+                    say(f"generated in {now() - began:.1f} s")
         with fail_together(backend):
             liveness.patience = PATIENCE
             folder = backend.gather(str(data.path_of(config.dataset, seed=config.data_seed)))[0]
@@ -211,14 +217,3 @@ def _timer_mode_of_graphs(config: StrainConfig) -> dict[str, Any]:
         else "compute is what one CUDA graph holds, into which nobody looks; strict tells forward from backward"
     )
     return {"timer_mode": {"value": config.timer_mode, "note": note}}
-
-
-def _ensure_dataset(config: StrainConfig, *, threads: int) -> None:
-    """Generate a data set that was named by its size and is not there yet, and say so."""
-    size, path = data.parse_size(config.dataset), data.path_of(config.dataset, seed=config.data_seed)
-    if size is None or path.exists():
-        return
-    say(f"generating {size:,} curves (seed {config.data_seed}) into {path}, once")
-    began = now()
-    data.ensure(config.dataset, seed=config.data_seed, threads=threads)
-    say(f"generated in {now() - began:.1f} s")

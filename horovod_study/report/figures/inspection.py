@@ -48,7 +48,7 @@ def result_lines(found: Inspection) -> list[str]:
         never = ": do not quote their shares" * (gap > 1e-6)
         texts.append(
             f"Closure: the laps miss the step by at most {100 * gap:.1f} % (rank {rank}){never}; up to "
-            f"{100 * unexplained:.1f} % of it are outside all laps (residual)."
+            f"{100 * unexplained:.1f} % of it are outside all laps (unexplained)."
         )
     else:
         texts.append("Closure: the steps have no laps that could be added up.")
@@ -100,7 +100,8 @@ def table(found: Inspection) -> list[str]:
     ]
     left_out = f"; the {len(rows)} of {len(found.ranks)} ranks that differ most" if len(rows) < len(found.ranks) else ""
     about = f"ms per step, means{left_out}; wait: for the last rank; sync {NOTHING}: inside another lap, not visible"
-    return [about, *to_lines(table_of(("rank", "host", *heads), rows, texts=(0, 1)), indent=2)]
+    named = ("unexplained" if head == "residual" else head for head in heads)
+    return [about, *to_lines(table_of(("rank", "host", *named), rows, texts=(0, 1)), indent=2)]
 
 
 def _straggler_lines(late: Stragglers) -> list[str]:

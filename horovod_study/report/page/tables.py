@@ -334,8 +334,8 @@ def _measurement(analysis: Analysis) -> pd.DataFrame:
         rows.append({key: value for key, value in each.items() if not isinstance(value, list)})
         for name in ("train_samples", "repeats", "window_s", "steps", "excluded_steps"):
             rows[-1][f"{name}_min"], rows[-1][f"{name}_max"] = each.get(name) or (None, None)
-        if not analysis.points["backend"].eq(COMMAND).all():
-            rows[-1]["_settings"] = "stock" if each["stock_settings"] else "shipped"
+        told = "" if analysis.points["backend"].eq(COMMAND).all() else "shipped"  # of scripts they are not known
+        rows[-1]["_settings"] = "stock" if told and each["stock_settings"] else told
     return pd.DataFrame(rows)
 
 
