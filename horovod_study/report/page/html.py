@@ -34,7 +34,7 @@ from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import to_html
-from horovod_study.report.kit.style import DARK, TEXT, FigureFormat, series_labels
+from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page.doubts import doubts_of
 from horovod_study.report.page.sentences import base_of, headline, learned, outside, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
@@ -55,6 +55,8 @@ _SCORES = ("limits", "holdout", "workers")
 
 MAX_CSV = 60_000
 """Letters of a figure's data up to which the page carries it for download; beyond, its button leads to figures/."""
+LONG_NAME = 60
+"""Letters of a series' name up to which the legend fits below a figure that is half as wide as the page."""
 MAX_ROWS = 32
 """Rows up to which a table is in sight."""
 MAX_SAID = 4
@@ -220,10 +222,12 @@ def _figure(drawing: Figure) -> dict[str, Any]:
     """Return a figure as the template shows it."""
     # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
     label, rows = html.escape(drawing.alt, quote=True), csv_of(drawing.data)
+    longest = max((len(look.label) for look in drawing.looks.values()), default=0)
+    svg = inline(drawing, width_in=SCREEN_WIDTH_IN if longest <= LONG_NAME else 6.3)
     return {
         "name": drawing.name,
         "title": drawing.title,
-        "svg": Markup(inline(drawing).replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)),
+        "svg": Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)),
         "caption": drawing.caption,
         "csv": script_json(rows) if len(rows) <= MAX_CSV else None,
     }
