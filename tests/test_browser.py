@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from browser import PHONE, axe_core, chromium, opened, violations
-from make.rich_study import rich_analysis, rich_runs
+from make.rich_study import WAYS, rich_analysis, rich_runs
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.importers import parse_points
@@ -259,32 +259,32 @@ def pages_of(browser, path, to):
 
 @pytest.fixture(scope="module")
 def pages(browser, brief, tmp_path_factory):
-    """The page of a study of two counts, of a table of seven rows, of a table of four series, and of 31 runs."""
+    """The page of a study of two counts, of a table of seven rows, of a table of twenty series, and of 96 runs."""
     folder = tmp_path_factory.mktemp("pages")
     seven = "workers,img/s\n1,955\n2,1879\n4,3549\n8,6531\n16,9897\n32,15074\n64,17900\n"
     machine = "on a machine with a name that is as long as those of published results (80 GB)"
     table = [
         f"{name} {machine},{count},{count * batch},{90 * count**0.9 * (1 + 0.01 * repeat)}"
-        for name, batch in (("gnmt", 32), ("gnmt", 64), ("transformer", 32), ("resnet", 256))
+        for name in ("gnmt", "transformer", "resnet", "bert", "dlrm")
+        for batch in (32, 64, 128, 256)
         for count in (8, 16, 64, 128, 512)
         for repeat in range(3)
     ]
-    four = "\n".join(("model,workers,global batch,samples_per_s", *table)) + "\n"
-    ways = (("serial", "none"), ("horovod", "mpi"), ("horovod", "nccl"))
-    runs = run_table((1, 2, 4, 8, 16), ways=ways, failed=()).iloc[:-2]
-    made = {
-        name: reported.run_rows(parse_points(text, name), name) for name, text in (("seven", seven), ("four", four))
-    }
-    assert len(runs) == 31
+    twenty = "\n".join(("model,workers,global batch,samples_per_s", *table)) + "\n"
+    runs = rich_runs(partitions={"alpha": 8, "gpu2": 4}, ways=(*WAYS, ("ddp", "gloo"))).query("batch == 75")
+    made = {"study": rich_analysis(runs)}
+    for name, text in (("seven", seven), ("twenty", twenty)):
+        made[name] = analyze(reported.run_rows(parse_points(text, name), name))
+    assert len(runs) == 96
     found = {"brief": brief}
-    for name, rows in {**made, "study": runs}.items():
+    for name, analysis in made.items():
         found[name] = folder / name / "report.html"
         found[name].parent.mkdir()
-        found[name].write_text(html.render(analyze(rows)), encoding="utf-8")
+        found[name].write_text(html.render(analysis), encoding="utf-8")
     return found
 
 
-@pytest.mark.parametrize("name", ["brief", "seven", "four", "study"])
+@pytest.mark.parametrize("name", ["brief", "seven", "twenty", "study"])
 def test_what_is_printed_are_six_pages_at_most(browser, pages, name, tmp_path):
     assert 2 <= pages_of(browser, pages[name], tmp_path / "printed.pdf") <= MAX_PAGES
 
@@ -365,7 +365,7 @@ def test_a_finger_shows_the_value_of_a_point(browser, report, analysis):
         assert text in found.page.locator("figure[data-figure=speedup] .tooltip").inner_text()
 
 
-A4_PX = round((210 - 30) / 25.4 * 96)
+A4_PX = round((210 - 24) / 25.4 * 96)
 """The width of what is printed on A4, within the margins of the page."""
 
 
@@ -387,6 +387,15 @@ def test_on_paper_nothing_is_cut_off_and_the_colours_are_those_of_the_day(browse
             A4_PX,
         )
         assert cut == []
+        small = page.evaluate(
+            """(least) => [...document.querySelectorAll("body *:not(svg *, script, style)")]
+                .filter((each) => each.checkVisibility() && [...each.childNodes].some((own) => own.nodeType === 3
+                    && own.textContent.trim()))
+                .filter((each) => parseFloat(getComputedStyle(each).fontSize) < least)
+                .map((each) => `${each.tagName}.${each.className}: ${each.textContent.slice(0, 40)}`)""",
+            7.5 * 96 / 72 - 0.01,
+        )
+        assert small == [], "letters below 7.5 pt"
         assert page.locator("button:visible, nav:visible").count() == 0
         assert not page.locator("#table-breakdown").is_visible(), "what is folded stays folded"
         page.pdf(path=tmp_path / "report.pdf", format="A4", prefer_css_page_size=True)

@@ -249,3 +249,12 @@ def test_the_report_of_a_file_is_checked_against_it(
         assert main(words) == 2
         assert "is about runs, and mine.csv holds none" in capsys.readouterr().err
     assert main(["report", "mine-report", "--columns", "workers=N"]) == 2
+
+
+@pytest.mark.parametrize(("text", "said"), [("GPUs,img/s\n8,6531\n", False), ("GPUs,img/s\n1,900\n", True)])
+def test_a_table_of_one_count_of_several_workers_has_no_speedup_and_says_so(text: str, said: bool) -> None:
+    found = analysed(text)
+
+    assert found.points["speedup_wrapped"].notna().tolist() == [said]
+    told = [doubt for doubt in found.provenance["doubts"] if "no speedup is given" in doubt]
+    assert len(told) == (not said) and not any("times as fast" in doubt for doubt in found.provenance["doubts"])

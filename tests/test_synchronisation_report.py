@@ -16,7 +16,6 @@ from horovod_study.report.kit import interactive, style
 from horovod_study.report.kit.markup import to_html
 from horovod_study.report.page import html, waits
 from horovod_study.report.page.tables import tables as page_tables
-from horovod_study.text import numbers
 
 pytestmark = pytest.mark.slow
 
@@ -115,13 +114,9 @@ def test_the_sentences_carry_the_numbers_of_the_tables(analysis, golden):
     cell = analysis.synchronisation.query(
         "series == 'local horovod/mpi batch 75 cycle time as shipped idle cycle time as shipped' and workers == 4"
     ).iloc[0]
-    row = analysis.cycle.iloc[0]
 
     assert cell["batches_per_epoch"] == 250
     golden(text, "250 batches")
-    slope = numbers.with_interval(row["slope"], row["slope_low"], row["slope_high"])
-    golden(text, slope)
-    assert f"({row['verdict']})" in text
 
 
 def test_unknown_values_are_dashes_with_their_reason(golden):

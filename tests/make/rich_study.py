@@ -11,7 +11,11 @@ NODES = {"alpha": 8, "gpu_2 & more": 4}
 
 
 def rich_runs(
-    *, reason: str = "rank 3 ended", study: str = "thesis", partitions: dict[str, int] | None = None
+    *,
+    reason: str = "rank 3 ended",
+    study: str = "thesis",
+    partitions: dict[str, int] | None = None,
+    ways: tuple[tuple[str, str], ...] = WAYS,
 ) -> pd.DataFrame:
     """Return runs over two partitions, two transports and node boundaries, three batches on the first, with energy.
 
@@ -23,7 +27,7 @@ def rich_runs(
         for batch, workers in sizes.items():
             table = run_table(
                 workers,
-                ways=WAYS,
+                ways=ways,
                 batch=batch,
                 partition=partition,
                 study=study,

@@ -676,7 +676,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
 
     kind is `plain` or `wrapped`. docs/metrics.md, "Baselines", says which runs may be one. Of a table that somebody has
     reported it is the smallest count of the series: one of its workers is what others are compared with; none where
-    its numbers are speedups already.
+    its numbers are speedups already, or where several workers are the only count.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
@@ -686,8 +686,10 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         return None
     if cell["backend"] in (COMMAND, REPORTED) and kind == "wrapped":  # which have no batch that could differ
         own = [place for place, other in enumerate(cells) if other["series"] == cell["series"] and other["repeats"] > 0]
-        fewest = min(own, key=lambda place: cells[place]["workers"], default=None)
-        return fewest if fewest is None or cell["backend"] == REPORTED or cells[fewest]["workers"] == 1 else None
+        counts = {cells[place]["workers"] for place in own}
+        if counts == {1} or (len(counts) > 1 and (cell["backend"] == REPORTED or 1 in counts)):
+            return min(own, key=lambda place: cells[place]["workers"])
+        return None
     way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
     free = _OF_SEVERAL if kind == "plain" else _FREE_OF_ONE
     places = [
@@ -738,11 +740,10 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool,
     ratio = stats.median_ratio(x, () if base is None else base)
     if not math.isnan(given):  # known without a scatter of its own
         ratio = stats.median_ratio(x / given)
-    low, high = (1.0, 1.0) if itself else (ratio.low, ratio.high)
     columns = {f"base_{kind}_samples_per_s": base_median, f"base_{kind}_repeats": 0 if base is None else len(base)}
     ends = {"": "median", "_min": "min", "_max": "max"}
     values = {end: row[f"samples_per_s_{name}"] / base_median for end, name in ends.items()}
-    values |= {"_low": low, "_high": high}
+    values |= dict.fromkeys(("_low", "_high"), values[""]) if itself else {"_low": ratio.low, "_high": ratio.high}
     no = bool(row["apart"] or incredible(values[""], n, disturbed=disturbed))  # culprits.withheld says it
     values = dict.fromkeys(values, math.nan) if no else values
     columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
@@ -853,9 +854,12 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
     """Say what the speedups of another script are over; without any, what to type for one."""
     first, several = rows.iloc[0], rows[rows["workers"] > 1]
     if first["backend"] == REPORTED:
-        fewest = f"{rows['workers'].min():.0f}"
-        if fewest != "1" and not rows["base_wrapped_repeats"].eq(0).all():
-            yield f"the table has no row of one worker, so {fewest} workers are taken as {fewest} times as fast."
+        fewest, base = f"{rows['workers'].min():.0f}", rows["base_wrapped_samples_per_s"]
+        if fewest != "1" and not (base.notna().all() and rows["base_wrapped_repeats"].eq(0).all()):
+            taken = f"so {fewest} workers are taken as {fewest} times as fast"
+            if base.isna().all():
+                taken = f"and no other count than {fewest}, so no speedup is given"
+            yield f"the table has no row of one worker, {taken}."
         return
     plain, wrapped = (several[f"base_{kind}_repeats"].eq(0) for kind in ("plain", "wrapped"))
     if first["backend"] == COMMAND:
@@ -909,14 +913,14 @@ def baseline_words(points: pd.DataFrame, kind: str, *, plain: str = "one plain w
 
     kind is `plain` or `wrapped`.
     """
-    if kind == "plain":
-        return plain
     parallel = points.loc[points["backend"] != "serial", ["backend", "transport"]].drop_duplicates()
     if set(parallel["backend"]) == {REPORTED}:
         if points["base_wrapped_repeats"].eq(0).all():
-            return OWN
+            return "one worker, which was not measured" if points["base_wrapped_samples_per_s"].isna().all() else OWN
         fewest = sorted(set(points.loc[points["backend"] == REPORTED].groupby("series")["workers"].min()))
         return "one worker" if fewest == [1] else f"one of {' or '.join(f'{count:.0f}' for count in fewest)} workers"
+    if kind == "plain":
+        return plain
     ways = [inside(backend, transport) for backend, transport in parallel.itertuples(index=False, name=None)]
     return ways[0] if len(ways) == 1 else "one worker inside the same library"
 

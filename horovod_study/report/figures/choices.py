@@ -13,9 +13,18 @@ from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.report.figures.workers import INTERVAL
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
-from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, looks_in_order, series_labels, series_styles
+from horovod_study.report.kit.style import (
+    MARKERS,
+    QUIET,
+    TRANSPORTS,
+    SeriesStyle,
+    looks_in_order,
+    runtime_label,
+    series_labels,
+    series_styles,
+)
 from horovod_study.text.numbers import with_interval
-from horovod_study.text.words import plural
+from horovod_study.text.words import listed, plural
 
 MIN_BATCHES = 3
 MAX_LINES = 8  # of one figure that can be distinguished
@@ -50,11 +59,14 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
             points = Points(rows=rows, y="ratio", low="ratio_low", high="ratio_high", **how)
             layers = [Guide(level=1.0, how={"linewidth": 0.9}), points]
             panels.append(Panel(layers=layers, y="Ratio", title=f"{words} is better", limits=(None, None), nodes=rows))
-    used, rest = set(shown["a_transport"]) | set(shown["b_transport"]), len(pairs) - len(kept)
+    ways = dict.fromkeys((row[f"{side}_backend"], row[f"{side}_transport"])
+                         for side in "ba" for row in shown.to_dict("records"))  # fmt: skip
+    alike, rest = len({backend for backend, _ in ways}) == 1, len(pairs) - len(kept)
+    compared = [TRANSPORTS.get(way[1], way[1]) if alike else runtime_label(*way) for way in ways]
     what = "One backend against another, against the number of workers: the value of the first over that of the second."
     return Figure(
         name="transport_ratio",
-        title="NCCL against MPI" if used == {"nccl", "mpi"} else "One backend against another",
+        title=" against ".join(compared) if len(compared) == 2 else f"Ratios of {listed(compared)}",
         alt=what,
         caption=f"{what} Points: geometric mean of the ratios of runs of the same repeat, which ran side by side in "
         "one block; bars: 95 % intervals (Student's t on logarithms). Filled: resolved (p below 0.05 after Holm over "

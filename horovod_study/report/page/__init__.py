@@ -2,7 +2,7 @@
 
 html        report.html, one file that needs nothing else: an answer and a list of sections (templates/, static/)
 sentences   the analysis in words: sentences with numbers, rounded to what they are worth
-waits       waiting for gradients in words: knees, cycles, nodes
+waits       waiting for gradients in words, at a new node too
 doubts      doubts, the worst first, each with what to type
 answer      what a study came to, in a few lines for a terminal
 tables      the tables of a study for print: LaTeX and CSV

@@ -10,6 +10,11 @@ from horovod_study.text.tables import to_lines, with_columns
 from horovod_study.text.words import plural
 
 
+def told_doubts(analysis: Analysis) -> list[str]:
+    """Return the doubts that the page has, in its words and in its order."""
+    return [each.text for each in doubts_of(analysis.provenance, series_labels(analysis.points))]
+
+
 def answer_lines(analysis: Analysis) -> list[str]:
     """Return headline, points, doubts and cost, with the numbers of the page."""
     found = {table.name: table for table in tables(analysis)}
@@ -19,7 +24,7 @@ def answer_lines(analysis: Analysis) -> list[str]:
         columns = enumerate(found["points"].columns)
         kept = [place for place, column in columns if column.head in shown and not column.page_only]
         lines += ["", *to_lines(with_columns(found["points"], kept)), ""]
-    if doubts := doubts_of(analysis.provenance, series_labels(analysis.points)):
+    if doubts := told_doubts(analysis):
         lines.append(f"{plural(len(doubts), 'doubt')}: see the page")
     # Rows of a table do not say how long they took.
     if "wall_s" in analysis.runs and analysis.runs["wall_s"].notna().any():

@@ -1,7 +1,7 @@
 """report.html: one file that a person opens first and can send on; it needs no network and no other file.
 
 The page is an answer and SECTIONS, all of one make: sentences, figures, tables. It is complete without its script
-(page/static): figures are inline SVG. Every *.js and *.css of page/static becomes part of the page.
+(page/static): figures are inline SVG.
 """
 
 import base64
@@ -45,9 +45,6 @@ from horovod_study.text.words import cut, listed, plural
 
 OPTIONS = packaged().options
 
-PAIRED = ("speedup", "efficiency")
-"""The two plots side by side under the headline."""
-
 SYNCHRONISATION = ("synchronisation", "transport_ratio", "batch_size")
 LEARNING = ("learning", "targets", "sensitivity")
 """The figures of the sections on synchronisation and on learning."""
@@ -56,13 +53,12 @@ _GROWTH = ("losttime", "losttime-plain", "losttime-wrapped")
 _WAITING = ("synchronisation", "transports", "knees", "cycle")
 _SCORES = ("limits", "holdout", "workers")
 
-MAX_CSV, MIN_CSV = 60_000, 15_000
-"""Letters of a figure's data up to which the page carries it for download; beyond, it is in figures/ alone. The smaller
-number holds where all figures together have more than MUCH_CSV: the page of a thousand runs shall stay below 5 MB."""
-MUCH_CSV = 2_000_000
-
-MAX_OPEN = 40
-"""Rows up to which the first table of a section without a figure is unfolded."""
+MAX_CSV = 60_000
+"""Letters of a figure's data up to which the page carries it for download; beyond, its button leads to figures/."""
+LONG_NAME = 60
+"""Letters of a series' name up to which the legend fits below a figure that is half as wide as the page."""
+MAX_ROWS = 32
+"""Rows up to which a table is in sight."""
 MAX_SAID = 4
 """Paragraphs of a section that are in sight."""
 MAX_DOUBTS = 5
@@ -72,7 +68,10 @@ MAX_NAMES = 600
 
 
 class Section(NamedTuple):
-    """A section of the page: the names of its figures, and of its tables in sight and folded; those that there are."""
+    """A section of the page: the names of its figures, and of its tables in sight and folded; those that there are.
+
+    A table of more than MAX_ROWS rows is folded, too; where nothing is in sight, the first of the others is.
+    """
 
     place: str  # its id
     title: str
@@ -85,7 +84,7 @@ class Section(NamedTuple):
 
 SECTIONS = (
     Section("against", "Against the other study", ("against",), folded=("against",)),
-    Section("scaling", "Scaling", PAIRED),
+    Section("scaling", "Scaling", ("speedup", "efficiency")),
     Section("step", "Inside a step", ("breakdown", "losses"), folded=(*_GROWTH, "breakdown")),
     Section("nodes", "Across nodes", ("boundary",), folded=("boundary",)),
     Section("synchronisation", "Synchronisation", SYNCHRONISATION, folded=_WAITING, aside="few"),
@@ -141,12 +140,11 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    stacked = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique() > 1
     labels, printed = series_labels(analysis.points), tables(analysis)
     beside = [] if against is None else [compared.figure(against)]
-    figures = _figures([*beside, *drawings(analysis)], narrow=() if stacked else PAIRED)
+    figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
     made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}
-    script, provenance = static(".js"), analysis.provenance
+    script, provenance = static("report.js"), analysis.provenance
     own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     # No request to anywhere, no script but its own.
     policy = (
@@ -168,12 +166,11 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         doubts=len(doubts_of(provenance, labels)),
         failures=len(provenance["failed"]),
         sections=_sections(analysis, figures, made, _leads(analysis, figures, made, labels, against)),
-        stacked=stacked,
         most=MAX_SAID,
         files=[(table.name, table.title) for table in printed],
         policy=policy,
         script=Markup(script),
-        sheet=Markup(static(".css")),
+        sheet=Markup(static("report.css")),
         version=__version__,
         light=[(css_name(color), color) for color in DARK],
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
@@ -195,11 +192,11 @@ def _sections(
     for each in SECTIONS:
         own = rest if each.aside == "always" else each.figures
         figures = [figure for name, figure in drawn.items() if name in own]
-        shown, folded = ([made[name] for name in names if name in made] for names in (each.tables, each.folded))
+        tables = [made[name] for name in (*each.tables, *each.folded) if name in made]
         lead = leads.get(each.place, ())
-        if (figures or shown or folded or lead) if not each.drawn else figures:
-            rows = sum(len(group.rows) for table in folded[:1] for group in table.groups)
-            titles = [*(figure["title"] for figure in figures), *(table.title for table in (*shown, *folded))]
+        if (figures or tables or lead) if not each.drawn else figures:
+            first = [] if figures or any(table.name in each.tables for table in tables) else tables[:1]
+            titles = [each["title"] for each in figures] + [table.title for table in tables]
             found.append(
                 {
                     "place": each.place,
@@ -207,37 +204,33 @@ def _sections(
                     "aside": ", ".join(titles) if each.aside == "always" or (few and each.aside) else "",
                     "lead": lead,
                     "figures": figures,
-                    "tables": [_table(table) for table in shown],
-                    "folded": [(table.title, _table(table)) for table in folded],
-                    "open": not figures and not shown and rows <= MAX_OPEN,
+                    "tables": [_table(table, in_sight=table.name in each.tables or table in first) for table in tables],
                 }
             )
     return sorted(found, key=lambda section: bool(section["aside"]))
 
 
-def _table(table: Table) -> Markup:
-    broad = any(group.title for group in table.groups)
+def _table(table: Table, *, in_sight: bool) -> tuple[str, Markup]:
+    """Return what a table is folded under, empty where it is in sight, and the table."""
+    broad, rows = any(group.title for group in table.groups), sum(len(group.rows) for group in table.groups)
     heading = {"against": "Metric", "environment": "Runs"}.get(table.name, "Series")
-    return to_html(table, groups=heading, kind="broad" if broad else "flat")
+    shown = to_html(table, groups=heading, kind="broad" if broad else "flat")
+    return "" if in_sight and rows <= MAX_ROWS else table.title, shown
 
 
-def _figures(made: Iterable[Figure], narrow: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return figures by name, as templates show them; where they are many, fewer of them carry their data."""
-    drawn = [(drawing, csv_of(drawing.data)) for drawing in made]
-    most_csv = MAX_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else MIN_CSV
-    found = {}
-    for drawing, rows in drawn:
-        # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
-        label = html.escape(drawing.alt, quote=True)
-        svg = inline(drawing, width_in=SCREEN_WIDTH_IN if drawing.name in narrow else 6.3)
-        found[drawing.name] = {
-            "name": drawing.name,
-            "title": drawing.title,
-            "svg": Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)),
-            "caption": drawing.caption,
-            "csv": script_json(rows) if len(rows) <= most_csv else None,
-        }
-    return found
+def _figure(drawing: Figure) -> dict[str, Any]:
+    """Return a figure as the template shows it."""
+    # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
+    label, rows = html.escape(drawing.alt, quote=True), csv_of(drawing.data)
+    longest = max((len(look.label) for look in drawing.looks.values()), default=0)
+    svg = inline(drawing, width_in=SCREEN_WIDTH_IN if longest <= LONG_NAME else 6.3)
+    return {
+        "name": drawing.name,
+        "title": drawing.title,
+        "svg": Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)),
+        "caption": drawing.caption,
+        "csv": script_json(rows) if len(rows) <= MAX_CSV else None,
+    }
 
 
 # ---------------------------------------------------------------------------------------------------- sentences
@@ -390,9 +383,6 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
             yield Table(name=name, title=title, columns=columns, groups=(Group(title="", rows=tuple(rows)),))
 
 
-def static(suffix: str) -> str:
-    """Return the files of page/static with this suffix as one text, in the order of their names."""
-    found = [
-        each for each in files("horovod_study.report.page").joinpath("static").iterdir() if each.name.endswith(suffix)
-    ]
-    return "\n".join(each.read_text(encoding="utf-8") for each in sorted(found, key=lambda each: each.name))
+def static(name: str) -> str:
+    """Return a file of page/static."""
+    return files("horovod_study.report.page").joinpath("static", name).read_text(encoding="utf-8")

@@ -340,16 +340,23 @@ def _measurement(analysis: Analysis) -> pd.DataFrame:
 
 
 def _environment(analysis: Analysis) -> pd.DataFrame:
-    found, rows = analysis.provenance["environment"], []
-    for number, each in enumerate(found, start=1):
-        group = f"{number}: {plural(each['runs'], 'run')} on partition {each.get('partition') or NOTHING}"
-        told = {word: each.get(key) for key, word in ENVIRONMENT.items() if key != "partition"}
-        rows += [
-            {"_group": group, "_what": word, "_is": f"{value}"}
-            for word, value in told.items()
-            if value not in (None, "")
+    found = analysis.provenance["environment"]
+    table = pd.DataFrame(
+        [
+            {
+                "_group": f"{number}: {plural(each['runs'], 'run')} on partition {each.get('partition') or NOTHING}",
+                "_what": word,
+                "_is": f"{each[key]}",
+            }
+            for number, each in enumerate(found, start=1)
+            for key, word in ENVIRONMENT.items()
+            if key != "partition" and each.get(key) not in (None, "")
         ]
-    table = pd.DataFrame(rows)
+    )
+    if len(found) > 1 and len(table):  # what all of them share is said once
+        shared = table.groupby(["_what", "_is"])["_group"].transform("size") == len(found)
+        common = table[shared].drop_duplicates("_what").assign(_group="all runs")
+        table = pd.concat([common, table[~shared]], ignore_index=True)
     table.attrs["data"] = pd.DataFrame(found)
     return table
 

@@ -1,4 +1,4 @@
-"""Waiting for gradients in words: what it takes, at the knee, by Horovod's cycle, at a new node."""
+"""Waiting for gradients in words: what it takes, and what a new node adds."""
 
 import math
 from collections.abc import Mapping
@@ -9,28 +9,21 @@ import pandas as pd
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT
 from horovod_study.report.kit import style
-from horovod_study.text.numbers import THIN, milliseconds, percent, rounded, signed, with_interval, with_unit
+from horovod_study.text.numbers import THIN, milliseconds, percent, signed, with_unit
 from horovod_study.text.words import plural
 
 MAX_LINES = 3
-"""Sentences of each kind; the tables have all of it."""
+"""Sentences on waiting; the table has all of it."""
 
 
 def waiting(analysis: Analysis) -> list[str]:
-    """Return at most MAX_LINES sentences of each kind: waiting, knees, cycles."""
-    cells, knees = analysis.synchronisation, analysis.knees
+    """Return what waiting takes at their largest counts in the MAX_LINES series that it takes the most of."""
+    cells, labels = analysis.synchronisation, style.series_labels(analysis.synchronisation)
     cells = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
     largest = cells.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
-    largest = largest.sort_values("share_median", ascending=False, kind="stable")
-    kinds = (
-        (_wait, largest, style.series_labels(analysis.synchronisation)),
-        (_knee, knees[knees["identified"].astype(bool)], style.series_labels(knees)),
-        (_cycle, analysis.cycle, style.series_labels(analysis.cycle)),
-    )
+    largest = largest.sort_values("share_median", ascending=False, kind="stable").head(MAX_LINES)
     return [
-        f"{named(labels, row)}, {plural(row['workers'], 'worker')}: {make(row, analysis.rate_unit)}."
-        for make, rows, labels in kinds
-        for row in rows.head(MAX_LINES).to_dict("records")
+        f"{named(labels, row)}, {plural(row['workers'], 'worker')}: {_wait(row)}." for row in largest.to_dict("records")
     ]
 
 
@@ -39,7 +32,7 @@ def named(labels: Mapping[str, str], row: Mapping[Any, Any]) -> str:
     return ", ".join(filter(None, (labels[row["series"]], row["setting"])))
 
 
-def _wait(row: Mapping[Any, Any], unit: str) -> str:
+def _wait(row: Mapping[Any, Any]) -> str:
     """Return what waiting takes of a step and of an epoch, where that is known."""
     wait, epoch = (
         [row[f"{name}_{end}"] for end in ("median", "low", "high")] for name in ("sync_s", "sync_per_epoch_s")
@@ -51,29 +44,6 @@ def _wait(row: Mapping[Any, Any], unit: str) -> str:
     if not math.isfinite(epoch[0]):
         return text
     return f"{text}, and {with_unit(*epoch, unit='s')} of an epoch of {row['batches_per_epoch']:.0f} batches"
-
-
-def _knee(row: Mapping[Any, Any], unit: str) -> str:
-    most = with_interval(*(row[name] / 1e3 for name in ("most_samples_per_s", "most_low", "most_high")))
-    return (
-        f"the knee is at a batch of {with_interval(row['knee'], row['knee_low'], row['knee_high'])} per worker; "
-        f"90{THIN}% of the most that ever larger batches give ({most} thousand {unit}) need "
-        f"{rounded(row['batch_for_90_percent'], 3)}"
-    )
-
-
-def _cycle(row: Mapping[Any, Any], unit: str) -> str:
-    """Return what Horovod's cycle adds to the wait; `unit` is that of rates, which it has none of."""
-    text = (
-        f"each ms of Horovod's cycle adds {with_interval(row['slope'], row['slope_low'], row['slope_high'])}{THIN}ms "
-        f"of waiting ({row['verdict']})"
-    )
-    if not math.isfinite(row["share_at_default"]):
-        return text
-    share = with_interval(*(100 * row[name] for name in ("share_at_default", "share_low", "share_high")))
-    return (
-        f"{text}; at Horovod's default of {milliseconds(row['default_cycle_s'])}{THIN}ms that is {share}{THIN}% of it"
-    )
 
 
 def jumped(analysis: Analysis) -> list[str]:

@@ -95,6 +95,7 @@
     };
     add("svg", "image/svg+xml", () => standalone(svg));
     if (data) add("csv", "text/csv;charset=utf-8", () => JSON.parse(data.textContent));
+    else tools.append(make("a", { class: "button", "data-action": "csv", href: `figures/${name}.csv`, download: "", "aria-label": `CSV of ${title}` }, "CSV"));
     plot.after(tools);
   }
 
