@@ -6,8 +6,8 @@ So the forecast is a weighted mean of the laws in `trends` of the medians at eac
 the largest known counts. It is never above ideal scaling from the best per-worker throughput known. The interval
 combines the noise of one run, the errors about the largest known counts (growing with the doublings beyond the data),
 and the disagreement of the laws. A node boundary changes the regime: `_falls_at_boundary`, `_network_cost`.
-docs/metrics.md, "Forecast", has all of it; the constants here and in `trends` are no physics, they were chosen on the
-published tables of benchmarks/published.
+docs/metrics.md, "Forecast", has all of it; the constants here and in `trends` are no physics, they were chosen on
+published tables: benchmarks/published/README.md, "Two halves".
 
 Letters: K distinct worker counts known, M counts to forecast.
 """
