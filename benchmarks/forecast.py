@@ -15,17 +15,19 @@ few known counts and larger ones to forecast. Every task is given to
 With `--series FILE` the tables are long ones that anybody has, one row a run, and are cut here: the two smallest counts
 of each series are known, and the batch of each target is told.
 
-A forecast that is no positive number counts as an error of 100 %. Three groups of sources are kept apart: those that
-the constants of the forecast were chosen with, those that were looked at while it was written, and those held out.
+A forecast that is no positive number counts as an error of 100 %. Submitters are kept apart in two halves: with one
+the constants of the forecast were chosen, the other is unseen.
 """
 
 import argparse
+import hashlib
 import importlib.metadata
+import itertools
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,8 +57,10 @@ COLUMNS = (
     "repeat",
 )
 GIVEN = "given"
-GROUPS = ("constants", "validation", "held out", GIVEN)
-"""What a source was used for; see published/README.md. "given": in a table named on the command line."""
+HALVES = ("unseen", "constants", GIVEN)
+"""What a submitter was used for; see published/README.md. "given": in a table named on the command line."""
+EACH = "each its own"
+"""The submitter of a table that many submitted to: the second word of each series names it."""
 BATCH_TOLD = "training, batch told"
 KINDS = ("training", "simulation code", BATCH_TOLD)
 """What scaled: deep learning, for which the forecast is made, or a code of another kind. Trainings whose batch per
@@ -92,7 +96,7 @@ class Task:
         return int(given.max()) if len(given) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Guess:
     """What one method says about one target, samples/s; NaN where it gives no interval."""
 
@@ -114,6 +118,11 @@ def read_sources(folder: Path) -> dict[str, dict[str, str]]:
     """Return what sources.csv says of each table: {table: {column: text}}."""
     rows = pd.read_csv(folder / SOURCES, dtype=str, keep_default_na=False).to_dict("records")
     return {str(row["table"]): {str(key): str(value) for key, value in row.items()} for row in rows}
+
+
+def half(submitter: str) -> str:
+    """The half that a submitter is in, with all of its systems: SHA-256 of the name in small letters, even or odd."""
+    return HALVES[hashlib.sha256(submitter.lower().encode()).digest()[-1] % 2]
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -237,29 +246,9 @@ def law_guesses(task: Task, fitted: Any, *, strong: bool) -> Iterator[Guess]:
             yield guess(task, method, int(counts[i]), float(measured), float(values[i]), float(low[i]), float(high[i]))
 
 
-def guess(
-    task: Task,
-    method: str,
-    workers: int,
-    measured: float,
-    forecast: float,
-    low: float = math.nan,
-    high: float = math.nan,
-) -> Guess:
-    """One forecast; half an interval is none."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        low = high = math.nan
-    return Guess(
-        task=task.name,
-        series=task.series,
-        source=task.source,
-        method=method,
-        workers=workers,
-        measured=measured,
-        forecast=forecast,
-        low=low,
-        high=high,
-    )
+def guess(task: Task, method: str, *values: Any) -> Guess:
+    """One forecast: workers, what was measured, what is forecast and, of some methods, the ends of its interval."""
+    return Guess(task.name, task.series, task.source, method, *values)
 
 
 # --- Extra-P ----------------------------------------------------------------------------------------------------------
@@ -320,6 +309,8 @@ def frame(guesses: Iterable[Guess]) -> pd.DataFrame:
         [(g.method, g.source, g.series, g.task, g.workers, g.measured, g.forecast, g.low, g.high) for g in guesses],
         columns=["method", "source", "series", "task", "workers", "measured", "forecast", "low", "high"],
     )
+    whole = np.isfinite(table[["low", "high"]]).all(axis=1)  # half an interval is none
+    table.loc[~whole, ["low", "high"]] = math.nan
     usable = np.isfinite(table["forecast"]) & (table["forecast"] > 0)
     error = (table["forecast"] / table["measured"] - 1).abs()
     table["error"] = error.where(usable, NO_FORECAST)
@@ -430,7 +421,7 @@ def source_lines(table: pd.DataFrame, methods: Sequence[str], groups: Mapping[st
         f"| source | used for | tasks | targets | {' | '.join(methods)} | a tenth of ours from | coverage | width |",
         f"|---|---|--:|--:|{'--:|' * len(methods)}--:|--:|--:|",
     ]
-    for source in sorted(set(table["source"]), key=lambda name: (GROUPS.index(groups[name]), name)):
+    for source in sorted(set(table["source"]), key=lambda name: (HALVES.index(groups[name]), name)):
         rows = table[table["source"] == source]
         ours = rows[rows["method"] == OURS]
         medians = rows.groupby("method")["error"].median()
@@ -476,13 +467,22 @@ def listed(table: pd.DataFrame) -> str:
 
 
 def published(folder: Path, only: Sequence[str]) -> tuple[list[Task], dict[str, dict[str, str]]]:
-    """Return the tasks of the tables of `folder`, and what is said of each source."""
+    """Return the tasks of the tables of `folder`, and the half and kind of each source."""
     sources = read_sources(folder)
     unknown = sorted(set(only) - set(sources))
     if unknown:
         raise AnalysisError(f"there is no table {unknown[0]!r} in {folder / SOURCES}; there are {', '.join(sources)}")
-    chosen = {name: row for name, row in sources.items() if not only or name in only}
-    return [task for name in chosen for task in read_tasks(folder / f"{name}.csv")], chosen
+    tasks, chosen = [], {}
+    for name in (name for name in sources if not only or name in only):
+        for task in read_tasks(folder / f"{name}.csv"):
+            submitter = sources[name]["submitter"]
+            source = name
+            if submitter == EACH:
+                submitter = task.series.split()[1]
+                source = f"{name} {submitter}"
+            tasks.append(replace(task, source=source))
+            chosen[source] = {"used_for": half(submitter), "kind": sources[name]["kind"]}
+    return tasks, chosen
 
 
 def given(paths: Sequence[Path]) -> tuple[list[Task], dict[str, dict[str, str]]]:
@@ -512,16 +512,12 @@ def measure(
         guesses += [one for one in asked if one.method == chosen]
     table = frame(guesses)
     found = {}
-    for group in (*GROUPS, "all", *KINDS):
-        of_group = {
-            name
-            for name in groups
-            if group == sources[name]["kind"]
-            or (group in ("all", sources[name]["used_for"]) and sources[name]["kind"] != BATCH_TOLD)
-        }
+    for used_for, kind in itertools.product(HALVES, (None, *KINDS)):
+        kinds = (kind,) if kind else KINDS[:-1]
+        of_group = [name for name in groups if groups[name] == used_for and sources[name]["kind"] in kinds]
         rows = table[table["source"].isin(of_group)]
         if len(rows):
-            found[group] = {"scores": scores(rows), "paired": paired(rows)}
+            found[f"{used_for}: {kind}" if kind else used_for] = {"scores": scores(rows), "paired": paired(rows)}
     result = {
         "sources": len(groups),
         "series": len({task.series for task in tasks}),

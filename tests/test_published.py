@@ -48,7 +48,6 @@ def test_every_table_has_a_source_and_every_source_a_table(sources: dict[str, di
     assert sorted(sources) == sorted(path.stem for path in TABLES)
     for name, row in sources.items():
         assert [column for column, text in row.items() if not text.strip()] == [], name
-        assert row["used_for"] in forecast.GROUPS, name
         assert row["kind"] in forecast.KINDS, name
         assert row["scaling"] in ("weak", "strong", "mixed", "weak and strong", "strong and weak"), name
 
@@ -58,13 +57,20 @@ def test_there_is_enough_to_judge_by(sources: dict[str, dict[str, str]]):
     series = {path.stem: {task.series for task in forecast.read_tasks(path)} for path in TABLES}
     training = [name for name, row in sources.items() if row["kind"] == "training"]
 
-    held_out = [name for name, row in sources.items() if row["used_for"] == "held out"]
-
     assert len(training) >= 12
     assert sum(len(series[name]) for name in training) >= 300
-    assert set(held_out) <= set(training)
-    assert len(held_out) >= 9, "what chose a constant is no longer held out"
-    assert sum(len(series[name]) for name in held_out) >= 96
+
+
+@pytest.mark.slow
+def test_each_submitter_is_in_one_half_and_both_halves_are_large():
+    tasks, sources = forecast.published(PUBLISHED, [])
+
+    for half in ("constants", "unseen"):
+        of_half = {name for name, row in sources.items() if row["used_for"] == half and "training" in row["kind"]}
+        assert len(of_half) >= 9
+        assert len({task.series for task in tasks if task.source in of_half}) >= 96
+    assert sources["nvidia"]["used_for"] == sources["nvidia-more"]["used_for"] == sources["mlperf NVIDIA"]["used_for"]
+    assert [forecast.half(name) for name in ("apache", "NVIDIA", "nvidia")] == ["unseen", "constants", "constants"]
 
 
 def test_columns_and_roles(table: pd.DataFrame):
@@ -166,9 +172,9 @@ def write_exact(folder: Path) -> None:
             for n in (1, 2, 4, 8, 16, 32)
         ]
         pd.DataFrame(rows, columns=list(forecast.COLUMNS)).to_csv(folder / f"{name}.csv", index=False)
-    head = "table,used_for,kind,repository,commit,path,system,scaling,unit\n"
-    line = "line,constants,training,r,c,p,s,weak,u\n"
-    (folder / "sources.csv").write_text(head + line + "amdahl,validation,training,r,c,p,s,strong,u\n")
+    head = "table,submitter,kind,repository,commit,path,system,scaling,unit\n"
+    line = "line,NVIDIA,training,r,c,p,s,weak,u\n"
+    (folder / "sources.csv").write_text(head + line + "amdahl,apache,training,r,c,p,s,strong,u\n")
 
 
 @pytest.fixture(scope="module")
@@ -227,26 +233,28 @@ def test_a_told_batch_makes_the_step_known(tmp_path: Path):
         for n, batch in ((8, 100), (16, 50), (64, 10))
     ]
     pd.DataFrame(rows, columns=list(forecast.COLUMNS)).to_csv(tmp_path / "told.csv", index=False)
-    kind = f'told,constants,"{forecast.BATCH_TOLD}",r,c,p,s,mixed,u\n'
-    (tmp_path / "sources.csv").write_text(f"table,used_for,kind,repository,commit,path,system,scaling,unit\n{kind}")
+    kind = f'told,NVIDIA,"{forecast.BATCH_TOLD}",r,c,p,s,mixed,u\n'
+    (tmp_path / "sources.csv").write_text(f"table,submitter,kind,repository,commit,path,system,scaling,unit\n{kind}")
 
     result, table, _ = forecast.measure(*forecast.published(tmp_path, []))
 
     errors = table.set_index("method")["error"]
     assert errors[forecast.STRAIGHT] == pytest.approx(0, abs=1e-9)
     assert errors["forecast"] < 0.1 < errors["proportional"]
-    assert list(result["groups"]) == [forecast.BATCH_TOLD], "what knows a batch is compared with nothing else"
+    assert list(result["groups"]) == [f"constants: {forecast.BATCH_TOLD}"], (
+        "what knows a batch is compared with nothing else"
+    )
 
 
 @pytest.mark.slow
-def test_groups_are_kept_apart(exact: tuple[dict[str, object], pd.DataFrame]):
+def test_halves_are_kept_apart(exact: tuple[dict[str, object], pd.DataFrame]):
     groups = exact[0]["groups"]
     assert isinstance(groups, dict)
 
-    assert list(groups) == ["constants", "validation", "all", "training"]
+    assert list(groups) == ["unseen", "unseen: training", "constants", "constants: training"]
     assert groups["constants"]["scores"]["proportional"]["median_ape"] == 0
-    assert groups["validation"]["scores"]["proportional"]["median_ape"] == pytest.approx((2.5 + 4.1) / 1.7 / 2 - 1)
-    assert groups["all"]["scores"]["proportional"]["targets"] == 4
+    assert groups["unseen"]["scores"]["proportional"]["median_ape"] == pytest.approx((2.5 + 4.1) / 1.7 / 2 - 1)
+    assert groups["unseen"]["scores"]["proportional"]["targets"] == 2
 
 
 def guesses(method: str, errors: list[float], *, reach: float = math.nan) -> list[object]:
@@ -331,7 +339,7 @@ def test_the_same_tables_give_the_same_page(tmp_path: Path, capsys: pytest.Captu
 
     assert pages[0] == pages[1]
     assert shown.startswith("# Forecasts of published scaling data\n")
-    assert "## Sources: constants" in shown and "## Sources: validation" not in shown
+    assert "## Sources: constants" in shown and "## Sources: unseen" not in shown
     assert re.search(r"\| \*\*forecast\*\* \| 2 \| 0\.\d % \|", shown)
     listed = pd.read_csv(tmp_path / "a" / "forecasts.csv")
     assert sorted(zip(listed["workers"], listed["measured"], strict=True)) == [(16, 1600), (32, 3200)]

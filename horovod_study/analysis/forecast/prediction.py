@@ -6,8 +6,8 @@ So the forecast is a weighted mean of the laws in `trends` of the medians at eac
 the largest known counts. It is never above ideal scaling from the best per-worker throughput known. The interval
 combines the noise of one run, the errors about the largest known counts (growing with the doublings beyond the data),
 and the disagreement of the laws. A node boundary changes the regime: `_falls_at_boundary`, `_network_cost`.
-docs/metrics.md, "Forecast", has all of it; the constants here and in `trends` are no physics, they were chosen on the
-published tables of benchmarks/published.
+docs/metrics.md, "Forecast", has all of it; the constants here and in `trends` are no physics, they were chosen on
+published tables: benchmarks/published/README.md, "Two halves".
 
 Letters: K distinct worker counts known, M counts to forecast.
 """
@@ -34,10 +34,10 @@ from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.config.doors import Number, Options, Whole, above, asked, at_least, wrong
 from horovod_study.errors import AnalysisError
 
-_MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
-DRIFT = 0.06  # log error of a good forecast one doubling beyond the data, before the data has its say
+_MIN_NOISE = 0.028  # relative spread of single runs, where repeats do not say better
+DRIFT = 0.22  # log error one doubling beyond the data, where two counts are all that is known
 _BOUNDARY_DRIFT = 0.2  # the same, where only points beyond a node boundary are used
-WIDTH = 2.0  # half width of the 95 % interval in standard deviations
+WIDTH = 2.1  # half width of the 95 % interval in standard deviations
 _BOUNDARY = math.log(1.35)  # a fall of the per-worker throughput that only a node boundary explains
 OFF = 30.0  # a run this many times off the median of its worker count is in another unit
 NETWORK = 0.06  # of the step: what the network between two nodes adds to computing; to communication, twice that

@@ -868,7 +868,7 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
             yield f"no speedup for {worker_counts(several['workers'])}, because {why}."
         return
     lacking = several[plain & wrapped]
-    for _, needed in lacking[:1].iterrows():
+    for needed in lacking[:1].to_dict("records"):
         same = (runs["series"] == series) & (runs["workers"] == needed["workers"])
         run = {f"{name}": value for name, value in runs[same & measured(runs)].iloc[0].items()}
         how = remedy(run, batch=float(needed["ref_batch"]), taken=list(runs["run"]))
