@@ -872,8 +872,8 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
         same = (runs["series"] == series) & (runs["workers"] == needed["workers"])
         run = {f"{name}": value for name, value in runs[same & measured(runs)].iloc[0].items()}
         how = remedy(run, batch=float(needed["ref_batch"]), taken=list(runs["run"]))
-        why = f"one worker with batch {needed['ref_batch']:.0f} was not recorded"
-        yield f"no speedup for {worker_counts(lacking['workers'])}, because {why}; {how}"
+        why = f"because one worker with batch {needed['ref_batch']:.0f} was not recorded"
+        yield f"no speedup for {worker_counts(lacking['workers'])}, {why}; {how}"
     if lacking.empty and plain.any():
         alone = runs[(runs["workers"] == 1) & (runs["backend"] == "serial") & (runs["model"] == first["model"])]
         why = f"because none without the library{'' if alone.empty else ' with as many threads'} was recorded"
