@@ -204,7 +204,7 @@ def test_every_law_is_among_the_methods(exact: tuple[dict[str, object], pd.DataF
     methods = set(exact[1]["method"])
 
     assert {"forecast", "selected", "proportional", *LAWS} <= methods
-    assert {f"{law.name}, fixed work" for law in LAWS.values() if law.strong is not None} <= methods
+    assert {f"{law.name}, fixed work" for law in LAWS.values() if law.of_steps} <= methods
 
 
 @pytest.mark.slow

@@ -306,8 +306,6 @@ def _answer(
     low, high = (float(each) for each in np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf"))
     low, high = min(low, centre), max(high, centre)  # of skewed curves, the forecast is not always among the middle
     workers = None if why_not or not math.isfinite(centre) else int(centre)
-    if not math.isfinite(high) and not why_not:
-        doubts = [*doubts, f"no upper bound found: counts up to {top:,} workers were searched"]
     return _told(
         case,
         question,
@@ -339,6 +337,8 @@ def _told(
     if workers is not None and workers > case.largest:
         nearest = min(case.doubts, key=lambda count: abs(math.log(count / workers)))
         told += [f"{workers:,} workers are beyond the {case.largest:,} that were measured", *case.doubts[nearest]]
+    if high is None and not why_not:
+        told.append(f"no upper bound found: counts up to {top:,} workers were searched")
     if workers is not None and case.counts[0] <= workers <= top:
         speed, slow, quick = (float(each) for each in workers * np.exp(case.curves(math.log2(workers))[:3]))
         price, hours = case.questions.price_per_gpu_hour, workers / 3600
