@@ -132,15 +132,15 @@ class ScalingFit:
         """Where the peak (1) or knee (2) of 250 parameter vectors is that are as likely as the interval says."""
         if not self.identifiable:
             return None
-        values, total = self._values, self._noise.covariance.sum(axis=0)
+        values, moves = self._values, self._noise.moves
         own = self.peak if power == 1 else self.knee
         edge = None if self._edge is None else self._edge()
         _, stretch = self._noise.reach(np.eye(len(values)))
         if self._draws is None:
-            if not np.isfinite(total).all():
+            if not np.isfinite(moves).all():
                 return None
             generator = np.random.default_rng(0)
-            drawn = generator.multivariate_normal(values, total, 250, method="svd")
+            drawn = generator.multivariate_normal(values, moves @ moves.T, 250, method="svd")
         else:
             drawn = self._draws[:: len(self._draws) // 250]
         lower, upper = (np.array(side) for side in zip(*self.law.ranges, strict=True))
