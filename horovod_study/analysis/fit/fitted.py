@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from horovod_study.analysis.fit.form import LawForm, Places, best_counts, knee, places
+from horovod_study.analysis.fit.form import LawForm, Places, best_counts, places
 from horovod_study.analysis.fit.intervals import Noise, as_likely, profiles, reach_of, stretched
 from horovod_study.analysis.fit.least_squares import Solved, distinct_places, solve
 from horovod_study.analysis.fit.rows import Sample, sample_of
@@ -116,7 +116,7 @@ class ScalingFit:
     @property
     def knee(self) -> float:
         """Worker count with the best speedup times efficiency; inf when more workers always improve it."""
-        return knee(self.law, self.params, per_node=self._per_node)
+        return float(best_counts(self.law, self._values[np.newaxis], power=2, per_node=self._per_node)[0])
 
     @property
     def peak_ci95(self) -> tuple[float, float] | None:
