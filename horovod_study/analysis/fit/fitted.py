@@ -116,7 +116,7 @@ class ScalingFit:
     @property
     def knee(self) -> float:
         """Worker count with the best speedup times efficiency; inf when more workers always improve it."""
-        return float(best_counts(self.law, self._values[np.newaxis], power=2, per_node=self._per_node)[0])
+        return self.law.knee_of(self._per_node, **self.params)
 
     @property
     def peak_ci95(self) -> tuple[float, float] | None:

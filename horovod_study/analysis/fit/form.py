@@ -105,8 +105,11 @@ class LawForm:
 
     def peak_of(self, **values: float) -> float:
         """Return the worker count with the highest speedup; inf when there is none, NaN where nodes decide."""
-        vector = np.array([[values.get(name, 1.0) for name in self.parameters]])
-        return float(best_counts(self, vector, power=1)[0])
+        return self._best(1, None, values)
+
+    def knee_of(self, per_node: float | None = None, **values: float) -> float:
+        """Return the worker count with the best speedup times efficiency; inf when more workers always improve it."""
+        return self._best(2, per_node, values)
 
     def limit_of(self, **values: float) -> float:
         """Return the speedup that no worker count exceeds; inf when there is none, NaN where nodes decide."""
@@ -169,6 +172,10 @@ class LawForm:
         for slope, each in zip(slopes, self.slopes(*layout, *values), strict=True):
             slope[:] = each
         return np.broadcast_to(self.curve(*layout, *values), shape), slopes
+
+    def _best(self, power: float, per_node: float | None, values: Mapping[str, float]) -> float:
+        vector = np.array([[values.get(name, 1.0) for name in self.parameters]])
+        return float(best_counts(self, vector, power=power, per_node=per_node)[0])
 
     def _arguments(self, where: Places) -> tuple[Floats, ...]:
         return (where.workers, where.nodes, where.fullest) if self.by_nodes else (where.workers,)
