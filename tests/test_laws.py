@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from horovod_study import laws
 from horovod_study.analysis.fit.fitted import fit
 from horovod_study.analysis.fit.fitting import fit_series
-from horovod_study.analysis.fit.form import knee, places
+from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
 from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.errors import AnalysisError
@@ -208,13 +208,13 @@ def test_limits_and_peaks_of_steps():
 
 def test_the_knee():
     # Eager, Zahorjan and Lazowska 1989: the most S^2/N. For Amdahl's law that is at (1 - s)/s.
-    assert 19 == pytest.approx(knee(LAWS["amdahl"], {"s": 0.05}), rel=1e-3)
-    assert math.inf == knee(LAWS["gustafson"], {"s": 0.3})
+    assert 19 == pytest.approx(LAWS["amdahl"].knee_of(s=0.05), rel=1e-3)
+    assert math.inf == LAWS["gustafson"].knee_of(s=0.3)
     n = np.arange(1, 200)
     usl = {"alpha": 0.05, "beta": 0.001, "gamma": 1.0}
     worth = LAWS["usl"].curve(n, **usl) ** 2 / n
-    assert n[worth.argmax()] == pytest.approx(knee(LAWS["usl"], usl), abs=1)
-    assert knee(LAWS["usl"], usl) < LAWS["usl"].peak_of(alpha=0.05, beta=0.001)
+    assert n[worth.argmax()] == pytest.approx(LAWS["usl"].knee_of(**usl), abs=1)
+    assert LAWS["usl"].knee_of(**usl) < LAWS["usl"].peak_of(alpha=0.05, beta=0.001)
 
 
 def test_a_fit_leaves_the_law_alone():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from horovod_study.analysis.fit.form import LawForm, Places, best_counts, knee, places
+from horovod_study.analysis.fit.form import LawForm, Places, best_counts, places
 from horovod_study.analysis.fit.intervals import Noise, as_likely, profiles, reach_of, stretched
 from horovod_study.analysis.fit.least_squares import Solved, distinct_places, solve
 from horovod_study.analysis.fit.rows import Sample, sample_of
@@ -116,7 +116,7 @@ class ScalingFit:
     @property
     def knee(self) -> float:
         """Worker count with the best speedup times efficiency; inf when more workers always improve it."""
-        return knee(self.law, self.params, per_node=self._per_node)
+        return self.law.knee_of(self._per_node, **self.params)
 
     @property
     def peak_ci95(self) -> tuple[float, float] | None:
@@ -132,15 +132,15 @@ class ScalingFit:
         """Where the peak (1) or knee (2) of 250 parameter vectors is that are as likely as the interval says."""
         if not self.identifiable:
             return None
-        values, total = self._values, self._noise.covariance.sum(axis=0)
+        values, moves = self._values, self._noise.moves
         own = self.peak if power == 1 else self.knee
         edge = None if self._edge is None else self._edge()
         _, stretch = self._noise.reach(np.eye(len(values)))
         if self._draws is None:
-            if not np.isfinite(total).all():
+            if not np.isfinite(moves).all():
                 return None
             generator = np.random.default_rng(0)
-            drawn = generator.multivariate_normal(values, total, 250, method="svd")
+            drawn = generator.multivariate_normal(values, moves @ moves.T, 250, method="svd")
         else:
             drawn = self._draws[:: len(self._draws) // 250]
         lower, upper = (np.array(side) for side in zip(*self.law.ranges, strict=True))

@@ -43,7 +43,6 @@ from horovod_study.text.words import cut
 _CLEARLY = 2.0  # times the least error at counts left out: from there on a law is clearly worse
 _SAME = 0.01  # errors that differ by less are alike, whatever their ratio
 _BAD = 0.10  # error of a selected law from which on none describes the points
-_GRACE, _MOST_NOISE = 0.03, 0.25  # least and largest share of a speedup that two points differ by for nothing
 _HOPELESS = 0.25  # error of a law at counts left out from which on it is not selected
 
 

@@ -105,7 +105,11 @@ class LawForm:
 
     def peak_of(self, **values: float) -> float:
         """Return the worker count with the highest speedup; inf when there is none, NaN where nodes decide."""
-        return best_count(self, values, lambda n, s: s)
+        return self._best(1, None, values)
+
+    def knee_of(self, per_node: float | None = None, **values: float) -> float:
+        """Return the worker count with the best speedup times efficiency; inf when more workers always improve it."""
+        return self._best(2, per_node, values)
 
     def limit_of(self, **values: float) -> float:
         """Return the speedup that no worker count exceeds; inf when there is none, NaN where nodes decide."""
@@ -169,6 +173,10 @@ class LawForm:
             slope[:] = each
         return np.broadcast_to(self.curve(*layout, *values), shape), slopes
 
+    def _best(self, power: float, per_node: float | None, values: Mapping[str, float]) -> float:
+        vector = np.array([[values.get(name, 1.0) for name in self.parameters]])
+        return float(best_counts(self, vector, power=power, per_node=per_node)[0])
+
     def _arguments(self, where: Places) -> tuple[Floats, ...]:
         return (where.workers, where.nodes, where.fullest) if self.by_nodes else (where.workers,)
 
@@ -189,22 +197,17 @@ def no_less_than_zero(rows: Floats, target: Floats) -> Floats:
     return np.asarray(optimize.nnls(rows / size, target)[0] / size, dtype=np.float64)
 
 
-def knee(law: LawForm, params: Mapping[str, float], *, per_node: float | None = None) -> float:
-    """Worker count with the best speedup times efficiency, S^2/N; inf when more workers always improve it.
-
-    The knee of Eager, Zahorjan and Lazowska 1989: where the time saved stops being worth the efficiency lost.
-    Amdahl's law has it at (1 - s)/s.
-    """
-    return best_count(law, params, lambda n, s: s**2 / n, per_node)
-
-
 def best_counts(law: LawForm, values: Floats, *, power: float, per_node: float | None = None) -> Floats:
     """Worker counts (B,) with the highest S^power / N^(power - 1) for parameter vectors `values` (B, k); inf for none.
 
-    power 1 is the peak and 2 the knee. Within a few tenths of a per cent: this is for the spread of many vectors.
+    power 1 is the peak. 2 is the knee, the best speedup times efficiency (Eager, Zahorjan and Lazowska 1989): where the
+    time saved stops being worth the efficiency lost, (1 - s)/s for Amdahl's law. Of many vectors, whose spread is asked
+    for, the counts are right within a few tenths of a per cent; of a single one within 0.01 %.
     """
-    coarse = np.unique(np.concatenate([np.arange(1.0, 9.0), np.geomspace(8, MAX_WORKERS, 49).round()]))
-    columns = values.T[..., np.newaxis]
+    one = len(values) == 1
+    first, number, steps = (65, 1560, 401) if one else (9, 49, 65)
+    few, more = np.arange(1.0, first), np.geomspace(first - 1, MAX_WORKERS, number).round()
+    coarse, columns = np.unique(np.concatenate([few, more])), values.T[..., np.newaxis]
 
     def found(n: Floats) -> Floats:
         where = places(n.ravel(), per_node=per_node)
@@ -217,32 +220,8 @@ def best_counts(law: LawForm, values: Floats, *, power: float, per_node: float |
     best = np.argmax(worth >= worth.max(axis=1, keepdims=True) * (1 - 1e-12), axis=1)
     none = best == len(coarse) - 1
     low, high = coarse[np.maximum(best - 1, 0)], coarse[np.minimum(best + 1, len(coarse) - 1)]
-    fine = low[:, np.newaxis] * (high / low)[:, np.newaxis] ** np.linspace(0, 1, 65)
+    fine = (np.linspace if one else np.geomspace)(low, high, steps, axis=1)
     if law.by_nodes or law.staircase:
         fine = fine.round()
     at = np.argmax(found(fine), axis=1)
     return np.where(none, np.inf, fine[np.arange(len(fine)), at])
-
-
-def best_count(
-    law: LawForm, params: Mapping[str, float], worth: Callable[[Floats, Floats], Floats], per_node: float | None = None
-) -> float:
-    """Worker count of at most MAX_WORKERS with the highest worth(n, S); inf when it is there."""
-    values = np.array([params.get(name, 1.0) for name in law.parameters])
-
-    def of(n: Floats) -> Floats:
-        speedup = law.at(places(n, per_node=per_node), values)
-        return np.where(speedup > 0, worth(n, np.maximum(speedup, 0.0)), -1.0)
-
-    # Whole counts to 64 and 300 a decade beyond; then a finer look between the neighbours of the best.
-    grid = np.unique(np.concatenate([np.arange(1.0, 65.0), np.geomspace(64, MAX_WORKERS, 1560).round()]))
-    found = of(grid)
-    best = int(np.argmax(found >= found.max() * (1 - 1e-12)))
-    if best == len(grid) - 1:
-        return math.inf
-    low, high = grid[max(best - 1, 0)], grid[best + 1]
-    fine = np.unique(
-        np.round(np.linspace(low, high, 401)) if law.by_nodes or law.staircase else np.linspace(low, high, 401)
-    )
-    found = of(fine)
-    return float(fine[int(np.argmax(found))])

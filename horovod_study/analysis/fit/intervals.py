@@ -22,18 +22,23 @@ _CLEARLY = 2.0  # in log likelihood
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Covariance of the parameters as a sum over independent sources of noise, each with its degrees of freedom."""
+    """What independent deviations do to the parameters, each of a source with its own degrees of freedom.
 
-    covariance: Floats  # (sources, k, k); inf where nothing is known
+    It is kept as moves and not as their covariance, which squares: of costs that run away together nothing would be
+    left of their sum but rounding.
+    """
+
+    moves: Floats  # (k, deviations), by one standard deviation each; inf where nothing is known
+    source: NDArray[np.intp]  # (deviations,)
     freedom: Floats  # (sources,)
 
     def reach(self, contrasts: Floats) -> tuple[Floats, Floats]:
         """Half width of the 95 % interval of linear contrasts (C, k) of the parameters, and its t/z; shapes (C,)."""
         nothing = np.full(len(contrasts), np.inf)
-        if not np.isfinite(self.covariance).all():
+        if not np.isfinite(self.moves).all():
             return nothing, np.ones(len(contrasts))
         with np.errstate(over="ignore", invalid="ignore"):
-            parts = np.maximum(np.einsum("ck,skl,cl->cs", contrasts, self.covariance, contrasts), 0.0)
+            parts = (contrasts @ self.moves) ** 2 @ (self.source[:, np.newaxis] == np.arange(len(self.freedom)))
             variance = parts.sum(axis=1)
         known = np.isfinite(variance)
         # Satterthwaite: the sum of variances that are each known with their own degrees of freedom.
@@ -68,14 +73,13 @@ def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
     freedom = np.array(sample.runs) - 1.0
     if sample.base is not None:
         influence[:, sample.base] -= influence @ sample.medians / sample.where.workers[sample.base]
-    sources = influence * np.sqrt(variance)
-    covariance = np.einsum("ks,ls->skl", sources, sources)
+    moves, source = influence * np.sqrt(variance), np.arange(len(variance))
     if sample.drift.shared is not None:
         # How much it is, is known from as many repeats for all of it together.
-        moves = influence[:, : len(sample.where)] @ (sample.medians[:, np.newaxis] * sample.drift.shared)
-        covariance = np.concatenate([covariance, (moves @ moves.T)[np.newaxis]])
+        shared = influence[:, : len(sample.where)] @ (sample.medians[:, np.newaxis] * sample.drift.shared)
+        moves, source = np.hstack([moves, shared]), np.append(source, np.full(shared.shape[1], len(freedom)))
         freedom = np.append(freedom, sample.drift.runs - 1.0)
-    return Noise(covariance=covariance, freedom=freedom)
+    return Noise(moves=moves, source=source, freedom=freedom)
 
 
 def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise: float) -> tuple[Noise, str]:
@@ -86,8 +90,8 @@ def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise
     k = len(solved.values)
     spread = _residual_spread(solved, sample)
     if spread is None:
-        nothing = np.full((1, k, k), np.inf)
-        return Noise(covariance=nothing, freedom=np.ones(1)), "none: no point is left over to see the noise in"
+        nothing = Noise(moves=np.full((k, 1), np.inf), source=np.zeros(1, dtype=np.intp), freedom=np.ones(1))
+        return nothing, "none: no point is left over to see the noise in"
     model, sizes, of_base, freedom = spread
     at_base = _baseline_rows(sample)
     moves = influence_of(jacobian[sample.place], np.ones(len(sample.place)))
@@ -96,11 +100,8 @@ def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise
         moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
     of_median = np.sqrt([over_variance_of_mean(number) for number in sample.runs])[sample.place]
     size = np.where(at_base, np.minimum(of_base, base_noise), sizes) * of_median
-    parts = [(moves * size)[:, at_base == which] for which in (False, True)]
-    with np.errstate(over="ignore"):  # a parameter that hardly moves the curve may be anything
-        covariance = np.stack([part @ part.T for part in parts])
     return (
-        Noise(covariance=covariance, freedom=np.full(2, float(freedom))),
+        Noise(moves=moves * size, source=at_base.astype(np.intp), freedom=np.full(2, float(freedom))),
         f"Student t from the residuals, noise {model} (too few repeats for a bootstrap over runs)",
     )
 

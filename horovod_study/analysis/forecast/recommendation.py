@@ -313,11 +313,11 @@ def _answer(
     low, high = (float(each) for each in np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf"))
     low, high = min(low, centre), max(high, centre)  # of skewed curves, the forecast is not always among the middle
     workers = None if why_not or not math.isfinite(centre) else int(centre)
-    if not math.isfinite(high) and not why_not:
-        told.append(f"no upper bound found: counts up to {top:,} workers were searched")
     if workers is not None and workers > case.largest:
         nearest = min(case.forecasts, key=lambda one: abs(math.log(one.workers / workers)))
         told += [f"{workers:,} workers are beyond the {case.largest:,} that were measured", *nearest.doubts]
+    if not math.isfinite(high) and not why_not:
+        told.append(f"no upper bound found: counts up to {top:,} workers were searched")
     values: dict[str, tuple[Any, ...]] = dict.fromkeys(_VALUES, (None,) * 3)
     if workers is not None and case.counts[0] <= workers <= top:
         speed, slow, quick = (float(each) for each in workers * np.exp(case.curves(math.log2(workers))[:3]))

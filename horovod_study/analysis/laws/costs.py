@@ -111,7 +111,7 @@ class CostLaw(Law):
         for value, each in zip(values, units, strict=False):
             own = own + value * each
         rate, scaled = work / own, len(values) > len(units)
-        fall = -rate / own * (values[len(units)] if scaled else 1.0)
+        fall = -(values[len(units)] if scaled else 1.0) * rate / own
         return (*(fall * each for each in units), *([rate] if scaled else []))
 
     def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:

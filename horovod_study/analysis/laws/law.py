@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from horovod_study.analysis.fit.fitted import ScalingFit, fit
-from horovod_study.analysis.fit.form import LawForm, Places, knee, places
+from horovod_study.analysis.fit.form import LawForm, Places, places
 from horovod_study.analysis.fit.least_squares import estimate, form_for
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError, refuse
@@ -174,7 +174,7 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
     def knee(self) -> float:
         """Return the worker count with the best speedup times efficiency; inf where more always improve it."""
         check_is_fitted(self)
-        return knee(self.form_, self.params_)
+        return float(self.form_.knee_of(**self.params_))
 
     def fitted_names_of(self, params: Mapping[str, float]) -> list[str]:
         """Return the attributes of fitted parameters."""
