@@ -877,8 +877,8 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
     if lacking.empty and plain.any():
         alone = runs[(runs["workers"] == 1) & (runs["backend"] == "serial") & (runs["model"] == first["model"])]
         why = f"because none without the library{'' if alone.empty else ' with as many threads'} was recorded"
-        base = inside(first["backend"], first["transport"])
-        yield f"speedups are over {base}, {why}; what the library costs one worker is not in them."
+        over = inside(first["backend"], first["transport"])
+        yield f"speedups are over {over}, {why}; what the library costs one worker is not in them."
 
 
 def _doubt_data(points: pd.DataFrame) -> Iterator[str]:
