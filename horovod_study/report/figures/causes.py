@@ -82,7 +82,8 @@ def losses(analysis: Analysis) -> Figure | None:
     parts, base = set(rows["part"]), baseline_words(analysis.points, kind, plain="one plain PyTorch worker")
     apart = (
         " Skew: waiting for the last worker, from the step rows of all ranks. Transfer: one raw all-reduce of the "
-        "gradients in the same job (10 % quantile); runtime: the same through the library with aligned ranks, less it."
+        "gradients in the same job (10 % quantile); runtime: the same through the library with aligned ranks, less it; "
+        "rest of sync: what skew, transfer, packing and runtime leave of the growth of sync."
         if "runtime" in parts
         else " Transfer and runtime were not measured separately in these runs."
     )
@@ -98,8 +99,9 @@ def losses(analysis: Analysis) -> Figure | None:
         title="What more workers add to a step",
         alt="Stacked bars of what each part of a step grew by; the values are in its CSV file.",
         caption=f"T(N) {MINUS} T(1) by part, means per step over the timed window, ranks and repeats; T(1): the step "
-        f"of {base} (for a fixed global batch divided by the workers). What is below zero became shorter. "
-        f"Strokes: 95 % interval of the whole, where there are three repeats.{apart if parts - {'hidden'} else ''}",
+        f"of {base} (for a fixed global batch divided by the workers). What is below zero became shorter; "
+        "the number on a bar is the sum of all its parts. Unexplained: the growth of what no part of a step covers. "
+        f"Strokes: 95 % interval of that sum, where there are three repeats.{apart if parts - {'hidden'} else ''}",
         data=table,
         looks=series_styles(analysis.points),
         **of_bars(rows, "seconds", f"T(N) {MINUS} T(1) / ms", **how),
