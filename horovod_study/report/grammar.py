@@ -47,7 +47,7 @@ from horovod_study.report.kit.style import (
     text_in,
     to_bytes,
 )
-from horovod_study.text.numbers import percent, prefixed, rounded
+from horovod_study.text.numbers import percent, rounded
 from horovod_study.text.words import plural
 
 Looks = Mapping[str, SeriesStyle]
@@ -370,8 +370,7 @@ class Panel:
             axes.set_xlim(-0.3, len(self.names) - 0.7)
         elif self.decades:
             axes.set_xscale("log")
-            subs = (1.0, 3.0) if counts.max() < 1000 * counts[counts > 0].min() else (1.0,)
-            kit.label_ticks(axes.xaxis, LogLocator(subs=subs, numticks=max(3, int(wide_in / 0.5))), prefixed)
+            kit.decade_axis(axes, wide_in)
         elif "x" in self.log or self.x == "Workers":
             kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log)
         else:

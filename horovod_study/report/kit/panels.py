@@ -29,6 +29,7 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
+from horovod_study.text.numbers import prefixed
 from horovod_study.text.words import span
 
 MAX_PANELS = 6
@@ -257,6 +258,19 @@ def count_axis(axes: Axes, counts: Sequence[float], last: float, wide_in: float,
     label_ticks(axes.xaxis, FixedLocator(shown))
 
 
+def decade_axis(axes: Axes, wide_in: float) -> None:
+    """Name round numbers on the logarithmic axis of x of a panel of `wide_in` inches: powers of ten before others."""
+    low, high = axes.get_xlim()
+    decades = np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    places = [sub * 10.0**decade for sub in (1, 3, 2, 5) for decade in decades]
+
+    def far(one: float, other: float) -> bool:
+        gap_in = abs(_inches(axes, one, wide_in) - _inches(axes, other, wide_in))
+        return gap_in >= max(text_in(prefixed(one)), text_in(prefixed(other))) + 0.12
+
+    label_ticks(axes.xaxis, FixedLocator(apart((each for each in places if low <= each <= high), far)), prefixed)
+
+
 def _inches(axes: Axes, x: float, wide_in: float) -> float:
     """Return how far a place of x is from the left end of a panel of `wide_in` inches with its labels."""
     (at, _) = axes.transLimits.transform(axes.transScale.transform((x, 1.0)))
@@ -264,7 +278,7 @@ def _inches(axes: Axes, x: float, wide_in: float) -> float:
 
 
 def _worker_span(last: float) -> tuple[float, float]:
-    return 0.0 if last > 8 else 0.6, float(last) + 0.03 * float(last) + 0.1
+    return 0.7 - 0.055 * float(last), 1.03 * float(last) + 0.1  # with room for the ring of one worker
 
 
 def node_boundaries(axes: Axes, rows: pd.DataFrame, *, first: bool = False) -> list[tuple[float, str]]:
