@@ -21,7 +21,7 @@ from matplotlib.text import Text
 from matplotlib.textpath import TextToPath
 
 from horovod_study.analysis.series.points import REPORTED
-from horovod_study.errors import ConfigError, refuse
+from horovod_study.errors import ConfigError
 from horovod_study.records import COMMAND
 from horovod_study.runtimes import LIBRARIES
 
@@ -38,6 +38,14 @@ SHADE = "#f3f4f6"
 PAPER = "#ffffff"
 
 
+FAMILIES = {
+    # Both come with matplotlib: the same bytes everywhere. STIX is as wide as the text of most theses; what it has no
+    # letter for, DejaVu Sans has.
+    "sans": ["DejaVu Sans"],
+    "serif": ["STIXGeneral", "DejaVu Sans"],
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureFormat:
     """For which page figures are drawn: a width in inches and "sans" or "serif".
@@ -49,17 +57,14 @@ class FigureFormat:
     font: str = "sans"
 
     def __post_init__(self) -> None:
-        low, high = (40.0, 400.0)  # below, labels leave no room for data; above, it is a poster
         wide_mm, text_mm, column_mm = (_MM_PER_IN * each for each in (self.width_in, PRINT_WIDTH_IN, COLUMN_WIDTH_IN))
-        refuse(
-            "",
-            (
-                not low <= round(wide_mm, 3) <= high,
-                f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {wide_mm:g} mm; give text "
-                f"({text_mm:.0f} mm), column ({column_mm:.0f} mm) or a number of mm",
-            ),
-            (self.font not in ("sans", "serif"), f"--font: {self.font!r} is not known; allowed: sans, serif"),
-        )
+        if not 40 <= round(wide_mm, 3) <= 400:  # below, labels leave no room for data; above, it is a poster
+            raise ConfigError(
+                f"--width: a figure is 40 to 400 mm wide, not {wide_mm:g} mm; give text ({text_mm:.0f} mm), column "
+                f"({column_mm:.0f} mm) or a number of mm"
+            )
+        if self.font not in FAMILIES:
+            raise ConfigError(f"--font: {self.font!r} is not known; allowed: {', '.join(FAMILIES)}")
 
     @classmethod
     def of(cls, width: str, font: str = "sans") -> "FigureFormat":
@@ -164,12 +169,6 @@ DARK = {
 }
 """The twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are."""
 
-FAMILIES = {
-    # Both come with matplotlib: the same bytes everywhere. STIX is as wide as the text of most theses; what it has no
-    # letter for, DejaVu Sans has.
-    "sans": ["DejaVu Sans"],
-    "serif": ["STIXGeneral", "DejaVu Sans"],
-}
 _SIZES = {
     # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points.
     ("sans", False): (8.5, 8.0),
