@@ -59,7 +59,6 @@ def breakdown(analysis: Analysis) -> Figure | None:
     for lap in hiding(parts):
         names = ", ".join(styles[series].label for series in holders[holders == lap].index.unique("series"))
         caption += f" {names}: communication runs inside {lap} and cannot be separated (hatched)."
-    how: dict[str, Any] = {"parts": _LAPS, "loud": "sync", "scale": 1e3, "unit": "ms"}
     return Figure(
         name="breakdown",
         title="Where the time of a step goes",
@@ -67,7 +66,7 @@ def breakdown(analysis: Analysis) -> Figure | None:
         caption=f"{caption} What has no room is in the CSV file only.",
         data=parts[["series", "workers", "nodes", "repeats", "lap", "mean_s", "share", "note"]],
         looks=styles,
-        **of_bars(rows, "mean_s", "Mean ms per step", **how),
+        **of_bars(rows, "mean_s", "Mean ms per step", parts=_LAPS, loud="sync", scale=1e3, unit="ms"),
     )
 
 
@@ -76,9 +75,8 @@ def losses(analysis: Analysis) -> Figure | None:
     if table.empty:
         return None
     step = analysis.breakdown[analysis.breakdown["lap"] == "step"].set_index(["series", "workers", "nodes"])
-    rows = table[~table["part"].isin([IDEAL, MEASURED])].join(
-        step[[f"minus_{kind}_low_s", f"minus_{kind}_high_s"]], on=["series", "workers", "nodes"]
-    )
+    ends: dict[str, Any] = {"low": f"minus_{kind}_low_s", "high": f"minus_{kind}_high_s"}
+    rows = table[~table["part"].isin([IDEAL, MEASURED])].join(step[[*ends.values()]], on=["series", "workers", "nodes"])
     parts, base = set(rows["part"]), baseline_words(analysis.points, kind, plain="one plain PyTorch worker")
     apart = (
         " Skew: waiting for the last worker, from the step rows of all ranks. Transfer: one raw all-reduce of the "
@@ -87,13 +85,6 @@ def losses(analysis: Analysis) -> Figure | None:
         if "runtime" in parts
         else " Transfer and runtime were not measured separately in these runs."
     )
-    how: dict[str, Any] = {
-        "parts": GROWTH,
-        "scale": 1e3,
-        "unit": "ms",
-        "low": f"minus_{kind}_low_s",
-        "high": f"minus_{kind}_high_s",
-    }
     return Figure(
         name="losses",
         title="What more workers add to a step",
@@ -104,7 +95,7 @@ def losses(analysis: Analysis) -> Figure | None:
         f"Strokes: 95 % interval of that sum, where there are three repeats.{apart if parts - {'hidden'} else ''}",
         data=table,
         looks=series_styles(analysis.points),
-        **of_bars(rows, "seconds", f"T(N) {MINUS} T(1) / ms", **how),
+        **of_bars(rows, "seconds", f"T(N) {MINUS} T(1) / ms", parts=GROWTH, scale=1e3, unit="ms", **ends),
     )
 
 
