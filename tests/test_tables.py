@@ -51,7 +51,6 @@ ALIGNED_BY_HAND = {
     "analysis/forecast/recommendation.py": "texts that are folded below each other",
     "workload/summary.py": "lines that are printed one at a time",
     "report/figures/bench.py": "the layout of nccl-tests, which other programs read",
-    "report/figures/simulation.py": "constants, each a line of words",
     "studies/progress.py": "lines that are printed one at a time",
     "studies/search.py": "lines that are printed one at a time",
     "text/tables.py": "the place where it is done",
