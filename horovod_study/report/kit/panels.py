@@ -241,34 +241,32 @@ def count_axis(axes: Axes, counts: Sequence[float], last: float, wide_in: float,
     else:
         axes.set_xlim(*_worker_span(last))
 
-    def far(count: float, other: float) -> bool:
-        texts = (f"{count:g}", f"{other:g}") if logarithmic else (f"{kinds[-1]:.0f}",)
-        return abs(_inches(axes, count, wide_in) - _inches(axes, other, wide_in)) >= max(map(text_in, texts)) + 0.07
-
-    shown = [float(count) for count in range(1, int(last) + 1)] if not logarithmic and last <= 12 else []
-    if not shown or not far(1, 2):
+    whole = [float(count) for count in range(1, int(last) + 1)] if not logarithmic and last <= 12 else []
+    shown = _fitting(axes, whole, wide_in)
+    if not shown or shown != whole:
         beyond = [float(int(last))] * (not logarithmic and kinds[-1] <= 0.8 * last)
-        shown = apart([kinds[-1], kinds[0], *beyond, *kinds[1:-1][::-1]], far)
+        shown = _fitting(axes, [kinds[-1], kinds[0], *beyond, *kinds[1:-1][::-1]], wide_in)
         if len(shown) < len(kinds) and np.median(np.divide(kinds[1:], kinds[:-1])) < 1.5:
-            locator = (
-                LogLocator(2) if logarithmic else MaxNLocator(int(wide_in / 0.35), integer=True, steps=(1, 2, 5, 10))
-            )
+            locator = LogLocator(2) if logarithmic else MaxNLocator(int(wide_in / 0.35), steps=(1, 2, 5, 10))
             ends = (kinds[0], kinds[-1] if logarithmic else last)
-            shown = apart((each for each in (kinds[0], *locator.tick_values(*ends)) if ends[0] <= each <= ends[1]), far)
+            round_ones = [each for each in locator.tick_values(*ends) if ends[0] <= each <= ends[1]]
+            shown = _fitting(axes, [kinds[0], *round_ones], wide_in)
     label_ticks(axes.xaxis, FixedLocator(shown))
 
 
 def decade_axis(axes: Axes, wide_in: float) -> None:
     """Name round numbers on the logarithmic axis of x of a panel of `wide_in` inches: powers of ten before others."""
     low, high = axes.get_xlim()
-    decades = np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     places = [sub * 10.0**decade for sub in (1, 3, 2, 5) for decade in decades]
+    shown = _fitting(axes, [each for each in places if low <= each <= high], wide_in)
+    label_ticks(axes.xaxis, FixedLocator(shown), prefixed)
 
-    def far(one: float, other: float) -> bool:
-        gap_in = abs(_inches(axes, one, wide_in) - _inches(axes, other, wide_in))
-        return gap_in >= max(text_in(prefixed(one)), text_in(prefixed(other))) + 0.12
 
-    label_ticks(axes.xaxis, FixedLocator(apart((each for each in places if low <= each <= high), far)), prefixed)
+def _fitting(axes: Axes, places: Iterable[float], wide_in: float) -> list[float]:
+    """Return those places of x whose names fit beside those of the places before them, in a panel of `wide_in`."""
+    at = {place: (_inches(axes, place, wide_in), text_in(prefixed(place)) / 2 + 0.05) for place in places}
+    return apart(at, lambda one, other: abs(at[one][0] - at[other][0]) >= at[one][1] + at[other][1])
 
 
 def _inches(axes: Axes, x: float, wide_in: float) -> float:
@@ -289,7 +287,7 @@ def node_boundaries(axes: Axes, rows: pd.DataFrame, *, first: bool = False) -> l
     partition whose full nodes are seen has its line right after the last full one. `first`: no more than the second
     node of each partition.
     """
-    groups = rows.groupby("partition", sort=True) if _several(rows) else [("", rows)]
+    groups = rows.groupby("partition", sort=True, dropna=False) if "partition" in rows else [("", rows)]
     told, words = _names_fit(rows), dict[tuple[int, float, str], None]()
     for partition, own in groups:
         known = own[own["nodes"].notna() & own["workers"].notna()]
@@ -328,13 +326,9 @@ def boundary_words(rows: pd.DataFrame) -> str:
     return f" Dashed vertical lines: further workers need another node{named}."
 
 
-def _several(rows: pd.DataFrame) -> bool:
-    return "partition" in rows.columns and bool(rows["partition"].nunique() > 1)
-
-
 def _names_fit(rows: pd.DataFrame) -> bool:
     """Return whether node boundaries name their partition: two or three, with short names."""
-    names = rows["partition"].unique() if _several(rows) else ()
+    names = rows["partition"].unique() if "partition" in rows else ()
     return 1 < len(names) <= 3 and all(len(f"{name}") <= 16 for name in names)
 
 
