@@ -209,6 +209,45 @@ def test_every_figure_against_workers_marks_the_nodes(drawn):
             assert "alpha: 2" in words and "gpu2: 2" in words, drawing.name
 
 
+def test_words_about_nodes_and_what_is_extrapolated_are_above_the_data(drawn):
+    for drawing, figure in drawn("text sans"):
+        found = [(axes, text) for axes in figure.axes for text in axes.texts]
+        about = [
+            (axes, text) for axes, text in found if re.fullmatch(r"\w+: \d|extrapolated|forecast", text.get_text())
+        ]
+        assert about or drawing.name not in ("speedup", "efficiency", "throughput", "forecast", "weak_scaling")
+        for axes, text in about:
+            assert text.get_window_extent().y0 >= axes.bbox.y1, (drawing.name, text.get_text())
+
+
+@pytest.mark.parametrize(
+    ("counts", "logarithmic", "ticks"),
+    [
+        (range(1, 101), False, [1, *range(10, 101, 10)]),
+        (range(1, 101), True, [1, 2, 4, 8, 16, 32, 64]),
+        ([1, 2, 4, 8, 16, 32, 64, 128], True, [1, 2, 4, 8, 16, 32, 64, 128]),
+        ([1, 2, 4, 8, 16, 32, 64, 128], False, [1, 16, 32, 64, 128]),
+        ([1, 3, 6], False, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_ticks_are_measured_counts_or_of_many_round_ones(counts, logarithmic, ticks):
+    with style.style():
+        axes = Figure(figsize=(4, 2)).subplots()
+        panels.count_axis(axes, list(counts), max(counts), 4.0, logarithmic=logarithmic)
+
+        assert list(axes.get_xticks()) == ticks
+
+
+def test_a_caption_says_for_which_letters_there_is_no_glyph(tmp_path):
+    with style.style():
+        figure = Figure(figsize=(3, 2))
+        figure.text(0.1, 0.5, "\u5bcc\u5cb3: Horovod/MPI \u2265 2")
+    files.write_result(tmp_path, {"it.txt": "What is drawn."}, {"it": lambda _: figure})
+
+    (words,) = (tmp_path / "it.txt").read_text().splitlines()
+    assert words == "What is drawn. Boxes stand for letters without a glyph in DejaVu Sans: \u5bcc\u5cb3"
+
+
 # ---------------------------------------------------------------------------------------------------- colours
 
 DEUTERANOPIA = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))

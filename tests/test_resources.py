@@ -6,7 +6,6 @@ import math
 
 import make.records
 import numpy as np
-import pandas as pd
 import pytest
 from drawn_figures import figures_of, figures_only
 from make.synthetic_runs import evaluation_table, run_table
@@ -305,8 +304,5 @@ def test_nothing_is_shown_where_nothing_was_recorded(analysis):
 
 
 def test_units_are_those_that_can_be_read():
-    panel = drawn._panel("worker_hours", "GPU {} to target", "hours", pd.Series([0.5, 30.0]))
-    small = drawn._panel("energy_per_sample_j", "Energy per sample / {}", "J", pd.Series([3e-6]))
-
-    assert (panel["label"], panel["unit"]) == ("GPU hours to target", 1.0)
-    assert (small["label"], small["unit"]) == ("Energy per sample / \u00b5J", 1e-6)
+    assert drawn.readable("hours", 30.0) == (1.0, "hours")
+    assert drawn.readable("J", 3e-6) == (1e-6, "\u00b5J")

@@ -47,7 +47,7 @@ from horovod_study.report.kit.style import (
     text_in,
     to_bytes,
 )
-from horovod_study.text.numbers import percent, prefixed, rounded
+from horovod_study.text.numbers import percent, rounded
 from horovod_study.text.words import plural
 
 Looks = Mapping[str, SeriesStyle]
@@ -318,21 +318,20 @@ class Panel:
     first: bool = False  # that of the second node alone
     lost: pd.DataFrame | None = None  # cells without a result: a cross at the foot
     beyond: str | None = None  # the word on the grey behind the last measured count; "": none, None: no grey
-    room: float = 0.0  # share of the width that is left free at the right, for words
 
     @property
     def known(self) -> bool:
         """Whether there is a value to draw."""
         return any(np.isfinite(each.span).any() for each in self.layers if isinstance(each, Points | Curve | Bars))
 
-    def draw(self, axes: Axes, looks: Looks, size_in: tuple[float, float]) -> None:
-        """Draw the panel, `size_in` inches wide and tall."""
+    def draw(self, axes: Axes, looks: Looks, size_in: tuple[float, float]) -> int:
+        """Draw the panel, `size_in` inches wide and tall; return how many rows of words are above it."""
         wide_in, tall_in = size_in
         if isinstance(self.layers[0], Bars):
             self.layers[0].draw(axes, looks, size_in)
             kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
             self._words(axes, 0.7 * wide_in, 0.42 * tall_in)
-            return
+            return 0
         marks = [layer for layer in self.layers if isinstance(layer, Points)]
         seen = [layer for layer in marks if not layer.hollow]
         lines = [layer for layer in self.layers if isinstance(layer, Curve)]
@@ -348,20 +347,22 @@ class Panel:
         for layer in self.layers:
             layer.draw(axes, looks, last, wide_in)
         self._crosses(axes, looks)
+        above = list[tuple[float, str]]()
         if last > measured and self.beyond is not None:
             axes.axvspan(measured, 1.3 * last, color=SHADE, linewidth=0, zorder=0)
-            how: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "bottom", "size": small()}
-            axes.text(0.99, 0.07, self.beyond, color=QUIET, **how)
+            above.append((last, self.beyond))
         self._axis_of_x(axes, counts, last, wide_in)
         if "y" not in self.log:
             self._axis_of_y(axes, low, high, tall_in)
         if self.nodes is not None:
-            kit.node_boundaries(axes, self.nodes, wide_in, first=self.first)
-        self._words(axes, 0.8 * wide_in, 0.7 * tall_in)
+            above += kit.node_boundaries(axes, self.nodes, first=self.first)
+        rows = kit.words_above(axes, above, wide_in)
+        self._words(axes, 0.8 * wide_in, 0.7 * tall_in, rows)
+        return rows
 
-    def _words(self, axes: Axes, wide_in: float, tall_in: float) -> None:
+    def _words(self, axes: Axes, wide_in: float, tall_in: float, rows: int = 0) -> None:
         axes.set_ylabel(folded(self.y, tall_in))
-        axes.set_title(folded(self.title, wide_in))
+        axes.set_title(folded(self.title, wide_in), pad=6 + 1.3 * small() * rows)
 
     def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float) -> None:
         if self.names:
@@ -369,14 +370,11 @@ class Panel:
             axes.set_xlim(-0.3, len(self.names) - 0.7)
         elif self.decades:
             axes.set_xscale("log")
-            subs = (1.0, 3.0) if counts.max() < 1000 * counts[counts > 0].min() else (1.0,)
-            kit.label_ticks(axes.xaxis, LogLocator(subs=subs, numticks=max(3, int(wide_in / 0.5))), prefixed)
+            kit.decade_axis(axes, wide_in)
         elif "x" in self.log or self.x == "Workers":
             kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log)
         else:
             axes.set_xlim(0, 1.02 * last)
-        left, right = axes.get_xlim()
-        axes.set_xlim(left, right + self.room / (1 - self.room) * (right - left))
         axes.set_xlabel(self.x)
 
     def _axis_of_y(self, axes: Axes, low: float, high: float, tall_in: float) -> None:
@@ -448,8 +446,9 @@ class Figure:
         most, aspect, alone = self.shape
         panels = [each for each in self.panels if each.known]
         canvas, made, size_in = kit.grid(len(panels), width_in, most=most, aspect=aspect, alone=alone)
-        for axes, panel in zip(made, panels, strict=True):
-            panel.draw(axes, self.looks, size_in)
+        above = [panel.draw(axes, self.looks, size_in) for axes, panel in zip(made, panels, strict=True)]
+        more_in = max(above, default=0) * 1.3 * small() / 72 * round(len(panels) * size_in[0] / width_in + 0.49)
+        canvas.set_figheight(min(canvas.get_figheight() + more_in, 9.2))
         layers = [layer for panel in panels for layer in panel.layers]
         points = [each for each in layers if isinstance(each, Points) and not each.hollow]
         lines = [each for each in layers if isinstance(each, Curve) and each.marked]

@@ -47,10 +47,8 @@ def table(found: Attribution) -> list[str]:
         if arm.over_shipped is not None:
             beside.append(f"step over that with shipped settings: {_told(arm.over_shipped, 100, ' %')}")
         if arm.slow_rank is not None:
-            host, late = (
-                [*arm.hosts, *[""] * arm.workers][arm.slow_rank],
-                _told(arm.seconds[f"lag {arm.slow_rank}"], 1e3),
-            )
+            host = [*arm.hosts, *[""] * arm.workers][arm.slow_rank]
+            late = _told(arm.seconds[f"lag {arm.slow_rank}"], 1e3)
             where = f"rank {arm.slow_rank}{f' on {host}' if host else ''}"
             beside.append(f"{where} is slow: its gradients come {late} ms after the mean worker's")
         if arm.why_not:

@@ -157,13 +157,11 @@ def _machine_table(network: Network, roofline: Mapping[str, Any]) -> str:
         for name, peak in roofline["peaks_flop_per_s"].items()
     ]
     for row in network["copies"].to_dict("records"):
-        value, unit = "-", f"({row['reason']})"
+        told = ("-", f"({row['reason']})")
         if isinstance(row["reason"], float) or not row["reason"]:
-            value, unit = (
-                f"{row['gb_per_s_median']:,.2f}",
-                f"GB/s ({row['gb_per_s_min']:,.2f} - {row['gb_per_s_max']:,.2f})",
-            )
-        rows.append((f"copy, {row['name']}", value, unit))
+            median, low, high = (f"{row[f'gb_per_s_{each}']:,.2f}" for each in ("median", "min", "max"))
+            told = (median, f"GB/s ({low} - {high})")
+        rows.append((f"copy, {row['name']}", *told))
     batch, step_s, rate = network["model"]["batch"], roofline["step_s"], roofline["flop_per_s"]
     what = (
         f"ms without communication, {batch / step_s:,.0f} samples/s, {rate / 1e9:.1f} GFLOP/s "

@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures import (
-    causes,
-    choices,
-    convergence,
-    resources,
-    scaling,
-    usage,
-    waiting,
-)
+from horovod_study.report.figures import causes, choices, convergence, resources, scaling, usage, waiting
 from horovod_study.report.grammar import Figure, write_files
 
 FIGURES: tuple[Callable[[Analysis], Figure | Sequence[Figure] | None], ...] = (

@@ -58,7 +58,6 @@ def breakdown(analysis: Analysis) -> Figure | None:
     for lap in hiding(parts):
         names = ", ".join(styles[series].label for series in holders[holders == lap].index.unique("series"))
         caption += f" {names}: communication runs inside {lap} and cannot be separated (hatched)."
-    how: dict[str, Any] = {"parts": _LAPS, "loud": "sync", "scale": 1e3, "unit": "ms"}
     return Figure(
         name="breakdown",
         title="Where the time of a step goes",
@@ -66,7 +65,7 @@ def breakdown(analysis: Analysis) -> Figure | None:
         caption=f"{caption} What has no room is in the CSV file only.",
         data=parts[["series", "workers", "nodes", "repeats", "lap", "mean_s", "share", "note"]],
         looks=styles,
-        **of_bars(rows, "mean_s", "Mean ms per step", **how),
+        **of_bars(rows, "mean_s", "Mean ms per step", parts=_LAPS, loud="sync", scale=1e3, unit="ms"),
     )
 
 
@@ -75,33 +74,27 @@ def losses(analysis: Analysis) -> Figure | None:
     if table.empty:
         return None
     step = analysis.breakdown[analysis.breakdown["lap"] == "step"].set_index(["series", "workers", "nodes"])
-    rows = table[~table["part"].isin([IDEAL, MEASURED])].join(
-        step[[f"minus_{kind}_low_s", f"minus_{kind}_high_s"]], on=["series", "workers", "nodes"]
-    )
+    ends: dict[str, Any] = {"low": f"minus_{kind}_low_s", "high": f"minus_{kind}_high_s"}
+    rows = table[~table["part"].isin([IDEAL, MEASURED])].join(step[[*ends.values()]], on=["series", "workers", "nodes"])
     parts, base = set(rows["part"]), baseline_words(analysis.points, kind, plain="one plain PyTorch worker")
     apart = (
         " Skew: waiting for the last worker, from the step rows of all ranks. Transfer: one raw all-reduce of the "
-        "gradients in the same job (10 % quantile); runtime: the same through the library with aligned ranks, less it."
+        "gradients in the same job (10 % quantile); runtime: the same through the library with aligned ranks, less it; "
+        "rest of sync: what skew, transfer, packing and runtime leave of the growth of sync."
         if "runtime" in parts
         else " Transfer and runtime were not measured separately in these runs."
     )
-    how: dict[str, Any] = {
-        "parts": GROWTH,
-        "scale": 1e3,
-        "unit": "ms",
-        "low": f"minus_{kind}_low_s",
-        "high": f"minus_{kind}_high_s",
-    }
     return Figure(
         name="losses",
         title="What more workers add to a step",
         alt="Stacked bars of what each part of a step grew by; the values are in its CSV file.",
         caption=f"T(N) {MINUS} T(1) by part, means per step over the timed window, ranks and repeats; T(1): the step "
-        f"of {base} (for a fixed global batch divided by the workers). What is below zero became shorter. "
-        f"Strokes: 95 % interval of the whole, where there are three repeats.{apart if parts - {'hidden'} else ''}",
+        f"of {base} (for a fixed global batch divided by the workers). What is below zero became shorter; "
+        "the number on a bar is the sum of all its parts. Unexplained: the growth of what no part of a step covers. "
+        f"Strokes: 95 % interval of that sum, where there are three repeats.{apart if parts - {'hidden'} else ''}",
         data=table,
         looks=series_styles(analysis.points),
-        **of_bars(rows, "seconds", f"T(N) {MINUS} T(1) / ms", **how),
+        **of_bars(rows, "seconds", f"T(N) {MINUS} T(1) / ms", parts=GROWTH, scale=1e3, unit="ms", **ends),
     )
 
 

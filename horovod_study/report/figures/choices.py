@@ -1,17 +1,16 @@
 """What can be chosen: one backend against another, and the batch of a worker with its knee and its overhead."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.report.figures.workers import INTERVAL
-from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import (
     MARKERS,
@@ -85,26 +84,23 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
 _KEY = ["series", "workers", "nodes"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Knees:
-    """The knee of each fitted line (batch, `y`) as a stroke on it, its interval as a thick piece of the line."""
-
-    lines: pd.DataFrame
-    knees: pd.DataFrame
-    y: str
-    scale: float
-
-    def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
-        stroke: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 13, "markeredgewidth": 1.8}
-        thick: dict[str, Any] = {"linestyle": "-", "linewidth": 5, "alpha": 0.35, "solid_capstyle": "butt"}
-        for place, knee in enumerate(self.knees[self.knees["identified"].astype(bool)].to_dict("records")):
-            look, line = looks[knee["line"]], self.lines[self.lines["line"] == knee["line"]]
-            near = line.iloc[(line["batch"] - knee["knee"]).abs().argmin()]
-            inside = line[line["batch"].between(knee["knee_low"], knee["knee_high"])]
-            kit.line_of(axes, inside["batch"], inside[self.y] * self.scale, look, zorder=1.5, **thick)
-            text = f"knee at a batch of {with_interval(knee['knee'], knee['knee_low'], knee['knee_high'])}"
-            at = [near[self.y] * self.scale]
-            kit.line_of(axes, [knee["knee"]], at, look, tips=[text], zorder=5 + 0.01 * place, **stroke)
+def _knees(lines: pd.DataFrame, knees: pd.DataFrame, y: str, scale: float) -> list[Curve]:
+    """Return the knee of each fitted line (batch, `y`) as a stroke on it, its interval as a thick piece of the line."""
+    strokes, pieces = list[dict[str, Any]](), [lines.iloc[:0]]
+    for knee in knees[knees["identified"].astype(bool)].to_dict("records"):
+        line = lines[lines["line"] == knee["line"]]
+        near = line.iloc[(line["batch"] - knee["knee"]).abs().argmin()]
+        text = f"knee at a batch of {with_interval(knee['knee'], knee['knee_low'], knee['knee_high'])}"
+        strokes.append({"line": knee["line"], "batch": knee["knee"], y: near[y], "said": text})
+        pieces.append(line[line["batch"].between(knee["knee_low"], knee["knee_high"])])
+    how: dict[str, Any] = {"x": "batch", "by": "line", "y": y, "scale": scale}
+    thick: dict[str, Any] = {"linestyle": "-", "linewidth": 5, "alpha": 0.35, "solid_capstyle": "butt", "zorder": 1.5}
+    stroke: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 13, "markeredgewidth": 1.8, "zorder": 5}
+    stroke |= {"markeredgecolor": None}  # that of its line
+    return [
+        Curve(rows=pd.concat(pieces), how=thick, **how),
+        Curve(rows=pd.DataFrame(strokes), how=stroke, marked=True, said="said", **how),
+    ] * bool(strokes)
 
 
 _QUANTITIES: dict[str, tuple[tuple[str, ...], str, str, float, str]] = {
@@ -172,8 +168,8 @@ def _against_batch(
         layers: list[Any] = [Guide(level=0.0)] * (scale == 100)
         if len(law):
             of_law = law[law[quantity].notna()]
-            layers = [Curve(rows=of_law, x="batch", by="line", y=quantity, scale=scale),
-                      _Knees(lines=law, knees=knees, y=quantity, scale=scale)]  # fmt: skip
+            curve = Curve(rows=of_law, x="batch", by="line", y=quantity, scale=scale)
+            layers = [curve, *_knees(law, knees, quantity, scale)]
         how: dict[str, Any] = {"x": "batch", "by": "line", "unit": unit.format(rate=analysis.rate_unit), "scale": scale}
         for rows, line in ((known[fitted], False), (known[~fitted], True)):
             layers += [Points(rows=rows, line=line, **how, **columns)] * bool(len(rows))

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -122,15 +121,15 @@ def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
 def _lined(points: pd.DataFrame, row: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a row with the names of their lines: what differs in it of runtime, workers and setting."""
     known, names = row.drop_duplicates(_CELL), style.series_labels(points)
-    settings, alone = _told(list(known["setting"])), len(known) == 1
-    runtimes = alone or len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1
-    counts, lines = alone or known["workers"].nunique() > 1, dict[Any, str]()
-    for each in known.to_dict("records"):
-        words = [names[each["series"]]] * runtimes + [settings[each["setting"]]]
-        words[-1:-1] = [plural(each["workers"], "worker")] * (counts and each["backend"] != "serial")
-        line = ", ".join(filter(None, words)) or each["setting"]
-        full = f"{each['series']}, {plural(each['workers'], 'worker')} on {plural(each['nodes'], 'node')}"
-        lines[each["series"], each["workers"], each["nodes"]] = full if line in lines.values() else line
+    counts = [plural(each["workers"], "worker") * (each["backend"] != "serial") for each in known.to_dict("records")]
+    words = pd.DataFrame({"runtime": known["series"].map(names), "workers": counts, "setting": known["setting"]})
+    words = words.loc[:, words.nunique() > 1] if len(words) > 1 else words
+    texts = [", ".join(filter(None, each)) for each in words.itertuples(index=False)]
+    lines = dict[Any, str]()
+    for key, text in zip(known[_CELL].itertuples(index=False, name=None), texts, strict=True):
+        series, workers, nodes = key
+        full = f"{series}, {plural(workers, 'worker')} on {plural(nodes, 'node')}"
+        lines[key] = full if text in lines.values() else text
     return row.assign(line=[lines[key] for key in row[_CELL].itertuples(index=False, name=None)])
 
 
@@ -150,16 +149,6 @@ def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> dict[str, styl
     return {line: replace(of[line], label=line, **dotted) for line in plain if line not in looks} | looks
 
 
-def _told(settings: Sequence[str]) -> dict[str, str]:
-    """Return each setting without the words at its front that all of them share."""
-    split = {setting: setting.split(" ") for setting in settings}
-    shared = len(list(takewhile(lambda words: len(set(words)) == 1, zip(*split.values(), strict=False))))
-    # A word that opens a pair such as `lr 0.001` stays with its number.
-    pairs = len(split) > 1 and any("".join(words[shared : shared + 1])[:1].isdigit() for words in split.values())
-    shared -= pairs and shared > 0
-    return {setting: " ".join(words[shared:]) for setting, words in split.items()}
-
-
 def targets(analysis: Analysis) -> Figure | None:
     """Return stacked bars of the seconds to each target by worker count; None where only single workers trained."""
     table = analysis.targets
@@ -172,10 +161,10 @@ def targets(analysis: Analysis) -> Figure | None:
     picked = picked[-max(1, 4 // len(settings)) :]
     bases = {setting: set(parallel.loc[parallel["setting"] == setting, "base_series"]) for setting in settings}
     shown = table["setting"].isin(settings) | table["series"].isin(set().union(*bases.values()))
-    bars, words = list[pd.DataFrame](), _told(settings)
+    bars = list[pd.DataFrame]()
     for setting, target in itertools.product(settings, picked):  # with the one-worker baseline, of whatever setting
         own = (table["setting"] == setting) | (table["series"].isin(bases[setting]) & (table["workers"] == 1))
-        title = ", ".join(filter(None, (words[setting], f"MSE {scientific(target)}")))
+        title = f"{setting}, " * (len(settings) > 1) + f"MSE {scientific(target)}"
         bars.append(table[own & (table["target_mse"] == target)].assign(setting=title))
     drawn = pd.concat(bars)
     drawn = drawn.assign(

@@ -29,8 +29,7 @@ def resources(analysis: Analysis) -> Figure | None:
     wanted, rows, looks = _panels(analysis), analysis.resources, style.series_styles(analysis.points)
     if not wanted:
         return None
-    settings = list(rows.loc[rows["workers"] > 1, "setting"].drop_duplicates())[:3]
-    shown = rows[rows["setting"].isin(settings)]
+    shown = rows[rows["setting"].isin(rows.loc[rows["workers"] > 1, "setting"])]
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
     curves = curves[curves["target_mse"].isna()]
 
@@ -55,7 +54,7 @@ def resources(analysis: Analysis) -> Figure | None:
     ]
     frames = [shown.assign(kind="point"), curves.assign(kind="line")]
     data = pd.concat([each for each in frames if len(each)], ignore_index=True)
-    how: dict[str, Any] = {"rows": shown, "settings": settings, "data": data, "looks": looks, "base": False}
+    how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "base": False}
     sides = [(partial(layers, panel=panel), panel["label"], {"beyond": ""}) for panel in wanted]
     return against_workers(analysis, NAME, words, sides, title="What training costs", **how)
 
@@ -77,6 +76,11 @@ def devices(kinds: str) -> str:
     return kinds.replace("gpu", "GPUs").replace("package", "processors") or "the devices that were read"
 
 
+def readable(kind: str, largest: float) -> tuple[float, str]:
+    """Return size and name of the unit of `J` or `hours` in which values up to `largest` are two or more."""
+    return next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
+
+
 def _panels(analysis: Analysis) -> list[dict[str, Any]]:
     """Return what is drawn: column, label of the axis, and the unit in which it can be read."""
     rows, word = analysis.resources, hours_word(analysis)
@@ -85,11 +89,9 @@ def _panels(analysis: Analysis) -> list[dict[str, Any]]:
         return []
     columns = {"energy_per_sample_j": ("Energy per sample / {}", "J"),
                "worker_hours_per_epoch": (f"{word} {{}} per epoch", "hours")}  # fmt: skip
-    made = [_panel(name, *told, rows[f"{name}_max"]) for name, told in columns.items()]
-    return [panel for panel in made if not math.isnan(panel["largest"])]
-
-
-def _panel(quantity: str, label: str, kind: str, values: pd.Series) -> dict[str, Any]:
-    largest = float(values.max())
-    size, name = next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
-    return {"quantity": quantity, "label": label.format(name), "largest": largest, "unit": size, "unit_name": name}
+    panels = []
+    for quantity, (label, kind) in columns.items():
+        if not math.isnan(largest := float(rows[f"{quantity}_max"].max())):
+            size, name = readable(kind, largest)
+            panels.append({"quantity": quantity, "label": label.format(name), "unit": size, "unit_name": name})
+    return panels

@@ -16,7 +16,6 @@ from horovod_study.analysis.steps.breakdown import IDEAL
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures.workers import RANGE, against_workers
 from horovod_study.report.grammar import Curve, Figure, Guide, Points, spread
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, THIN_LAWS, series_styles
 from horovod_study.text.numbers import with_interval
 
@@ -78,13 +77,14 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
         * bool(told),
         f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}." * bool(absent),
     ]
-    legend = [_entry(f"selected law: {law_label(law)}", 1.7) for law in laws["law"].unique()]
+    named = ", ".join(law_label(law) for law in laws["law"].unique())
+    legend = [_entry(f"selected law: {named}", 1.7)] * bool(named)
     legend += [
         _entry(law_label(law), 0.9, linestyle=THIN_LAWS[law]) for law in THIN_LAWS if few and law in set(thin["law"])
     ]
     data = pd.concat([points[[*_CELL, column, low, high]].assign(kind="point"), lines.assign(kind="line")])
-    how: dict[str, Any] = {"rows": points, "settings": _parallel(points), "data": data, "legend": legend}
-    return against_workers(analysis, name, words, [(layers, label, {"limits": (0, top)})], **how)
+    sides = [(layers, label, {"limits": (0, top)})]
+    return against_workers(analysis, name, words, sides, rows=points, data=data, legend=legend)
 
 
 def throughput(analysis: Analysis) -> Figure | None:
@@ -101,8 +101,7 @@ def throughput(analysis: Analysis) -> Figure | None:
 
     words = ["Throughput of all workers together against their number.", RANGE]
     data, label = points[[*_CELL, *spread(_RATE).values(), base]], f"Throughput / 1000 {analysis.rate_unit}"
-    how: dict[str, Any] = {"rows": points, "settings": _parallel(points), "data": data}
-    return against_workers(analysis, "throughput", words, [(layers, label, {})], **how)
+    return against_workers(analysis, "throughput", words, [(layers, label, {})], rows=points, data=data)
 
 
 def epoch_time(analysis: Analysis) -> Figure | None:
@@ -127,12 +126,9 @@ def epoch_time(analysis: Analysis) -> Figure | None:
         "window, without evaluation and checkpoints; ideal: that of the baseline / N.",
         "fastest to slowest repeat",
     ]
-    data, sides = (
-        rows[[*_CELL, *spread("epoch_s").values(), *ends, ideal]],
-        [(layers, "Time per epoch / s", {"log": "xy"})],
-    )
-    settings = kit.settings_of(parallel)
-    return against_workers(analysis, "epoch_time", words, sides, rows=rows, settings=settings, data=data)
+    sides = [(layers, "Time per epoch / s", {"log": "xy"})]
+    data = rows[[*_CELL, *spread("epoch_s").values(), *ends, ideal]]
+    return against_workers(analysis, "epoch_time", words, sides, rows=rows, data=data)
 
 
 def weak_scaling(analysis: Analysis) -> Figure | None:
@@ -142,8 +138,7 @@ def weak_scaling(analysis: Analysis) -> Figure | None:
     known = points[points["samples_per_s_median"].notna() & (points["workers"] > 1)]
     if not len(known) or known.groupby("series")["workers"].nunique().max() < 2:
         return None
-    settings, base = kit.settings_of(known, most=2), f"base_{kind}_samples_per_s"
-    shown = points[points["setting"].isin(settings)]
+    shown, base = points[points["setting"].isin(known["setting"])], f"base_{kind}_samples_per_s"
     steps = analysis.breakdown[
         analysis.breakdown["lap"].eq("step") & analysis.breakdown["series"].isin(shown["series"])
     ]
@@ -172,8 +167,7 @@ def weak_scaling(analysis: Analysis) -> Figure | None:
         "ideal step": ideal[["series", "workers", "nodes", "seconds"]].rename(columns={"seconds": "mean_s"}),
     }
     data = pd.concat([frame.assign(kind=name) for name, frame in frames.items()], ignore_index=True)
-    how: dict[str, Any] = {"rows": points[points["setting"].isin(known["setting"])], "settings": settings, "data": data}
-    return against_workers(analysis, "weak_scaling", words, sides[: 1 + (len(steps) > 0)], **how)
+    return against_workers(analysis, "weak_scaling", words, sides[: 1 + (len(steps) > 0)], rows=shown, data=data)
 
 
 def regression(analysis: Analysis) -> Figure | None:
@@ -183,13 +177,13 @@ def regression(analysis: Analysis) -> Figure | None:
     points = analysis.points[analysis.points["series"].isin(lines["series"]) & analysis.points[column].notna()]
     # a line through two points is not a finding
     points = points[points.groupby("series")["workers"].transform("nunique") > 2]
-    settings, looks = kit.settings_of(points), series_styles(analysis.points)
-    if not settings:
+    several, looks = points["setting"].nunique() > 1, series_styles(analysis.points)
+    if points.empty:
         return None
     for series, setting in points[["series", "setting"]].drop_duplicates("series").itertuples(index=False):
         law = analysis.fits["series"][series]["laws"]["linear"]
         slope = with_interval(law["params"]["slope"], *law["ci95"]["slope"])
-        of = f", {setting}" * (len(settings) > 1)
+        of = f", {setting}" * several
         looks[series] = replace(looks[series], label=f"{looks[series].label}{of}: {slope} per worker")
 
     def layers(own: pd.DataFrame) -> Iterator[Any]:
@@ -208,8 +202,9 @@ def regression(analysis: Analysis) -> Figure | None:
     kept = [*(each for each in _CELL if each != "missing"), column, f"{column}_min", f"{column}_max"]
     line = lines[["series", "law", "workers", "speedup", "low", "high"]]
     data = pd.concat([points[kept].assign(kind="point"), line.assign(kind="line")], ignore_index=True)
-    how: dict[str, Any] = {"rows": points, "settings": settings, "data": data, "looks": looks}
-    return against_workers(analysis, "regression", words, [(layers, "Speedup", {})], **how)
+    return against_workers(
+        analysis, "regression", words, [(layers, "Speedup", {})], rows=points, data=data, looks=looks
+    )
 
 
 def forecast(analysis: Analysis) -> Figure | None:
@@ -241,23 +236,12 @@ def forecast(analysis: Analysis) -> Figure | None:
     hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": PAPER, "markersize": 5, "linestyle": EXTRAPOLATED_DASH}
     legend = [_entry("forecast", 1.2, **hollow), Patch(facecolor=QUIET, alpha=0.2, label="95 % interval")]
     sides = [(layers, f"Throughput / 1000 {analysis.rate_unit}", {"log": "xy", "beyond": "forecast", "first": True})]
-    how: dict[str, Any] = {
-        "rows": table.assign(partition=table["series"].map(partitions)),
-        "data": table,
-        "legend": legend,
-    }
-    settings = list(table["setting"].drop_duplicates())[: kit.MAX_PANELS]
-    return against_workers(analysis, "forecast", words, sides, settings=settings, base=False, **how)
+    rows = table.assign(partition=table["series"].map(partitions))
+    return against_workers(analysis, "forecast", words, sides, rows=rows, data=table, legend=legend, base=False)
 
 
 def _rates(rows: pd.DataFrame, analysis: Analysis, **how: Any) -> Points:
     return Points(rows=rows, unit=f"thousand {analysis.rate_unit}", scale=1 / 1000, line=True, **spread(_RATE), **how)
-
-
-def _parallel(points: pd.DataFrame) -> list[str]:
-    """Return the settings that have panels, not too many: with several workers if there are any such."""
-    parallel = points.loc[(points["mode"] != "single") | (points["workers"] > 1), "setting"].drop_duplicates()
-    return list(parallel if len(parallel) else points["setting"].drop_duplicates())[: kit.MAX_PANELS]
 
 
 def _entry(label: str, width: float, **how: Any) -> Line2D:

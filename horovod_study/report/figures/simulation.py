@@ -14,7 +14,7 @@ import pandas as pd
 from horovod_study.analysis.simulate.calibration import Calibration
 from horovod_study.analysis.simulate.step import PARTS
 from horovod_study.records import facts, finite
-from horovod_study.report.grammar import Figure, Guide, Panel, Points, of_bars
+from horovod_study.report.grammar import Figure, Guide, Panel, Points, of_bars, spread
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import alone, amount, known
@@ -34,15 +34,11 @@ LOOKS = {
 
 def content(table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str]) -> dict[str, Any]:
     """Return everything as plain values, None for what is not known: constants, scenarios -> rows, doubts."""
-    scenarios: dict[str, list[dict[str, Any]]] = {}
-    for row in table.to_dict("records"):
-        scenarios.setdefault(str(row["scenario"]), []).append(
-            {str(key): finite(value) for key, value in row.items() if key != "scenario"}
-        )
+    rows = table.groupby("scenario", sort=False)
     return {
         "constants": constants(calibration),
         "sources": dict(calibration.sources),
-        "scenarios": scenarios,
+        "scenarios": {f"{name}": finite(own.drop(columns="scenario")) for name, own in rows},
         "doubts": list(doubts),
     }
 
@@ -75,20 +71,17 @@ def constants(calibration: Calibration) -> dict[str, Any]:
 
 def text(table: pd.DataFrame, calibration: Calibration) -> str:
     """Return the constants and a table per scenario for a terminal."""
-    blocks, names = [_constant_lines(calibration, several=bool((table["nodes"] > 1).any()))], _scenarios(table)
-    heads = set[str]()
-    for name in names:
-        own = table[table["scenario"] == name]
-        cells = [_cells(row, baseline=name == names[0]) for row in own.to_dict("records")]
-        told = [place for place in range(len(cells[0])) if {row[place][1] for row in cells} - {NOTHING, "0"}]
-        rows = [[row[place][1] for place in told] for row in cells]
-        columns = [cells[0][place][0] for place in told]
+    blocks, heads = [_constant_lines(calibration, several=bool((table["nodes"] > 1).any()))], set[str]()
+    for place, (name, own) in enumerate(table.groupby("scenario", sort=False)):
+        rows = [_cells(row, baseline=place == 0) for row in own.to_dict("records")]
+        told = [column for column in rows[0] if {row[column] for row in rows} - {NOTHING, "0"}]
+        columns = [column.strip() for column in told]
         heads |= {*columns}
-        blocks.append([name, *to_lines(table_of(columns, rows, texts=()))])
+        cells = [[row[each] for each in told] for row in rows]
+        blocks.append([f"{name}", *to_lines(table_of(columns, cells, texts=()))])
     parts = "".join(f"; {part}: {LOOKS[part].label}" for part in PARTS[1:] if part in heads)
     hidden = ["hidden: communication behind backward, not part of the step"] * ("hidden" in heads)
-    interval = "; [95 % interval]" * ("95 %" in heads)
-    of_one = f"efficiency: of one worker that computes alone{interval}"
+    of_one = f"efficiency: of one worker that computes alone{'; [95 % interval]' * ('95 %' in heads)}"
     blocks.append([f"ms of a step: parts add up to it{parts}", of_one, *hidden])
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
@@ -107,37 +100,37 @@ def _constant_lines(calibration: Calibration, *, several: bool) -> list[str]:
         for link in (it.network.intra, it.network.inter)
     )
     runtime = f"{_ms(float(it.runtime.overhead_s))} ms a message, cycle {it.runtime.cycle_s * 1e3:g} ms, "
-    rows = (
-        ("computing", f"{_ms(it.compute.mean_s)} ms ({scatter})", sources.get("computing", "as given")),
-        ("on one node", sources.get("crowding", ""), ""),
-        ("batch", sources.get("batch", ""), ""),
-        ("gradients", f"{amount(it.gradient_bytes)} {sent}, {it.algorithm}", sources.get("gradients", "")),
-        ("in a node", inside, ""),
-        ("between nodes", between if several else "", sources.get("network", "")),
-        ("runtime", f"{runtime}negotiation {it.runtime.negotiation}", sources.get("overhead", "as given")),
-    )
+    words = {
+        "computing": (f"{_ms(it.compute.mean_s)} ms ({scatter})", sources.get("computing", "as given")),
+        "on one node": (sources.get("crowding", ""),),
+        "batch": (sources.get("batch", ""),),
+        "gradients": (f"{amount(it.gradient_bytes)} {sent}, {it.algorithm}", sources.get("gradients", "")),
+        "in a node": (inside,),
+        "between nodes": (between if several else "", sources.get("network", "")),
+        "runtime": (f"{runtime}negotiation {it.runtime.negotiation}", sources.get("overhead", "as given")),
+    }
+    told = [(name, "; ".join(filter(None, each))) for name, each in words.items() if each[0]]
     per_node = plural(it.network.workers_per_node, "worker")
-    told = [(label, "; ".join(filter(None, words))) for label, *words in rows if words[0]]
     return [
         f"{it.scaling} scaling, computing known with batch {it.batch} per worker, {per_node} per node",
         *to_lines(table_of(("", ""), told, texts=(0, 1)), indent=2),
     ]
 
 
-def _cells(row: Mapping[Any, Any], *, baseline: bool) -> list[tuple[str, str]]:
-    """Return head and text of each column; those that say nothing in any row of a table are left out."""
-    ratio = [("x baseline", alone(row["of_baseline"])), ("95 %", _range(row, "of_baseline_{}", alone))]
-    return [
-        *((name, f"{row[name]:,}") for name in ("workers", "nodes", "batch")),
-        ("step ms", _ms(row["step_s"])),
-        ("95 %", _range(row, "step_{}_s", _ms)),
-        ("samples/s", alone(row["samples_per_s"])),
-        ("efficiency", f"{alone(100 * row['efficiency'])} %"),
-        *((part, _ms(row[f"{part}_s"])) for part in PARTS),
-        ("all-reduce 95 %", _range(row, "allreduce_{}_s", _ms)),
-        ("hidden", _ms(row["hidden_s"])),
-        *([] if baseline else ratio),
-    ]
+def _cells(row: Mapping[Any, Any], *, baseline: bool) -> dict[str, str]:
+    """Return the text of each column; a blank before a head tells it from another of the same name."""
+    ratio = {"x baseline": alone(row["of_baseline"]), "95 %  ": _range(row, "of_baseline_{}", alone)}
+    return {
+        **{name: f"{row[name]:,}" for name in ("workers", "nodes", "batch")},
+        "step ms": _ms(row["step_s"]),
+        "95 %": _range(row, "step_{}_s", _ms),
+        "samples/s": alone(row["samples_per_s"]),
+        "efficiency": f"{alone(100 * row['efficiency'])} %",
+        **{part: _ms(row[f"{part}_s"]) for part in PARTS},
+        "all-reduce 95 %": _range(row, "allreduce_{}_s", _ms),
+        "hidden": _ms(row["hidden_s"]),
+        **(ratio if not baseline else {}),
+    }
 
 
 def _ms(seconds: float) -> str:
@@ -174,17 +167,9 @@ def drawing(table: pd.DataFrame, calibration: Calibration) -> Figure:
     first = table[table["scenario"] == names[0]].assign(setting="", series=names[0], nodes=1)
     parts = pd.concat([first.assign(part=part, seconds=first[f"{part}_s"]) for part in PARTS])
     bars = of_bars(parts, "seconds", "Mean ms per step", most=10, parts=LOOKS, scale=1e3, unit="ms")
-    speedup = Points(rows=table, y="speedup", by="scenario", line=True, unit="\u00d7")
-    share = Points(
-        rows=table,
-        y="efficiency",
-        by="scenario",
-        line=True,
-        scale=100,
-        unit="%",
-        low="efficiency_low",
-        high="efficiency_high",
-    )
+    how: dict[str, Any] = {"rows": table, "by": "scenario", "line": True}
+    speedup = Points(y="speedup", unit="\u00d7", **how)
+    share = Points(scale=100, unit="%", **spread("efficiency", "", "_low", "_high"), **how)
     return Figure(
         name=NAME,
         title="Simulated scaling",

@@ -1,10 +1,15 @@
 """What the machine did while it trained: use and power of GPUs and cores against workers and over time."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.figures.workers import against_workers
 from horovod_study.report.grammar import Curve, Figure, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import series_styles
@@ -41,30 +46,24 @@ def usage(analysis: Analysis) -> Figure | None:
     gpus = bool(table[["gpu_percent_median", "gpu_power_w_per_gpu_median"]].notna().any().any())
     panels = [each for each in (_ON_GPUS if gpus else _ON_CORES) if table[f"{each.name}_median"].notna().any()]
     known = table[(table["mode"] != "mixed") & table[[f"{each.name}_median" for each in panels]].notna().any(axis=1)]
-    parallel = known[known["workers"] > 1]
-    if parallel.empty or not panels:
+    if not panels or not (known["workers"] > 1).any():
         return None
-    settings = kit.settings_of(parallel, most=1)
-    shown = known[known["setting"].isin(settings)]
 
-    def drawn(each: Quantity) -> Panel:
-        rows = shown.assign(repeats=shown[f"{each.name}_repeats"])
-        points = Points(rows=rows, **spread(each.name), ends=("", ""), scale=each.scale, unit=each.unit, line=True)
-        return Panel(layers=[points], y=each.label, nodes=shown)
+    def layers(own: pd.DataFrame, each: Quantity) -> Iterator[Any]:
+        rows = own.assign(repeats=own[f"{each.name}_repeats"])
+        yield Points(rows=rows, **spread(each.name), ends=("", ""), scale=each.scale, unit=each.unit, line=True)
 
+    words = [
+        "Use of the machine against workers, means over the timed window and over ranks or GPUs. "
+        f"{'; '.join(panel.words for panel in panels)}.",
+        "lowest to highest repeat; the ring is one worker without a communication library",
+        kit.repeats_words(known),
+    ]
     kept = [f"{panel.name}_{end}" for panel in panels for end in ("repeats", "median", "min", "max", "low", "high")]
-    return Figure(
-        name="usage",
-        title="Use and power" if any("power" in panel.name for panel in panels) else "Use of the machine",
-        alt=f"{'; '.join(panel.label for panel in panels)}: against workers; the values are in its CSV file.",
-        caption="Use of the machine against workers, means over the timed window and over ranks or GPUs. "
-        f"{'; '.join(panel.words for panel in panels)}. Points: medians over repeats; bars: lowest to highest repeat; "
-        "the ring is one worker without a communication library."
-        f"{kit.boundary_words(shown)} {kit.repeats_words(shown)}{kit.left_out(parallel, settings)}",
-        data=known[["series", "setting", "partition", "device", "workers", "nodes", "repeats", *kept]],
-        panels=[drawn(each) for each in panels],
-        looks=series_styles(analysis.points),
-    )
+    data = known[["series", "setting", "partition", "device", "workers", "nodes", "repeats", *kept]]
+    title = "Use and power" if any("power" in panel.name for panel in panels) else "Use of the machine"
+    sides = [(partial(layers, each=each), each.label, {"beyond": None}) for each in panels]
+    return against_workers(analysis, "usage", words, sides, rows=known, data=data, base=False, title=title)
 
 
 def load(analysis: Analysis) -> Figure | None:

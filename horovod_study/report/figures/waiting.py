@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -19,6 +20,8 @@ from horovod_study.report.kit import style
 from horovod_study.text.numbers import with_unit
 from horovod_study.text.words import listed, plural
 
+_MOST_JUMPS = 6  # whose sizes the legend has
+
 
 def synchronisation(analysis: Analysis) -> Figure | None:
     """Return the waiting per step and per epoch of the series that know it at several counts of several workers."""
@@ -28,11 +31,9 @@ def synchronisation(analysis: Analysis) -> Figure | None:
     )
     known = cells[cells["sync_s_median"].notna()]
     known = known[known.groupby("series")["workers"].transform("nunique") > 1]
-    settings = list(known["setting"].drop_duplicates())[:4]
-    if not settings:
+    if known.empty:
         return None
-    shown = known[known["setting"].isin(settings)]
-    lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
+    lines = analysis.sync_curves[analysis.sync_curves["series"].isin(known["series"])]
 
     def layers(own: pd.DataFrame, column: str, scale: float, unit: str) -> Iterator[Any]:
         ends: dict[str, Any] = {end: f"{column.removesuffix('_s')}_{end}_s" for end in ("low", "high")}
@@ -47,20 +48,21 @@ def synchronisation(analysis: Analysis) -> Figure | None:
         return iter([_Batches(rows=own), *layers(own, "sync_per_epoch_s", 1.0, "s")])
 
     sides = [(lambda own: layers(own, "sync_s", 1000.0, "ms"), "Waiting / ms per step", {"beyond": ""})]
-    epochs = bool(shown["sync_per_epoch_s_median"].notna().any())
+    epochs = bool(known["sync_per_epoch_s_median"].notna().any())
     sides += [(of_epoch, "Waiting / s per epoch", {})] if epochs else []
     laws = [f"{looks[series].label}: {law_label(law)}"
             for series, law in lines[["series", "law"]].drop_duplicates().itertuples(index=False)]  # fmt: skip
     words = [
         "Waiting for gradients against workers, per step and, times the batches of an epoch (pale bars), per epoch.",
         INTERVAL,
-        f"Lines: the law selected by AICc ({'; '.join(dict.fromkeys(laws))}) with its 95 % band, on grey "
-        "extrapolated; without a law, lines join the points on equal nodes." * bool(laws),
+        f"Lines: the law selected by AICc ({'; '.join(dict.fromkeys(laws))}) with its 95 % band, on grey extrapolated."
+        * bool(laws),
+        "Lines without a band join the points on equal nodes." * (not known["series"].isin(lines["series"]).all()),
         _hidden(cells, style.series_labels(analysis.synchronisation)),
     ]
-    data = pd.concat([shown.assign(kind="point"), lines.assign(kind="line")], ignore_index=True)
+    data = pd.concat([known.assign(kind="point"), lines.assign(kind="line")], ignore_index=True)
     legend = [Patch(facecolor=style.GRID, linewidth=0, label="batches per epoch")] * epochs
-    how: dict[str, Any] = {"rows": known, "settings": settings, "data": data, "looks": looks, "legend": legend}
+    how: dict[str, Any] = {"rows": known, "data": data, "looks": looks, "legend": legend}
     return against_workers(analysis, "synchronisation", words, sides, base=False, **how)
 
 
@@ -121,67 +123,63 @@ def boundary(analysis: Analysis) -> Figure | None:
         yield Points(
             rows=own, **spread("sync_s"), scale=1000, unit="ms", ends=("", ""), at="at", line=True, within="nodes"
         )
-        yield _Jumps(cells=own, rows=jumps[jumps["series"].isin(own["series"])])
+        yield _Jumps(cells=own, rows=known[known["series"].isin(own["series"])])
 
+    known = jumps[jumps["jump_s"].notna() & jumps["series"].isin(shown["series"])]
+    # An indirect jump is left out where its boundary has a direct one; of others the legend has the first.
+    boundaries = pd.Series(list(zip(known["series"], known["fewer_nodes"], strict=True)), index=known.index)
+    direct = known["kind"] == DIRECT
+    known = known[direct | ~boundaries.isin(set(boundaries[direct]))]
+    told = known[(known["kind"] == DIRECT) | ~known.duplicated("series")].to_dict("records")
     words = [
         "Waiting for gradients per step against workers, on one and on more nodes: of each run "
         f"{'medians' if (shown['per_step'] == MEDIAN).all() else 'means'} over steps.",
         "lowest to highest repeat",
         "Arrows: the jump between equal workers on fewer and on more nodes (mean over repeats, 95 % interval in "
         "brackets); dotted: the next worker count already needs another node: not the jump of the node alone.",
+        "The sizes of the jumps are in the CSV file." * (len(told) > _MOST_JUMPS),
         _hidden(analysis.nodes, {series: look.label for series, look in looks.items()}),
     ]
-    sides = [(layers, "Waiting for gradients / ms per step", {"beyond": None, "room": 0.3 * bool(len(jumps))})]
+    sides = [(layers, "Waiting for gradients / ms per step", {"beyond": None})]
     data = pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")])
-    settings = list(shown["setting"].drop_duplicates())[: kit.MAX_PANELS]
-    how: dict[str, Any] = {"rows": shown, "settings": settings, "data": data, "looks": looks}
+    legend = [_jump_entry(row, looks[row["series"]], labels[row["series"]]) for row in told[:_MOST_JUMPS]]
+    legend *= len(told) <= _MOST_JUMPS
+    how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "legend": legend}
     return against_workers(analysis, "boundary", words, sides, base=False, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Jumps:
-    """Arrows from equal workers on fewer nodes to those on more, with their sizes beside them while they are few."""
+    """An arrow up from equal workers on fewer nodes to those on more; a dotted line where further workers are there."""
 
     cells: pd.DataFrame
     rows: pd.DataFrame
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
-        """Draw the arrows, and write their sizes right of them, moved up where they would be on one another."""
+        """Draw the arrows and lines."""
         names = ["workers", "nodes", "per_node"]
         of = self.cells[["series", *names, "at", "sync_s_median"]].itertuples(index=False)
         places = {(series, *key): (at, 1000 * y) for series, *key, at, y in of}
-        known, texts = self.rows[self.rows["jump_s"].notna()], []
-        # An indirect jump is left out where its boundary has a direct one; of others the first is written.
-        direct = set(map(tuple, known.loc[known["kind"] == DIRECT, ["series", "fewer_nodes"]].to_numpy()))
-        for row in known.to_dict("records"):
+        for row in self.rows.to_dict("records"):
             keys = [(row["series"], *(row[f"{side}_{name}"] for name in names)) for side in ("fewer", "more")]
-            indirect = row["kind"] == INDIRECT
-            if not set(keys) <= set(places) or (indirect and (row["series"], row["fewer_nodes"]) in direct):
-                continue
-            (x0, y0), (x1, y1) = (places[key] for key in keys)
-            color = looks[row["series"]].color
-            if indirect:
-                axes.plot([x0, x1], [y0, y1], color=color, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1.8)
-            else:
-                axes.plot([x0, x1], [y0, y0], color=color, linewidth=0.8, zorder=1.8)
-                arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 4}
+            if set(keys) <= set(places):
+                (x0, y0), (x1, y1) = (places[key] for key in keys)
+                how: dict[str, Any] = {"color": looks[row["series"]].color, "linewidth": 0.9, "zorder": 1.8}
+                if row["kind"] == INDIRECT:
+                    axes.plot([x0, x1], [y0, y1], linestyle=(0, (1, 2)), **how)
+                    continue
+                axes.plot([x0, x1], [y0, y0], **how)
+                arrow = {"arrowstyle": "-|>", "color": how["color"], "linewidth": 0.9, "shrinkA": 0, "shrinkB": 4}
                 axes.annotate("", xy=(x1, y1), xytext=(x1, y0), arrowprops=arrow, zorder=1.9)
-            first = known.loc[known["series"] == row["series"], "fewer_nodes"].min()
-            if not indirect or row["fewer_nodes"] == first:  # right of all that ran on equal workers
-                aside = self.cells.loc[self.cells["workers"] == row["more_workers"], "at"].max()
-                value = with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms")
-                text = value if row["jump_s"] < 0 else f"+{value}"
-                if indirect:
-                    text += f"\nwith {plural(row['more_workers'] - row['fewer_workers'], 'worker')} more"
-                if not pd.isna(row["resolved"]) and not row["resolved"]:
-                    text += "\nnot resolved"
-                texts.append((float(aside), (y0 + y1) / 2, text))
-        floor, top = 0.0, 1120 * float(self.cells["sync_s_max"].max())
-        if len(texts) > (4 if panel_in >= style.NARROW_IN else 1):  # with more, the table says them better
-            return
-        for x, y, text in sorted(texts, key=lambda each: each[1]):
-            tall = 1.4 * style.small() / 72 / (0.4 * panel_in) * top * (1 + text.count("\n"))
-            middle = max(y, floor + tall / 2)
-            floor = middle + tall / 2
-            how: dict[str, Any] = {"va": "center", "color": style.INK, "zorder": 2.8, "bbox": kit.paper_behind()}
-            kit.note_at(axes, text, (x, middle), (8, 0), **how)
+
+
+def _jump_entry(row: Mapping[Any, Any], look: style.SeriesStyle, label: str) -> Line2D:
+    """Return the entry of a legend that says the size of a jump."""
+    value = with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms")
+    more = row["more_workers"] - row["fewer_workers"]
+    at = f"with {plural(more, 'worker')} more" if more else f"at {plural(row['more_workers'], 'worker')}"
+    text = (
+        f"{label}, {row['fewer_nodes']:.0f} to {row['more_nodes']:.0f} nodes: {'+' * (row['jump_s'] >= 0)}{value} {at}"
+    )
+    text += ", not resolved" * (not pd.isna(row["resolved"]) and not row["resolved"])
+    return kit.entry(look, text, linestyle=(0, (1, 2)) if row["kind"] == INDIRECT else "-", linewidth=0.9)

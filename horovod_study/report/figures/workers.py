@@ -26,16 +26,15 @@ def against_workers(
     sides: Sequence[Side],
     *,
     rows: pd.DataFrame,
-    settings: Sequence[str],
     data: pd.DataFrame,
     base: bool = True,
     **how: Any,
 ) -> Figure:
-    """Return a figure with a panel for each of the `settings` and sides; `rows`: all that could be drawn.
+    """Return a figure with a panel for each setting that has one and each of the `sides`; `rows`: all to be drawn.
 
     `words`: what is drawn, what the bars are, and more; the caption adds what its rows have, and the baseline (`base`).
     """
-    panels = []
+    settings, panels = kit.settings_of(rows, most=kit.MAX_PANELS // len(sides)), []
     for setting in settings:
         own = rows[rows["setting"] == setting]
         axes = {"title": setting if len(settings) > 1 else "", "nodes": own, "beyond": "extrapolated"}

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from horovod_study.errors import refuse
 from horovod_study.files import csv_of, result_folder, write_file, writing
-from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
+from horovod_study.report.kit.style import FAMILIES, TEXT, FigureFormat, settled, style, to_bytes, without_glyph
 from horovod_study.report.kit.typeset import latex
 
 FORMATS = ("pdf", "svg", "png")
@@ -41,12 +41,15 @@ def write_result(
         "texlive-latex-recommended texlive-pictures), or leave --pgf away and include the PDF files"
     )
     refuse("", (pgf and shutil.which("pdflatex") is None, latex_needed))
-    paths = []
+    paths, contents = list[Path](), dict(contents)
     with writing(directory, f"choose a writable {choose}"):
         result_folder(directory)
         with style(look):
             for name, draw in (figures or {}).items():
                 figure = settled(draw(look.width_in))
+                if boxes := without_glyph(figure):
+                    told = f"Boxes stand for letters without a glyph in {' and '.join(FAMILIES[look.font])}: {boxes}"
+                    contents[f"{name}.txt"] = f"{contents.get(f'{name}.txt', '')} {told}".lstrip()
                 forms = {form: partial(to_bytes, figure, form) for form in FORMATS}
                 for form, content in (forms | ({"pgf": partial(to_pgf, figure)} if pgf else {})).items():
                     paths.append(directory / f"{name}.{form}")

@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from horovod_study.report.kit.interactive import belongs, mark
 from horovod_study.report.kit.style import (
@@ -29,13 +29,11 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
+from horovod_study.text.numbers import prefixed
 from horovod_study.text.words import span
 
-_MAX_SETTINGS = 4
-"""Settings of one figure, each with a panel; the others are in its CSV file and in the tables of the page."""
-
 MAX_PANELS = 6
-"""The same of figures in which every setting has one."""
+"""Of one figure; further settings are in its CSV file and in the tables of the page."""
 
 MAX_HEIGHT_IN = 8.4
 """Of all panels together: a page has room for them, their legend and a caption."""
@@ -60,7 +58,7 @@ def grid(
     return figure, made[:count], (width_in / columns, height_in)
 
 
-def settings_of(rows: pd.DataFrame, *, most: int = _MAX_SETTINGS) -> list[str]:
+def settings_of(rows: pd.DataFrame, *, most: int) -> list[str]:
     """Return the settings that a figure shows, in their order: those with most worker counts, at most `most`.
 
     A setting with half as many counts or fewer has no panel: a sweep of batches at a few counts is another figure.
@@ -175,25 +173,6 @@ def note_at(axes: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, flo
     axes.annotate(text, at, xytext=offset, textcoords="offset points", **{"size": small(), **how})
 
 
-def paper_behind(pad: float = 0.6, alpha: float = 0.85) -> dict[str, Any]:
-    """Return what is laid behind letters that stand on lines."""
-    return {"facecolor": PAPER, "edgecolor": "none", "pad": pad, "alpha": alpha}
-
-
-def stacked(
-    axes: Axes, place: float, parts: Iterable[tuple[LapStyle, float]], width: float, *, lying: bool = False
-) -> list[Any]:
-    """Draw the parts of a bar one after the other from zero, what is negative the other way; return what was drawn."""
-    draw, start = (axes.barh, "left") if lying else (axes.bar, "bottom")
-    ends, drawn = {1: 0.0, -1: 0.0}, []
-    for look, value in parts:
-        side = 1 if value >= 0 else -1
-        how: dict[str, Any] = {start: ends[side], "zorder": 2, **face(look)}
-        drawn.append(draw(place, value, width, **how))
-        ends[side] += value
-    return drawn
-
-
 def apart(values: Iterable[float], far: Callable[[float, float], bool]) -> list[float]:
     """Return the values to label, in their order: the first ones, and of the others those `far` from all before."""
     kept: list[float] = []
@@ -252,70 +231,90 @@ def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any)
 
 def count_axis(axes: Axes, counts: Sequence[float], last: float, wide_in: float, *, logarithmic: bool) -> None:
     """Name counts on the axis of x of a panel of `wide_in` inches that ends at `last`: all whole ones where they fit,
-    else of those that were measured the ones that do, the largest and the smallest first.
+    else those that were measured; of many near each other, round numbers or, on a logarithmic axis, powers of two.
     """
-    kinds = sorted(set(counts))
+    kinds = sorted({float(count) for count in counts})
     if logarithmic:
         axes.set_xscale("log")
         margin = math.exp(0.05 * max(math.log(kinds[-1] / kinds[0]), math.log(2)))
         axes.set_xlim(kinds[0] / margin, kinds[-1] * margin)
     else:
         axes.set_xlim(*_worker_span(last))
-    left, right = axes.get_xlim()
-    size: Callable[[float], float] = math.log if logarithmic else float
-    per_in = (size(right) - size(left)) / ((0.8 if logarithmic else 0.85) * wide_in)
 
-    def far(count: float, other: float) -> bool:
-        text = f"{count:g}" if logarithmic else f"{kinds[-1]:.0f}"
-        return abs(size(count) - size(other)) >= (text_in(text) + 0.07) * per_in
-
-    shown = [float(count) for count in range(1, int(last) + 1)] if not logarithmic and last <= 12 else []
-    if not shown or not far(1, 2):
+    whole = [float(count) for count in range(1, int(last) + 1)] if not logarithmic and last <= 12 else []
+    shown = _fitting(axes, whole, wide_in)
+    if not shown or shown != whole:
         beyond = [float(int(last))] * (not logarithmic and kinds[-1] <= 0.8 * last)
-        shown = apart([kinds[-1], kinds[0], *beyond, *kinds[1:-1][::-1]], far)
+        shown = _fitting(axes, [kinds[-1], kinds[0], *beyond, *kinds[1:-1][::-1]], wide_in)
+        if len(shown) < len(kinds) and np.median(np.divide(kinds[1:], kinds[:-1])) < 1.5:
+            locator = LogLocator(2) if logarithmic else MaxNLocator(int(wide_in / 0.35), steps=(1, 2, 5, 10))
+            ends = (kinds[0], kinds[-1] if logarithmic else last)
+            round_ones = [each for each in locator.tick_values(*ends) if ends[0] <= each <= ends[1]]
+            shown = _fitting(axes, [kinds[0], *round_ones], wide_in)
     label_ticks(axes.xaxis, FixedLocator(shown))
 
 
+def decade_axis(axes: Axes, wide_in: float) -> None:
+    """Name round numbers on the logarithmic axis of x of a panel of `wide_in` inches: powers of ten before others."""
+    low, high = axes.get_xlim()
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    places = [sub * 10.0**decade for sub in (1, 3, 2, 5) for decade in decades]
+    shown = _fitting(axes, [each for each in places if low <= each <= high], wide_in)
+    label_ticks(axes.xaxis, FixedLocator(shown), prefixed)
+
+
+def _fitting(axes: Axes, places: Iterable[float], wide_in: float) -> list[float]:
+    """Return those places of x whose names fit beside those of the places before them, in a panel of `wide_in`."""
+    at = {place: (_inches(axes, place, wide_in), text_in(prefixed(place)) / 2 + 0.05) for place in places}
+    return apart(at, lambda one, other: abs(at[one][0] - at[other][0]) >= at[one][1] + at[other][1])
+
+
+def _inches(axes: Axes, x: float, wide_in: float) -> float:
+    """Return how far a place of x is from the left end of a panel of `wide_in` inches with its labels."""
+    (at, _) = axes.transLimits.transform(axes.transScale.transform((x, 1.0)))
+    return float(at) * 0.85 * wide_in
+
+
 def _worker_span(last: float) -> tuple[float, float]:
-    return 0.0 if last > 8 else 0.6, float(last) + 0.03 * float(last) + 0.1
+    return 0.7 - 0.055 * float(last), 1.03 * float(last) + 0.1  # with room for the ring of one worker
 
 
-def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bool = False) -> None:
-    """Mark where further workers need another node: a thin line between the last count before and the first after.
+def node_boundaries(axes: Axes, rows: pd.DataFrame, *, first: bool = False) -> list[tuple[float, str]]:
+    """Mark where further workers need another node, a thin line between the last count before and the first after, and
+    return the places with the words for them, those of few nodes first.
 
-    `rows`: columns workers, nodes and partition, if there are several. `wide_in`: of the panel. Call it when the limits
-    of the axes are set. A partition whose full nodes are seen has its line right after the last full one. `first`: no
-    more than the second node of each partition.
+    `rows`: columns workers, nodes and partition, if there are several. Call it when the limits of the axes are set. A
+    partition whose full nodes are seen has its line right after the last full one. `first`: no more than the second
+    node of each partition.
     """
-    groups = rows.groupby("partition", sort=True) if _several(rows) else [("", rows)]
-    told = _names_fit(rows)
-    places: dict[float, list[str]] = {}
+    groups = rows.groupby("partition", sort=True, dropna=False) if "partition" in rows else [("", rows)]
+    told, words = _names_fit(rows), dict[tuple[int, float, str], None]()
     for partition, own in groups:
         known = own[own["nodes"].notna() & own["workers"].notna()]
         found = _boundaries(known, logarithmic=axes.get_xscale() == "log")
         for x, nodes in found[:1] if first else found:
-            words = places.setdefault(round(x, 9), [])
-            word = f"{partition}: {nodes}" if told else f"{nodes} nodes"
-            words += [word] if word not in words else []
-    letter = 1.25 * small() / 72 / (0.85 * wide_in)  # of the width of the panel
-    written = -math.inf
-    for x, words in sorted(places.items()):
+            words[nodes, round(x, 9), f"{partition}: {nodes}" if told else f"{nodes} nodes"] = None
+    for x in {x for _, x, _ in words}:
         axes.axvline(x, color=QUIET, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-        (at, _) = axes.transLimits.transform(axes.transScale.transform((x, 1.0)))
-        if at - written < letter:
-            continue
-        written = at + letter * (len(words) - 1)
-        drawn = (each for each in axes.lines if each.get_transform() == axes.transData)
-        lines = [np.asarray(each.get_data(), dtype=float) for each in drawn]
-        near = [np.interp(x, line[0], line[1], np.nan, np.nan) for line in lines if line.shape[1] > 1]
-        place = axes.transScale + axes.transLimits
-        heights = [float(place.transform((x, y))[1]) for y in near if np.isfinite(y)] or [1.0]
-        more_above = 1 - max(heights) > min(heights)
-        at, side, up = (1.0, "top", -3) if more_above else (0.0, "bottom", 3)
-        note_at(
-            axes, "\n".join(words), (x, at), (2, up), xycoords=("data", "axes fraction"), rotation=90, ha="left",
-            va=side, color=QUIET, zorder=1.2, bbox=paper_behind(0.4, 0.75),
-        )  # fmt: skip
+    return [(x, word) for _, x, word in sorted(words)]
+
+
+def words_above(axes: Axes, words: Sequence[tuple[float, str]], wide_in: float) -> int:
+    """Write words over their places of x above a panel of `wide_in` inches; return in how many rows, at most three.
+
+    Each is in the lowest row in which it is on no other; what has no room is left out.
+    """
+    taken: dict[int, list[tuple[float, float]]] = {}
+    for x, word in words:
+        wide, room = text_in(word), 0.85 * wide_in
+        left = max(0.0, min(_inches(axes, x, wide_in) - wide / 2, room - wide))
+        rows = range(3 if ":" in word else 1)
+        free = (row for row in rows if all(left > end or left + wide < begin for begin, end in taken.get(row, ())))
+        if (row := next(free, None)) is not None:
+            taken.setdefault(row, []).append((left - 0.08, left + wide + 0.08))
+            at = ((left + wide / 2) / room, 1.0)
+            note_at(axes, word, at, (0, 3 + 1.3 * small() * row), xycoords="axes fraction", ha="center", color=QUIET)
+    return max(taken, default=-1) + 1
 
 
 def boundary_words(rows: pd.DataFrame) -> str:
@@ -327,14 +326,10 @@ def boundary_words(rows: pd.DataFrame) -> str:
     return f" Dashed vertical lines: further workers need another node{named}."
 
 
-def _several(rows: pd.DataFrame) -> bool:
-    return "partition" in rows.columns and bool(rows["partition"].nunique() > 1)
-
-
 def _names_fit(rows: pd.DataFrame) -> bool:
-    """Return whether node boundaries name their partition: several, whose names fit along a panel's height."""
-    # letters that fit along a panel's height
-    return _several(rows) and all(len(f"{name}") <= 16 for name in rows["partition"].unique())
+    """Return whether node boundaries name their partition: two or three, with short names."""
+    names = rows["partition"].unique() if "partition" in rows else ()
+    return 1 < len(names) <= 3 and all(len(f"{name}") <= 16 for name in names)
 
 
 def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, int]]:

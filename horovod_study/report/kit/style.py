@@ -16,11 +16,12 @@ from typing import Any, TypeAlias
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.text import Text
 from matplotlib.textpath import TextToPath
 
 from horovod_study.analysis.series.points import REPORTED
-from horovod_study.errors import ConfigError, refuse
+from horovod_study.errors import ConfigError
 from horovod_study.records import COMMAND
 from horovod_study.runtimes import LIBRARIES
 
@@ -37,6 +38,14 @@ SHADE = "#f3f4f6"
 PAPER = "#ffffff"
 
 
+FAMILIES = {
+    # Both come with matplotlib: the same bytes everywhere. STIX is as wide as the text of most theses; what it has no
+    # letter for, DejaVu Sans has.
+    "sans": ["DejaVu Sans"],
+    "serif": ["STIXGeneral", "DejaVu Sans"],
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureFormat:
     """For which page figures are drawn: a width in inches and "sans" or "serif".
@@ -48,17 +57,14 @@ class FigureFormat:
     font: str = "sans"
 
     def __post_init__(self) -> None:
-        low, high = (40.0, 400.0)  # below, labels leave no room for data; above, it is a poster
         wide_mm, text_mm, column_mm = (_MM_PER_IN * each for each in (self.width_in, PRINT_WIDTH_IN, COLUMN_WIDTH_IN))
-        refuse(
-            "",
-            (
-                not low <= round(wide_mm, 3) <= high,
-                f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {wide_mm:g} mm; give text "
-                f"({text_mm:.0f} mm), column ({column_mm:.0f} mm) or a number of mm",
-            ),
-            (self.font not in ("sans", "serif"), f"--font: {self.font!r} is not known; allowed: sans, serif"),
-        )
+        if not 40 <= round(wide_mm, 3) <= 400:  # below, labels leave no room for data; above, it is a poster
+            raise ConfigError(
+                f"--width: a figure is 40 to 400 mm wide, not {wide_mm:g} mm; give text ({text_mm:.0f} mm), column "
+                f"({column_mm:.0f} mm) or a number of mm"
+            )
+        if self.font not in FAMILIES:
+            raise ConfigError(f"--font: {self.font!r} is not known; allowed: {', '.join(FAMILIES)}")
 
     @classmethod
     def of(cls, width: str, font: str = "sans") -> "FigureFormat":
@@ -163,12 +169,6 @@ DARK = {
 }
 """The twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are."""
 
-_FAMILIES = {
-    # Both come with matplotlib: the same bytes everywhere. STIX is as wide as the text of most theses; what it has no
-    # letter for, DejaVu Sans has.
-    "sans": ["DejaVu Sans"],
-    "serif": ["STIXGeneral", "DejaVu Sans"],
-}
 _SIZES = {
     # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points.
     ("sans", False): (8.5, 8.0),
@@ -215,9 +215,9 @@ def style(look: FigureFormat = TEXT, **changes: Any) -> Iterator[None]:
     letters = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), body)
     letters |= dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"), small)
     own = {name.replace("__", "."): value for name, value in changes.items()}
-    settings: dict[Any, Any] = {**_RC, "font.family": _FAMILIES[look.font], **letters, **own}
+    settings: dict[Any, Any] = {**_RC, "font.family": FAMILIES[look.font], **letters, **own}
     with mpl.rc_context(), warnings.catch_warnings():
-        # A letter that the fonts lack, such as an emoji in a name, is a box on paper and itself on the page.
+        # A letter that the fonts lack is a box on paper, which the caption says, and itself on the page.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         mpl.rcdefaults()
         mpl.rcParams.update(settings)
@@ -242,6 +242,13 @@ def _line_in(line: str, size: float, family: tuple[str, ...]) -> float:
     properties = FontProperties(family=list(family), size=size)
     width_pt, _, _ = TextToPath().get_text_width_height_descent(line, properties, ismath=False)
     return float(width_pt) / 72
+
+
+def without_glyph(figure: Figure) -> str:
+    """Return the letters in a figure that its fonts have no glyph for, each once; inside style()."""
+    known = [get_font(findfont(family)).get_charmap() for family in mpl.rcParams["font.family"]]
+    letters = {letter for text in figure.findobj(Text) for letter in text.get_text() if letter != "\n"}
+    return "".join(sorted(letter for letter in letters if not any(ord(letter) in each for each in known)))
 
 
 def folded(text: str, room_in: float) -> str:
