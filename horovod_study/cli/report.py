@@ -17,7 +17,6 @@ from horovod_study.cli.verbs import (
     runs_folder,
     whole,
 )
-from horovod_study.config.doors import accept, checked
 from horovod_study.config.options import Parser
 from horovod_study.errors import refuse
 
@@ -79,6 +78,7 @@ def _export_arguments(parser: Parser) -> None:
 def export(options: argparse.Namespace) -> Result:
     """Write what was recorded for other programs, or a study as one file."""
     from horovod_study import api
+    from horovod_study.config.doors import accept, checked
 
     words, place = list(options.export or ()), options.place
     place = Path(words.pop()) if place is None and words[1:] else place

@@ -1009,8 +1009,8 @@ def _doubt_partition(rows: pd.DataFrame) -> Iterator[str]:
     cores = numbers(rows, "cores")
     dense = rows[rows["workers"] / rows["nodes"] > cores]
     if not dense.empty:
-        crowded = f"more workers than cores on a node at {worker_counts(dense['workers'])} ({cores.min():.0f} cores)"
-        yield f"{crowded}; such points measure the sharing of cores"
+        cramped = f"more workers than cores on a node at {worker_counts(dense['workers'])} ({cores.min():.0f} cores)"
+        yield f"{cramped}; such points measure the sharing of cores"
 
 
 def worker_counts(workers: Any) -> str:
