@@ -217,7 +217,7 @@ def test_a_figure_takes_its_file_and_its_place_in_the_catalogue(copy: Path) -> N
     catalogue = copy / "report" / "figures" / "catalogue.py"
     text = catalogue.read_text()
     for old, new in (
-        ("    convergence,\n", "    convergence,\n    invented,\n"),
+        ("choices, convergence, ", "choices, convergence, invented, "),
         ("    *(usage.usage, ", "    *(invented.invented, usage.usage, "),
     ):
         assert text.count(old) == 1

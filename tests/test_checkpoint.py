@@ -166,7 +166,7 @@ def test_a_foreign_file_is_named(content: Any, message: str) -> None:
         ({"model": {"w": torch.zeros(3, 3).to_sparse()}}, "model.w: it does not hold all of its numbers"),
         ({"step": torch.zeros(3, 3)}, "step is tensor([[0., 0., 0.],"),
         ({"epoch": True}, "epoch is True; it must be a whole number"),
-        ({"config": {1: 2}}, "config.1 is 1; it must be a text"),
+        ({"config": {1: 2}}, "config is 1; it must be a text"),
         ({"other": 1}, "unknown key 'other'; allowed: schema, step"),
     ],
 )

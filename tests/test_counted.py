@@ -15,8 +15,10 @@ from make.waiting import PATIENCE_S
 import horovod_study as hs
 from horovod_study import records
 from horovod_study.analysis.audit import RULES, recount
-from horovod_study.cli import explain, main
-from horovod_study.records import TurnSlice, recorded_run, run_side_files, run_table
+from horovod_study.analysis.steps import attribution
+from horovod_study.analysis.steps.attribution import observe_run
+from horovod_study.cli import main
+from horovod_study.records import RecordedRun, TurnSlice, recorded_run, run_side_files, run_table
 
 STEPS, SLICES, WARMUP, BATCH = 20, 12, 20, 75
 OWN_S = {1: 6e-3, 2: 8e-3}
@@ -114,13 +116,14 @@ def test_every_number_of_a_run_is_of_the_same_steps(shared: Path) -> None:
 def test_where_hardly_a_step_was_quiet_the_synchronisation_is_that_of_all_steps(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
+    seen: list[RecordedRun] = []
     monkeypatch.setattr(records, "read_synchronisation", lambda directory: {})
+    monkeypatch.setattr(attribution, "observe_run", lambda run, slices: seen.append(run) or observe_run(run, slices))
     slices = [*write_run(tmp_path, 1, 0, set()), *write_run(tmp_path, 2, 0, set(range(10)))]
     records.append_turns(tmp_path, slices)
 
-    _, rows, _ = explain._synchronised(tmp_path / "w2-r0")
-
-    assert [len(each["step"]) for each in rows] == [STEPS * SLICES] * 2
+    assert main(["explain", "--part", "sync", str(tmp_path / "w2-r0"), "--out", str(tmp_path / "out")]) == 0
+    assert [len(each["step"]) for each in seen[0].rows.values()] == [WARMUP + STEPS * SLICES] * 2
 
 
 def test_the_run_as_it_wrote_itself_down_is_there_and_agrees_with_its_rows(shared: Path) -> None:

@@ -200,14 +200,12 @@ def convergence_rate(samples: Floats, test_mse: Floats) -> tuple[float, float]:
 
     NaN with fewer than three evaluations. The interval takes scatter around the line as independent.
     """
-    from scipy.stats import linregress
-
     good = np.isfinite(test_mse) & (test_mse > 0) & (samples > 0)
     x, y = np.log(samples[good]), np.log(test_mse[good])
     if len(x) < 3 or np.ptp(x) == 0.0:
         return math.nan, math.nan
-    line = linregress(x, y)
-    return -float(line.slope), stats.half_width(float(line.stderr), float(len(x) - 2))
+    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+    return -float(slope), stats.half_width(math.sqrt(covariance[0, 0]), float(len(x) - 2))
 
 
 def _finite(value: float) -> float:
