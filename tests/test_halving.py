@@ -165,11 +165,11 @@ def launched(done: Done, what: str = "") -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("effects", "best"), [(BEST, 1.08), (TWO, 1.06**2)])
-@pytest.mark.parametrize(("way", "tunes", "good"), [("alone", 20, 18), ("turns", 40, 28)])
+@pytest.mark.parametrize(("way", "tunes", "good"), [("alone", 20, 18), ("turns", 40, 32)])
 def test_the_best_is_found_and_the_time_is_kept_to(
     effects: Effects, best: float, way: str, tunes: int, good: int
 ) -> None:
-    """Within 1 % of the truly best: in nine of ten tunes; in seven of ten, of three minutes, in turns."""
+    """Within 1 % of the truly best: in nine of ten tunes; in eight of ten, of three minutes, in turns."""
     found = [simulate(effects, seed, way) for seed in range(tunes)]
     races = [race for race, _, _ in found if true_speed(effects, race.chosen) > best * (1 - EQUAL)]
 
@@ -184,32 +184,33 @@ def test_where_nothing_helps_the_shipped_settings_are_kept(way: str, tunes: int,
     kept = [race for race in races if race.chosen.name == SHIPPED]
 
     assert len(kept) >= least
-    assert all(race.stop != "resolved" and race.text.startswith("not resolved: ") for race in kept)
+    assert all(race.text.startswith("not resolved: ") for race in kept)
 
 
 def test_a_clear_winner_ends_the_race_early_and_is_confirmed_by_launches_of_its_own(golden: Golden) -> None:
     race, done, _ = simulate({"a": {"1": 0.9, "2": 0.8}, "b": {"1": 1.5}, "c": {"1": 0.95}}, 3)
     confirming = launched(done, "confirm")
 
-    assert (race.chosen.name, race.stop) == ("b=1", "resolved")
+    assert race.chosen.name == "b=1" and race.text.startswith("resolved: ")
     assert len(launched(done)) < 60
-    assert sorted(set(confirming)) == ["b=1", "library defaults", "shipped settings"] and len(confirming) == 15
+    assert sorted(set(confirming)) == ["b=1", "shipped settings"] and len(confirming) == 10
     assert race.gain(race.chosen, race.confirming).n == 5
     golden(race.text, "b=1")
 
 
-def test_each_stage_has_half_of_those_before_with_both_baselines() -> None:
-    race, done, _ = simulate({"a": {str(place): 1 - place / 100 for place in range(1, 9)}}, 5, noise=0.001)
+def test_each_stage_has_half_of_those_before_with_the_shipped_settings() -> None:
+    race, done, _ = simulate({"a": {str(place): 1 - place / 100 for place in range(1, 9)}}, 5, noise=0.001, minutes=60)
     names = [[each.name for each in heat.arms] for heat, _ in done]
     stages = list(dict.fromkeys(tuple(sorted(name for name in each if name[0] == "a")) for each in names))
 
-    assert all({"shipped settings", "library defaults"} <= set(each) for each in names)
-    assert len(stages[0]) == 8 and stages[1] == ("a=1", "a=2", "a=3", "a=4")
-    assert names[0] != names[1], "every block has an order of its own"
-    assert race.stop == "kept", "it is over when nobody else is left"
+    assert all("shipped settings" in each for each in names)
+    assert [len(each) for each in stages] == [8, 5, 3, 2]
+    assert stages[1] == tuple(f"a={place}" for place in range(1, 6))
+    assert names[0] != names[1], "every launch has an order of its own"
+    assert race.chosen.name == SHIPPED and "gains more than 1 %" in race.text
 
 
-def test_who_is_resolved_to_be_slower_or_fails_is_not_launched_again() -> None:
+def test_who_is_in_the_slower_half_or_fails_is_not_launched_again() -> None:
     fails: Change = lambda _, each, rate: 0.0 if each.name == "c=1" else rate  # noqa: E731
     race, (_, *later), _ = simulate(BEST, 3, "turns", change=fails)
 
@@ -253,7 +254,7 @@ def test_a_leader_that_is_slow_when_it_is_launched_again_is_not_kept(
 
     race, _, _ = simulate({"c": {"1": speed}}, 4, change=slow)
 
-    assert (race.chosen.name, race.stop) == (SHIPPED, "kept")
+    assert race.chosen.name == SHIPPED
     golden(race.text, "c=1")
 
 
@@ -265,5 +266,5 @@ def test_shipped_settings_that_fail_end_the_race(golden: Golden) -> None:
 def test_without_time_for_one_block_nothing_is_claimed(golden: Golden) -> None:
     race, _, _ = simulate(BEST, 1, minutes=0.3)
 
-    assert race.chosen.name == SHIPPED and race.stop == "time"
+    assert race.chosen.name == SHIPPED and "time" in race.text
     golden(race.text)

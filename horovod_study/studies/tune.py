@@ -5,14 +5,13 @@ arm is launched: it is a cell of the study RUNS/<study>-tune, in turns where tha
 on: a launch that is whole is only read. Machines drift, so settings are only ever compared within rounds, by the
 estimate of `analysis.paired`: a launch in turns has many, one after the other all runs of a launch are one round.
 
-Who is resolved to be slower than the fastest is out (O. Maron and A. Moore, Hoeffding races, 1994), and the slower half
-of the rest (Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed bandits", 2013).
+After each stage the slower half is out (Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed
+bandits", 2013).
 """
 
 import math
 import os
 import random
-from collections import Counter
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ import yaml
 from rich.console import Console
 
 from horovod_study.analysis.paired import MIN_ROUNDS, Slice, estimate, pairs
-from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
+from horovod_study.analysis.stats import Interval, moderated_ratio
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.config.roles import TRUTH, Option, plain
 from horovod_study.config.run import Cell, available_cores
@@ -66,16 +65,11 @@ class Candidate(NamedTuple):
     values: Mapping[str, Any] = MappingProxyType({})
     knob: str = ""
 
-    @property
-    def baseline(self) -> bool:
-        """Whether it stays in the race whatever it does."""
-        return self.name in (SHIPPED, LIBRARY)
-
 
 Way: TypeAlias = Mapping[str, tuple[int, int]]
-ALONE: Way = {"first": (2, 1), "stage": (3, 1), "confirm": (5, 1)}
-IN_TURNS: Way = {"first": (1, 8), "stage": (1, 20), "confirm": (3, MIN_ROUNDS)}
-"""How settings are measured in the first stage, in the others, and for confirming: launches, and rounds of each."""
+ALONE: Way = {"stage": (3, 1), "confirm": (5, 1)}
+IN_TURNS: Way = {"stage": (1, 16), "confirm": (3, MIN_ROUNDS)}
+"""How settings are measured in a stage, and for confirming: launches, and rounds of each."""
 
 
 class Heat(NamedTuple):
@@ -91,15 +85,15 @@ Made: TypeAlias = tuple[Sequence[Slice], Mapping[str, str]] | None
 """What came of a heat: the slices of all arms, and why an arm failed. None: there was no time for it."""
 
 
-def ratio_of(slices: Sequence[Slice], one: str, other: str, level: float = LEVEL) -> Interval:
+def ratio_of(slices: Sequence[Slice], one: str, other: str) -> Interval:
     """Return speed of `one` over that of `other` within rounds; without ends where they share less than two.
 
     Launches of a single round are independent of each other: Student's t of their differences.
     """
     found = pairs(slices, one, other)
-    if (known := estimate(found, level=level)) is not None:
+    if (known := estimate(found)) is not None:
         return known.ratio
-    return moderated_ratio(np.concatenate([*found.differences, np.empty(0)]), math.nan, 0.0, level)
+    return moderated_ratio(np.concatenate([*found.differences, np.empty(0)]), math.nan, 0.0)
 
 
 def words(ratio: Interval) -> str:
@@ -108,44 +102,32 @@ def words(ratio: Interval) -> str:
     return f"{ratio.value:.3f}{ends}" if math.isfinite(ratio.value) else "-"
 
 
-def _slower(slices: Sequence[Slice]) -> set[str]:
-    """Return who is resolved to be slower than the fastest."""
-    counts = Counter(each.cell for each in slices)
-    most = max(counts, key=lambda cell: counts[cell], default="")
-    known = {cell: ratio_of(slices, cell, most) for cell in counts if cell != most}
-    gains = {most: 1.0, **{cell: ratio.value for cell, ratio in known.items() if ratio.n >= LEAST_ROUNDS}}
-    best = max(gains, key=lambda cell: gains[cell])
-    # Not 0.95: that is looked at after each stage, and each look would find something once in twenty.
-    compared = {cell: ratio_of(slices, best, cell, 0.99) for cell in counts if cell != best}
-    return {cell for cell, ratio in compared.items() if ratio.n >= LEAST_ROUNDS and ratio.low > 1}
-
-
 class Race:
     """Where a race stands: who is left, all slices, and in the end who is chosen."""
 
     def __init__(self, arms: Sequence[Candidate]) -> None:
-        """`arms`: the first is what is to be beaten."""
+        """`arms`: the first is what is to be beaten, and is in every heat."""
         self.arms, self.chosen = list(arms), arms[0]
         self.out: dict[str, str] = {}  # arm -> why it is not in the race any more
         self.slices: list[Slice] = []
         self.confirming: list[Slice] = []  # those of the launches that confirm
-        self.stop = "stages"  # resolved | kept | time | stages
         self.text = ""  # the verdict in words
 
     def gain(self, arm: Candidate, slices: Sequence[Slice] | None = None) -> Interval:
         """Return the speed of an arm over that of the shipped settings, by all slices or by these."""
         return ratio_of(self.slices if slices is None else slices, arm.name, self.arms[0].name)
 
-    def left(self, *, baselines: bool = False) -> list[Candidate]:
-        """Return who is in the race."""
-        return [each for each in self.arms if each.name not in self.out and (baselines or not each.baseline)]
+    def left(self) -> list[Candidate]:
+        """Return who else is in the race, the fastest first."""
+        left = [each for each in self.arms[1:] if each.name not in self.out]
+        return sorted(left, key=lambda each: -np.nan_to_num(self.gain(each).value))
 
     def leader(self) -> Candidate:
-        """Return who leads: of those that seem as fast the one with the fewest changes, the first where none gains."""
-        gains = {each.name: self.gain(each).value for each in self.left(baselines=True)}
-        best = max((value for value in gains.values() if not math.isnan(value)), default=1.0)
-        close = [each for each in self.left(baselines=True) if gains[each.name] * (1 + EQUAL) >= best]
-        return min(close, key=lambda each: (len(each.values), -gains[each.name])) if best > 1 + EQUAL else self.arms[0]
+        """Return who leads: of those within EQUAL of the fastest the one with the fewest changes."""
+        known = [(self.gain(each).value, each) for each in self.left()]
+        best = max([1.0, *(value for value, _ in known if value > 1 + EQUAL)])
+        close = [each for value, each in known if value * (1 + EQUAL) >= best]
+        return self.arms[0] if best == 1.0 else min(close, key=lambda each: len(each.values))
 
     def take(self, heat: Heat, made: Made) -> bool:
         """Take what came of a heat; return whether there was time for it. StudyError: the first arm failed."""
@@ -159,88 +141,66 @@ class Race:
         self.out |= {name: f"failed: {why}" for name, why in failed.items()}
         return True
 
-    def halve(self, stage: int) -> None:
-        """Take out what is resolved to be slower, and the slower half of the rest."""
-        left = {each.name for each in self.left(baselines=True)}
-        slices = [each for each in self.slices if each.cell in left]
-        worse = _slower(slices)  # over all launches, and within one, whose rounds are many
-        for launch in {each.launch for each in slices}:
-            worse |= _slower([each for each in slices if each.launch == launch])
-        gains = {each.name: np.nan_to_num(self.gain(each).value) for each in self.left()}
-        for place, name in enumerate(sorted(gains, key=lambda name: -gains[name])):
-            if name in worse:
-                self.out[name] = f"slower than the fastest, after stage {stage}"
-            elif 2 * place >= len(gains) > 1:
-                self.out[name] = f"in the slower half after stage {stage}"
-
     def combine(self) -> None:
         """Add combinations of the best value of each knob that seems to help by EQUAL: the best two, three, ..."""
-        tried = [each for each in self.arms if each.knob and not self.out.get(each.name, "").startswith("failed")]
-        single = [(value, each) for each in tried if (value := self.gain(each).value) > 1 + EQUAL]
         values: dict[str, Any] = {}
         knobs: list[str] = []
-        for _, each in sorted(single, key=lambda known: -known[0]):
+        for each in self.left():
             clash = any(values.get(name, value) != value for name, value in each.values.items())  # hooks, and flat
-            if clash or each.knob in knobs or len(knobs) == 5:
+            if clash or not each.knob or each.knob in knobs or len(knobs) == 5 or not self.gain(each).value > 1 + EQUAL:
                 continue
             knobs, values = [*knobs, each.knob], {**values, **each.values}
             if len(knobs) > 1:
                 name = " ".join(f"{knob}={plain(value)}" for knob, value in values.items())
                 self.arms.append(Candidate(name=name, values=values))
 
-    def choose(self, leader: Candidate) -> None:
+    def choose(self, leader: Candidate, late: bool) -> None:
         """Choose the leader where the launches of its own resolve that it gains, else the shipped settings."""
-        name, gain, resolved = leader.name, self.gain(leader, self.confirming), self.stop == "resolved"
-        spent = "" if resolved else f"the {self.stop} {'was' if self.stop == 'time' else 'were'} used up; "
-        again = f"{name} led, but launched again its gain ({words(gain)}) is not resolved"
-        against = (
-            (leader is self.arms[0], f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"),
-            (name in self.out, f"{name} {self.out.get(name)} when it was launched again"),
-            (not gain.n, f"{name} led, and there was no time to launch it again"),
-            (not (gain.n >= LEAST_ROUNDS and gain.low > 1), again),
-        )
-        if why := next((text for holds, text in against if holds), ""):
-            self.stop = "kept" if resolved else self.stop
-            self.text = f"not resolved: {why}; the shipped settings are kept"
+        name, gain = leader.name, self.gain(leader, self.confirming)
+        spent = "the time was used up; " if late else ""
+        if leader is self.arms[0]:
+            why = f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
+        elif not gain.n:
+            why = f"{name} led, and there was no time to launch it again"
+        elif name in self.out or gain.n < LEAST_ROUNDS or not gain.low > 1:
+            why = f"{name} led, but launched again its gain ({words(gain)}) is not resolved"
         else:
             self.chosen = leader
-            others = f"not resolved: {spent}others may be faster than {name}"
-            told = f"resolved: the fastest tried is {name}" if resolved else others
+            told = f"not resolved: {spent}others may be faster than {name}"
+            told = told if late else f"resolved: the fastest tried is {name}"
             self.text = f"{told}, which gains over the shipped settings"
+            return
+        self.text = f"not resolved: {why}; the shipped settings are kept"
 
 
 def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Generator[Heat, Made, None]:
     """Yield what is launched next until one arm of the `race` is left; `room`: so many fit into memory together."""
-    numbers = count(1)
+    numbers, size = count(1), int(min(max(room, 2), 1000)) - 1
 
-    def measure(what: str, effort: str, group: Sequence[Candidate]) -> Generator[Heat, Made, bool]:
-        """Launch a group with the first arm, in parts that fit; return False when time was up before."""
-        first, (launches, rounds) = race.arms[0], way[effort]
+    def measure(what: str) -> Generator[Heat, Made, bool]:
+        """Launch all or the leader with the first arm, in parts that fit; return False when time was up before."""
+        launches, rounds = way[what]
         for _ in range(launches):
-            others = [each for each in group if each is not first and each.name not in race.out]
-            size = int(min(max(room, 2) - 1, max(len(others), 1)))
+            others = race.left() if what == "stage" else [leader]
             for place in range(0, len(others), size):
-                part, number = [first, *others[place : place + size]], next(numbers)
+                part, number = [race.arms[0], *others[place : place + size]], next(numbers)
                 random.Random(f"{seed} {what} {number}").shuffle(part)
                 heat = Heat(what=what, number=number, arms=tuple(part), rounds=rounds)
                 if not race.take(heat, (yield heat)):
                     return False
         return True
 
-    for stage in range(1, 7):
-        if not (yield from measure("stage", "stage" if stage > 1 else "first", race.left(baselines=True))):
-            race.stop = "time"
-            break
-        race.halve(stage)
+    stage, late = 0, False
+    while not late and (len(race.left()) > 1 or not stage):
+        late, stage = not (yield from measure("stage")), stage + 1
+        left = race.left()
+        for each in [] if late else left[(len(left) + 1) // 2 :]:
+            race.out[each.name] = f"in the slower half after stage {stage}"
         if stage == 1:
             race.combine()
-        if len(race.left()) <= 1:
-            race.stop = "resolved"
-            break
     if (leader := race.leader()) is not race.arms[0]:
-        near = [each for each in race.left(baselines=True) if each.baseline and each is not leader]
-        yield from measure("confirm", "confirm", [leader, *near])
-    race.choose(leader)
+        yield from measure("confirm")
+    race.choose(leader, late)
 
 
 # ------------------------------------------------------------------------------------------------------------- arms
@@ -277,7 +237,7 @@ def why_not(knob: Option, runtime: str) -> str:
 
 
 def arms_of(base: Cell, knobs: Mapping[str, Sequence[Any]], cores: int) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the arms, baselines first, and why which knob is not varied."""
+    """Return the arms, shipped settings and library defaults first, and why which knob is not varied."""
     options, workers = base.config.workload.options, base.placement.workers
     library, most = library_values(base.runtime, base.config), {"ps_servers": workers, "threads": cores // workers}
     arms = [Candidate(SHIPPED), *([Candidate(LIBRARY, library)] if library else [])]
@@ -342,7 +302,7 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
     arms, left_out = arms_of(base, knobs, available_cores())
     why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
     nothing = f"there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2"
-    refuse("run: --tune", (all(each.baseline for each in arms), nothing), error=StudyError)
+    refuse("run: --tune", (not any(each.knob for each in arms), nothing), error=StudyError)
     room = math.inf if alone else int(workers_that_fit(worker_mb(runs_dir / study.name)) / workers)
     heats = _Heats(sweep, base, bool(alone), lasts_s, console, Race(arms))
     how = replace(options, policy=heats.policy, watch_load_s=0.0)
@@ -420,7 +380,8 @@ class _Heats:
         failed = {self._names[each.key]: each.reason for each in ledger.entries if each.state != "done"}
         for arm in {each.label for each in cells} - {each.cell for each in slices} - set(failed):
             failed[arm] = "it trained too little to be measured; give the study more seconds"
-        self._report(heat, slices)
+        left = duration(max(0.0, self.lasts_s - self.used_s))
+        say(self.console, f"  {heat.what} {heat.number}: {len(heat.arms)} settings; at most {left} left")
         return slices, failed
 
     def _slices(self, cells: Sequence[Cell]) -> list[Slice]:
@@ -430,16 +391,6 @@ class _Heats:
         records = {cell.label: record_in(self.sweep.directory / cell.key) for cell in cells}
         speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
         return [Slice(launch="", round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]
-
-    def _report(self, heat: Heat, slices: Sequence[Slice]) -> None:
-        """Print a line on a heat: who leads, where that is known, and the time left."""
-        race, told = self.race, ""
-        if race.slices and (best := race.leader()) is not race.arms[0]:
-            told = f"; best before it: {best.name}, {words(race.gain(best))} of shipped"
-        rounds = 1 + max((each.round for each in slices), default=-1)
-        left = duration(max(0.0, self.lasts_s - self.used_s))
-        what = f"{heat.what} {heat.number}: {len(heat.arms)} settings, {rounds} rounds"
-        say(self.console, f"  {what}{told}; at most {left} left")
 
 
 # ---------------------------------------------------------------------------------------------------- what came of it
