@@ -214,7 +214,7 @@ def test_who_is_in_the_slower_half_or_fails_is_not_launched_again() -> None:
     fails: Change = lambda _, each, rate: 0.0 if each.name == "c=1" else rate  # noqa: E731
     race, (_, *later), _ = simulate(BEST, 3, "turns", change=fails)
 
-    assert race.out["c=1"] == "failed: crash" and "d=1" in race.out
+    assert race.failed == {"c=1": "crash"} and "d=1" in race.slower
     assert not {"d=1", "c=1"} & set(launched(later)) and race.chosen.name == "b=1"
 
 
@@ -237,7 +237,7 @@ def test_helping_values_are_combined() -> None:
 def test_a_setting_that_fails_is_out_with_its_reason() -> None:
     race, done, _ = simulate(BEST, 1, change=lambda _, each, rate: 0.0 if each.name == "b=1" else rate)
 
-    assert race.out["b=1"] == "failed: crash" and race.chosen.name != "b=1"
+    assert race.failed["b=1"] == "crash" and race.chosen.name != "b=1"
     assert launched(done).count("b=1") == 1
 
 

@@ -108,7 +108,8 @@ class Race:
     def __init__(self, arms: Sequence[Candidate]) -> None:
         """`arms`: the first is what is to be beaten, and is in every heat."""
         self.arms, self.chosen = list(arms), arms[0]
-        self.out: dict[str, str] = {}  # arm -> why it is not in the race any more
+        self.slower: set[str] = set()  # arms of the slower half of a stage
+        self.failed: dict[str, str] = {}  # arm -> why it failed
         self.slices: list[Slice] = []
         self.confirming: list[Slice] = []  # those of the launches that confirm
         self.text = ""  # the verdict in words
@@ -119,12 +120,12 @@ class Race:
 
     def left(self) -> list[Candidate]:
         """Return who else is in the race, the fastest first."""
-        left = [each for each in self.arms[1:] if each.name not in self.out]
+        left = [each for each in self.arms[1:] if each.name not in self.slower and each.name not in self.failed]
         return sorted(left, key=lambda each: -np.nan_to_num(self.gain(each).value))
 
     def leader(self) -> Candidate:
-        """Return who leads: of those within EQUAL of the fastest the one with the fewest changes."""
-        known = [(self.gain(each).value, each) for each in self.left()]
+        """Return who leads: of those within EQUAL of the fastest, also of slower halves, the one with least changes."""
+        known = [(self.gain(each).value, each) for each in self.arms[1:] if each.name not in self.failed]
         best = max([1.0, *(value for value, _ in known if value > 1 + EQUAL)])
         close = [each for value, each in known if value * (1 + EQUAL) >= best]
         return self.arms[0] if best == 1.0 else min(close, key=lambda each: len(each.values))
@@ -138,7 +139,7 @@ class Race:
         self.confirming += slices if heat.what == "confirm" else ()
         shipped = failed.get(self.arms[0].name)
         refuse("run: --tune", (shipped, f"the shipped settings do not run: {shipped}"), error=StudyError)
-        self.out |= {name: f"failed: {why}" for name, why in failed.items()}
+        self.failed |= failed
         return True
 
     def combine(self) -> None:
@@ -162,7 +163,7 @@ class Race:
             why = f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
         elif not gain.n:
             why = f"{name} led, and there was no time to launch it again"
-        elif name in self.out or gain.n < LEAST_ROUNDS or not gain.low > 1:
+        elif name in self.failed or gain.n < LEAST_ROUNDS or not gain.low > 1:
             why = f"{name} led, but launched again its gain ({words(gain)}) is not resolved"
         else:
             self.chosen = leader
@@ -194,8 +195,7 @@ def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Gener
     while not late and (len(race.left()) > 1 or not stage):
         late, stage = not (yield from measure("stage")), stage + 1
         left = race.left()
-        for each in [] if late else left[(len(left) + 1) // 2 :]:
-            race.out[each.name] = f"in the slower half after stage {stage}"
+        race.slower |= set() if late else {each.name for each in left[(len(left) + 1) // 2 :]}
         if stage == 1:
             race.combine()
     if (leader := race.leader()) is not race.arms[0]:
@@ -400,10 +400,10 @@ def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:
     """Return the lines of the table: setting, ratio to shipped with its interval, verdict; and who is chosen, why."""
     rows = []
     for arm in race.arms:
-        gain, why = race.gain(arm), race.out.get(arm.name, "")
+        gain, why = race.gain(arm), race.failed.get(arm.name, "")
         speeds = [each.rate for each in race.slices if each.cell == arm.name]
         verdict = "faster" if gain.low > 1 else "slower" if gain.high < 1 else "no difference resolved"
-        verdict = why if why.startswith("failed") else verdict if gain.known else "too few rounds"
+        verdict = f"failed: {why}" if why else verdict if gain.known else "too few rounds"
         ratio, verdict = ("1", "what the others are compared with") if arm.name == SHIPPED else (words(gain), verdict)
         name = f"{'*' if arm is race.chosen else ' '} {arm.name}"
         rows.append((name, ratio, f"{median(speeds):,.0f}" if speeds else "-", verdict))
