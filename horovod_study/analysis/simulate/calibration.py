@@ -1,17 +1,13 @@
 """The constants of a scenario, from recorded runs and from what `horovod-study bench` measured, with their intervals.
 
-    computing      of the steps of runs: all laps but the synchronisation, on each worker's own clock
-                   (docs/attribution.md). Runs with other numbers of workers on a node tell how they slow each other
-                   down, runs with two batch sizes how computing depends on the batch: a + b batch.
-    alpha, beta    of `bench`: alpha of its line t = alpha + S/beta, per message, so divided by the ceil(log2 n) rounds
-                   that a small all-reduce of n workers takes; the bandwidth from the measured time at the size of the
-                   gradients (where the line is no straight one, that time is better than the line), divided by the
-                   2 (n-1)/n of the bytes that a large all-reduce must move.
+    computing      of the steps of runs: all laps but the synchronisation, on each worker's own clock. Runs with other
+                   numbers of workers on a node tell how they slow each other down, two batch sizes how it depends on it
+    alpha, beta    of `bench`: alpha of its line, divided by the ceil(log2 n) rounds of a small all-reduce; the
+                   bandwidth from the measured time at the size of the gradients, divided by 2 (n-1)/n
     overhead       of the runtime: of a run with several workers, what is left of its synchronisation after waiting and
-                   the all-reduce; else the difference between the runtime's all-reduce and the raw one in `bench`.
+                   the all-reduce; else the difference between the runtime's all-reduce and the raw one in `bench`
 
-So with as many workers as `bench` had and one run of one worker, a step is predicted from measurements of its parts;
-a run of several workers is reproduced by construction and carried on from.
+So a run of several workers is reproduced by construction and carried on from.
 """
 
 import math
@@ -37,8 +33,7 @@ from horovod_study.config.doors import Number, Options, Text, Whole, one_of
 from horovod_study.errors import AnalysisError, refuse
 from horovod_study.records import RecordedRun
 
-Bench = tuple[Mapping[str, Any], str]
-"""The content of a bench.json, and its name."""
+Bench = tuple[Mapping[str, Any], str]  # the content of a bench.json, and its name
 
 
 class RunTimes(SimpleNamespace):

@@ -27,7 +27,7 @@ MAX_WORKERS = 10_000_000  # of a job; on a node, servers, nodes below a switch t
 CLOSED_FORM_ERROR = 0.7
 """Standard deviation of the logarithm of measured / closed form, from twice the workers on of which its two constants
 are (`make bench BENCH=allreduce`)."""
-LARGEST = 1e15  # of the numbers in a file; larger ones are mistakes, and their products would be infinite
+LARGEST = 1e15  # of the numbers in a file; products of larger ones would be infinite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,10 @@
 """A scenario over worker counts, strong or weak: step, throughput, efficiency and the parts of a step, with intervals.
 
-Letters: N workers, b samples per worker, G = N b samples per step, t step. Throughput is G / t, speedup that over one
-worker that computes alone with nobody to communicate with, efficiency speedup / N. With strong scaling G is fixed and b
-is ceil(G / N), because the worker with the largest share decides.
-
-Intervals are 95 %: the constants that carry one are drawn together from independent lognormal distributions, and the
-same numbers are drawn for every worker count and every scenario, so that ratios between scenarios have honest, narrower
-intervals than the scenarios themselves. One of them is the model's own error of an all-reduce on more workers than were
-measured (network.error_of); the model of computing and waiting has none.
+Letters: N workers, b samples per worker, G = N b samples per step, t step. Speedup is over one worker that computes
+alone. With strong scaling G is fixed and b is ceil(G / N). Intervals are 95 %: constants that carry one are drawn
+together from lognormal distributions, the same numbers for every worker count and scenario, so that ratios have
+narrower intervals. One of them is the model's error of an all-reduce on more workers than were measured
+(network.error_of); the model of computing and waiting has none.
 """
 
 import math
@@ -155,12 +152,14 @@ def simulate(
             row |= {"scenario": name, "of_baseline": row["samples_per_s"] / base_rate}
             if relative is not None:
                 step, efficiency, reduced = relative
-                row |= _between("step_{}_s", row["step_s"], step)
-                row |= _between("samples_per_s_{}", row["samples_per_s"], 1 / step)
-                row |= _between("efficiency_{}", row["efficiency"], efficiency)
-                row |= _between("allreduce_{}_s", row["allreduce_s"], reduced)
+                drawn = {"step{}_s": step, "samples_per_s{}": 1 / step, "efficiency{}": efficiency}
+                drawn["allreduce{}_s"] = reduced
                 if base_relative is not None:
-                    row |= _between("of_baseline_{}", row["of_baseline"], base_relative[0] / step)
+                    drawn["of_baseline{}"] = base_relative[0] / step
+                for name, each in drawn.items():
+                    value = row[name.format("")]
+                    low, high = np.quantile(value * each, [0.025, 0.975])
+                    row |= {name.format("_low"): float(min(low, value)), name.format("_high"): float(max(high, value))}
             rows.append(row)
     ends = {name: "float64" for name in COLUMNS if "_low" in name or "_high" in name}
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(ends)
@@ -176,20 +175,13 @@ def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance) -> dic
     alone_s = scenario.compute.mean_s * scenario.longer(1)
     alone_rate = one / (alone_s * scenario.batch_factor(one))
     rate = (n * scenario.batch if weak else global_batch) / step_s
-    row: dict[str, Any] = {
-        "workers": n,
-        "nodes": scenario.network.nodes(n),
-        "batch": scenario.local_batch(n, global_batch),
-    }
+    row: dict[str, Any] = {"workers": n, "nodes": scenario.network.nodes(n)}
+    row |= {"batch": scenario.local_batch(n, global_batch), "speedup": rate / alone_rate}
     row |= {"step_s": step_s, "step_p90_s": float(np.quantile(steps, 0.9)), "samples_per_s": rate}
-    return row | {
-        "speedup": rate / alone_rate,
-        "efficiency": rate / alone_rate / n,
-        **{f"{name}_s": float(np.mean(parts[name])) for name in PARTS},
-        "allreduce_s": float(allreduce_s(scenario.network, scenario.algorithm, n, scenario.gradient_bytes)),
-        "hidden_s": float(np.mean(parts["hidden"])),
-        "messages": float(np.mean(parts["messages"])),
-    }
+    row |= {f"{name}_s": float(np.mean(parts[name])) for name in (*PARTS, "hidden")}
+    row |= {"efficiency": rate / alone_rate / n, "messages": float(np.mean(parts["messages"]))}
+    reduced = allreduce_s(scenario.network, scenario.algorithm, n, scenario.gradient_bytes)
+    return row | {"allreduce_s": float(reduced)}
 
 
 def _steps(
@@ -231,10 +223,11 @@ def _relative(
     None where nothing has an interval. Slower computing slows the worker alone as well, so efficiency has less of it.
     """
     spread, error = scenario.spread, error_of(scenario.network, scenario.algorithm, n)
-    if spread.compute is None and spread.alpha is None and spread.bandwidth is None and error == 0:
+    known = [spread.compute, spread.alpha, spread.bandwidth]
+    if known == [None] * 3 and error == 0:
         return None
-    crowding = scenario.crowding_error(min(n, scenario.network.workers_per_node))
-    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0, error, crowding]
+    widths = [each or 0.0 for each in known] + [error]
+    widths.append(scenario.crowding_error(min(n, scenario.network.workers_per_node)))
     # The constants as they are come first: only ratios to them are used, so that few steps per draw are enough.
     compute, alpha, bandwidth, model, crowd = (
         np.concatenate([np.ones((1, 1)), np.exp(width * each)]) for width, each in zip(widths, normal, strict=True)
@@ -247,11 +240,6 @@ def _relative(
     reduced = allreduce_s(network, scenario.algorithm, n, scenario.gradient_bytes)
     reduced = np.broadcast_to(reduced, (DRAWS + 1, 1))[:, 0]
     return step, compute[1:, 0] / step, reduced[1:] / reduced[0] if n > 1 else np.ones(DRAWS)
-
-
-def _between(name: str, value: float, relative: Floats) -> dict[str, float]:
-    low, high = np.quantile(value * relative, [0.025, 0.975])
-    return {name.format("low"): float(min(low, value)), name.format("high"): float(max(high, value))}
 
 
 def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | None = None) -> tuple[str, ...]:

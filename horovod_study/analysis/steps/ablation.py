@@ -4,13 +4,10 @@ In pair p of blocks (one with communication, one without), with means over the c
 
     cost by ablation   c[p] = step of the normal block - step of the silent block
     cost by the timer  t[p] = sync lap of the normal block
-    difference         d[p] = c[p] - t[p] = sum over the other laps of (normal - silent) - sync lap of the silent block
+    difference         d[p] = c[p] - t[p]
 
-and the estimates are means over the pairs. Their 95 % intervals are percentiles over resamples of whole pairs, the same
-resamples for every quantity. Percentiles of n resampled values are too narrow for small n; they are therefore taken
-further out, so that the interval of a mean of normal values is Student's (the expanded percentile interval of
-Hesterberg, The American Statistician 69, 2015). docs/ablation.md says how to read it; the measurement is
-workload/probes/ablation.py.
+Estimates are means over the pairs, with 95 % expanded percentile intervals (Hesterberg, The American Statistician 69,
+2015) over resamples of whole pairs, the same for every quantity. docs/ablation.md says how to read it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -119,23 +116,14 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     sentence = _SENTENCES[verdict].format(
         cost=f"without communication a step is {change}", where=where, why=why, **said
     )
+    told = {"workers": workers, "pairs": pairs, "steps": int(found["steps"]), "reduction": str(found["reduction"])}
+    told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
+    of = {"step_s": "step", "silent_step_s": "silent step", "ablation_s": "ablation", "timer_s": "timer"}
+    of |= {"difference_s": "difference", "silent_sync_s": "silent sync"}
     return CommunicationCost(
-        workers=workers,
-        reduction=str(found["reduction"]),
-        pairs=pairs,
-        steps=int(found["steps"]),
-        verdict=verdict,
-        sentence=sentence,
-        why_no_timer=why,
-        step_s=estimates["step"],
-        silent_step_s=estimates["silent step"],
-        ablation_s=cost,
-        timer_s=estimates.get("timer"),
-        difference_s=difference,
-        silent_sync_s=estimates.get("silent sync"),
-        laps_s=grown,
+        **told,
+        **{name: estimates.get(column) for name, column in of.items()},
         ranks_s=tuple(estimates[f"rank {rank}"] for rank in range(workers)),
-        outside=outside,
         doubts=tuple(_doubts(cost, found)),
     )
 

@@ -229,7 +229,16 @@ def doubts(runs: pd.DataFrame) -> list[str]:
     known = laps.notna().any(axis=1)
     gap = (laps.sum(axis=1) - step).abs() / step
     residual = laps["residual_s"].abs() / step
-    found = [*_captured(good), *_recording(table[points.measured(table)])]
+    found = [*_recording(table[points.measured(table)])]
+    captured = good[points.CAPTURED].notna()
+    ordinary = good[~captured & good[["forward_s", "backward_s"]].notna().any(axis=1)]
+    if captured.any() and not ordinary.empty:
+        found.insert(
+            0,
+            f"{plural(int(captured.sum()), 'run')} captured whole steps in CUDA graphs and {len(ordinary)} did not: "
+            "their laps are not comparable one by one; compare compute with forward + backward, and with forward + "
+            "backward + update where compute holds the update (one worker, and synchronisation inside the graph).",
+        )
     for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
         found.append(
             f"{series}: the laps of {plural(len(rows), 'run')} at "
@@ -242,19 +251,6 @@ def doubts(runs: pd.DataFrame) -> list[str]:
             f"{points.worker_counts(rows['workers'])} is unexplained (outside every lap)."
         )
     return of_kind("parts", found)
-
-
-def _captured(good: pd.DataFrame) -> list[str]:
-    """Return what to know where steps captured in CUDA graphs are beside ordinary ones."""
-    captured = good[points.CAPTURED].notna()
-    ordinary = good[~captured & good[["forward_s", "backward_s"]].notna().any(axis=1)]
-    if ordinary.empty or not captured.any():
-        return []
-    return [
-        f"{plural(len(good[captured]), 'run')} captured whole steps in CUDA graphs and {len(ordinary)} did not: their "
-        "laps are not comparable one by one; compare compute with forward + backward, and with forward + backward + "
-        "update where compute holds the update (one worker, and synchronisation inside the graph)."
-    ]
 
 
 def _recording(good: pd.DataFrame) -> Iterator[str]:

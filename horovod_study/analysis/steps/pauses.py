@@ -1,13 +1,10 @@
 """Steps that took far longer than their neighbours: on which rank, in which lap, and after how many steps again.
 
-A step is taken from the end of one synchronisation to the end of the next, which all ranks reach together (the update
-of the step before is in it). Its level is the running median of 101 steps; what it exceeds it by is its excess. The
-scatter is the median of the positive excesses, scaled to the standard deviation of a normal law: the long side alone,
-because step times have a long tail. A pause exceeds 10 scatters and 10 % of the level. Several in a
-row are one pause with the time of all, named after the longest.
-
-Beside them, time that no mean of parts shows: between the steps of the timed window, and in stalls, a few steps that
-take far longer than the median one.
+A step is taken from the end of one synchronisation to the end of the next, which all ranks reach together. What exceeds
+the running median of 101 steps is its excess; the scatter is the median of the positive excesses, scaled to the
+standard deviation of a normal law. A pause exceeds 10 scatters and 10 % of the level. Several in a row are one pause
+with the time of all, named after the longest. Beside them, time that no mean of parts shows: between the steps of the
+timed window, and in stalls, a few steps that take far longer than the median one.
 """
 
 import math

@@ -245,10 +245,10 @@ def _left_out(
     """Yield which of all `ranks` and steps are not among `common`; `steps`: those of each rank that is."""
     whys = {rank: missing.get(rank, few) for rank in ranks if rank not in steps}
     for why in dict.fromkeys(whys.values()):
-        yield f"left out: {named([rank for rank in whys if whys[rank] == why])}: {why}"
+        yield f"left out: {rank_words([rank for rank in whys if whys[rank] == why])}: {why}"
     most = max(len(own) for own in steps.values())
     if most > len(common):
-        short = named([rank for rank, own in steps.items() if len(own) < most])
+        short = rank_words([rank for rank, own in steps.items() if len(own) < most])
         lack = f"up to {most - len(common):,} steps fewer than the others"
         yield f"{short}: {lack}; only the {len(common):,} steps that all have are compared"
 
@@ -272,7 +272,7 @@ def gaps_s(begin: Floats, residual: Floats, step_s: Floats) -> Floats:
     return gaps - residual[:-1] if (gaps < -GAP_S).any() else gaps
 
 
-def named(ranks: Sequence[int]) -> str:
+def rank_words(ranks: Sequence[int]) -> str:
     """Return `rank 1` or `ranks 0, 2 and 3`; of many, the first and how many more."""
     names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8:,} more"] if len(ranks) > 8 else [])
     return f"rank{'s' * (len(names) > 1)} {listed(names)}"

@@ -1,18 +1,9 @@
 """What measuring costs, from blocks of steps that alternated: overheads with intervals, and what they resolve.
 
-Only blocks of one round are compared: for each round r the logarithm of the ratio of a way's seconds to those of mode
-off. What the machine does for longer than a round cancels in it, and a disturbance makes one ratio wrong, in either
-direction. The typical ratio is the mean of the logarithms without the smallest and the largest fifth. A plain mean
-would follow the disturbances, a median wastes a third of the rounds when there are none, and whole blocks are compared,
-not medians of steps: what costs little now and then, as collecting garbage does, belongs to the cost.
-
-`analysis/paired.py`, for slices of tenths of a second, moves stalls alone. A block is as short as a disturbance, which
-then makes that interval much the wider one (tests/test_timers.py); nor is there a second launch here.
-
-The 95 % interval is Tukey and McLaughlin's for a trimmed mean (`stats.trimmed_mean`). A test simulates that it holds
-the truth as often as it says, with noise that has outliers.
-
-Writing rows is rare and timed by itself; what it takes per step is added, for mode off as well as for the others.
+Only blocks of one round are compared: the logarithm of the ratio of a way's seconds to those of mode off, in which what
+the machine does for longer than a round cancels. The typical ratio is the mean without the smallest and the largest
+fifth, with Tukey and McLaughlin's 95 % interval (`stats.trimmed_mean`): disturbances are as long as a block. Writing
+rows is rare and timed by itself; what it takes per step is added, for mode off as well as for the others.
 """
 
 import math

@@ -1,15 +1,8 @@
 """Synchronisation against workers: per step, per epoch, its share of the step, and the law it follows.
 
-A run says how long it waited for gradients in the mean step of its window (`sync_s`); an epoch has
-batches = floor(training samples / (batch x workers)) steps, so that
-
-    sync per epoch = sync per step x batches per epoch
-    share          = sync per step / step
-
-each of one run, then the median over repeats. Means over steps, because only those add up to an epoch.
-Intervals are those of points.py: Student's t on logarithms around the median, from three repeats on.
-Unknown is NaN: what a backend hides in its backward pass, and epochs of runs that do not know their training set.
-docs/metrics.md defines all of it.
+A run says how long it waited for gradients in the mean step of its window; an epoch has floor(training samples /
+(batch x workers)) steps. Both, and their share of the step, are of one run, then the median over repeats, with
+Student's t on logarithms around it. Unknown is NaN. docs/metrics.md defines all of it.
 """
 
 import math
@@ -78,24 +71,17 @@ def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(step > 0, sync / step, math.nan)
         usable = batches if batches > 0 else math.nan
-        hidden = boundary.hidden_note(cell) if np.isfinite(step).all() else breakdown.NOTES["off"]
+        hidden = boundary.hidden_note(cell)
+        if np.isnan(sync).any() and not np.isfinite(step).all():
+            hidden = breakdown.NOTES["off"]
         alone = breakdown.NOTES["alone"] if int(first["workers"]) == 1 else ""
         no_epoch = "" if batches > 0 else NO_EPOCH if math.isnan(batches) else NO_BATCH
-        rows.append(
-            {
-                **{name: first[name] for name in (*_KEYS, *KEPT)},
-                "repeats": len(cell),
-                "step_s_median": stats.of_all(step),
-                **over_repeats("sync_s", sync),
-                "sync_s_min": float(sync.min()),
-                "sync_s_max": float(sync.max()),
-                **over_repeats("share", share),
-                "batches_per_epoch": batches,
-                **over_repeats("sync_per_epoch_s", usable * sync),
-                "epoch_s_median": usable * stats.of_all(step),
-                "note": "; ".join(filter(None, ((hidden if np.isnan(sync).any() else "") or alone, no_epoch))),
-            }
-        )
+        row = {name: first[name] for name in (*_KEYS, *KEPT)}
+        row |= {"repeats": len(cell), "step_s_median": stats.of_all(step), "batches_per_epoch": batches}
+        row |= over_repeats("sync_s", sync) | {"sync_s_min": float(sync.min()), "sync_s_max": float(sync.max())}
+        row |= over_repeats("share", share) | over_repeats("sync_per_epoch_s", usable * sync)
+        row |= {"epoch_s_median": usable * stats.of_all(step)}
+        rows.append(row | {"note": "; ".join(filter(None, (hidden or alone, no_epoch)))})
     frame = pd.DataFrame(rows, columns=list(SYNC_COLUMNS))
     return frame.astype({"workers": "int64", "nodes": "float64", "repeats": "int64"})
 
