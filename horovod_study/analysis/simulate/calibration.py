@@ -24,8 +24,16 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Link, moved_share, rounds
 from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
-from horovod_study.analysis.simulate.allreduce import Curves, Sweep
-from horovod_study.analysis.simulate.network import CHOICES, MAX_WORKERS, Network, costs, small_allreduce_s, split
+from horovod_study.analysis.simulate.network import (
+    CHOICES,
+    MAX_WORKERS,
+    Curves,
+    Network,
+    Sweep,
+    costs,
+    small_allreduce_s,
+    split,
+)
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
@@ -140,19 +148,18 @@ def _measured_network(content: Mapping[str, Any], source: str, way: str | None, 
     bandwidth = moved_share(n) * size / (second - alpha)
     if why := impossible("bandwidth", bandwidth=bandwidth):
         raise AnalysisError(f"{source}: {floor} hardly takes longer for more bytes ({why}); measure larger sizes")
+    woken = overhead is None or cycle_s(settings) == 0
     doubts = {
         f"{floor} takes less for {size:,.0f} bytes than its alpha; its fitted bandwidth is used": above,
         times[floor].doubt.removeprefix(f"{source}: "): times[floor].doubt,
-        f"{transport} alone was not measured, so what {chosen} adds counts as latency of the network and grows with "
-        f"the workers; measure both: bench --transport {transport} --runtime {chosen}": raw is None and "/" in chosen,
-        f"{n} workers on {nodes} nodes use both kinds of links at once, and its constants count as those between "
-        "nodes; measure one worker per node, and one node alone": nodes > 1 and per_node > 1,
+        f"{transport} alone was not measured, so what {chosen} adds counts as latency of the network; measure both: "
+        f"bench --transport {transport} --runtime {chosen}": raw is None and "/" in chosen,
+        f"{n} workers on {nodes} nodes use both kinds of links, and its constants count as those between nodes; "
+        "measure one worker per node, and one node alone": nodes > 1 and per_node > 1,
         "holds wrong results; do not believe its times": content.get("wrong"),
         f"the latency of {floor} is not resolved; measure with more rounds or on a quiet machine": alpha_spread is None
         or alpha_spread > math.log(2) / 2,
-        f"{chosen} was measured with a cycle that new gradients do not end, so its overhead holds waits for the cycle; "
-        "measure with HOROVOD_IDLE_CYCLE_TIME, or read the cycle's share as too large": overhead is not None
-        and cycle_s(settings) > 0,
+        f"the overhead of {chosen} holds waits for its cycle; measure with HOROVOD_IDLE_CYCLE_TIME": not woken,
     }
     points = all_reduces(content["points"], floor)
     sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
@@ -299,8 +306,8 @@ def _network(
     counts = " and ".join(str(each.sweep.workers) for each in found)
     notes.doubts += _holding(
         {
-            "links between nodes were not measured: those within a node stand in for them, which says little; measure "
-            "one worker on each of two nodes, or give --network": "inter" not in links,
+            "links between nodes were not measured: those within a node stand in for them; measure one worker on each "
+            "of two nodes, or give --network": "inter" not in links,
             "links within a node were not measured: those between nodes stand in for them": "intra" not in links,
             f"alpha and bandwidth were measured with {counts} workers; how they hold for more is the model's "
             "assumption": found,

@@ -283,14 +283,12 @@ def _notes(
     """Yield what is incomplete about a run; `ends`: rank -> last recorded step."""
     if run.state != "done" or incomplete:
         because = f" ({run.record.reason})" if run.record.reason else ""
-        ends_at = [
-            f"{rank_words([rank for rank in ends if ends[rank] == last])} at step {last:,}"
-            for last in sorted(set(ends.values()), reverse=True)
-        ]
-        state = {"done": "is done", "incomplete": "ended without saying how (killed)", "running": "still runs"}
-        which = [f"{rank_words([rank])} {why}" for rank, why in run.missing.items()]
-        words = [*([f"its rows end: {', '.join(ends_at)}"] if ends_at else []), *which]
-        yield f"the run {state.get(run.state, run.state)}{because}; {'; '.join(words)}"
+        words = [f"{rank_words([rank])} {why}" for rank, why in run.missing.items()]
+        if ends:
+            lasts = sorted(set(ends.values()), reverse=True)
+            ranks_at = ((rank_words([rank for rank in ends if ends[rank] == last]), last) for last in lasts)
+            words.insert(0, f"its rows end: {', '.join(f'{who} at step {last:,}' for who, last in ranks_at)}")
+        yield f"the run is {run.state}{because}; {'; '.join(words)}"
     lost = rows_lost(run.record)
     if lost:
         yield f"{lost:,} rows are lost: they could not be written (disk full), and the run went on"

@@ -309,29 +309,25 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
 
 
 def _doubts(runs: Sequence[Observation], arms: Sequence[Arm]) -> Iterable[str]:
-    if busy := [seen for seen in runs if seen.other_cores >= BUSY_CORES]:
-        yield (
-            f"other programs used up to {max(seen.other_cores for seen in busy):.1f} cores during {len(busy)} of "
-            f"{len(runs)} runs; parts that are measured at different moments then do not belong together"
-        )
+    if busy := [seen.other_cores for seen in runs if seen.other_cores >= BUSY_CORES]:
+        during = f"during {len(busy)} of {len(runs)} runs; parts measured at different moments do not belong together"
+        yield f"other programs used up to {max(busy):.1f} cores {during}"
     if apart := [seen for seen in runs if not seen.one_clock]:
         yield (
-            f"the ranks of {len(apart)} of {len(runs)} runs share no clock: floor and runtime begin at each rank's own "
-            "end of the barrier, and hold its unevenness"
+            f"the ranks of {len(apart)} of {len(runs)} runs share no clock: floor and runtime hold the unevenness of "
+            "the barrier before them"
         )
     for arm in arms:
         name, least = f"{arm.backend}/{arm.transport}, {arm.arm}", arm.seconds.get("least")
         if least is not None and not least.low > 0:
             yield (
-                f"{name}: the runtime is not distinguishable from zero: where "
-                f"nothing disturbs, a synchronisation through it takes {least.value * 1e6:.3g} [{least.low * 1e6:.3g}, "
-                f"{least.high * 1e6:.3g}] us more than a raw all-reduce; what is above that is scatter"
+                f"{name}: the runtime is not distinguishable from zero: where nothing disturbs, it takes "
+                f"{least.value * 1e6:.3g} [{least.low * 1e6:.3g}, {least.high * 1e6:.3g}] us more than a raw all-reduce"
             )
         if "skew" in arm.seconds and arm.leave_spread_s > arm.seconds["skew"].value:
             yield (
-                f"{name}: the ranks leave a synchronisation about "
-                f"{arm.leave_spread_s * 1e3:.2f} ms apart, more than the skew of {arm.seconds['skew'].value * 1e3:.2f} "
-                "ms: how much of it is waiting for the last worker is not certain"
+                f"{name}: the ranks leave a synchronisation about {arm.leave_spread_s * 1e3:.2f} ms apart, more than "
+                f"the skew of {arm.seconds['skew'].value * 1e3:.2f} ms, which is not certain then"
             )
 
 

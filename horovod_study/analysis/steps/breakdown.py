@@ -240,16 +240,13 @@ def doubts(runs: pd.DataFrame) -> list[str]:
             "backward + update where compute holds the update (one worker, and synchronisation inside the graph).",
         )
     for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
-        found.append(
-            f"{series}: the laps of {plural(len(rows), 'run')} at "
-            f"{points.worker_counts(rows['workers'])} do not add up to the step (off by up to "
-            f"{100 * gap[rows.index].max():.1f} %); do not quote their shares."
-        )
+        off = f"do not add up to the step (off by up to {100 * gap[rows.index].max():.1f} %); do not quote their shares"
+        which = f"the laps of {plural(len(rows), 'run')} at {points.worker_counts(rows['workers'])}"
+        found.append(f"{series}: {which} {off}.")
     for series, rows in good[residual > UNEXPLAINED].groupby("series", sort=False):
-        found.append(
-            f"{series}: up to {100 * residual[rows.index].max():.1f} % of the step at "
-            f"{points.worker_counts(rows['workers'])} is unexplained (outside every lap)."
-        )
+        share = f"up to {100 * residual[rows.index].max():.1f} % of the step"
+        where = points.worker_counts(rows["workers"])
+        found.append(f"{series}: {share} at {where} is unexplained (outside every lap).")
     return of_kind("parts", found)
 
 

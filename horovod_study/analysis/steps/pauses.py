@@ -19,14 +19,10 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, RankSteps
 
-MIN_STEPS = 50
-WINDOW = 101
+MIN_STEPS, WINDOW = 50, 101
 _THRESHOLD = 10.0  # scatters above the level
-
 MOST = 20  # so many pauses are listed, the longest ones; all are counted
-
-_FEWEST_TIMES, _SHORTEST, _REGULAR = 4, 10, 0.6
-"""Pauses are regular where so many are at least so many steps apart, and such a share of their distances is one."""
+_FEWEST_TIMES, _SHORTEST, _REGULAR = 4, 10, 0.6  # so many, so many steps apart, such a share of one distance
 
 
 class Pauses(SimpleNamespace):
@@ -48,7 +44,14 @@ def find_pauses(rows: RankSteps) -> Pauses:
     if total < MIN_STEPS:
         found.why_not = f"{total} steps are recorded; at least {MIN_STEPS} are needed"
         return found
-    laps = _periods_of_laps(rows)
+    # From the end of one synchronisation to the end of the next, (S, R): the update is that of the step before, and
+    # there is none at the first step of a stretch. Where no lap is known, the whole step is called `step`.
+    laps = {lap: rows.laps[lap] for lap in (*BEFORE_SYNC, "sync") if lap in rows.laps}
+    if "residual" not in laps:
+        laps = {"step": rows.step_s}
+    elif "update" in laps:
+        before = np.concatenate([laps["update"][:1], laps["update"][:-1]])
+        laps["update"] = np.where(rows.follows[:, np.newaxis], before, 0.0)
     length = np.sum(list(laps.values()), axis=0).max(axis=1)  # (S,)
     level = ndimage.median_filter(length, size=min(WINDOW, total - 1 + total % 2), mode="mirror")
     excess = length - level
@@ -73,21 +76,6 @@ def find_pauses(rows: RankSteps) -> Pauses:
     found.count, found.total_s = count, float(size_s.sum())
     found.share = found.total_s / float(length.sum()) if length.sum() > 0 else 0.0
     return found
-
-
-def _periods_of_laps(rows: RankSteps) -> dict[str, Floats]:
-    """Return the known laps from the end of one synchronisation to the end of the next, lap -> (S, R).
-
-    The update is that of the step before; there is none at the first step of a stretch. Where no lap is known, the
-    whole step is called `step`.
-    """
-    laps = {lap: rows.laps[lap] for lap in (*BEFORE_SYNC, "sync") if lap in rows.laps}
-    if "residual" not in laps:
-        return {"step": rows.step_s}
-    if "update" in laps:
-        before = np.concatenate([laps["update"][:1], laps["update"][:-1]])
-        laps["update"] = np.where(rows.follows[:, np.newaxis], before, 0.0)
-    return laps
 
 
 def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> SimpleNamespace:

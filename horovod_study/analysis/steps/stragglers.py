@@ -123,10 +123,8 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     if together < 0.5 * steps:
         notes.append(f"the ranks exchange something in {together:,} of {steps:,} steps; in the others no rank waits")
     if rows.sync_s is None:
-        notes.append(
-            "the synchronisation is not visible here and the wait for the others is inside another lap, so that "
-            f"only {', '.join(laps)} can be compared: a rank that is slow elsewhere is not seen"
-        )
+        only = f"only {', '.join(laps)} can be compared: a rank that is slow elsewhere is not seen"
+        notes.append(f"the synchronisation is not visible, and the wait for the others is inside another lap: {only}")
     table = np.stack(list(laps.values()))  # (laps, F, R)
     own: Floats = table.sum(axis=0)  # (F, R)
     waits = own.max(axis=1, keepdims=True) - own
@@ -147,6 +145,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     even = own - np.array([_late_s(each) if each in slow else 0.0 for each in found])
     delays = own.max(axis=1) - even.max(axis=1)
     delay = stats.student([delays[block].mean() for block in blocks]) if slow else stats.Interval(value=0.0)
+    skews = {"mean": float(skew.mean()), "median": float(np.median(skew)), "p90": float(np.quantile(skew, 0.9))}
     return Stragglers(
         verdict="named" if slow else "none",
         notes=tuple(notes),
@@ -154,7 +153,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         block_steps=steps // len(blocks),
         laps=tuple(laps),
         period_s=period,
-        skew_s={"mean": float(skew.mean()), "median": float(np.median(skew)), "p90": float(np.quantile(skew, 0.9))},
+        skew_s=skews,
         spread_s=float(waits.max(axis=1).mean()),
         ranks=tuple(found),
         slow=tuple(each.rank for each in slow),

@@ -58,16 +58,10 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = 0.5) -> dict[s
 
     control = overhead("control")
     half = None if control["low"] is None else (control["high"] - control["low"]) / 2
-    cost = {
-        **{name: case[name] for name in ("runtime", "workers", "batch", "device", "seconds")},
-        "rounds": len(off),
-        "steps_per_block": steps["off"],
-        "off_step_s": float(np.median(off)) + writing.get("off", nothing)[0],
-        "limit_percent": limit_percent,
-        "control": control,
-        "variants": [overhead(name) for name in case["ways"] if name not in ("off", "control")],
-        "resolution_percent": half,
-    }
+    cost = {name: case[name] for name in ("runtime", "workers", "batch", "device", "seconds")}
+    cost |= {"rounds": len(off), "steps_per_block": steps["off"], "limit_percent": limit_percent, "control": control}
+    cost |= {"off_step_s": float(np.median(off)) + writing.get("off", nothing)[0], "resolution_percent": half}
+    cost["variants"] = [overhead(name) for name in case["ways"] if name not in ("off", "control")]
     return {**cost, "doubts": list(_doubts(case, cost)), "verdict": _verdict(cost)}
 
 
@@ -105,18 +99,15 @@ def _verdict(cost: Mapping[str, Any]) -> str:
 
 def _doubts(case: Mapping[str, Any], cost: Mapping[str, Any]) -> Iterator[str]:
     control, half = cost["control"], cost["resolution_percent"]
+    others, fewest = case["other_cores"], min(len(case["drains"].get(name, ())) for name in ("off", "light"))
     if cost["rounds"] < 20:
         yield f"only {cost['rounds']} rounds: the intervals are poorly supported; give it more --seconds"
     if half is not None and not control["low"] <= 0 <= control["high"]:
-        yield (
-            f"the control, mode off against itself, differs by {interval(control)}: by chance once in twenty "
-            "times, else the machine was disturbed; measure again when it is quiet"
-        )
+        by_chance = "by chance once in twenty times, else the machine was disturbed; measure again when it is quiet"
+        yield f"the control, mode off against itself, differs by {interval(control)}: {by_chance}"
     if half is not None and half > cost["limit_percent"]:
         yield f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine"
-    others = case["other_cores"]  # None: the system does not report
-    if others is not None and others > 0.1:
+    if others is not None and others > 0.1:  # None: the system does not report
         yield f"other programs used {others:.2g} cores meanwhile: measure again when the machine is quiet"
-    fewest = min(len(case["drains"].get(name, ())) for name in ("off", "light"))
     if fewest < 3:
         yield f"writing was timed {plural(fewest, 'time')} per mode: its share is rough"

@@ -135,10 +135,7 @@ def jump_doubts(runs: pd.DataFrame) -> list[str]:
             }
             found += [f"{where}: {text}." for text, holds in told.items() if holds]
         if len(counts) == 1:
-            found.append(
-                f"{series}: all of its runs are on {counts[0]} nodes, so there is no node boundary to compare across; "
-                "add a worker count that fits on one node."
-            )
+            found.append(f"{series}: all of its runs are on {counts[0]} nodes; add a worker count that fits on one.")
         notes = [note for cell in own if _int(cell, "workers") > 1 and (note := hidden_note(cell, "sync_value_s"))]
         hidden = [f"{series}: {note}, so only that is given at the node boundary." for note in notes[:1]]
         found += of_kind("hidden", hidden)

@@ -149,19 +149,13 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
     for series, fit in fitted.items():
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
         if fit.selected is not None and own["nodes"].nunique() > 1 and not fit.fits[fit.selected].law.by_nodes:
-            found.append(
-                f"{series}: its waiting for gradients crosses a node boundary, and its worker counts are too few for a "
-                f"law that knows of nodes; {fit.selected}, the closest of the others, is not drawn."
-            )
-    for name, own in cells[cells["workers"] > 1].groupby("series", sort=False):
-        wide = own[(own["sync_s_high"] - own["sync_s_low"]) > own["sync_s_median"]]
-        if len(wide):
-            counts = worker_counts(wide["workers"])
-            told = (
-                f"{name}: the repeats do not agree on the waiting for gradients at {counts} (95 % interval wider than "
-                "the value); its law is poorly supported."
-            )
-            found += of_kind("unsteady", [told])
+            crosses = "its waiting for gradients crosses a node boundary, and its worker counts are too few for a law"
+            found.append(f"{series}: {crosses} that knows of nodes; {fit.selected}, the closest other, is not drawn.")
+    several = cells[cells["workers"] > 1]
+    wide = several[(several["sync_s_high"] - several["sync_s_low"]) > several["sync_s_median"]]
+    for name, own in wide.groupby("series", sort=False):
+        told = f"{name}: the repeats do not agree on the waiting for gradients at {worker_counts(own['workers'])}"
+        found += of_kind("unsteady", [f"{told} (95 % interval wider than the value); its law is poorly supported."])
     return found
 
 
