@@ -85,13 +85,12 @@ def run_times(run: RecordedRun) -> RunTimes:
     )
     parameters, hosts = effective.get("parameters"), [str(each.get("host")) for each in effective.get("ranks") or ()]
     return RunTimes(
-        source=name,
+        **{name: str(effective.get(name, "")) for name in ("backend", "transport")},
+        source=str(run.directory),
         workers=run.workers,
         per_node=max((hosts.count(host) for host in hosts), default=run.workers),
         batch=int(effective["batch"]),
         gradient_bytes=float(4 * parameters) if parameters else None,
-        backend=str(effective.get("backend", "")),
-        transport=str(effective.get("transport", "")),
         settings=settings_of(effective),
         own_s=steps.own_s,
         sync_s=None if run.workers == 1 else steps.sync_s,
@@ -163,18 +162,13 @@ def _measured_network(content: Mapping[str, Any], source: str, way: str | None, 
     }
     points = all_reduces(content["points"], floor)
     sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
+    told = {"source": source, "way": chosen, "raw": raw, "per_node": per_node, "settings": settings}
+    told |= {"overhead_s": overhead, "alpha_spread": alpha_spread, "gradient_bytes": own}
     return Measured(
-        source=source,
-        way=chosen,
-        raw=raw,
-        per_node=per_node,
+        **told,
         link=Link(alpha_s=alpha / rounds(n), bytes_per_s=bandwidth, workers=n),
         sweep=Sweep(workers=n, nodes=nodes, sizes=sizes, seconds=medians),
-        alpha_spread=alpha_spread,
         bandwidth_spread=error or None,
-        overhead_s=overhead,
-        settings=settings,
-        gradient_bytes=own,
         doubts=tuple(f"{source}: {text}" for text, holds in doubts.items() if holds),
     )
 
@@ -209,11 +203,6 @@ class Calibration:
 
     scenario: Scenario
     sources: Mapping[str, str]  # constant -> in words
-
-
-def _holding(texts: Mapping[str, object]) -> list[str]:
-    """Return those of `texts` that hold."""
-    return [text for text, holds in texts.items() if holds]
 
 
 def calibrate(
@@ -304,15 +293,14 @@ def _network(
         notes.doubts.extend(each.doubts)
     source = notes.sources["network"] = "; ".join(told)
     counts = " and ".join(str(each.sweep.workers) for each in found)
-    notes.doubts += _holding(
-        {
-            "links between nodes were not measured: those within a node stand in for them; measure one worker on each "
-            "of two nodes, or give --network": "inter" not in links,
-            "links within a node were not measured: those between nodes stand in for them": "intra" not in links,
-            f"alpha and bandwidth were measured with {counts} workers; how they hold for more is the model's "
-            "assumption": found,
-        }
-    )
+    if "inter" not in links:
+        stand_in = "links between nodes were not measured: those within a node stand in for them"
+        notes.doubts.append(f"{stand_in}; measure one worker on each of two nodes, or give --network")
+    if "intra" not in links:
+        notes.doubts.append("links within a node were not measured: those between nodes stand in for them")
+    if found:
+        measured_with = f"alpha and bandwidth were measured with {counts} workers"
+        notes.doubts.append(f"{measured_with}; how they hold for more is the model's assumption")
     links = {"intra": links.get("intra") or links["inter"], "inter": links.get("inter") or links["intra"]}
     measured = Curves(sweeps=tuple(sweeps), **links, alone=described is None) if found else None
     if described is not None:
@@ -333,7 +321,8 @@ def _computing(
         if given.compute_fixed_ms is not None:
             fields |= {"fixed_share": given.compute_fixed_ms / given.compute_ms, "batch_measured": True}
             notes.sources["batch"] = f"{given.compute_fixed_ms:g} ms do not depend on it; --compute-fixed-ms"
-        notes.doubts += _holding({"no --batch was given: a step counts as one sample": given.batch is None})
+        if given.batch is None:
+            notes.doubts.append("no --batch was given: a step counts as one sample")
         return fields, None
     known = [(each, each.per_node) for each in runs] + [(each, len(beside)) for each in beside]
     odd = [each for each in beside if each.workers != 1] or list(beside[:1] if len(beside) == 1 else ())
@@ -365,14 +354,11 @@ def _computing(
                 f"{expected * 1e3:.3g} ms: they are slow {slow}, and the simulated waiting is too {wait}"
             )
     longer = 1.0 if batch == base else fixed + (1 - fixed) * batch / base
-    notes.doubts += _holding(
-        {
-            "computing comes from one run: what differs from launch to launch is not in the intervals": len(chosen)
-            == 1,
-            f"--batch {batch} was not run: computing is taken as proportional to the batch from {base} on; give runs "
-            "with two batch sizes": batch != base and line is None,
-        }
-    )
+    if len(chosen) == 1:
+        notes.doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
+    if batch != base and line is None:
+        taken = f"computing is taken as proportional to the batch from {base} on"
+        notes.doubts.append(f"--batch {batch} was not run: {taken}; give runs with two batch sizes")
     fields = {"compute": measured(times * longer), "batch": batch, "fixed_share": fixed / longer, "beside": most}
     fields |= {"crowding": MappingProxyType(crowding), "batch_measured": line is not None}
     if shares := [each.backward_share for each in chosen if each.backward_share is not None]:
@@ -395,19 +381,17 @@ def _fixed_share(
     if not (other := {its for each, its in known if each.batch != base}):
         return None
     k = max(other & set(counts), default=None)
-    notes.doubts += _holding(
-        {"runs of other batches have other numbers of workers on a node and are not used": k is None}
-    )
     if k is None:
+        notes.doubts.append("runs of other batches have other numbers of workers on a node and are not used")
         return None
     own = [each for each, its in known if its == k]
     sizes = [each.batch for each in own]
     slope, intercept = np.polyfit(sizes, [float(each.own_s.mean()) for each in own], 1)
     told = ", ".join(map(str, sorted(set(sizes))))
     notes.sources["batch"] = f"{intercept * 1e3:.3g} ms + {slope * 1e6:.3g} us per sample, batches {told}"
-    how = "no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed"
-    curved = f"computing does not grow with the batch along a line with a positive start: {how}"
-    notes.doubts += _holding({curved: intercept < 0 or slope < 0})
+    if intercept < 0 or slope < 0:
+        how = "no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed"
+        notes.doubts.append(f"computing does not grow with the batch along a line with a positive start: {how}")
     return float(np.clip(intercept / (intercept + slope * base), 0.0, 1.0))
 
 
@@ -435,14 +419,12 @@ def _runtime(
         latency, transfer = split(costs(here, given.algorithm, run.workers), size)
         negotiated_s = collectives * small_allreduce_s(here, run.workers)
         overhead_s = float(run.sync_s.mean() - waited - latency - transfer - negotiated_s)
-        notes.doubts += _holding(
-            {
-                f"{run.source}: ran with a cycle of {runtime.cycle_s * 1e3:g} ms that new gradients do not end; the "
-                "waits for it are simulated and also in the overhead; give --overhead-us": runtime.cycle_s > 0,
-                f"{run.source}: synchronised {-overhead_s * 1e3:.3g} ms quicker than the measured all-reduce would "
-                "allow; the benchmark was slower than the run": overhead_s < 0,
-            }
-        )
+        if runtime.cycle_s > 0:
+            cycle = f"ran with a cycle of {runtime.cycle_s * 1e3:g} ms that new gradients do not end"
+            notes.doubts.append(f"{run.source}: {cycle}; its waits are also in the overhead; give --overhead-us")
+        if overhead_s < 0:
+            quicker = f"synchronised {-overhead_s * 1e3:.3g} ms quicker than the measured all-reduce would allow"
+            notes.doubts.append(f"{run.source}: {quicker}; the benchmark was slower than the run")
     elif best is not None and best.overhead_s is not None:
         # The measured difference holds the negotiation among its workers already.
         overhead_s = best.overhead_s - collectives * rounds(best.sweep.workers) * float(best.link.alpha_s)
@@ -470,9 +452,21 @@ def largest_of_each_kind(
     doubts = []
     for content, source in benches:
         best, name = kept[_spans(content)]
-        if content is not best:
-            aside = f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}"
-            doubts.append(aside + _compared(content, best))
+        if content is best:
+            continue
+        n, m, compared = content["workers"], best["workers"], ""
+        way = next((way for way in best.get("fits") or {} if way in (content.get("fits") or ())), "")
+        own, theirs = (
+            {row["bytes"]: row["seconds_median"] for row in all_reduces(each["points"], way)}
+            for each in (content, best)
+        )
+        if size := max(own.keys() & theirs.keys(), default=0):
+            # As in simulation: bytes from the time at this size, latency by the rounds.
+            alpha_s = min(best["fits"][way]["alpha_s"], theirs[size])
+            bytes_s = (theirs[size] - alpha_s) * moved_share(n) / moved_share(m)
+            ratio = own[size] / (alpha_s * rounds(n) / rounds(m) + bytes_s)
+            compared = f": of {size:,} bytes they took {ratio:.2f} of what the constants kept say"
+        doubts.append(f"{source}: {n} workers, set aside for the {m} of {name}{compared}")
     return [each for each in benches if each[0] is kept[_spans(each[0])][0]], doubts
 
 
@@ -485,18 +479,3 @@ def _spans(content: Mapping[str, Any]) -> bool:
     with suppress(AttributeError, TypeError, LookupError):
         return len(set(_hosts(content))) > 1
     return False
-
-
-def _compared(content: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-    """Return how the times of `content` compare with the alpha-beta model of `best`, where both have an all-reduce."""
-    way = next((name for name in best.get("fits") or {} if name in (content.get("fits") or {})), "")
-    own, theirs = (
-        {row["bytes"]: row["seconds_median"] for row in all_reduces(each["points"], way)} for each in (content, best)
-    )
-    if not (common := set(own) & set(theirs)):
-        return ""
-    n, m, size = content["workers"], best["workers"], max(common)
-    # As in simulation: bytes from the time at this size, latency by the rounds.
-    alpha_s = min(best["fits"][way]["alpha_s"], theirs[size])
-    model_s = alpha_s * rounds(n) / rounds(m) + (theirs[size] - alpha_s) * moved_share(n) / moved_share(m)
-    return f": of {size:,} bytes they took {own[size] / model_s:.2f} of what the constants kept say"

@@ -1,26 +1,12 @@
 """A described network, and what an all-reduce of S bytes among N workers costs on it.
 
 Workers fill one node after the other: N workers, g on a node, M = ceil(N / g) nodes, k servers. On one kind of link
-costs are those of analysis/costs.py, latency + S * seconds per byte, and of a parameter server 2 a + 2 (N-1)/k S b:
-everybody sends to and gets from all k servers of S/k each, a the latency of a link and b its seconds per byte. Switch
-levels add their latency to every message that crosses them. Oversubscription divides the bandwidth of messages with
-which all nodes below a switch leave it at once; a ring sends one stream out of a switch, which it slows only where the
-uplinks together are narrower than one card.
-
-`auto` is what follows from all-reduces that were measured at several sizes on few workers, else the quickest of three
-closed forms. A measured curve has in it what no two constants have (protocols, algorithms, pieces), so that of the
-nearest count is kept, and its two parts grow each in its own way. Letters: n workers on m nodes, t(S) measured on n'
-workers and m' nodes, b the least seconds per byte over the slowest link there, c(n) bytes over it per byte reduced.
-
-    bytes     b c(n) S (1 + g)^d                   c = 2 (n-1)/n (as in costs.py), of a tree over more than two nodes 2
-    rest      (t(S) - b c(n') S) (l + k)/(l' + k)  l = log2 m, levels of a tree over the nodes (P. Sanders, J. Speck,
-                                                   J. Traff, Parallel Computing 35, 2009, 581-594); of a ring m/m'
-
-d = l - l' are the doublings beyond what was measured. g is the congestion of one doubling: the mean of what two
-measured counts on several nodes show and of 2 %. k stands for what a message takes before the first level: 0.3 where
-latency is all there is, 1 where bytes are most of it, in between by the share of the bytes. On one node, and where
-only one was measured, l = log2 n, as recursive doubling has rounds, and nothing is congested. The constants were chosen
-by leaving out one machine after the other (`make bench BENCH=allreduce`, docs/simulate.md).
+costs are those of analysis/costs.py, latency + S * seconds per byte. Switch levels add their latency to every message
+that crosses them; oversubscription divides the bandwidth of messages with which all nodes below a switch leave it at
+once. `auto` is what follows from all-reduces that were measured at several sizes on few workers, else the quickest of
+three closed forms: the curve of the nearest measured count is kept, and its two parts, the bytes on their way over the
+slowest link and all else, grow each in its own way. docs/metrics.md ("Simulated step") has the equations,
+docs/simulate.md what they rest on; the constants were chosen by leaving out one machine after the other (`make bench BENCH=allreduce`).
 """
 
 import math
@@ -53,8 +39,7 @@ class GrowthConstants:
 
 
 GROWTH = GrowthConstants()
-ERROR, ERROR_OF_DOUBLING = 0.2, 0.15
-"""Standard deviations of the logarithm of measured / simulated: of leaving what was measured, and of each doubling."""
+ERROR, ERROR_OF_DOUBLING = 0.2, 0.15  # of the logarithm of measured / simulated: beyond the counts, of each doubling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

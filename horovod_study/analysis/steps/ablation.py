@@ -27,12 +27,11 @@ RESAMPLES = 4000
 MIN_PAIRS = 4  # fewer pairs have no interval to speak of
 
 AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
-_SENTENCES = {
-    AGREE: "{cost}, the timer says {timer}: they agree, the difference {difference} contains 0",
-    UNRESOLVED: "{cost}, the timer says {timer}: not resolved, the interval of the difference {difference} is wider "
-    "than the cost itself; measure on a quieter machine, or a longer run",
-    DIFFER: "{cost}, the timer says {timer}: they differ by {difference}: {where}",
-    _NO_TIMER: "{cost}; the timer has no answer: {why}",
+_WORDS = {
+    AGREE: "they agree, the difference {difference} contains 0",
+    UNRESOLVED: "not resolved, the interval of the difference {difference} is wider than the cost itself; measure on a "
+    "quieter machine, or a longer run",
+    DIFFER: "they differ by {difference}: {where}",
 }
 
 
@@ -112,10 +111,12 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     if sign < 0:
         shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
         where = f"the sync lap holds more than communication adds to the step{shorter}"
-    said = {name: _ms(each) if (each := estimates.get(name)) is not None else "" for name in ("timer", "difference")}
-    sentence = _SENTENCES[verdict].format(
-        cost=f"without communication a step is {change}", where=where, why=why, **said
-    )
+    sentence = f"without communication a step is {change}"
+    if difference is None:
+        sentence += f"; the timer has no answer: {why}"
+    else:
+        words = _WORDS[verdict].format(difference=_ms(difference), where=where)
+        sentence += f", the timer says {_ms(estimates['timer'])}: {words}"
     told = {"workers": workers, "pairs": pairs, "steps": int(found["steps"]), "reduction": str(found["reduction"])}
     told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
     of = {"step_s": "step", "silent_step_s": "silent step", "ablation_s": "ablation", "timer_s": "timer"}

@@ -325,9 +325,8 @@ def losses(
             rows.append({**common, "part": part, **way, **shares, "note": note})
             place += seconds
         # The interval of the last row is that of the whole loss, set upon the ideal step.
-        low_s, high_s = (measured - lost + end for end in _interval(step, baseline))
-        whole = {"seconds": measured, "from_s": 0.0, "to_s": measured, "low_s": low_s, "high_s": high_s}
-        rows.append({**common, "part": MEASURED, **whole})
+        ends = {f"{end}_s": measured - lost + float(step[f"minus_{baseline}_{end}_s"]) for end in ("low", "high")}
+        rows.append({**common, "part": MEASURED, "seconds": measured, "from_s": 0.0, "to_s": measured, **ends})
     return pd.DataFrame(rows, columns=list(LOSS_COLUMNS))
 
 
@@ -336,13 +335,14 @@ def _grown(
 ) -> Iterator[tuple[str, float, tuple[float, float], str]]:
     """Yield part, seconds, interval and note of what the step grew by; together they are all of it."""
     grown = {lap: each for lap, row in laps.items() if math.isfinite(each := float(row[f"minus_{baseline}_s"]))}
+    low, high = (f"minus_{baseline}_{end}_s" for end in ("low", "high"))
     hidden = HOLDS_SYNC.get(laps["sync"]["note"])
     computing = [grown[lap] for lap in _COMPUTING if lap in grown and lap != hidden]
     if computing:
         yield "computing", math.fsum(computing), _NOTHING, ""
     if hidden in grown:
         note = laps["sync"]["note"] if hidden == "compute" else ""
-        yield "hidden", grown[hidden], _interval(laps[hidden], baseline), note
+        yield "hidden", grown[hidden], (laps[hidden][low], laps[hidden][high]), note
     unmeasured, sync_s = "not measured separately: record with --measure-sync", grown.get("sync")
     if sync_s is not None and all(name in known for name in _APART.values()):
         found = {part: known[name] for part, name in _APART.items()}
@@ -353,11 +353,6 @@ def _grown(
         yield "skew", skew_s, _NOTHING, ""
         yield "exchange", sync_s - skew_s, _NOTHING, unmeasured
     elif sync_s is not None:
-        yield "waiting", sync_s, _interval(laps["sync"], baseline), unmeasured
+        yield "waiting", sync_s, (laps["sync"][low], laps["sync"][high]), unmeasured
     told = math.fsum(grown[lap] for lap in (*_COMPUTING, "sync") if lap in grown)
     yield "unexplained", grown["step"] - told, _NOTHING, ""
-
-
-def _interval(row: Mapping[Any, Any], baseline: str) -> tuple[float, float]:
-    low, high = (float(row.get(f"minus_{baseline}_{end}_s", math.nan)) for end in ("low", "high"))
-    return low, high
