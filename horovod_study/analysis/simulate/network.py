@@ -6,7 +6,8 @@ that crosses them; oversubscription divides the bandwidth of messages with which
 once. `auto` is what follows from all-reduces that were measured at several sizes on few workers, else the quickest of
 three closed forms: the curve of the nearest measured count is kept, and its two parts, the bytes on their way over the
 slowest link and all else, grow each in its own way. docs/metrics.md ("Simulated step") has the equations,
-docs/simulate.md what they rest on; the constants were chosen by leaving out one machine after the other (`make bench BENCH=allreduce`).
+docs/simulate.md what they rest on; the constants were chosen by leaving out one machine after the other (`make bench
+BENCH=allreduce`).
 """
 
 import math

@@ -25,7 +25,6 @@ from horovod_study.records import RecordedRun, read_ablation
 
 RESAMPLES = 4000
 MIN_PAIRS = 4  # fewer pairs have no interval to speak of
-
 AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
 _WORDS = {
     AGREE: "they agree, the difference {difference} contains 0",

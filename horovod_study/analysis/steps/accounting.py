@@ -32,7 +32,6 @@ from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
 
 CLOSES_S = 1e-6  # parts that miss their step by more than a microsecond do not add up
-
 OFF = "recorded with --timer-mode off"
 _COLUMNS = (*LAP_COLUMNS, "step_s")
 RUN_COLUMNS = (

@@ -33,24 +33,18 @@ from horovod_study.errors import AnalysisError, RecordError, refuse
 from horovod_study.records import RecordedRun, RunTurns, TurnSlice, run_turns
 
 OPTIONS = packaged().options
-
 _FLOOR_QUANTILE = 0.1
 """Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks
 every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-reduces beside it is no floor."""
 PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
-
 RESAMPLES = 2000
-
 _SAID = ("backend", "transport", "reduction", "workers", "batch")  # by a record
 _SAME = (*_SAID, "arm")  # of repeats
 _GRADIENTS = ("compute_s", "backward_s", "residual_s")
 NO_LAPS = "its steps have no laps"
-
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
-
 BUSY_CORES = 0.25  # other programs that use more disturb workers on all cores
-
 INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
 

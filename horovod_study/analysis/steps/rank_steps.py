@@ -30,7 +30,6 @@ BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 """The laps of `own`, in the order of time; update is that of the step before."""
 
 CYCLE, _IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
-
 NO_EXCHANGE = "no exchange between the ranks was seen in any step, so that none waits for another"
 """Of several ranks whose synchronisations are visible, and of which there is none."""
 
@@ -38,7 +37,6 @@ _HOLDS_GRADIENTS = ("compute", "backward")
 """The lap at whose end gradients are there, one of these; a synchronisation that is not seen is in it."""
 
 MIN_STEPS = 20  # of `ready_steps`; fewer say nothing of a mean step
-
 GAP_S = 1e-4
 """A step that begins later than this after the end of the one before begins a new stretch. Within a stretch the laps
 tile, and the gap is a rounding error; between stretches there is at least a barrier of all ranks."""

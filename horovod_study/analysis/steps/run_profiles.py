@@ -17,7 +17,6 @@ from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured
 from horovod_study.analysis.stats import Floats
 
 Places = NDArray[np.int64]
-
 _MAX_PARTS = 40  # of a run: as many as a small plot shows
 MIN_STEPS = 8  # of a part: the 90 % quantile of fewer is nearly their maximum
 
@@ -43,7 +42,6 @@ and `step_s_p90` are over steps, the largest of the ranks, `sync_s_median` over 
 totals of a run. begin_s and end_s are seconds since the run's first step, on the clock of its first rank."""
 
 SPEEDUPS = ("speedup_plain", "efficiency_plain", "speedup_wrapped", "efficiency_wrapped")
-
 _FROM_ACCOUNTS = (*OF_RANKS, "residual_share_mean", "open_steps", "why_not")
 _TOLD = ("hosts", "launcher", "command", "finished", "excluded_by", "steady_doubt", "energy_doubt", "energy_of")
 _NUMBERS = ("step_s_p90", "sync_s_median", "excluded_steps", "rows_lost", "rss_mb_max", "pss_mb_max", "energy_j")

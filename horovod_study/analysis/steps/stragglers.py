@@ -29,7 +29,6 @@ from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, RankSteps
 
 MIN_STEPS = 20
 WORTH = 0.01  # a lateness below this share of the step is not worth mentioning
-
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
 _MOST_OF_IT = 0.5

@@ -36,10 +36,8 @@ PHASES = ("negotiation", "queue", "copy", "operation", "other", "rest")
 """In the order of a collective; `rest` is scattered in it."""
 
 _FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")  # the first of them that a moment is in
-
 _NEGOTIATE = "NEGOTIATE_"
 _UNTIMED = ("BARRIER", "JOIN")  # collectives that move nothing: listed, but no part of `together`
-
 _COLLECTIVES = "ALLREDUCE|ALLGATHERV?|BROADCAST|BCAST|ALLTOALLV?|REDUCESCATTER|REDUCE|ADASUM"
 _ACTIVITIES = {
     "copy": "MEMCPY_|COPY_",

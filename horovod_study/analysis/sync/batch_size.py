@@ -55,7 +55,6 @@ KNEE_COLUMNS = (
 """One row per series, workers and nodes with several batches. aicc_gain: AICc of the other form less that of this."""
 
 CURVE_COLUMNS = ("series", "workers", "nodes", "form", "batch", "samples_per_s", "step_s", "epoch_s")
-
 SATURATION, PIECEWISE = "saturation", "piecewise"
 DRAWS = 1000
 MIN_BATCHES = 3

@@ -34,7 +34,6 @@ CYCLE_COLUMNS = (
 share_at_default: what part of sync is cycle when the cycle is _DEFAULT_CYCLE_S."""
 
 AS_EXPECTED, _NO_EFFECT, OTHERWISE, OPEN = "as the cycle explains", "no effect", "otherwise", "not resolved"
-
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node", "idle")
 
 

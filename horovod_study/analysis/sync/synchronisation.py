@@ -39,9 +39,7 @@ CURVE_COLUMNS = (
 """The selected law of each series at whole worker counts."""
 
 MIN_COUNTS = 3  # a curve through fewer worker counts says nothing that they do not say
-
 _MAX_COUNTS = 60  # worker counts of one curve; with more, some between are left out
-
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node")
 KEPT = ("setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
 """What tables of cells say of the settings of their series."""

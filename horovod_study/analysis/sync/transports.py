@@ -37,7 +37,6 @@ TRANSPORT_COLUMNS = (
 
 RESOLVED, NOT_RESOLVED, UNKNOWN = "resolved", "not resolved", "not known"
 SIGN_FLIP, STUDENT, ROUNDS = "sign-flip permutation", "paired t", "t of rounds in turns"
-
 _FREE = ("backend", "transport", "reduction")
 _ALIKE = tuple(name for name in SETTINGS if name not in _FREE)
 _CELL = ("workers", "nodes", "batch", "train_samples", "per_node")
