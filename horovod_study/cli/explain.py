@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from horovod_study.cli.verbs import (
     COUNT,
@@ -119,7 +120,7 @@ def _sync(options: argparse.Namespace) -> Result:
 
     out = options.out or Path("runs/attribution")
     if options.measure:
-        how = {"runtimes": options.runtime or DEFAULT_RUNTIMES, "turns": not options.no_turns}
+        how: dict[str, Any] = {"runtimes": options.runtime or DEFAULT_RUNTIMES, "turns": not options.no_turns}
         how |= given(options, "workers", "rounds") | {"command": shlex.join(["horovod-study", *options.words])}
         directories = run_experiment(run_values(options), out, **how)
     else:

@@ -162,7 +162,7 @@ def _measured_network(content: Mapping[str, Any], source: str, way: str | None, 
     }
     points = all_reduces(content["points"], floor)
     sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
-    told = {"source": source, "way": chosen, "raw": raw, "per_node": per_node, "settings": settings}
+    told: dict[str, Any] = {"source": source, "way": chosen, "raw": raw, "per_node": per_node, "settings": settings}
     told |= {"overhead_s": overhead, "alpha_spread": alpha_spread, "gradient_bytes": own}
     return Measured(
         **told,

@@ -158,10 +158,11 @@ def simulate(
                 drawn["allreduce{}_s"] = reduced
                 if base_relative is not None:
                     drawn["of_baseline{}"] = base_relative[0] / step
-                for name, each in drawn.items():
-                    value = row[name.format("")]
+                for column, each in drawn.items():
+                    value = row[column.format("")]
                     low, high = np.quantile(value * each, [0.025, 0.975])
-                    row |= {name.format("_low"): float(min(low, value)), name.format("_high"): float(max(high, value))}
+                    row[column.format("_low")] = float(min(low, value))
+                    row[column.format("_high")] = float(max(high, value))
             rows.append(row)
     ends = {name: "float64" for name in COLUMNS if "_low" in name or "_high" in name}
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(ends)

@@ -349,7 +349,7 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
     certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
-    told = {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
+    told: dict[str, Any] = {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
     told |= {"why_not": why_not, "slow_rank": slowest if certain else None}
     return Arm(
         **{name: getattr(first, name) for name in (*_SAME, "hosts", "settings")},
@@ -399,7 +399,7 @@ def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Cal
                 if "through" in columns:
                     columns["unexplained"] = columns["exposed"] - columns["through"]
             for number, value in zip(numbers.tolist(), value_of(columns).tolist(), strict=True):
-                about = {"launch": seen.turns.launch, "other_load": seen.turns.other_load[number]}
+                about: dict[str, Any] = {"launch": seen.turns.launch, "other_load": seen.turns.other_load[number]}
                 slices.append(paired.Slice(round=number, cell=name, rate=value, **about))
     if not all(each.rate > 0 for each in slices):
         return None
