@@ -76,7 +76,7 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     course = Course() if profile else None
     ranks, values = [], []
     hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
-    shares: list[Floats | None] = []
+    shares: list[Floats] = []
     ends: dict[int, int] = {}
     between: dict[str, Any] = {"outside": None, "epoch_steps": math.nan, "epoch_samples": math.nan}
     for rank, columns in run.rows.items():
@@ -91,7 +91,7 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
         own, share = _rank(rank, host, columns, every, where(timed), course)
         ranks.append(own)
         values.append([own.parts_s[part] for part in PARTS])
-        shares.append(share)
+        shares += [] if share is None else [share]
         del columns  # of a long run, before those of the next rank are there
     means = folded(np.array(values)).mean(axis=0) if ranks else np.full(len(PARTS), np.nan)
     why_not = _why_not(run, ranks, ends, means)
@@ -240,20 +240,14 @@ def _rank(
     return own, share
 
 
-def _over_ranks(shares: list[Floats | None], ranks: Sequence[SimpleNamespace], means: Floats) -> SimpleNamespace | None:
-    """Return what the residual is of the steps of all ranks; takes the arrays out of `shares` as it goes."""
+def _over_ranks(shares: list[Floats], ranks: Sequence[SimpleNamespace], means: Floats) -> SimpleNamespace | None:
+    """Return what the residual is of the steps of all ranks."""
     residuals = [rank.residual for rank in ranks if rank.residual is not None]
     if not residuals or math.isnan(means[-2]):
         return None
-    every = np.empty(sum(len(share) for share in shares if share is not None))
-    end = 0
-    while shares:
-        share = shares.pop()
-        if share is not None:
-            every[end : end + len(share)] = share
-            end += len(share)
     worst = max(residuals, key=lambda each: abs(each.worst))
-    return SimpleNamespace(**{**vars(worst), "mean": float(means[-2] / means[-1]), **_quantiles(every)})
+    whole = {"mean": float(means[-2] / means[-1]), **_quantiles(np.concatenate(shares))}
+    return SimpleNamespace(**{**vars(worst), **whole})
 
 
 def _quantiles(values: Floats) -> dict[str, float]:

@@ -410,10 +410,9 @@ def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Cal
 def leave_spread(seen: Observation) -> float:
     """Return how far apart, in s, the ranks of a run leave a synchronisation; NaN where sync is not visible.
 
-    The period of rank r, from leaving one synchronisation to leaving the next, is ready + sync; periods of two ranks
-    differ by the change of how far apart they leave. If that changes from step to step by chance, its standard
-    deviation is 1 / sqrt(2) of that of the differences. The estimated waits are wrong by about as much in one step.
-    A rank that always leaves later by the same time is not seen, and shifts that time from skew to unexplained.
+    Periods of two ranks, ready + sync, differ by the change of how far apart they leave; if that changes by chance, its
+    standard deviation is 1 / sqrt(2) of that of the differences. A rank that always leaves later by the same time is
+    not seen, and shifts that time from skew to unexplained.
     """
     if seen.sync_s is None:
         return math.nan

@@ -54,8 +54,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         so_far = "these are its rows so far" if run.state == "running" else "its rows end early"
         doubts.insert(0, f"the run is {run.state}{f' ({record.reason})' if record.reason else ''}: {so_far}")
     doubts += rows.notes
-    late = find_stragglers(rows)
-    lost = record.totals.get("rows_lost")
+    late, lost = find_stragglers(rows), record.totals.get("rows_lost")
     counts = [int(each or 0) for each in (lost if isinstance(lost, list) else [lost])]
     if any(counts):
         doubts.append(f"{sum(counts):,} rows were lost to a full disk")

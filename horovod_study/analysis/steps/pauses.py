@@ -95,7 +95,7 @@ def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> SimpleNam
         lap = max([each for each in excess if each not in own] or own, key=lambda each: float(excess[each].mean()))
     return SimpleNamespace(
         step=int(rows.step[place]) - int(lap == "update"),  # which is in the row of the step before
-        at_s=None if rows.begin_s is None else float(rows.begin_s[place]),
+        at_s=float(rows.columns(rows.ranks[0])("begin_s")[place]) if "begin_s" in rows.known else None,
         size_s=math.nan,
         steps=0,
         lap=lap,

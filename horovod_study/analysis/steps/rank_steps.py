@@ -85,11 +85,6 @@ class RankSteps:
         return {lap: self._table(f"{lap}_s") for lap in PARTS if f"{lap}_s" in self.known}
 
     @property
-    def begin_s(self) -> Floats | None:
-        """Return when the steps of the first rank begin, (S,); None in rows of older programs."""
-        return self.columns(self.ranks[0])("begin_s") if "begin_s" in self.known else None
-
-    @property
     def sync_s(self) -> Floats | None:
         """Return the synchronisations, (S, R), or None where the backend cannot see them."""
         return self.laps.get("sync")

@@ -140,8 +140,10 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         # three ranks it is compared with one that comes as early as itself.
         if each.cause == "data" and len(found) <= 3 and longest_s >= _MOST_OF_IT * each.cause_s:
             each.balanced = True
-    slow = sorted((each for each in found if each.cause and not each.balanced), key=lambda each: -_late_s(each))
-    even = own - np.array([_late_s(each) if each in slow else 0.0 for each in found])
+    # In all, where that is beyond doubt, else in the laps of its cause.
+    late_s = {each.rank: float(each.value_s if each.certain_s > 0 else each.cause_s) for each in found}
+    slow = sorted((each for each in found if each.cause and not each.balanced), key=lambda each: -late_s[each.rank])
+    even = own - np.array([late_s[each.rank] if each in slow else 0.0 for each in found])
     delays = own.max(axis=1) - even.max(axis=1)
     delay = stats.student([delays[block].mean() for block in blocks]) if slow else stats.Interval(value=0.0)
     skews = {"mean": float(skew.mean()), "median": float(np.median(skew)), "p90": float(np.quantile(skew, 0.9))}
@@ -267,11 +269,6 @@ def _where(laps_s: Mapping[str, float], value_s: float) -> str:
     if most > _MOST_OF_IT * value_s and not (lap in _COMPUTING and most < 0.8 * computing):
         return lap
     return "computing" if computing > _MOST_OF_IT * value_s else "several"
-
-
-def _late_s(named: Lateness) -> float:
-    """Return by how much a named rank is late: in all, where that is beyond doubt, else in the laps of its cause."""
-    return float(named.value_s if named.certain_s > 0 else named.cause_s)
 
 
 def pop(useful_s: Sequence[float] | Floats, runtime_s: float) -> SimpleNamespace:
