@@ -39,9 +39,7 @@ from horovod_study.text.numbers import milliseconds, percent
 from horovod_study.text.words import plural
 
 WORTH = 0.02  # a share of the step below this is not worth an advice
-Row: TypeAlias = SimpleNamespace
-"""A cell, who is slow in one, or what one has more than another; times in s per step. The functions that make them say
-what is in them."""
+Row: TypeAlias = SimpleNamespace  # a cell, who is slow in one, or what one has more than another; s per step
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,11 +90,9 @@ def runs_table(
 
 def part_places(steps: int) -> Places:
     """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
-    parts = max(1, min(_MAX_PARTS, steps // MIN_STEPS))
-    size, more = divmod(steps, parts)
-    number = np.arange(parts + 1)
-    places: Places = number * size + np.minimum(number, more)
-    return places
+    size, more = divmod(steps, parts := max(1, min(_MAX_PARTS, steps // MIN_STEPS)))
+    number: Places = np.arange(parts + 1)
+    return number * size + np.minimum(number, more)
 
 
 class Course:

@@ -180,12 +180,11 @@ def _batches(own: pd.DataFrame, workers: Floats) -> Floats:
     Fixed local batch or fixed global batch, and a fixed or a growing training set; NaN where neither is the case.
     """
     batch, n, samples = (own[name].to_numpy(dtype=np.float64) for name in ("batch", "workers", "train_samples"))
-
-    def constant(values: Floats) -> float:
-        return float(values[0]) if np.ptp(values) == 0 else math.nan
-
-    local = constant(batch) if np.ptp(batch) == 0 else constant(batch * n) / workers
-    data = constant(samples) if np.ptp(samples) == 0 else constant(samples / n) * workers
+    grown = [(batch, batch * n, 1 / workers), (samples, samples / n, workers)]  # what is fixed, else what is, and how
+    local, data = (
+        one[0] if np.ptp(one) == 0 else (other[0] if np.ptp(other) == 0 else math.nan) * how
+        for one, other, how in grown
+    )
     with np.errstate(invalid="ignore"):
         found = data // (local * workers)
     return np.where(found > 0, found, math.nan)
