@@ -83,12 +83,16 @@ def _steps(options: argparse.Namespace) -> Result:
     """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
     from horovod_study.analysis.steps.inspection import inspect
-    from horovod_study.report.figures.inspection import result_lines, write_inspection
+    from horovod_study.report.figures.inspection import result_lines, system_lines, write_inspection, write_system_of
     from horovod_study.report.kit.files import figure_lines
 
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
-    found = inspect(run, beside)
-    paths = write_inspection(found, run, beside, options.out, look=figure_look(options)) if options.out else []
+    found, out, look = inspect(run, beside), options.out, figure_look(options)
+    if options.part == "system":
+        lines = system_lines(found) or [f"System: {found.system['why_not']}."]
+        paths = write_system_of(run, beside, out, look=look) if out else []
+        return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
+    paths = write_inspection(found, run, beside, out, look=look) if out else []
     return Result(document=records.finite(found), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
 
 
@@ -170,19 +174,11 @@ def _timeline(options: argparse.Namespace) -> Result:
     return Result(document=document, lines=lines(found, source=str(path)), files=paths, doubts=found.doubts)
 
 
-def _system(options: argparse.Namespace) -> Result:
-    """The hosts of one run: processors, memory, GPUs and power, as their sensors saw them over the timed steps."""
-    from horovod_study import records
-    from horovod_study.analysis.steps.inspection import inspect
-    from horovod_study.report.figures.inspection import system_lines, write_system_of
-
-    run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
-    found = inspect(run, beside)
-    paths = write_system_of(run, beside, options.out, look=figure_look(options)) if options.out else []
-    lines = system_lines(found) or [f"System: {found.system['why_not']}."]
-    return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
-
-
-_VIEWS = (_steps, _account, _sync, _timeline, _system)
-PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {each.__name__[1:]: each for each in _VIEWS}
+PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
+    "steps": _steps,
+    "account": _account,
+    "sync": _sync,
+    "timeline": _timeline,
+    "system": _steps,  # processors, memory, GPUs and power of its hosts alone
+}
 VERBS = (Verb("explain", explain, _explain_arguments),)
