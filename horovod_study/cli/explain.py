@@ -44,7 +44,7 @@ def _explain_arguments(parser: Parser) -> None:
         ("runtime", {"nargs": "+", "metavar": "NAME"}, "how workers communicate (default: those usual here)"),
         ("workers", COUNT, "workers (default: one per core)"),
         ("rounds", COUNT, "launches of all arms (default 5)"),
-        ("no-turns", {**FLAG, "default": None}, "run the arms one after the other, also where they could take turns"),
+        ("no-turns", {**FLAG, "default": None}, "run the arms one after the other, also where they could alternate"),
     ):
         add(f"--{name}", **kind, help=f"with --measure: {text}", more=True)
     add_run_options(parser, hidden=packaged().options)

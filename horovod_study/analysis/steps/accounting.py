@@ -468,14 +468,14 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
     not_judged: list[str] = []
     judged = growths = 0
 
-    def tell(kind: str, text: str, rank: int | None = None, share: float | None = None, **what: Any) -> None:
+    def add(kind: str, text: str, rank: int | None = None, share: float | None = None, **what: Any) -> None:
         over.append(SimpleNamespace(kind=kind, **what, rank=rank, share=share, text=text))
 
     def judge(kind: str, who: str, of: str, part_s: float, whole_s: float, *, share: float, **what: Any) -> None:
         if abs(share) > allowed:
             sizes = f"{part_s * 1e3:.3f} of {whole_s * 1e3:.3f} ms"
             much = f"{_percent(share)} of {of} is unexplained ({sizes}), allowed {_percent(allowed)}"
-            tell(kind, f"{who}: {much}", share=share, **what)
+            add(kind, f"{who}: {much}", share=share, **what)
 
     for run in found.runs:
         if not run.ranks:
@@ -484,10 +484,10 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
         judged += 1
         place, own = f"{run.run} ({worker_counts([run.workers])})", {"name": run.run, "workers": run.workers}
         if run.why_not:
-            tell("not timed", f"{place}: not timed ({run.why_not}), so nothing is accounted for", **own)
+            add("not timed", f"{place}: not timed ({run.why_not}), so nothing is accounted for", **own)
             continue
         if run.open_rank is not None:
-            tell("closure", f"{place}: {open_words(run)}", run.open_rank.rank, **own)
+            add("closure", f"{place}: {open_words(run)}", run.open_rank.rank, **own)
         timed = [rank for rank in run.ranks if rank.residual is not None]
         if worst := max(timed, key=lambda rank: abs(rank.residual.mean), default=None):
             sizes = worst.parts_s["residual"], worst.parts_s["step"]
