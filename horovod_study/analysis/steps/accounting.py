@@ -281,7 +281,8 @@ def _notes(
             lasts = sorted(set(ends.values()), reverse=True)
             ranks_at = ((rank_words([rank for rank in ends if ends[rank] == last]), last) for last in lasts)
             words.insert(0, f"its rows end: {', '.join(f'{who} at step {last:,}' for who, last in ranks_at)}")
-        yield f"the run is {run.state}{because}; {'; '.join(words)}"
+        state = {"done": "is done", "incomplete": "ended without saying how (killed)", "running": "still runs"}
+        yield f"the run {state.get(run.state, run.state)}{because}; {'; '.join(words)}"
     lost = rows_lost(run.record)
     if lost:
         yield f"{lost:,} rows are lost: they could not be written (disk full), and the run went on"
