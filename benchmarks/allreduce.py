@@ -4,7 +4,7 @@ benchmarks/published/allreduce/ has times of all-reduces that others measured: G
 InfiniBand, Slingshot, Ethernet and TCP. Of each series the two smallest node counts calibrate a network as
 `predict --simulate --bench` does; all larger ones are simulated and compared, and nothing is fitted to them. Beside it
 
-    left out      the constants of analysis/simulate/allreduce.py chosen from GRID with all other machines, and this one
+    left out      the constants of analysis/simulate/network.py chosen from GRID with all other machines, and this one
                   simulated with them: what a machine that nobody has seen would get
     two constants the closed forms with latency and bandwidth of the larger calibrated count, as simulate had it before
 """
@@ -23,8 +23,17 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import link_of_line
 from horovod_study.analysis.machine.network import fit_line
-from horovod_study.analysis.simulate.allreduce import GROWTH, Curves, Extended, GrowthConstants, Sweep
-from horovod_study.analysis.simulate.network import CLOSED_FORM_ERROR, Network, allreduce_s, costs
+from horovod_study.analysis.simulate.network import (
+    CLOSED_FORM_ERROR,
+    GROWTH,
+    Curves,
+    Extended,
+    GrowthConstants,
+    Network,
+    Sweep,
+    allreduce_s,
+    costs,
+)
 from horovod_study.report.kit.files import write_result
 
 HERE = Path(__file__).parent

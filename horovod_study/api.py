@@ -35,7 +35,7 @@ from horovod_study.analysis.series.points import cores_of_one_machine, with_seri
 from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
-from horovod_study.analysis.simulate.what_if import what_if as scenarios
+from horovod_study.analysis.simulate.scaling import what_if as scenarios
 from horovod_study.analysis.steps.accounting import Accounting, account, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables

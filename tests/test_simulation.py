@@ -17,22 +17,24 @@ from make.properties import examples
 from make.wording import Golden
 
 from horovod_study.analysis.costs import Link
-from horovod_study.analysis.simulate.allreduce import GROWTH, Curves, Sweep, carried
 from horovod_study.analysis.simulate.network import (
     CHOICES,
     CLOSED_FORM_ERROR,
+    GROWTH,
+    Curves,
     Level,
     Network,
+    Sweep,
     allreduce_s,
+    carried,
     costs,
     error_of,
     network_from,
     ring,
     small_allreduce_s,
 )
-from horovod_study.analysis.simulate.scaling import Scenario, Spread, all_doubts, doubts, simulate
+from horovod_study.analysis.simulate.scaling import CHANGES, Scenario, Spread, all_doubts, doubts, simulate, what_if
 from horovod_study.analysis.simulate.step import PARTS, Compute, Runtime, chance, communicate, measured
-from horovod_study.analysis.simulate.what_if import CHANGES, what_if
 from horovod_study.errors import AnalysisError, ConfigError
 
 ALPHA, RATE, SIZE = 2e-6, 10e9, 100e6

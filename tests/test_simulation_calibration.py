@@ -28,8 +28,7 @@ from horovod_study.analysis.simulate.calibration import (
     run_times,
 )
 from horovod_study.analysis.simulate.network import Network, allreduce_s
-from horovod_study.analysis.simulate.scaling import all_doubts, doubts, simulate
-from horovod_study.analysis.simulate.what_if import what_if
+from horovod_study.analysis.simulate.scaling import all_doubts, doubts, simulate, what_if
 from horovod_study.cli import main
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.doors import asked

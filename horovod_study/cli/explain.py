@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from horovod_study.cli.verbs import (
     COUNT,
@@ -35,17 +36,17 @@ def _explain_arguments(parser: Parser) -> None:
     add("--part", choices=PARTS, help="one view in detail")
     add("--measure", **FLAG, help="make short runs here that say what a synchronisation is")
     add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
-    residual = "of --part account: end with 1 where more than so much is unexplained, such as 5%%: of a rank's step, "
-    residual += "or of what more workers add to it"
+    residual = "of --part account: end with 1 where more is unexplained, such as 5%%, of a rank's step or of a growth"
     add("--max-residual", metavar="PERCENT", help=residual, more=True)
     add("--json", **FLAG, help="print one line of JSON")
     add_figure_arguments(parser)
-    runtime = "with --measure: how workers communicate (default: those usual here)"
-    add("--runtime", nargs="+", metavar="NAME", help=runtime, more=True)
-    add("--workers", **COUNT, help="with --measure: workers (default: one per core)", more=True)
-    add("--rounds", **COUNT, help="with --measure: launches of all arms (default 5)", more=True)
-    turns = "with --measure: run the arms one after the other, also where they could train in turns"
-    add("--no-turns", **FLAG, default=None, help=turns, more=True)
+    for name, kind, text in (
+        ("runtime", {"nargs": "+", "metavar": "NAME"}, "how workers communicate (default: those usual here)"),
+        ("workers", COUNT, "workers (default: one per core)"),
+        ("rounds", COUNT, "launches of all arms (default 5)"),
+        ("no-turns", {**FLAG, "default": None}, "run the arms one after the other, also where they could alternate"),
+    ):
+        add(f"--{name}", **kind, help=f"with --measure: {text}", more=True)
     add_run_options(parser, hidden=packaged().options)
     parser.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
 
@@ -55,48 +56,43 @@ def explain(options: argparse.Namespace) -> Result:
     from horovod_study.report.explanation import explained
     from horovod_study.report.traces import foreign
 
-    _refuse_idle_options(options)
-    told = foreign(options.places, options.out) if options.part is None else None
-    if told is not None:
-        return Result(**told)
-    options.places = [runs_folder(place) for place in options.places]
-    part = "sync" if options.measure else options.part
-    return Result(**explained(options.places, options.out)) if part is None else PARTS[part](options)
-
-
-_TAKEN_BY: Mapping[str, str] = {  # options that only these parts take
-    "max_residual": "--part account",
-    **dict.fromkeys(("runtime", "workers", "rounds", "no_turns", *packaged().options), "--measure"),
-}
-
-
-def _refuse_idle_options(options: argparse.Namespace) -> None:
-    """Raise ConfigError for an option or a place that would do nothing."""
     part, places = options.part, options.places
     asked = "--measure" if options.measure else f"--part {part}"
-    taken = {name: taker for name, taker in _TAKEN_BY.items() if getattr(options, name, None) is not None}
-    idle = [(option_name(name), taker) for name, taker in taken.items() if asked != taker]
-    measured = options.measure and (places or part not in (None, "sync"))
+    takers = {"max_residual": "--part account"}  # of options that only these take
+    takers |= dict.fromkeys(("runtime", "workers", "rounds", "no_turns", *packaged().options), "--measure")
+    idle = {option_name(name): taker for name, taker in takers.items() if getattr(options, name, None) is not None}
     several = part in ("steps", "timeline", "system") and places[1:]
     refuse(
         "explain",
-        *((True, f"{name} is for {taker}, and cannot change recorded runs; leave it out") for name, taker in idle),
-        (measured, "--measure makes runs of its own, for --part sync; name no run and no other part"),
+        *((asked != taker, f"{name} is for {taker}, and cannot change recorded runs; leave it out")
+          for name, taker in idle.items()),
+        (options.measure and (places or part not in (None, "sync")),
+         "--measure makes runs of its own, for --part sync; name no run and no other part"),
         (not options.measure and not places, "name run directories, or a folder of them; or give --measure"),
         (several, f"--part {part} looks at one run; name one"),
-    )
+    )  # fmt: skip
+    told = foreign(places, options.out) if part is None else None
+    if told is not None:
+        return Result(**told)
+    options.places = [runs_folder(place) for place in places]
+    part = "sync" if options.measure else part
+    return Result(**explained(options.places, options.out)) if part is None else PARTS[part](options)
 
 
 def _steps(options: argparse.Namespace) -> Result:
     """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
     from horovod_study.analysis.steps.inspection import inspect
-    from horovod_study.report.figures.inspection import result_lines, write_inspection
+    from horovod_study.report.figures.inspection import result_lines, system_lines, write_inspection, write_system_of
     from horovod_study.report.kit.files import figure_lines
 
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
-    found = inspect(run, beside)
-    paths = write_inspection(found, run, beside, options.out, look=figure_look(options)) if options.out else []
+    found, out, look = inspect(run, beside), options.out, figure_look(options)
+    if options.part == "system":
+        lines = system_lines(found) or [f"System: {found.system['why_not']}."]
+        paths = write_system_of(run, beside, out, look=look) if out else []
+        return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
+    paths = write_inspection(found, run, beside, out, look=look) if out else []
     return Result(document=records.finite(found), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
 
 
@@ -128,14 +124,9 @@ def _sync(options: argparse.Namespace) -> Result:
 
     out = options.out or Path("runs/attribution")
     if options.measure:
-        directories = run_experiment(
-            run_values(options),
-            out,
-            runtimes=options.runtime or DEFAULT_RUNTIMES,
-            turns=not options.no_turns,
-            command=shlex.join(["horovod-study", *options.words]),
-            **given(options, "workers", "rounds"),
-        )
+        how: dict[str, Any] = {"runtimes": options.runtime or DEFAULT_RUNTIMES, "turns": not options.no_turns}
+        how |= given(options, "workers", "rounds") | {"command": shlex.join(["horovod-study", *options.words])}
+        directories = run_experiment(run_values(options), out, **how)
     else:
         left_out: dict[str, str] = {}
         directories = [directory for directory, _, _ in records.found_runs(*options.places, left_out=left_out)]
@@ -144,11 +135,9 @@ def _sync(options: argparse.Namespace) -> Result:
     seen = []
     for directory in directories:
         run = records.recorded_run(directory, name=str(directory))
-        # Where other programs were at work nearly all the time, what is quiet is too little: all steps count, with a
-        # doubt.
         timed_steps = (sum(each["step"] >= run.first_step) for each in run.rows.values())
         if run.aside and min(timed_steps, default=0) < 3 * MIN_STEPS:
-            run = run.whole()
+            run = run.whole()  # too few are quiet beside other programs: all steps count, with a doubt
         try:
             seen.append(observe_run(run, slices(directory.resolve().parent)))
         except RecordError as error:
@@ -164,14 +153,10 @@ def _read_timeline(place: Path) -> tuple[Path, str]:
     """Return the file and the text of a Horovod timeline: the file `place`, or that of the run directory `place`."""
     from horovod_study.records import TIMELINE
 
-    path = place / TIMELINE if place.is_dir() else place
-    what = "this run has no timeline" if place.is_dir() else "no such file"
-    content = read_bytes(
-        path,
-        again="record fewer steps (train --timeline-steps, or hvd.start_timeline and hvd.stop_timeline)",
-        max_bytes=TIMELINE_READ_BYTES,
-        missing=f"{what}; record one with train --timeline-steps 50, over Horovod",
-    )
+    path, what = (place / TIMELINE, "this run has no timeline") if place.is_dir() else (place, "no such file")
+    again = "record fewer steps (train --timeline-steps, or hvd.start_timeline and hvd.stop_timeline)"
+    missing = f"{what}; record one with train --timeline-steps 50, over Horovod"
+    content = read_bytes(path, again=again, max_bytes=TIMELINE_READ_BYTES, missing=missing)
     return path, content.decode("utf-8", errors="replace")
 
 
@@ -189,19 +174,11 @@ def _timeline(options: argparse.Namespace) -> Result:
     return Result(document=document, lines=lines(found, source=str(path)), files=paths, doubts=found.doubts)
 
 
-def _system(options: argparse.Namespace) -> Result:
-    """The hosts of one run: processors, memory, GPUs and power, as their sensors saw them over the timed steps."""
-    from horovod_study import records
-    from horovod_study.analysis.steps.inspection import inspect
-    from horovod_study.report.figures.inspection import system_lines, write_system_of
-
-    run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
-    found = inspect(run, beside)
-    paths = write_system_of(run, beside, options.out, look=figure_look(options)) if options.out else []
-    lines = system_lines(found) or [f"System: {found.system['why_not']}."]
-    return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
-
-
-_VIEWS = (_steps, _account, _sync, _timeline, _system)
-PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {each.__name__[1:]: each for each in _VIEWS}
+PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
+    "steps": _steps,
+    "account": _account,
+    "sync": _sync,
+    "timeline": _timeline,
+    "system": _steps,  # processors, memory, GPUs and power of its hosts alone
+}
 VERBS = (Verb("explain", explain, _explain_arguments),)

@@ -218,7 +218,6 @@ def simulate(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.simulate import scaling
     from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
     from horovod_study.analysis.simulate.network import network_from
-    from horovod_study.analysis.simulate.what_if import what_if
     from horovod_study.config.documents import load_yaml
     from horovod_study.config.doors import asked
     from horovod_study.records import recorded_run
@@ -238,7 +237,7 @@ def simulate(options: argparse.Namespace) -> Result:
         benches=benches,
         further=[each for each in read if each not in benches],
     )
-    scenarios = what_if(calibration.scenario, options.what_if)
+    scenarios = scaling.what_if(calibration.scenario, options.what_if)
     table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
     doubts = [*set_aside, *scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)]
     look = figure_look(options)

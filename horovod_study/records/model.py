@@ -401,10 +401,10 @@ def finite(value: Any) -> Any:
         value = value.to_dict("records")
     elif hasattr(value, "to_dict"):
         value = value.to_dict()
-    elif isinstance(value, SimpleNamespace):
-        value = vars(value)
     elif hasattr(value, "DOCUMENT"):
         value = _declared(value)
+    elif isinstance(value, SimpleNamespace):
+        value = vars(value)
     elif is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):

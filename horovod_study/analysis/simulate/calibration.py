@@ -1,35 +1,39 @@
 """The constants of a scenario, from recorded runs and from what `horovod-study bench` measured, with their intervals.
 
-    computing      of the steps of runs: all laps but the synchronisation, on each worker's own clock
-                   (docs/attribution.md). Runs with other numbers of workers on a node tell how they slow each other
-                   down, runs with two batch sizes how computing depends on the batch: a + b batch.
-    alpha, beta    of `bench`: alpha of its line t = alpha + S/beta, per message, so divided by the ceil(log2 n) rounds
-                   that a small all-reduce of n workers takes; the bandwidth from the measured time at the size of the
-                   gradients (where the line is no straight one, that time is better than the line), divided by the
-                   2 (n-1)/n of the bytes that a large all-reduce must move.
+    computing      of the steps of runs: all laps but the synchronisation, on each worker's own clock. Runs with other
+                   numbers of workers on a node tell how they slow each other down, two batch sizes how it depends on it
+    alpha, beta    of `bench`: alpha of its line, divided by the ceil(log2 n) rounds of a small all-reduce; the
+                   bandwidth from the measured time at the size of the gradients, divided by 2 (n-1)/n
     overhead       of the runtime: of a run with several workers, what is left of its synchronisation after waiting and
-                   the all-reduce; else the difference between the runtime's all-reduce and the raw one in `bench`.
+                   the all-reduce; else the difference between the runtime's all-reduce and the raw one in `bench`
 
-So with as many workers as `bench` had and one run of one worker, a step is predicted from measurements of its parts;
-a run of several workers is reproduced by construction and carried on from.
+So a run of several workers is reproduced by construction and carried on from.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.costs import Floats, Link, moved_share, rounds
+from horovod_study.analysis.costs import Link, moved_share, rounds
 from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
-from horovod_study.analysis.simulate.allreduce import Curves, Sweep
-from horovod_study.analysis.simulate.network import CHOICES, MAX_WORKERS, Network, costs, small_allreduce_s, split
+from horovod_study.analysis.simulate.network import (
+    CHOICES,
+    MAX_WORKERS,
+    Curves,
+    Network,
+    Sweep,
+    costs,
+    small_allreduce_s,
+    split,
+)
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
@@ -37,25 +41,16 @@ from horovod_study.config.doors import Number, Options, Text, Whole, one_of
 from horovod_study.errors import AnalysisError, refuse
 from horovod_study.records import RecordedRun
 
-Bench = tuple[Mapping[str, Any], str]
-"""The content of a bench.json, and its name."""
+Bench = tuple[Mapping[str, Any], str]  # the content of a bench.json, and its name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RunTimes:
-    """What a recorded run says: times in s, of S steps and R ranks."""
+class RunTimes(SimpleNamespace):
+    """What a recorded run says: times in s, of S steps and R ranks.
 
-    source: str
-    workers: int
-    per_node: int  # workers on its fullest node
-    batch: int
-    gradient_bytes: float | None
-    backend: str
-    transport: str
-    settings: Mapping[str, Any]
-    own_s: Floats  # (S, R), computing
-    sync_s: Floats | None  # (S, R)
-    backward_share: float | None  # of computing; None where a CUDA graph holds forward and backward
+    source, workers, per_node (workers on its fullest node), batch, gradient_bytes (None: unknown), backend, transport,
+    settings; own_s (S, R), computing; sync_s (S, R), None of one worker; backward_share of computing, None where a CUDA
+    graph holds forward and backward.
+    """
 
 
 def run_times(run: RecordedRun) -> RunTimes:
@@ -80,10 +75,8 @@ def run_times(run: RecordedRun) -> RunTimes:
     )
     steps = ready_steps(rows, source=name)
     inside = ("CUDA graph", "without capture_sync") if steps.captured else ("backward pass", "with flat reduction")
-    waits = (
-        f"the wait for other workers is inside its {inside[0]} and cannot be distinguished from computing; name a run "
-        f"of one worker, or one {inside[1]}"
-    )
+    waits = f"the wait for other workers is inside its {inside[0]} and cannot be distinguished from computing; name a "
+    waits += f"run of one worker, or one {inside[1]}"
     refuse(
         name,
         (run.workers > 1 and np.isnan(steps.sync_s).any(), waits),
@@ -92,13 +85,12 @@ def run_times(run: RecordedRun) -> RunTimes:
     )
     parameters, hosts = effective.get("parameters"), [str(each.get("host")) for each in effective.get("ranks") or ()]
     return RunTimes(
-        source=name,
+        **{name: str(effective.get(name, "")) for name in ("backend", "transport")},
+        source=str(run.directory),
         workers=run.workers,
         per_node=max((hosts.count(host) for host in hosts), default=run.workers),
         batch=int(effective["batch"]),
         gradient_bytes=float(4 * parameters) if parameters else None,
-        backend=str(effective.get("backend", "")),
-        transport=str(effective.get("transport", "")),
         settings=settings_of(effective),
         own_s=steps.own_s,
         sync_s=None if run.workers == 1 else steps.sync_s,
@@ -106,22 +98,13 @@ def run_times(run: RecordedRun) -> RunTimes:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Measured:
-    """The two constants of a kind of link as `bench` measured them, and the overhead of the runtime there."""
+class Measured(SimpleNamespace):
+    """The two constants of a kind of link as `bench` measured them, and the overhead of the runtime there.
 
-    source: str
-    way: str
-    raw: str | None  # the transport alone, where it was measured
-    per_node: int
-    link: Link
-    sweep: Sweep
-    alpha_spread: float | None  # of the logarithm
-    bandwidth_spread: float | None
-    overhead_s: float | None
-    settings: Mapping[str, Any]
-    gradient_bytes: float
-    doubts: tuple[str, ...]
+    source, way, raw (the transport alone; None where it was not measured), per_node, link, sweep; alpha_spread and
+    bandwidth_spread, of the logarithm, None where not known; overhead_s, None where not known; settings,
+    gradient_bytes, doubts.
+    """
 
 
 def measured_network(content: Mapping[str, Any], *, source: str, way: str | None, size: float | None) -> Measured:
@@ -152,7 +135,7 @@ def _measured_network(content: Mapping[str, Any], source: str, way: str | None, 
     above = second <= alpha or bool(impossible("bandwidth", bandwidth=size / (second - alpha)))
     if above:  # the line misses the measured time; then its own slope is all there is
         second, error = alpha + size / float(fits[floor]["beta_bytes_per_s"]), 0.0
-    hosts = [str(rank["host"]) for rank in content["measured"][0]["conditions"]["ranks"]]
+    hosts = _hosts(content)
     nodes, per_node = len(set(hosts)), max(hosts.count(host) for host in hosts)
     ends = fits[floor].get("alpha_ci95_s") or (None, None)
     low, high = (math.nan if each is None else float(each) for each in ends)
@@ -164,34 +147,28 @@ def _measured_network(content: Mapping[str, Any], source: str, way: str | None, 
     bandwidth = moved_share(n) * size / (second - alpha)
     if why := impossible("bandwidth", bandwidth=bandwidth):
         raise AnalysisError(f"{source}: {floor} hardly takes longer for more bytes ({why}); measure larger sizes")
+    woken = overhead is None or cycle_s(settings) == 0
     doubts = {
         f"{floor} takes less for {size:,.0f} bytes than its alpha; its fitted bandwidth is used": above,
         times[floor].doubt.removeprefix(f"{source}: "): times[floor].doubt,
-        f"{transport} alone was not measured, so what {chosen} adds counts as latency of the network and grows with "
-        f"the workers; measure both: bench --transport {transport} --runtime {chosen}": raw is None and "/" in chosen,
-        f"{n} workers on {nodes} nodes use both kinds of links at once, and its constants count as those between "
-        "nodes; measure one worker per node, and one node alone": nodes > 1 and per_node > 1,
+        f"{transport} alone was not measured, so what {chosen} adds counts as latency of the network; measure both: "
+        f"bench --transport {transport} --runtime {chosen}": raw is None and "/" in chosen,
+        f"{n} workers on {nodes} nodes use both kinds of links, and its constants count as those between nodes; "
+        "measure one worker per node, and one node alone": nodes > 1 and per_node > 1,
         "holds wrong results; do not believe its times": content.get("wrong"),
         f"the latency of {floor} is not resolved; measure with more rounds or on a quiet machine": alpha_spread is None
         or alpha_spread > math.log(2) / 2,
-        f"{chosen} was measured with a cycle that new gradients do not end, so its overhead holds waits for the cycle; "
-        "measure with HOROVOD_IDLE_CYCLE_TIME, or read the cycle's share as too large": overhead is not None
-        and cycle_s(settings) > 0,
+        f"the overhead of {chosen} holds waits for its cycle; measure with HOROVOD_IDLE_CYCLE_TIME": not woken,
     }
     points = all_reduces(content["points"], floor)
     sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
+    told: dict[str, Any] = {"source": source, "way": chosen, "raw": raw, "per_node": per_node, "settings": settings}
+    told |= {"overhead_s": overhead, "alpha_spread": alpha_spread, "gradient_bytes": own}
     return Measured(
-        source=source,
-        way=chosen,
-        raw=raw,
-        per_node=per_node,
+        **told,
         link=Link(alpha_s=alpha / rounds(n), bytes_per_s=bandwidth, workers=n),
         sweep=Sweep(workers=n, nodes=nodes, sizes=sizes, seconds=medians),
-        alpha_spread=alpha_spread,
         bandwidth_spread=error or None,
-        overhead_s=overhead,
-        settings=settings,
-        gradient_bytes=own,
         doubts=tuple(f"{source}: {text}" for text, holds in doubts.items() if holds),
     )
 
@@ -228,18 +205,6 @@ class Calibration:
     sources: Mapping[str, str]  # constant -> in words
 
 
-class _Notes:
-    """What is found on the way: where constants come from, and doubts."""
-
-    def __init__(self) -> None:
-        self.sources: dict[str, str] = {}
-        self.doubts: list[str] = []
-
-    def doubt(self, texts: Mapping[str, object]) -> None:
-        """Keep those of `texts` that hold."""
-        self.doubts += [text for text, holds in texts.items() if holds]
-
-
 def calibrate(
     given: Given,
     *,
@@ -257,7 +222,7 @@ def calibrate(
     for what nobody said, AnalysisError for runs that cannot be read together.
     """
     _refuse(given, runs=bool(runs or beside), benches=bool(benches), network=network is not None)
-    notes, first = _Notes(), next(iter((*runs, *beside)), None)
+    notes, first = SimpleNamespace(sources={}, doubts=[]), next(iter((*runs, *beside)), None)
     together, way = next((each for each in runs if each.workers > 1), None), given.way
     if way is None and together is not None:  # what the run used, where all files have it; plain MPI has no name
         names = (f"{together.backend}/{together.transport}", together.transport)
@@ -267,6 +232,7 @@ def calibrate(
     if size is not None:
         notes.sources["gradients"] = "--gradient-mb" if first is None or given.gradient_mb is not None else first.source
     else:
+        refuse("simulate", (not found, "the run does not say how many bytes its gradients have; give --gradient-mb"))
         size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
     sweeps = [each.sweep for each in found]
     for content, source in further:
@@ -276,13 +242,14 @@ def calibrate(
     computing, spread = _computing(given, runs, beside, notes)
     runtime = _runtime(given, together, found, made, size, notes)
     buckets = given.buckets or 1
-    assumed = "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make"
-    notes.doubt({f"{assumed} buckets": "backward_share" not in computing and runs and buckets > 1})
-    spreads = Spread(
-        compute=spread,
-        alpha=max((each.alpha_spread for each in found if each.alpha_spread is not None), default=None),
-        bandwidth=max((each.bandwidth_spread for each in found if each.bandwidth_spread is not None), default=None),
+    if "backward_share" not in computing and runs and buckets > 1:
+        assumed = "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed"
+        notes.doubts.append(f"{assumed} to make buckets")
+    alpha, bandwidth = (
+        max((spread for each in found if (spread := getattr(each, f"{name}_spread")) is not None), default=None)
+        for name in ("alpha", "bandwidth")
     )
+    spreads = Spread(compute=spread, alpha=alpha, bandwidth=bandwidth)
     told: dict[str, Any] = {"gradient_bytes": size, "network": made, "runtime": runtime, "spread": spreads}
     told |= {"algorithm": given.algorithm, "scaling": given.scaling, "buckets": buckets, "doubts": tuple(notes.doubts)}
     return Calibration(scenario=Scenario(**computing, **told), sources=notes.sources)
@@ -291,8 +258,8 @@ def calibrate(
 def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
     """Raise ConfigError where two things say the same, or nothing says what is needed."""
     told, timed = given.alpha_us is not None, given.compute_ms is not None
-    nothing = "nothing says what the network does; give --bench bench.json, --network FILE.yaml, or --alpha-us and"
-    apart = given.compute_fixed_ms is not None and not given.compute_fixed_ms <= (given.compute_ms or 0.0)
+    fixed, nothing = given.compute_fixed_ms, "nothing says what the network does; give --bench bench.json, --network "
+    apart = "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"
     scatter = "--compute-cv belongs to --compute-ms; a recorded run has its own scatter"
     way = "--way names one of those in --bench; give --bench bench.json, or leave it out"
     sized = given.gradient_mb is not None or runs or benches
@@ -300,18 +267,18 @@ def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
         "simulate",
         (told != (given.gb_per_s is not None), "a network has --alpha-us and --gb-per-s; give both"),
         (told and (network or benches), "--alpha-us says what --bench or --network say too; give one of them"),
-        (not (told or network or benches), f"{nothing} --gb-per-s"),
+        (not (told or network or benches), f"{nothing}FILE.yaml, or --alpha-us and --gb-per-s"),
         (timed and runs, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
         (not (timed or runs), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
         (given.compute_cv is not None and not timed, scatter),
-        (apart, "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"),
+        (fixed is not None and not fixed <= (given.compute_ms or 0.0), apart),
         (given.way is not None and not benches, way),
         (not sized, "nothing says how many bytes the gradients have; give --gradient-mb"),
     )
 
 
 def _network(
-    found: Sequence[Measured], sweeps: Sequence[Sweep], described: Network | None, given: Given, notes: _Notes
+    found: Sequence[Measured], sweeps: Sequence[Sweep], described: Network | None, given: Given, notes: SimpleNamespace
 ) -> Network:
     if given.alpha_us is not None and given.gb_per_s is not None:
         notes.sources["network"] = "--alpha-us and --gb-per-s"
@@ -326,15 +293,14 @@ def _network(
         notes.doubts.extend(each.doubts)
     source = notes.sources["network"] = "; ".join(told)
     counts = " and ".join(str(each.sweep.workers) for each in found)
-    notes.doubt(
-        {
-            "links between nodes were not measured: those within a node stand in for them, which says little; measure "
-            "one worker on each of two nodes, or give --network": "inter" not in links,
-            "links within a node were not measured: those between nodes stand in for them": "intra" not in links,
-            f"alpha and bandwidth were measured with {counts} workers; how they hold for more is the model's "
-            "assumption": found,
-        }
-    )
+    if "inter" not in links:
+        stand_in = "links between nodes were not measured: those within a node stand in for them"
+        notes.doubts.append(f"{stand_in}; measure one worker on each of two nodes, or give --network")
+    if "intra" not in links:
+        notes.doubts.append("links within a node were not measured: those between nodes stand in for them")
+    if found:
+        measured_with = f"alpha and bandwidth were measured with {counts} workers"
+        notes.doubts.append(f"{measured_with}; how they hold for more is the model's assumption")
     links = {"intra": links.get("intra") or links["inter"], "inter": links.get("inter") or links["intra"]}
     measured = Curves(sweeps=tuple(sweeps), **links, alone=described is None) if found else None
     if described is not None:
@@ -345,7 +311,7 @@ def _network(
 
 
 def _computing(
-    given: Given, runs: Sequence[RunTimes], beside: Sequence[RunTimes], notes: _Notes
+    given: Given, runs: Sequence[RunTimes], beside: Sequence[RunTimes], notes: SimpleNamespace
 ) -> tuple[dict[str, Any], float | None]:
     """Return computing as fields of a scenario, as given or measured with the most workers on a node; its spread."""
     if given.compute_ms is not None:
@@ -355,7 +321,8 @@ def _computing(
         if given.compute_fixed_ms is not None:
             fields |= {"fixed_share": given.compute_fixed_ms / given.compute_ms, "batch_measured": True}
             notes.sources["batch"] = f"{given.compute_fixed_ms:g} ms do not depend on it; --compute-fixed-ms"
-        notes.doubt({"no --batch was given: a step counts as one sample": given.batch is None})
+        if given.batch is None:
+            notes.doubts.append("no --batch was given: a step counts as one sample")
         return fields, None
     known = [(each, each.per_node) for each in runs] + [(each, len(beside)) for each in beside]
     odd = [each for each in beside if each.workers != 1] or list(beside[:1] if len(beside) == 1 else ())
@@ -378,25 +345,34 @@ def _computing(
     line = _fixed_share(known, list(pooled), base, notes)
     fixed = line or 0.0
     for each in chosen:
-        _doubt_independence(each, notes)
+        waited = float((each.own_s.max(axis=1) - each.own_s.mean(axis=1)).mean())
+        expected = measured(each.own_s).expected_slowest_s(each.workers) - float(each.own_s.mean())
+        if each.workers > 1 and expected > 0 and not 0.5 <= waited / expected <= 2.0:
+            slow, wait = ("together", "long") if waited < expected else ("apart", "short")
+            notes.doubts.append(
+                f"{each.source}: its workers wait {waited * 1e3:.3g} ms for the slowest, independent ones would wait "
+                f"{expected * 1e3:.3g} ms: they are slow {slow}, and the simulated waiting is too {wait}"
+            )
     longer = 1.0 if batch == base else fixed + (1 - fixed) * batch / base
-    notes.doubt(
-        {
-            "computing comes from one run: what differs from launch to launch is not in the intervals": len(chosen)
-            == 1,
-            f"--batch {batch} was not run: computing is taken as proportional to the batch from {base} on; give runs "
-            "with two batch sizes": batch != base and line is None,
-        }
-    )
+    if len(chosen) == 1:
+        notes.doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
+    if batch != base and line is None:
+        taken = f"computing is taken as proportional to the batch from {base} on"
+        notes.doubts.append(f"--batch {batch} was not run: {taken}; give runs with two batch sizes")
     fields = {"compute": measured(times * longer), "batch": batch, "fixed_share": fixed / longer, "beside": most}
     fields |= {"crowding": MappingProxyType(crowding), "batch_measured": line is not None}
     if shares := [each.backward_share for each in chosen if each.backward_share is not None]:
         fields["backward_share"] = float(np.mean(shares))
-    return fields, _spread_of_mean(chosen)
+    # Relative standard error of the mean: of runs where there are three, else of blocks of steps.
+    samples = [np.array([each.own_s.mean() for each in chosen])]
+    if len(chosen) < 3:
+        means = [each.own_s.mean(axis=1) for each in chosen]
+        samples = [np.array([part.mean() for part in np.array_split(each, min(20, len(each)))]) for each in means]
+    return fields, max(float(stats.standard_error(each) / each.mean()) for each in samples)
 
 
 def _fixed_share(
-    known: Sequence[tuple[RunTimes, int]], counts: Sequence[int], base: int, notes: _Notes
+    known: Sequence[tuple[RunTimes, int]], counts: Sequence[int], base: int, notes: SimpleNamespace
 ) -> float | None:
     """Return the share of computing at batch `base` that does not depend on the batch; None where no runs say it.
 
@@ -405,45 +381,22 @@ def _fixed_share(
     if not (other := {its for each, its in known if each.batch != base}):
         return None
     k = max(other & set(counts), default=None)
-    notes.doubt({"runs of other batches have other numbers of workers on a node and are not used": k is None})
     if k is None:
+        notes.doubts.append("runs of other batches have other numbers of workers on a node and are not used")
         return None
     own = [each for each, its in known if its == k]
     sizes = [each.batch for each in own]
     slope, intercept = np.polyfit(sizes, [float(each.own_s.mean()) for each in own], 1)
     told = ", ".join(map(str, sorted(set(sizes))))
     notes.sources["batch"] = f"{intercept * 1e3:.3g} ms + {slope * 1e6:.3g} us per sample, batches {told}"
-    how = "no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed"
-    curved = f"computing does not grow with the batch along a line with a positive start: {how}"
-    notes.doubt({curved: intercept < 0 or slope < 0})
+    if intercept < 0 or slope < 0:
+        how = "no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed"
+        notes.doubts.append(f"computing does not grow with the batch along a line with a positive start: {how}")
     return float(np.clip(intercept / (intercept + slope * base), 0.0, 1.0))
 
 
-def _spread_of_mean(runs: Sequence[RunTimes]) -> float:
-    """Return the relative standard error of the mean: of runs where there are three, else of blocks of steps."""
-    samples = [np.array([each.own_s.mean() for each in runs])]
-    if len(runs) < 3:
-        means = [each.own_s.mean(axis=1) for each in runs]
-        samples = [np.array([part.mean() for part in np.array_split(each, min(20, len(each)))]) for each in means]
-    return max(float(stats.standard_error(each) / each.mean()) for each in samples)
-
-
-def _doubt_independence(run: RunTimes, notes: _Notes) -> None:
-    """Doubt the assumption that workers are slow independently, where a run of several shows that they are not."""
-    waited = float((run.own_s.max(axis=1) - run.own_s.mean(axis=1)).mean())
-    expected = measured(run.own_s).expected_slowest_s(run.workers) - float(run.own_s.mean())
-    slow, wait = ("together", "long") if waited < expected else ("apart", "short")
-    unlike = run.workers > 1 and expected > 0 and not 0.5 <= waited / expected <= 2.0
-    notes.doubt(
-        {
-            f"{run.source}: its workers wait {waited * 1e3:.3g} ms for the slowest, independent ones would wait "
-            f"{expected * 1e3:.3g} ms: they are slow {slow}, and the simulated waiting is too {wait}": unlike
-        }
-    )
-
-
 def _runtime(
-    given: Given, run: RunTimes | None, found: Sequence[Measured], network: Network, size: float, notes: _Notes
+    given: Given, run: RunTimes | None, found: Sequence[Measured], network: Network, size: float, notes: SimpleNamespace
 ) -> Runtime:
     """Return the runtime of the run of several workers, or as it was measured; options hold before either."""
     # What a runtime adds was measured where no network hides it: on one node, if that was measured.
@@ -460,8 +413,18 @@ def _runtime(
     if given.overhead_us is not None:
         overhead_s, source = given.overhead_us / 1e6, "--overhead-us"
     elif run is not None:
-        overhead_s = _left_over(run, network, given.algorithm, runtime, size, notes)
-        source = f"what is left of the synchronisation of {run.source}"
+        source = f"what is left of the synchronisation of {run.source}"  # beyond waiting and the all-reduce
+        waited = (run.own_s.max(axis=1, keepdims=True) - run.own_s).mean()
+        here = replace(network, workers_per_node=run.per_node)
+        latency, transfer = split(costs(here, given.algorithm, run.workers), size)
+        negotiated_s = collectives * small_allreduce_s(here, run.workers)
+        overhead_s = float(run.sync_s.mean() - waited - latency - transfer - negotiated_s)
+        if runtime.cycle_s > 0:
+            cycle = f"ran with a cycle of {runtime.cycle_s * 1e3:g} ms that new gradients do not end"
+            notes.doubts.append(f"{run.source}: {cycle}; its waits are also in the overhead; give --overhead-us")
+        if overhead_s < 0:
+            quicker = f"synchronised {-overhead_s * 1e3:.3g} ms quicker than the measured all-reduce would allow"
+            notes.doubts.append(f"{run.source}: {quicker}; the benchmark was slower than the run")
     elif best is not None and best.overhead_s is not None:
         # The measured difference holds the negotiation among its workers already.
         overhead_s = best.overhead_s - collectives * rounds(best.sweep.workers) * float(best.link.alpha_s)
@@ -473,25 +436,6 @@ def _runtime(
     if given.fusion_mb is not None:
         changes["fusion_bytes"] = given.fusion_mb * 2**20
     return replace(runtime, **changes)
-
-
-def _left_over(run: RunTimes, network: Network, algorithm: str, runtime: Runtime, size: float, notes: _Notes) -> float:
-    """Return what the synchronisation of a run takes beyond waiting for the slowest, the all-reduce and agreeing."""
-    assert run.sync_s is not None
-    waited = (run.own_s.max(axis=1, keepdims=True) - run.own_s).mean()
-    here = replace(network, workers_per_node=run.per_node)
-    latency, transfer = split(costs(here, algorithm, run.workers), size)
-    negotiated_s = NEGOTIATIONS[runtime.negotiation] * small_allreduce_s(here, run.workers)
-    left = float(run.sync_s.mean() - waited - latency - transfer - negotiated_s)
-    notes.doubt(
-        {
-            f"{run.source}: ran with a cycle of {runtime.cycle_s * 1e3:g} ms that new gradients do not end; the waits "
-            "for it are simulated and also in the overhead; give --overhead-us": runtime.cycle_s > 0,
-            f"{run.source}: synchronised {-left * 1e3:.3g} ms quicker than the measured all-reduce would allow; the "
-            "benchmark was slower than the run": left < 0,
-        }
-    )
-    return left
 
 
 def largest_of_each_kind(
@@ -508,30 +452,30 @@ def largest_of_each_kind(
     doubts = []
     for content, source in benches:
         best, name = kept[_spans(content)]
-        if content is not best:
-            aside = f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}"
-            doubts.append(aside + _compared(content, best))
+        if content is best:
+            continue
+        n, m, compared = content["workers"], best["workers"], ""
+        way = next((way for way in best.get("fits") or {} if way in (content.get("fits") or ())), "")
+        own, theirs = (
+            {row["bytes"]: row["seconds_median"] for row in all_reduces(each["points"], way)}
+            for each in (content, best)
+        )
+        if size := max(own.keys() & theirs.keys(), default=0):
+            # As in simulation: bytes from the time at this size, latency by the rounds.
+            alpha_s = min(best["fits"][way]["alpha_s"], theirs[size])
+            bytes_s = (theirs[size] - alpha_s) * moved_share(n) / moved_share(m)
+            ratio = own[size] / (alpha_s * rounds(n) / rounds(m) + bytes_s)
+            compared = f": of {size:,} bytes they took {ratio:.2f} of what the constants kept say"
+        doubts.append(f"{source}: {n} workers, set aside for the {m} of {name}{compared}")
     return [each for each in benches if each[0] is kept[_spans(each[0])][0]], doubts
 
 
+def _hosts(content: Mapping[str, Any]) -> list[str]:
+    return [str(rank["host"]) for rank in content["measured"][0]["conditions"]["ranks"]]
+
+
 def _spans(content: Mapping[str, Any]) -> bool:
-    """Return whether the workers of a bench.json were on several nodes."""
-    jobs = content.get("measured") or [{}]
-    with suppress(AttributeError, TypeError, LookupError):  # what is damaged is told where it is read
-        return len({str(rank.get("host")) for rank in (jobs[0].get("conditions") or {}).get("ranks", [])}) > 1
+    """Return whether the workers of a bench.json were on several nodes; what is damaged is told where it is read."""
+    with suppress(AttributeError, TypeError, LookupError):
+        return len(set(_hosts(content))) > 1
     return False
-
-
-def _compared(content: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-    """Return how the times of `content` compare with the alpha-beta model of `best`, where both have an all-reduce."""
-    way = next((name for name in best.get("fits") or {} if name in (content.get("fits") or {})), "")
-    own, theirs = (
-        {row["bytes"]: row["seconds_median"] for row in all_reduces(each["points"], way)} for each in (content, best)
-    )
-    if not (common := set(own) & set(theirs)):
-        return ""
-    n, m, size = content["workers"], best["workers"], max(common)
-    # As in simulation: bytes from the time at this size, latency by the rounds.
-    alpha_s = min(best["fits"][way]["alpha_s"], theirs[size])
-    model_s = alpha_s * rounds(n) / rounds(m) + (theirs[size] - alpha_s) * moved_share(n) / moved_share(m)
-    return f": of {size:,} bytes they took {own[size] / model_s:.2f} of what the constants kept say"

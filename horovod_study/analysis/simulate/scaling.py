@@ -1,20 +1,18 @@
 """A scenario over worker counts, strong or weak: step, throughput, efficiency and the parts of a step, with intervals.
 
-Letters: N workers, b samples per worker, G = N b samples per step, t step. Throughput is G / t, speedup that over one
-worker that computes alone with nobody to communicate with, efficiency speedup / N. With strong scaling G is fixed and b
-is ceil(G / N), because the worker with the largest share decides.
-
-Intervals are 95 %: the constants that carry one are drawn together from independent lognormal distributions, and the
-same numbers are drawn for every worker count and every scenario, so that ratios between scenarios have honest, narrower
-intervals than the scenarios themselves. One of them is the model's own error of an all-reduce on more workers than were
-measured (network.error_of); the model of computing and waiting has none.
+Letters: N workers, b samples per worker, G = N b samples per step, t step. Speedup is over one worker that computes
+alone. With strong scaling G is fixed and b is ceil(G / N). Intervals are 95 %: constants that carry one are drawn
+together from lognormal distributions, the same numbers for every worker count and scenario, so that ratios have
+narrower intervals. One of them is the model's error of an all-reduce on more workers than were measured
+(network.error_of); the model of computing and waiting has none. What-ifs, such as `bandwidth=2x`, change a scenario.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,6 +20,7 @@ from pydantic import Field
 
 from horovod_study.analysis.costs import Floats, Value
 from horovod_study.analysis.simulate.network import (
+    CHOICES,
     MAX_WORKERS,
     Network,
     allreduce_s,
@@ -31,7 +30,7 @@ from horovod_study.analysis.simulate.network import (
 )
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
 from horovod_study.config.doors import Options, Whole, asked
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, nearest
 
 STEPS = 2000  # simulated steps per worker count
 DRAWS = 200  # draws of the constants for an interval
@@ -155,12 +154,15 @@ def simulate(
             row |= {"scenario": name, "of_baseline": row["samples_per_s"] / base_rate}
             if relative is not None:
                 step, efficiency, reduced = relative
-                row |= _between("step_{}_s", row["step_s"], step)
-                row |= _between("samples_per_s_{}", row["samples_per_s"], 1 / step)
-                row |= _between("efficiency_{}", row["efficiency"], efficiency)
-                row |= _between("allreduce_{}_s", row["allreduce_s"], reduced)
+                drawn = {"step{}_s": step, "samples_per_s{}": 1 / step, "efficiency{}": efficiency}
+                drawn["allreduce{}_s"] = reduced
                 if base_relative is not None:
-                    row |= _between("of_baseline_{}", row["of_baseline"], base_relative[0] / step)
+                    drawn["of_baseline{}"] = base_relative[0] / step
+                for column, each in drawn.items():
+                    value = row[column.format("")]
+                    low, high = np.quantile(value * each, [0.025, 0.975])
+                    row[column.format("_low")] = float(min(low, value))
+                    row[column.format("_high")] = float(max(high, value))
             rows.append(row)
     ends = {name: "float64" for name in COLUMNS if "_low" in name or "_high" in name}
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(ends)
@@ -176,20 +178,13 @@ def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance) -> dic
     alone_s = scenario.compute.mean_s * scenario.longer(1)
     alone_rate = one / (alone_s * scenario.batch_factor(one))
     rate = (n * scenario.batch if weak else global_batch) / step_s
-    row: dict[str, Any] = {
-        "workers": n,
-        "nodes": scenario.network.nodes(n),
-        "batch": scenario.local_batch(n, global_batch),
-    }
+    row: dict[str, Any] = {"workers": n, "nodes": scenario.network.nodes(n)}
+    row |= {"batch": scenario.local_batch(n, global_batch), "speedup": rate / alone_rate}
     row |= {"step_s": step_s, "step_p90_s": float(np.quantile(steps, 0.9)), "samples_per_s": rate}
-    return row | {
-        "speedup": rate / alone_rate,
-        "efficiency": rate / alone_rate / n,
-        **{f"{name}_s": float(np.mean(parts[name])) for name in PARTS},
-        "allreduce_s": float(allreduce_s(scenario.network, scenario.algorithm, n, scenario.gradient_bytes)),
-        "hidden_s": float(np.mean(parts["hidden"])),
-        "messages": float(np.mean(parts["messages"])),
-    }
+    row |= {f"{name}_s": float(np.mean(parts[name])) for name in (*PARTS, "hidden")}
+    row |= {"efficiency": rate / alone_rate / n, "messages": float(np.mean(parts["messages"]))}
+    reduced = allreduce_s(scenario.network, scenario.algorithm, n, scenario.gradient_bytes)
+    return row | {"allreduce_s": float(reduced)}
 
 
 def _steps(
@@ -231,10 +226,11 @@ def _relative(
     None where nothing has an interval. Slower computing slows the worker alone as well, so efficiency has less of it.
     """
     spread, error = scenario.spread, error_of(scenario.network, scenario.algorithm, n)
-    if spread.compute is None and spread.alpha is None and spread.bandwidth is None and error == 0:
+    known = [spread.compute, spread.alpha, spread.bandwidth]
+    if known == [None] * 3 and error == 0:
         return None
-    crowding = scenario.crowding_error(min(n, scenario.network.workers_per_node))
-    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0, error, crowding]
+    widths = [each or 0.0 for each in known] + [error]
+    widths.append(scenario.crowding_error(min(n, scenario.network.workers_per_node)))
     # The constants as they are come first: only ratios to them are used, so that few steps per draw are enough.
     compute, alpha, bandwidth, model, crowd = (
         np.concatenate([np.ones((1, 1)), np.exp(width * each)]) for width, each in zip(widths, normal, strict=True)
@@ -249,45 +245,29 @@ def _relative(
     return step, compute[1:, 0] / step, reduced[1:] / reduced[0] if n > 1 else np.ones(DRAWS)
 
 
-def _between(name: str, value: float, relative: Floats) -> dict[str, float]:
-    low, high = np.quantile(value * relative, [0.025, 0.975])
-    return {name.format("low"): float(min(low, value)), name.format("high"): float(max(high, value))}
-
-
 def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | None = None) -> tuple[str, ...]:
     """Return what to doubt about a scenario at these worker counts, in words."""
     most, total, compute = max(workers), global_batch or scenario.batch * min(workers), scenario.compute
     steps, batches = compute.steps or math.inf, {scenario.local_batch(n, total) for n in workers}
-    strong, others = scenario.scaling == "strong", len(scenario.crowding) > 1
-    on_node, fewest, known = (
-        min(most, scenario.network.workers_per_node),
-        min(scenario.crowding),
-        max(scenario.crowding),
-    )
+    strong, beside = scenario.scaling == "strong", scenario.crowding
+    on_node, cycle_ms = min(most, scenario.network.workers_per_node), scenario.runtime.cycle_s * 1e3
     found = {
-        "computing has no scatter: nobody waits for a slow worker, so this is a lower bound of the step": most > 1
+        "computing has no scatter: nobody waits for a slow worker, a lower bound of the step": most > 1
         and compute.steps is None
         and compute.cv == 0,
-        f"the slowest of {most:,} workers comes from {steps:,} measured steps: what happens less often than once in "
-        f"{steps:,} steps is not in it, so waiting is a lower bound from {steps:,} workers on": most > steps,
+        f"the slowest of {most:,} workers comes from {steps:,} measured steps: what is rarer than that is not in it, a "
+        "lower bound of waiting": most > steps,
         f"computing is taken as proportional to the batch (known for {scenario.batch}, used for {min(batches)} to "
-        f"{max(batches)}); small batches take longer than that: give runs with two batch sizes": (
-            batches != {scenario.batch} and not scenario.batch_measured
-        ),
-        f"beyond {total:,} workers there are fewer samples per step than workers: some have none, and one sample is "
-        "the least that a worker computes": strong and most > total,
-        f"computing is known with {scenario.beside} at a time on a node and is used for {on_node}: workers that share "
-        "memory and power compute more slowly; give --beside runs made at the same time": (
-            not others and on_node != scenario.beside
-        ),
-        f"{on_node} workers on a node, and {known} at most were measured together: how they slow each other down is "
-        "extrapolated by its slope, with an interval that grows with the distance": others and on_node > known,
-        f"no worker was measured alone on a node: speedup and efficiency are over one that computes beside "
-        f"{fewest - 1}, and are too high by what that costs it": fewest > 1,
-        f"waiting for a cycle of {scenario.runtime.cycle_s * 1e3:g} ms supposes that the workers' threads look at "
-        "independent moments; threads that happen to look together wait up to a cycle less": (
-            scenario.runtime.cycle_s > 0 and most > 1
-        ),
+        f"{max(batches)}): give runs with two batch sizes": batches != {scenario.batch} and not scenario.batch_measured,
+        f"beyond {total:,} workers there are fewer samples per step than workers": strong and most > total,
+        f"computing is known with {scenario.beside} at a time on a node and is used for {on_node}: give --beside runs "
+        "made at the same time": len(beside) == 1 and on_node != scenario.beside,
+        f"{on_node} workers on a node, and {max(beside)} at most were measured together: how they slow each other down "
+        "is extrapolated": len(beside) > 1 and on_node > max(beside),
+        f"no worker was measured alone on a node: speedup and efficiency are over one beside {min(beside) - 1}, and "
+        "too high": min(beside) > 1,
+        f"waiting for a cycle of {cycle_ms:g} ms supposes that the workers' threads look at independent moments; those "
+        "that look together wait up to a cycle less": cycle_ms > 0 and most > 1,
         "work is split evenly, also for the slow node": strong and scenario.slow_node > 1,
     }
     return tuple(dict.fromkeys([*scenario.doubts, *(text for text, holds in found.items() if holds)]))
@@ -301,3 +281,126 @@ def all_doubts(
     common = next(iter(told.values()))
     further = [f"{name}: {each}" for name, texts in told.items() for each in texts if each not in common]
     return tuple(dict.fromkeys([*common, *further]))
+
+
+# ------------------------------------------------------------------------------------------------------- what-ifs
+
+
+class _Values(NamedTuple):
+    """What a value may be: a factor, a whole number, a number with a unit, one of some words."""
+
+    wanted: str
+    least: float = math.inf  # of factors; none are allowed
+    most: int = 0  # of whole numbers from 1 on
+    unit: str = ""  # of a number, which may be left out
+    words: Mapping[str, Any] = {}
+
+    def read(self, value: str) -> Any:
+        """Return the value of a word, None where it is not allowed; a factor is a float."""
+        if value in self.words:
+            return self.words[value]
+        if self.unit and (match := re.fullmatch(rf"([0-9]*\.?[0-9]+)({self.unit})?", value.lower())):
+            return float(match[1])
+        if re.fullmatch(r"[0-9]{1,12}", value) and 1 <= int(value) <= self.most:
+            return int(value)
+        match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)x", value.lower())
+        return float(match[1]) if match and self.least <= float(match[1]) <= 1e9 else None
+
+
+def what_if(baseline: Scenario, texts: Sequence[str]) -> dict[str, Scenario]:
+    """Return the baseline and what each text makes of it, by their texts.
+
+    Raises ConfigError, naming the text, what is allowed and the nearest known word.
+    """
+    found = {"baseline": baseline}
+    for text in texts:
+        scenario, words = baseline, [word.strip() for word in text.split(",")]
+        for word in words:
+            key, _, given = word.partition("=")
+            if not given or key not in CHANGES:
+                asked = f"KEY=VALUE, for instance bandwidth=2x or cycle=0; KEY is one of {', '.join(CHANGES)}"
+                raise ConfigError(f"--what-if {word}: must be {asked}{nearest(key, CHANGES)}")
+            values, change = CHANGES[key]
+            if (value := values.read(given)) is None:
+                raise ConfigError(f"--what-if {word}: must be {values.wanted}{nearest(given, values.words)}")
+            scenario = change(scenario, value)
+        found[",".join(words)] = scenario
+    return found
+
+
+def _with(scenario: Scenario, part: str, **changes: Any) -> Scenario:
+    return replace(scenario, **{part: replace(getattr(scenario, part), **changes)})
+
+
+def _links(scenario: Scenario, *which: str, **factors: float) -> Scenario:
+    return _with(scenario, "network", **{name: getattr(scenario.network, name).times(**factors) for name in which})
+
+
+def _latency(scenario: Scenario, factor: float) -> Scenario:
+    levels = tuple(replace(level, latency_s=level.latency_s * factor) for level in scenario.network.levels)
+    return _links(_with(scenario, "network", levels=levels), "intra", "inter", alpha=factor)
+
+
+def _overhead(scenario: Scenario, factor: float) -> Scenario:
+    changed = {"negotiation": "none"} if factor == 0 else {}
+    return _with(scenario, "runtime", overhead_s=scenario.runtime.overhead_s * factor, **changed)
+
+
+def _batch(scenario: Scenario, value: float) -> Scenario:
+    batch = round(scenario.batch * value) if isinstance(value, float) else value
+    changed, times, doubts = replace(scenario, batch=batch), scenario.batch_factor(batch), scenario.doubts
+    if not scenario.batch_measured and batch != scenario.batch:
+        doubt = f"batch {batch}: computing is taken as proportional to the batch (known for {scenario.batch}); "
+        doubts += (f"{doubt}large batches are quicker per sample: give runs with two batch sizes",)
+    return replace(_computing(changed, times), fixed_share=scenario.fixed_share / times, doubts=doubts)
+
+
+def _computing(scenario: Scenario, factor: float) -> Scenario:
+    known = scenario.compute
+    times_s = None if known.times_s is None else known.times_s * factor
+    return _with(scenario, "compute", mean_s=known.mean_s * factor, times_s=times_s)
+
+
+def _gradients(scenario: Scenario, factor: float) -> Scenario:
+    note = "fewer bytes of gradients: the time to convert or compress them is not in it"
+    return replace(scenario, gradient_bytes=scenario.gradient_bytes * factor, doubts=(note, *scenario.doubts))
+
+
+_TIMES = "a factor greater than 0 with an x, for instance 2x or 0.5x; allowed: 1e-09x to 1e+09x"
+_FACTOR, _OR_ZERO = _Values(_TIMES, least=1e-9), _Values(f"0, or {_TIMES}", least=1e-9, words={"0": 0.0})
+_COUNT = _Values(f"a whole number from 1 to {MAX_WORKERS:,}", most=MAX_WORKERS)
+_SHARES = {"fp32": 1.0, "tf32": 1.0, "fp16": 0.5, "bf16": 0.5, "fp8": 0.25}  # of a gradient; scenarios are of float32
+_BYTES = _Values(f"one of {', '.join(_SHARES)}, or a factor such as 0.1x", least=1e-9, words=_SHARES)
+_SAMPLES = _Values("a whole number of at least 1, or a factor such as 8x", least=1e-9, most=10**12)
+_EVEN = _Values("none (all workers always take the mean time)", words={"none": "none"})
+_SLOWER = _Values("a factor from 1x on, for instance 1.5x: a slow node takes at least 1x as long", least=1.0)
+_FUSED = _Values("MiB of a fused message, for instance 0 (nothing is fused) or 64", unit="mb")
+_CYCLE = _Values("milliseconds, for instance 0 (new gradients wake it), 1 or 5ms", unit="ms")
+_CACHE = _Values(
+    "on (negotiation from the response cache), off, or none (no negotiation)",
+    words={"on": "cached", "off": "full", "none": "none"},
+)
+
+CHANGES: Mapping[str, tuple[_Values, Callable[[Scenario, Any], Scenario]]] = {
+    "bandwidth": (_FACTOR, lambda it, factor: _links(it, "intra", "inter", bandwidth=factor)),
+    "intra-bandwidth": (_FACTOR, lambda it, factor: _links(it, "intra", bandwidth=factor)),
+    "inter-bandwidth": (_FACTOR, lambda it, factor: _links(it, "inter", bandwidth=factor)),
+    "latency": (_OR_ZERO, _latency),
+    "algorithm": (
+        _Values(f"one of {', '.join(CHOICES)}", words={name: name for name in CHOICES}),
+        lambda it, name: replace(it, algorithm=name),
+    ),
+    "servers": (_COUNT, lambda it, count: replace(_with(it, "network", servers=count), algorithm="ps")),
+    "workers-per-node": (_COUNT, lambda it, count: _with(it, "network", workers_per_node=count)),
+    "gradients": (_BYTES, _gradients),
+    "batch": (_SAMPLES, _batch),
+    "compute": (_FACTOR, _computing),
+    "stragglers": (_EVEN, lambda it, _: replace(it, compute=Compute(mean_s=it.compute.mean_s))),
+    "slow-node": (_SLOWER, lambda it, factor: replace(it, slow_node=factor)),
+    "buckets": (_Values("a whole number from 1 to 10,000", most=10_000), lambda it, count: replace(it, buckets=count)),
+    "fusion": (_FUSED, lambda it, mib: _with(it, "runtime", fusion_bytes=mib * 2**20)),
+    "cycle": (_CYCLE, lambda it, ms: _with(it, "runtime", cycle_s=ms / 1e3)),
+    "cache": (_CACHE, lambda it, kind: _with(it, "runtime", negotiation=kind)),
+    "overhead": (_OR_ZERO, _overhead),
+}
+"""What can be asked: what its values may be, and what it does to a scenario."""

@@ -1,23 +1,8 @@
 """One data-parallel step: computing, waiting for the slowest of N, and averaging gradients, with or without overlap.
 
-Semi-analytic: nothing is drawn that can be computed. The slowest of N independent workers has the distribution F^N, so
-one number U, uniform in (0, 1), gives it through the inverse, F^-1(U^(1/N)), whatever N is. U is stratified: D steps
-take one number each from D equal parts of (0, 1), so that means over steps hardly scatter.
-
-Shapes: K draws of the constants, D steps; arrays are (K, D) or broadcast to it. Seconds and bytes.
-
-    buckets     J equal parts of the gradients, ready one after the other at equal distances during backward; the last
-                one at its end. One bucket is a reduction after backward ("flat").
-    messages    what is ready when the runtime looks and the last message has arrived goes into one message, up to the
-                fusion threshold; a message costs overhead + negotiation + all-reduce, one after the other
-    cycle       a runtime that looks every c s: looks go on in steps of c from the last one that found work, or follow
-                at once where that work took longer (docs/attribution.md). Workers' threads look on their own; the
-                earliest of N looks up to c before the latest: N independent phases are (N-1)/(N+1) c apart on average.
-                c = 0: new gradients wake the runtime at once.
-    negotiation cached: one all-reduce of some bits; full: that, two gathers and two broadcasts along a tree, as
-                Horovod's controller does for tensors that are not in its cache; none: there is no coordinator
-
-With several buckets the worker that ends last is taken as the last one for all of them.
+Semi-analytic: nothing is drawn that can be computed, and what is drawn is stratified. docs/metrics.md ("Simulated
+step") has the equations. Shapes: K draws of the constants, D steps; arrays are (K, D) or broadcast to it. With several
+buckets the worker that ends last is taken as the last one for all of them.
 """
 
 import math

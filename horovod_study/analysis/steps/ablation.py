@@ -4,13 +4,10 @@ In pair p of blocks (one with communication, one without), with means over the c
 
     cost by ablation   c[p] = step of the normal block - step of the silent block
     cost by the timer  t[p] = sync lap of the normal block
-    difference         d[p] = c[p] - t[p] = sum over the other laps of (normal - silent) - sync lap of the silent block
+    difference         d[p] = c[p] - t[p]
 
-and the estimates are means over the pairs. Their 95 % intervals are percentiles over resamples of whole pairs, the same
-resamples for every quantity. Percentiles of n resampled values are too narrow for small n; they are therefore taken
-further out, so that the interval of a mean of normal values is Student's (the expanded percentile interval of
-Hesterberg, The American Statistician 69, 2015). docs/ablation.md says how to read it; the measurement is
-workload/probes/ablation.py.
+Estimates are means over the pairs, with 95 % expanded percentile intervals (Hesterberg, The American Statistician 69,
+2015) over resamples of whole pairs, the same for every quantity. docs/ablation.md says how to read it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,14 +25,12 @@ from horovod_study.records import RecordedRun, read_ablation
 
 RESAMPLES = 4000
 MIN_PAIRS = 4  # fewer pairs have no interval to speak of
-
 AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
-_SENTENCES = {
-    AGREE: "{cost}, the timer says {timer}: they agree, the difference {difference} contains 0",
-    UNRESOLVED: "{cost}, the timer says {timer}: not resolved, the interval of the difference {difference} is wider "
-    "than the cost itself; measure on a quieter machine, or a longer run",
-    DIFFER: "{cost}, the timer says {timer}: they differ by {difference}: {where}",
-    _NO_TIMER: "{cost}; the timer has no answer: {why}",
+_WORDS = {
+    AGREE: "they agree, the difference {difference} contains 0",
+    UNRESOLVED: "not resolved, the interval of the difference {difference} is wider than the cost itself; measure on a "
+    "quieter machine, or a longer run",
+    DIFFER: "they differ by {difference}: {where}",
 }
 
 
@@ -115,27 +110,20 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     if sign < 0:
         shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
         where = f"the sync lap holds more than communication adds to the step{shorter}"
-    said = {name: _ms(each) if (each := estimates.get(name)) is not None else "" for name in ("timer", "difference")}
-    sentence = _SENTENCES[verdict].format(
-        cost=f"without communication a step is {change}", where=where, why=why, **said
-    )
+    sentence = f"without communication a step is {change}"
+    if difference is None:
+        sentence += f"; the timer has no answer: {why}"
+    else:
+        words = _WORDS[verdict].format(difference=_ms(difference), where=where)
+        sentence += f", the timer says {_ms(estimates['timer'])}: {words}"
+    told = {"workers": workers, "pairs": pairs, "steps": int(found["steps"]), "reduction": str(found["reduction"])}
+    told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
+    of = {"step_s": "step", "silent_step_s": "silent step", "ablation_s": "ablation", "timer_s": "timer"}
+    of |= {"difference_s": "difference", "silent_sync_s": "silent sync"}
     return CommunicationCost(
-        workers=workers,
-        reduction=str(found["reduction"]),
-        pairs=pairs,
-        steps=int(found["steps"]),
-        verdict=verdict,
-        sentence=sentence,
-        why_no_timer=why,
-        step_s=estimates["step"],
-        silent_step_s=estimates["silent step"],
-        ablation_s=cost,
-        timer_s=estimates.get("timer"),
-        difference_s=difference,
-        silent_sync_s=estimates.get("silent sync"),
-        laps_s=grown,
+        **told,
+        **{name: estimates.get(column) for name, column in of.items()},
         ranks_s=tuple(estimates[f"rank {rank}"] for rank in range(workers)),
-        outside=outside,
         doubts=tuple(_doubts(cost, found)),
     )
 

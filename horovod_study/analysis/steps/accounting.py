@@ -1,19 +1,14 @@
 """The complete account of recorded steps: every part of every step, what none of them covers, and what N workers add.
 
-For each rank and step
-
-    data + forward + backward + sync + update + residual = step
-
-(with compute in place of forward and backward where steps are captured in CUDA graphs) is checked on the rows as they
-were recorded, not on totals. The means of a run (over the steps of the timed window, then over ranks) tile like the
-rows do, and go through `breakdown.split`, which compares worker counts: T(N) - T(1) in the same parts.
+For each rank and step, data + forward + backward + sync + update + residual = step (with compute in place of forward
+and backward where steps are captured in CUDA graphs) is checked on the rows as they were recorded. The means of a run,
+over the steps of the timed window, then over ranks, go through `breakdown.split`, which compares worker counts.
 docs/accounting.md explains how to read all of it.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -29,16 +24,14 @@ from horovod_study.analysis.steps.ablation import answer_of
 from horovod_study.analysis.steps.attribution import NO_LAPS, decompose_observation, observe_run
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.steps.pauses import outside_of, stalls_of, stalls_over, whole_epoch
-from horovod_study.analysis.steps.rank_steps import align, where
+from horovod_study.analysis.steps.rank_steps import align, rank_words, where
 from horovod_study.analysis.steps.run_profiles import SAMPLED, Course
 from horovod_study.analysis.steps.stragglers import waiting
 from horovod_study.config.doors import Number, accept
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
-from horovod_study.records import RecordedRun, facts, finite, rows_lost, run_turns, timed_from
-from horovod_study.text.words import listed
+from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
 
 CLOSES_S = 1e-6  # parts that miss their step by more than a microsecond do not add up
-
 OFF = "recorded with --timer-mode off"
 _COLUMNS = (*LAP_COLUMNS, "step_s")
 RUN_COLUMNS = (
@@ -68,13 +61,10 @@ class RunAccount(SimpleNamespace):
     Observation of it, with why_not_seen; profile: its course over the window; both where they were asked for.
     """
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what its document holds."""
-        names = (
-            "run state reason repeat workers why_not parts_s residual steps first_step excluded excluded_by notes ranks"
-        )
-        waits = "pop skew_s outside stalls epoch_steps epoch_samples"
-        return {**facts(self, *names.split()), "ablation": finite(self.left_out), **facts(self, *waits.split())}
+    DOCUMENT = (
+        "run state reason repeat workers why_not parts_s residual steps first_step excluded excluded_by notes ranks "
+        "ablation=left_out pop skew_s outside stalls epoch_steps epoch_samples"
+    )
 
 
 def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False) -> RunAccount:
@@ -86,7 +76,7 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     course = Course() if profile else None
     ranks, values = [], []
     hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
-    shares: list[Floats | None] = []
+    shares: list[Floats] = []
     ends: dict[int, int] = {}
     between: dict[str, Any] = {"outside": None, "epoch_steps": math.nan, "epoch_samples": math.nan}
     for rank, columns in run.rows.items():
@@ -101,7 +91,7 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
         own, share = _rank(rank, host, columns, every, where(timed), course)
         ranks.append(own)
         values.append([own.parts_s[part] for part in PARTS])
-        shares.append(share)
+        shares += [] if share is None else [share]
         del columns  # of a long run, before those of the next rank are there
     means = folded(np.array(values)).mean(axis=0) if ranks else np.full(len(PARTS), np.nan)
     why_not = _why_not(run, ranks, ends, means)
@@ -119,16 +109,14 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
             seen = observe_run(run)
         except (AnalysisError, RecordError) as error:
             why_not_seen = str(error).partition(": ")[2]
+    told = {"ranks": tuple(ranks), "residual": residual, "why_not": why_not, "pop": pop, "skew_s": skew_s, **between}
     return RunAccount(
         run=run.name,
         **{name: getattr(run, name) for name in ("state", "workers", "first_step")},
         **{name: getattr(run.record, name) for name in ("reason", "repeat")},
-        ranks=tuple(ranks),
+        **{name: max((getattr(rank, name) for rank in ranks), default=0) for name in ("steps", "excluded")},
+        **told,
         parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
-        residual=residual,
-        why_not=why_not,
-        steps=max((rank.steps for rank in ranks), default=0),
-        excluded=max((rank.excluded for rank in ranks), default=0),
         excluded_by=timed_from(run.record)[1],
         notes=tuple(_notes(run, ranks, ends, incomplete=incomplete)),
         incomplete=incomplete,
@@ -136,32 +124,27 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
         seen=seen if views else None,  # arrays as long as the run
         why_not_seen=why_not_seen,
         left_out=answer_of(run)[0],
-        pop=pop,
-        skew_s=skew_s,
         stalls=stalls_over([rank.stalls for rank in ranks]),
         taken=decompose_observation(seen) if seen is not None and measured else None,
         profile=None if course is None else course.profile(run.system_samples(SAMPLED)),
-        **between,
     )
 
 
 def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int64]) -> dict[str, Any]:
     """Return what the rows of the first rank say of the time outside of steps, and of a whole epoch."""
-    timed = where(every >= run.first_step)
-    epoch, begin_s, step_s = (np.asarray(columns[name], dtype=np.float64) for name in ("epoch", "begin_s", "step_s"))
-    residual_s = np.nan_to_num(np.asarray(columns["residual_s"], dtype=np.float64))
-    known = [each[timed] for each in (epoch, begin_s, step_s, residual_s)]
-    steps = run.record.effective.get("epoch_steps")
-    batches = steps, (steps or 0) * (run.record.effective.get("batch") or math.nan)
-    counted = whole_epoch(epoch, np.nan_to_num(np.asarray(columns["samples"], dtype=np.float64)))
-    made, samples = batches if steps else counted or (math.nan, math.nan)
+    timed, effective = where(every >= run.first_step), run.record.effective
+    names = ("epoch", "begin_s", "step_s", "residual_s", "samples")
+    epoch, begin_s, step_s, residual_s, samples = (np.asarray(columns[name], dtype=np.float64) for name in names)
+    known = [each[timed] for each in (epoch, begin_s, step_s, np.nan_to_num(residual_s))]
+    made, seen = whole_epoch(epoch, np.nan_to_num(samples)) or (math.nan, math.nan)
+    if effective.get("epoch_steps"):
+        made, seen = effective["epoch_steps"], effective["epoch_steps"] * (effective.get("batch") or math.nan)
     after = float((run.record.totals.get("outside") or {}).get("after_s") or 0.0)
     outside = outside_of(every[timed], *known, waits=run_turns(run.record).before, after_s=after)
-    return {"outside": outside, "epoch_steps": made, "epoch_samples": samples * run.workers}
+    return {"outside": outside, "epoch_steps": made, "epoch_samples": seen * run.workers}
 
 
-AT_ONCE_ROWS = 20_000_000
-"""Runs with more step rows together than these are not taken at a time, whatever the number of threads."""
+AT_ONCE_ROWS = 20_000_000  # of the runs that are taken at a time, whatever the number of threads
 
 
 def account_runs(
@@ -177,27 +160,19 @@ def account_runs(
     NumPy and Arrow compute side by side in threads, and what comes out does not depend on their number. `on_progress`
     is called with how many runs are done; `beside` with each run, in its thread, for what else reads the same rows.
     """
-    found: list[RunAccount] = []
-    begun: deque[tuple[Future[RunAccount], int]] = deque()
 
     def work(run: RecordedRun) -> RunAccount:
         if beside is not None:
             beside(run)
         return account_run(run, profile=True)
 
-    def finish() -> None:
-        found.append(begun.popleft()[0].result())
-        if on_progress is not None:
-            on_progress(len(found))
-
-    with ThreadPoolExecutor(threads) as pool:
-        for run in runs:
-            rows = run.row_count()
-            while begun and (len(begun) > threads or sum(each for _, each in begun) + rows > AT_ONCE_ROWS):
-                finish()
-            begun.append((pool.submit(work, run), rows))
-        while begun:
-            finish()
+    every, found = list(runs), []
+    most = max((run.row_count() for run in every), default=0)
+    with ThreadPoolExecutor(threads if threads * most <= AT_ONCE_ROWS else 1) as pool:
+        for each in pool.map(work, every):
+            found.append(each)
+            if on_progress is not None:
+                on_progress(len(found))
     return found
 
 
@@ -265,20 +240,14 @@ def _rank(
     return own, share
 
 
-def _over_ranks(shares: list[Floats | None], ranks: Sequence[SimpleNamespace], means: Floats) -> SimpleNamespace | None:
-    """Return what the residual is of the steps of all ranks; takes the arrays out of `shares` as it goes."""
+def _over_ranks(shares: list[Floats], ranks: Sequence[SimpleNamespace], means: Floats) -> SimpleNamespace | None:
+    """Return what the residual is of the steps of all ranks."""
     residuals = [rank.residual for rank in ranks if rank.residual is not None]
     if not residuals or math.isnan(means[-2]):
         return None
-    every = np.empty(sum(len(share) for share in shares if share is not None))
-    end = 0
-    while shares:
-        share = shares.pop()
-        if share is not None:
-            every[end : end + len(share)] = share
-            end += len(share)
     worst = max(residuals, key=lambda each: abs(each.worst))
-    return SimpleNamespace(**{**vars(worst), "mean": float(means[-2] / means[-1]), **_quantiles(every)})
+    whole = {"mean": float(means[-2] / means[-1]), **_quantiles(np.concatenate(shares))}
+    return SimpleNamespace(**{**vars(worst), **whole})
 
 
 def _quantiles(values: Floats) -> dict[str, float]:
@@ -307,31 +276,25 @@ def _notes(
     """Yield what is incomplete about a run; `ends`: rank -> last recorded step."""
     if run.state != "done" or incomplete:
         because = f" ({run.record.reason})" if run.record.reason else ""
-        ends_at = [
-            f"{_ranks([rank for rank in ends if ends[rank] == last])} at step {last:,}"
-            for last in sorted(set(ends.values()), reverse=True)
-        ]
+        words = [f"{rank_words([rank])} {why}" for rank, why in run.missing.items()]
+        if ends:
+            lasts = sorted(set(ends.values()), reverse=True)
+            ranks_at = ((rank_words([rank for rank in ends if ends[rank] == last]), last) for last in lasts)
+            words.insert(0, f"its rows end: {', '.join(f'{who} at step {last:,}' for who, last in ranks_at)}")
         state = {"done": "is done", "incomplete": "ended without saying how (killed)", "running": "still runs"}
-        which = [f"{_ranks([rank])} {why}" for rank, why in run.missing.items()]
-        words = [*([f"its rows end: {', '.join(ends_at)}"] if ends_at else []), *which]
         yield f"the run {state.get(run.state, run.state)}{because}; {'; '.join(words)}"
     lost = rows_lost(run.record)
     if lost:
         yield f"{lost:,} rows are lost: they could not be written (disk full), and the run went on"
     holes = {rank.rank: rank.holes for rank in ranks if rank.holes}
     if holes and not lost and not run.aside:
-        yield f"{_ranks(list(holes))}: up to {max(holes.values()):,} steps between the first and the last have no row"
+        most = f"up to {max(holes.values()):,} steps"
+        yield f"{rank_words(list(holes))}: {most} between the first and the last have no row"
     for lap in dict.fromkeys(lap for rank in ranks for lap in rank.partial_laps):
         count, steps = max(rank.partial_laps.get(lap, 0) for rank in ranks), max(rank.steps for rank in ranks)
         yield f"{count:,} of {steps:,} steps have no {lap}, which counts as none of it there"
     if doubt := (run.record.totals.get("steady") or {}).get("doubt"):
         yield str(doubt)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return `rank 1` or `ranks 0, 2 and 3`; of many, the first and how many more."""
-    names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8:,} more"] if len(ranks) > 8 else [])
-    return f"rank{'s' * (len(names) > 1)} {listed(names)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -360,15 +323,11 @@ class Accounting:
         rows = []
         for run in self.runs:
             head = {"run": run.run, "series": self.series[run.run], "state": run.state, "workers": run.workers}
-            whole = {
-                "gap_s": max((rank.gap_s for rank in run.ranks), default=math.nan),
-                "open_steps": sum(rank.open_steps for rank in run.ranks),
-                "skew_s": run.skew_s,
-                "epoch_steps": run.epoch_steps,
-                "epoch_samples": run.epoch_samples,
-                "stalls": 0 if run.stalls is None else run.stalls.count,
-                "stall_s": 0.0 if run.stalls is None else run.stalls.mean_s,
-            }
+            whole = {name: getattr(run, name) for name in ("skew_s", "epoch_steps", "epoch_samples")}
+            whole |= {"gap_s": max((rank.gap_s for rank in run.ranks), default=math.nan)}
+            whole |= {"open_steps": sum(rank.open_steps for rank in run.ranks), "stalls": 0, "stall_s": 0.0}
+            if run.stalls is not None:
+                whole |= {"stalls": run.stalls.count, "stall_s": run.stalls.mean_s}
             if run.outside is not None:
                 whole |= {"outside_s": run.outside.seconds, "outside_share": run.outside.share}
             if run.pop is not None:
@@ -390,9 +349,7 @@ def _row(each: SimpleNamespace) -> dict[str, Any]:
     found: dict[str, Any] = {"rank": None, "steps": each.steps, "excluded": each.excluded, "last": None}
     found |= {f"{part}_s": each.parts_s[part] for part in PARTS}
     if (shares := each.residual) is not None:
-        found |= {
-            name if name.startswith("worst_") else f"residual_share_{name}": e for name, e in vars(shares).items()
-        }
+        found |= {f"{'' if name[:6] == 'worst_' else 'residual_share_'}{name}": e for name, e in vars(shares).items()}
     return found
 
 
@@ -508,46 +465,43 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
     it is at least 2 % of the step and, where its interval is known, beyond chance: a share of next to nothing says
     nothing.
     """
-    found_over: list[SimpleNamespace] = []
+    over: list[SimpleNamespace] = []
     not_judged: list[str] = []
     judged = growths = 0
 
-    def over(
-        kind: str, name: str, workers: int, text: str, rank: int | None = None, share: float | None = None
-    ) -> None:
-        found_over.append(SimpleNamespace(kind=kind, name=name, workers=workers, rank=rank, share=share, text=text))
+    def add(kind: str, text: str, rank: int | None = None, share: float | None = None, **what: Any) -> None:
+        over.append(SimpleNamespace(kind=kind, **what, rank=rank, share=share, text=text))
 
-    def too_much(share: float, of: str, part_s: float, whole_s: float) -> str:
-        sizes = f"{part_s * 1e3:.3f} of {whole_s * 1e3:.3f} ms"
-        return f"{_percent(share)} of {of} is unexplained ({sizes}), allowed {_percent(allowed)}"
+    def judge(kind: str, who: str, of: str, part_s: float, whole_s: float, *, share: float, **what: Any) -> None:
+        if abs(share) > allowed:
+            sizes = f"{part_s * 1e3:.3f} of {whole_s * 1e3:.3f} ms"
+            much = f"{_percent(share)} of {of} is unexplained ({sizes}), allowed {_percent(allowed)}"
+            add(kind, f"{who}: {much}", share=share, **what)
 
     for run in found.runs:
         if not run.ranks:
             not_judged.append(f"{run.run}: {run.why_not}")
             continue
         judged += 1
-        place = f"{run.run} ({worker_counts([run.workers])})"
+        place, own = f"{run.run} ({worker_counts([run.workers])})", {"name": run.run, "workers": run.workers}
         if run.why_not:
-            text = f"{place}: not timed ({run.why_not}), so nothing is accounted for"
-            over("not timed", run.run, run.workers, text)
+            add("not timed", f"{place}: not timed ({run.why_not}), so nothing is accounted for", **own)
             continue
         if run.open_rank is not None:
-            over("closure", run.run, run.workers, f"{place}: {open_words(run)}", run.open_rank.rank)
-        timed = [(rank, rank.residual.mean) for rank in run.ranks if rank.residual is not None]
-        worst, share = max(timed, key=lambda each: abs(each[1]), default=(None, 0.0))
-        if worst is not None and abs(share) > allowed:
-            text = too_much(share, "the step", worst.parts_s["residual"], worst.parts_s["step"])
-            over("step", run.run, run.workers, f"{place}: rank {worst.rank}: {text}", worst.rank, share)
+            add("closure", f"{place}: {open_words(run)}", run.open_rank.rank, **own)
+        timed = [rank for rank in run.ranks if rank.residual is not None]
+        if worst := max(timed, key=lambda rank: abs(rank.residual.mean), default=None):
+            sizes = worst.parts_s["residual"], worst.parts_s["step"]
+            who, share = f"{place}: rank {worst.rank}", worst.residual.mean
+            judge("step", who, "the step", *sizes, share=share, rank=worst.rank, **own)
     for name, workers, step_s, residual_s, share, why_not in _growths(found.cells):
         if why_not:
             not_judged.append(f"{name}: {why_not}")
             continue
         growths += 1
-        if abs(share) > allowed:
-            text = too_much(share, "T(N) - T(1)", residual_s, step_s)
-            over("growth", name, workers, f"{name}: {text}", share=share)
+        judge("growth", name, "T(N) - T(1)", residual_s, step_s, share=share, name=name, workers=workers)
     gates = {"allowed": allowed, "runs": judged, "growths": growths}
-    return ResidualGate(**gates, over=tuple(found_over), not_judged=tuple(not_judged))
+    return ResidualGate(**gates, over=tuple(over), not_judged=tuple(not_judged))
 
 
 def _growths(cells: pd.DataFrame) -> Iterator[tuple[str, int, float, float, float, str]]:

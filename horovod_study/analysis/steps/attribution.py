@@ -1,26 +1,17 @@
 """What the synchronisation of a step is made of: transfer floor, skew, runtime, and what none of them explains.
 
-For step i and rank r, from the laps that each rank records on its own clock:
+For step i and rank r, ready[i, r] is the time from the end of r's synchronisation of step i - 1 to the end of its
+backward of step i (of its compute in a CUDA graph), and wait[i, r] = max over ranks of ready[i] - ready[i, r], because
+ranks leave a synchronisation together. Of the mean synchronisation (over steps and ranks)
 
-    ready[i, r]   from the end of r's synchronisation of step i - 1 to the end of its backward of step i (of its compute
-                  where that is captured in a CUDA graph)
-    wait[i, r]    max over ranks of ready[i] - ready[i, r]: ranks leave a synchronisation together and so wait for the
-                  last one
-
-and the parts of the mean synchronisation (over steps and ranks), means but for the floor, because only means add up:
-
-    floor         one raw all-reduce of the gradients, without runtime and without waiting, where nothing disturbs it:
-                  the 10 % quantile of those measured in the same job, beside the threads of the runtime
-    skew          mean of wait
-    runtime       a synchronisation through the runtime with aligned ranks, less the floor: packing, cycle,
-                  negotiation, and the time its threads take from the transfer. The scatter of all-reduces is in it too,
-                  as it is a mean less a 10 % quantile: `least`, the 10 % quantiles of both, is free of it
+    floor         is the 10 % quantile of raw all-reduces of the gradients, measured in the same job
+    skew          the mean of wait
+    runtime       a synchronisation through the runtime with aligned ranks, less the floor; as a mean less a quantile it
+                  holds the scatter of all-reduces, and `least`, the 10 % quantiles of both, is free of it
     unexplained   the rest; it may be negative and stays so
 
-Runs whose arms trained in turns say how the arms differ within rounds (analysis/paired.py). What is measured once in a
-launch is compared by launches; so is all of it without turns, and of a single launch.
-
-docs/attribution.md derives them and says what bounds their error; workload/probes/synchronisation.py measures them.
+Runs whose arms trained in turns say how the arms differ within rounds (analysis/paired.py); all else is compared by
+launches. docs/attribution.md derives all of it; workload/probes/synchronisation.py measures it.
 """
 
 import math
@@ -42,24 +33,18 @@ from horovod_study.errors import AnalysisError, RecordError, refuse
 from horovod_study.records import RecordedRun, RunTurns, TurnSlice, run_turns
 
 OPTIONS = packaged().options
-
 _FLOOR_QUANTILE = 0.1
 """Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks
 every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-reduces beside it is no floor."""
 PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
-
 RESAMPLES = 2000
-
 _SAID = ("backend", "transport", "reduction", "workers", "batch")  # by a record
 _SAME = (*_SAID, "arm")  # of repeats
 _GRADIENTS = ("compute_s", "backward_s", "residual_s")
 NO_LAPS = "its steps have no laps"
-
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
-
 BUSY_CORES = 0.25  # other programs that use more disturb workers on all cores
-
 INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
 
@@ -91,6 +76,11 @@ class Observation:
     turns: RunTurns = field(default_factory=RunTurns)
     round: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # (S,): its slice's, or -1
 
+    @property
+    def together(self) -> bool:
+        """Return whether ranks wait for each other where it is seen, and not inside backward already."""
+        return self.workers > 1 and self.sync_s is not None
+
 
 def observe(
     run: str,
@@ -117,28 +107,22 @@ def observe(
     if loads := [each for each in turns.other_load.values() if not math.isnan(each)]:
         others = [float(np.median(loads))]
     names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
-    return Observation(
-        run=run,
-        repeat=repeat,
-        backend=str(effective["backend"]),
-        transport=str(effective["transport"]),
-        reduction=str(effective["reduction"]),
-        workers=int(effective["workers"]),
-        batch=int(effective["batch"]),
-        arm=_arm_of(requested, effective),
-        settings=settings_of(effective),
-        hosts=tuple(str(each["host"]) for each in effective.get("ranks") or ()) or ("",) * len(rows),
-        ready_s=steps.own_s,
-        sync_s=None if unseen or alone else steps.sync_s,
-        block=int(bench["block"]) if bench else 1,
-        why_not_through=str(bench["why_not_through"]) if bench else "",
-        why_no_sync=NO_EXCHANGE if alone else INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD,
-        one_clock=bench is None or bench["clock"] == "common",
-        other_cores=max(others, default=0.0),
-        turns=turns,
-        round=of_round,
-        **{name: np.asarray((bench or {})[name], dtype=np.float64) for name in names},
-    )
+    told: dict[str, Any] = {name: np.asarray((bench or {})[name], dtype=np.float64) for name in names}
+    if bench is not None:
+        told |= {"block": int(bench["block"]), "why_not_through": str(bench["why_not_through"])}
+        told["one_clock"] = bench["clock"] == "common"
+    told |= {name: str(effective[name]) for name in ("backend", "transport", "reduction")}
+    told |= {name: int(effective[name]) for name in ("workers", "batch")}
+    told |= {
+        "arm": _arm_of(requested, effective),
+        "settings": settings_of(effective),
+        "turns": turns,
+        "round": of_round,
+    }
+    told["hosts"] = tuple(str(each["host"]) for each in effective.get("ranks") or ()) or ("",) * len(rows)
+    told["why_no_sync"] = NO_EXCHANGE if alone else INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD
+    told |= {"ready_s": steps.own_s, "sync_s": None if unseen or alone else steps.sync_s}
+    return Observation(run=run, repeat=repeat, other_cores=max(others, default=0.0), **told)
 
 
 def observe_run(run: RecordedRun, slices: Iterable[TurnSlice] = ()) -> Observation:
@@ -190,8 +174,7 @@ def _arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-Part: TypeAlias = Floats
-"""What one run says of one quantity, (1 + RESAMPLES,): its mean, then draws of that mean."""
+Part: TypeAlias = Floats  # what one run says of one quantity, (1 + RESAMPLES,): its mean, then draws of that mean
 
 
 def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
@@ -204,7 +187,7 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     (ready of a rank less the mean rank's), wait 0, wait 1, ... (of a rank for the last one).
     """
     rng = np.random.default_rng(seed)
-    columns, together = _by_step(seen), _together(seen)
+    columns, together = _by_step(seen), seen.together
     table = np.stack(list(columns.values()), axis=1)
     draws = _block_means(table, max(10, round(math.sqrt(len(table)))), rng)
     means = np.concatenate([table.mean(axis=0)[np.newaxis], draws])
@@ -228,11 +211,6 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     return found
 
 
-def _together(seen: Observation) -> bool:
-    """Return whether ranks wait for each other where it is seen, and not inside backward already."""
-    return seen.workers > 1 and seen.sync_s is not None
-
-
 def _by_step(seen: Observation) -> dict[str, Floats]:
     """Return what every step says, (S,), by the names of `parts_of`."""
     ready = seen.ready_s
@@ -242,7 +220,7 @@ def _by_step(seen: Observation) -> dict[str, Floats]:
         ready if seen.sync_s is None else ready + seen.sync_s
     )  # from the end of a synchronisation to that of the next
     columns = {"step": step.mean(axis=1), "ready": mean_ready}
-    if _together(seen):
+    if seen.together:
         columns |= {f"wait {rank}": waits[:, rank] for rank in range(ready.shape[1])}
         columns |= {f"lag {rank}": ready[:, rank] - mean_ready for rank in range(ready.shape[1])}
     if seen.sync_s is not None:
@@ -291,8 +269,7 @@ class Attribution(SimpleNamespace):
     one worker alone), and doubts, the limitations of it."""
 
 
-Group: TypeAlias = Sequence[tuple[Observation, dict[str, Part]]]
-"""The runs of an arm, and what each says."""
+Group: TypeAlias = Sequence[tuple[Observation, dict[str, Part]]]  # the runs of an arm, and what each says
 
 
 def attribute(observations: Iterable[Observation]) -> Attribution:
@@ -326,31 +303,25 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
 
 
 def _doubts(runs: Sequence[Observation], arms: Sequence[Arm]) -> Iterable[str]:
-    busy = [seen for seen in runs if seen.other_cores >= BUSY_CORES]
-    if busy:
+    if busy := [seen.other_cores for seen in runs if seen.other_cores >= BUSY_CORES]:
+        during = f"during {len(busy)} of {len(runs)} runs; parts measured at different moments do not belong together"
+        yield f"other programs used up to {max(busy):.1f} cores {during}"
+    if apart := [seen for seen in runs if not seen.one_clock]:
         yield (
-            f"other programs used up to {max(seen.other_cores for seen in busy):.1f} cores during {len(busy)} of "
-            f"{len(runs)} runs; parts that are measured at different moments then do not belong together"
-        )
-    apart = [seen for seen in runs if not seen.one_clock]
-    if apart:
-        yield (
-            f"the ranks of {len(apart)} of {len(runs)} runs share no clock: floor and runtime begin at each rank's own "
-            "end of the barrier, and hold its unevenness"
+            f"the ranks of {len(apart)} of {len(runs)} runs share no clock: floor and runtime hold the unevenness of "
+            "the barrier before them"
         )
     for arm in arms:
-        least = arm.seconds.get("least")
+        name, least = f"{arm.backend}/{arm.transport}, {arm.arm}", arm.seconds.get("least")
         if least is not None and not least.low > 0:
             yield (
-                f"{arm.backend}/{arm.transport}, {arm.arm}: the runtime is not distinguishable from zero: where "
-                f"nothing disturbs, a synchronisation through it takes {least.value * 1e6:.3g} [{least.low * 1e6:.3g}, "
-                f"{least.high * 1e6:.3g}] us more than a raw all-reduce; what is above that is scatter"
+                f"{name}: the runtime is not distinguishable from zero: where nothing disturbs, it takes "
+                f"{least.value * 1e6:.3g} [{least.low * 1e6:.3g}, {least.high * 1e6:.3g}] us more than a raw all-reduce"
             )
         if "skew" in arm.seconds and arm.leave_spread_s > arm.seconds["skew"].value:
             yield (
-                f"{arm.backend}/{arm.transport}, {arm.arm}: the ranks leave a synchronisation about "
-                f"{arm.leave_spread_s * 1e3:.2f} ms apart, more than the skew of {arm.seconds['skew'].value * 1e3:.2f} "
-                "ms: how much of it is waiting for the last worker is not certain"
+                f"{name}: the ranks leave a synchronisation about {arm.leave_spread_s * 1e3:.2f} ms apart, more than "
+                f"the skew of {arm.seconds['skew'].value * 1e3:.2f} ms, which is not certain then"
             )
 
 
@@ -367,31 +338,26 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
         cases = {name: step for name, (needed, step) in _CASES.items() if own.keys() >= set(needed)}
         ratios.append({name: one / step(own) for name, step in cases.items()} if same or "sync" in own else {})
     efficiency = {name: over_runs([each[name] for each in ratios]) for name in ratios[0]}
-    over_shipped = _ratio(group, shipped, _CASES["now"][1], _CASES["now"][1]) if shipped else None
+    _, now = _CASES["now"]
+    over_shipped = _ratio(group, shipped, now, now) if shipped else None
     rounds = 0 if over_shipped is None else over_shipped.n
     for name in efficiency if base else ():
-        if (within := _ratio(base, group, _CASES["now"][1], _CASES[name][1])) is not None:
+        if (within := _ratio(base, group, now, _CASES[name][1])) is not None:
             efficiency[name], rounds = within, within.n
     why_not = first.why_no_sync if first.sync_s is None else first.why_not_through
-    cycle = cycle_s(first.settings)
     lag = {rank: parts[f"lag {rank}"] for rank in range(first.workers) if f"lag {rank}" in parts}
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
     certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
+    told: dict[str, Any] = {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
+    told |= {"why_not": why_not, "slow_rank": slowest if certain else None}
     return Arm(
-        **{name: getattr(first, name) for name in _SAME},
+        **{name: getattr(first, name) for name in (*_SAME, "hosts", "settings")},
         runs=tuple(seen.run for seen, _ in group),
-        hosts=first.hosts,
-        settings=first.settings,
-        seconds=parts,
-        efficiency=efficiency,
         baseline="one worker alone" if base else "its own step without synchronisation",
-        why_not=why_not,
-        slow_rank=slowest if certain else None,
         leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
-        cycle_ms=cycle * 1e3 or None,
-        over_shipped=over_shipped,
-        rounds=rounds,
+        cycle_ms=cycle_s(first.settings) * 1e3 or None,
+        **told,
     )
 
 
@@ -413,25 +379,6 @@ def over_runs(parts: Sequence[Part]) -> Interval:
     return stats.student([float(part[0]) for part in parts])
 
 
-def _by_round(seen: Observation, parts: Mapping[str, Part]) -> tuple[list[int], dict[str, Floats]]:
-    """Return the numbers of the n rounds of a run, and what they say, (n,) each, by the names of `parts_of`."""
-    number, place = np.unique(seen.round[seen.round >= 0], return_inverse=True)
-    columns = {name: values[seen.round >= 0] for name, values in _by_step(seen).items()}
-    if _together(seen):
-        columns["skew"] = np.mean([each for name, each in columns.items() if name.startswith("wait ")], axis=0)
-        columns["exposed"] = columns["sync"] - columns["skew"]
-    found = {name: np.bincount(place, weights=each) / np.bincount(place) for name, each in columns.items()}
-    once = {name: np.full(len(number), part[0]) for name, part in parts.items() if name in _ONCE}
-    found |= once
-    if "exposed" in found and "through" in once:
-        found["unexplained"] = found["exposed"] - once["through"]
-    return [int(each) for each in number], found
-
-
-_ONCE = ("floor", "pack", "through", "runtime", "least", "rest")
-"""What is measured once in a launch, when it has trained."""
-
-
 def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Callable[[Any], Any]) -> Interval | None:
     """Return a ratio within rounds; None where some run did not alternate, or no two launches have rounds of both."""
     if not all(seen.turns.launch for seen, _ in (*cell, *base)):
@@ -439,11 +386,21 @@ def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Cal
     slices = []
     for name, group, value_of in (("cell", cell, of_cell), ("base", base, of_base)):
         for seen, parts in group:
-            launch, loads = seen.turns.launch, seen.turns.other_load
-            numbers, columns = _by_round(seen, parts)
-            for number, value in zip(numbers, value_of(columns).tolist(), strict=True):
-                load = loads[number]
-                slices.append(paired.Slice(launch=launch, round=number, cell=name, rate=value, other_load=load))
+            here = seen.round >= 0
+            numbers, place = np.unique(seen.round[here], return_inverse=True)
+            steps = {each: values[here] for each, values in _by_step(seen).items()}
+            columns = {each: np.bincount(place, weights=own) / np.bincount(place) for each, own in steps.items()}
+            # What is measured once in a launch, when it has trained.
+            once = ("floor", "pack", "through", "runtime", "least", "rest")
+            columns |= {each: np.full(len(numbers), parts[each][0]) for each in once if each in parts}
+            if seen.together:
+                columns["skew"] = np.mean([own for each, own in columns.items() if each.startswith("wait ")], axis=0)
+                columns["exposed"] = columns["sync"] - columns["skew"]
+                if "through" in columns:
+                    columns["unexplained"] = columns["exposed"] - columns["through"]
+            for number, value in zip(numbers.tolist(), value_of(columns).tolist(), strict=True):
+                about: dict[str, Any] = {"launch": seen.turns.launch, "other_load": seen.turns.other_load[number]}
+                slices.append(paired.Slice(round=number, cell=name, rate=value, **about))
     if not all(each.rate > 0 for each in slices):
         return None
     known = paired.estimate(paired.pairs(slices, "cell", "base", ratio=True))
@@ -453,10 +410,9 @@ def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Cal
 def leave_spread(seen: Observation) -> float:
     """Return how far apart, in s, the ranks of a run leave a synchronisation; NaN where sync is not visible.
 
-    The period of rank r, from leaving one synchronisation to leaving the next, is ready + sync; periods of two ranks
-    differ by the change of how far apart they leave. If that changes from step to step by chance, its standard
-    deviation is 1 / sqrt(2) of that of the differences. The estimated waits are wrong by about as much in one step.
-    A rank that always leaves later by the same time is not seen, and shifts that time from skew to unexplained.
+    Periods of two ranks, ready + sync, differ by the change of how far apart they leave; if that changes by chance, its
+    standard deviation is 1 / sqrt(2) of that of the differences. A rank that always leaves later by the same time is
+    not seen, and shifts that time from skew to unexplained.
     """
     if seen.sync_s is None:
         return math.nan

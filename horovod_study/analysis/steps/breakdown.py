@@ -229,32 +229,25 @@ def doubts(runs: pd.DataFrame) -> list[str]:
     known = laps.notna().any(axis=1)
     gap = (laps.sum(axis=1) - step).abs() / step
     residual = laps["residual_s"].abs() / step
-    found = [*_captured(good), *_recording(table[points.measured(table)])]
-    for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
-        found.append(
-            f"{series}: the laps of {plural(len(rows), 'run')} at "
-            f"{points.worker_counts(rows['workers'])} do not add up to the step (off by up to "
-            f"{100 * gap[rows.index].max():.1f} %); do not quote their shares."
-        )
-    for series, rows in good[residual > UNEXPLAINED].groupby("series", sort=False):
-        found.append(
-            f"{series}: up to {100 * residual[rows.index].max():.1f} % of the step at "
-            f"{points.worker_counts(rows['workers'])} is unexplained (outside every lap)."
-        )
-    return of_kind("parts", found)
-
-
-def _captured(good: pd.DataFrame) -> list[str]:
-    """Return what to know where steps captured in CUDA graphs are beside ordinary ones."""
+    found = [*_recording(table[points.measured(table)])]
     captured = good[points.CAPTURED].notna()
     ordinary = good[~captured & good[["forward_s", "backward_s"]].notna().any(axis=1)]
-    if ordinary.empty or not captured.any():
-        return []
-    return [
-        f"{plural(len(good[captured]), 'run')} captured whole steps in CUDA graphs and {len(ordinary)} did not: their "
-        "laps are not comparable one by one; compare compute with forward + backward, and with forward + backward + "
-        "update where compute holds the update (one worker, and synchronisation inside the graph)."
-    ]
+    if captured.any() and not ordinary.empty:
+        found.insert(
+            0,
+            f"{plural(int(captured.sum()), 'run')} captured whole steps in CUDA graphs and {len(ordinary)} did not: "
+            "their laps are not comparable one by one; compare compute with forward + backward, and with forward + "
+            "backward + update where compute holds the update (one worker, and synchronisation inside the graph).",
+        )
+    for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
+        off = f"do not add up to the step (off by up to {100 * gap[rows.index].max():.1f} %); do not quote their shares"
+        which = f"the laps of {plural(len(rows), 'run')} at {points.worker_counts(rows['workers'])}"
+        found.append(f"{series}: {which} {off}.")
+    for series, rows in good[residual > UNEXPLAINED].groupby("series", sort=False):
+        share = f"up to {100 * residual[rows.index].max():.1f} % of the step"
+        where = points.worker_counts(rows["workers"])
+        found.append(f"{series}: {share} at {where} is unexplained (outside every lap).")
+    return of_kind("parts", found)
 
 
 def _recording(good: pd.DataFrame) -> Iterator[str]:
@@ -332,9 +325,8 @@ def losses(
             rows.append({**common, "part": part, **way, **shares, "note": note})
             place += seconds
         # The interval of the last row is that of the whole loss, set upon the ideal step.
-        low_s, high_s = (measured - lost + end for end in _interval(step, baseline))
-        whole = {"seconds": measured, "from_s": 0.0, "to_s": measured, "low_s": low_s, "high_s": high_s}
-        rows.append({**common, "part": MEASURED, **whole})
+        ends = {f"{end}_s": measured - lost + float(step[f"minus_{baseline}_{end}_s"]) for end in ("low", "high")}
+        rows.append({**common, "part": MEASURED, "seconds": measured, "from_s": 0.0, "to_s": measured, **ends})
     return pd.DataFrame(rows, columns=list(LOSS_COLUMNS))
 
 
@@ -343,13 +335,14 @@ def _grown(
 ) -> Iterator[tuple[str, float, tuple[float, float], str]]:
     """Yield part, seconds, interval and note of what the step grew by; together they are all of it."""
     grown = {lap: each for lap, row in laps.items() if math.isfinite(each := float(row[f"minus_{baseline}_s"]))}
+    low, high = (f"minus_{baseline}_{end}_s" for end in ("low", "high"))
     hidden = HOLDS_SYNC.get(laps["sync"]["note"])
     computing = [grown[lap] for lap in _COMPUTING if lap in grown and lap != hidden]
     if computing:
         yield "computing", math.fsum(computing), _NOTHING, ""
     if hidden in grown:
         note = laps["sync"]["note"] if hidden == "compute" else ""
-        yield "hidden", grown[hidden], _interval(laps[hidden], baseline), note
+        yield "hidden", grown[hidden], (laps[hidden][low], laps[hidden][high]), note
     unmeasured, sync_s = "not measured separately: record with --measure-sync", grown.get("sync")
     if sync_s is not None and all(name in known for name in _APART.values()):
         found = {part: known[name] for part, name in _APART.items()}
@@ -360,11 +353,6 @@ def _grown(
         yield "skew", skew_s, _NOTHING, ""
         yield "exchange", sync_s - skew_s, _NOTHING, unmeasured
     elif sync_s is not None:
-        yield "waiting", sync_s, _interval(laps["sync"], baseline), unmeasured
+        yield "waiting", sync_s, (laps["sync"][low], laps["sync"][high]), unmeasured
     told = math.fsum(grown[lap] for lap in (*_COMPUTING, "sync") if lap in grown)
     yield "unexplained", grown["step"] - told, _NOTHING, ""
-
-
-def _interval(row: Mapping[Any, Any], baseline: str) -> tuple[float, float]:
-    low, high = (float(row.get(f"minus_{baseline}_{end}_s", math.nan)) for end in ("low", "high"))
-    return low, high

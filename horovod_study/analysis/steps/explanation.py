@@ -39,9 +39,7 @@ from horovod_study.text.numbers import milliseconds, percent
 from horovod_study.text.words import plural
 
 WORTH = 0.02  # a share of the step below this is not worth an advice
-Row: TypeAlias = SimpleNamespace
-"""A cell, who is slow in one, or what one has more than another; times in s per step. The functions that make them say
-what is in them."""
+Row: TypeAlias = SimpleNamespace  # a cell, who is slow in one, or what one has more than another; s per step
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +120,13 @@ def explain(
         steps=min(steps),
         steps_most=max(steps),
         cells=own,
+        help=(),
     )
     seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in found.last]
     found.slow = tuple(_slow(cell, each) for cell, each in seen if each)
     found.growth, found.why_no_growth = _growth(accounting.cells, cells)
-    found.help = ()
-    found.doubts = tuple(
-        dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())])
-    )
+    doubts = [*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())]
+    found.doubts = tuple(dict.fromkeys(doubts))
     names, top = [*taken, *(str(each) for each in named["run"])], found.top
     point = {f"{name}": value for name, value in _rows_of(points, top.series, top.workers, top.nodes).iloc[0].items()}
     alone: list[Any] = named[(named["workers"] == 1) & (named["model"] == point["model"])].to_dict("records")
@@ -247,22 +244,18 @@ def _slow(cell: Row, looked: Sequence[Inspection | str]) -> Row:
     else:
         run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
         late = seen[run]
+    ends = {name: stats.finite_or_none(getattr(late, name)) for name in ("delay_low_s", "delay_high_s", "resolution_s")}
     return Row(
-        series=cell.series,
-        workers=cell.workers,
+        **{name: getattr(cell, name) for name in ("series", "workers")},
+        **{name: getattr(late, name) for name in ("balanced", "period_s", "delay_s")},
+        **ends,
         run=run,
         looked_at=len(looked),
-        named_in=sum(late.slow[0] in each.slow for each in seen.values()) if late.slow else 0,
-        ranks=late.named,
-        balanced=late.balanced,
-        chance=1 / (len(late.ranks) or cell.workers),
         why_not=why_not,
-        period_s=late.period_s,
-        delay_s=late.delay_s,
-        delay_low_s=stats.finite_or_none(late.delay_low_s),
-        delay_high_s=stats.finite_or_none(late.delay_high_s),
+        ranks=late.named,
+        named_in=sum(late.slow[0] in each.slow for each in seen.values()) if late.slow else 0,
+        chance=1 / (len(late.ranks) or cell.workers),
         waiting_s=None if late.skew_s is None else late.skew_s["mean"],
-        resolution_s=stats.finite_or_none(late.resolution_s),
     )
 
 
@@ -288,15 +281,12 @@ def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[tuple[Row, ...],
         step = Interval(**dict(zip(("value", "low", "high"), ends, strict=True)))
         found.append(Row(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
     withheld = [f"no speedup: {cell.withheld}" for cell in last if cell.withheld and cell.workers > 1]
-    if withheld:
-        why = withheld[0]
-    elif all(cell.workers == 1 for cell in cells):
-        why = "no run has several workers"
+    if all(cell.workers == 1 for cell in cells):
+        withheld = ["no run has several workers"]
     elif len({cell.workers for cell in cells if cell.series == last[-1].series}) > 1:
-        why = "a run is not steady"
-    else:
-        why = "one worker count only, and no run of one worker with the same work beside it"
-    return tuple(found), "" if found else why
+        withheld.append("a run is not steady")
+    why = [*withheld, "one worker count only, and no run of one worker with the same work beside it"]
+    return tuple(found), "" if found else why[0]
 
 
 def _doubts(

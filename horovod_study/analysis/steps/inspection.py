@@ -14,6 +14,8 @@ from horovod_study.analysis.steps.stragglers import MIN_STEPS, Stragglers, find_
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of, timed_from
 
+_FACTS = ("backend", "transport", "reduction", "batch", "device", "precision", "launcher")
+
 
 class Inspection(SimpleNamespace):
     """What one run says of itself; its attributes are the keys of inspect.json. Times in s, None: not known.
@@ -30,7 +32,6 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
 
     Raises AnalysisError for a run without rows.
     """
-    # Long because it collects: one line for each thing that a run recorded, and what is doubtful about it.
     if all(np.isnan(np.asarray(rows["step_s"], dtype=np.float64)).all() for rows in run.rows.values()):
         why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
         none = f"holds no step rows{f' ({why})' if why else ''}; name a run that made steps"
@@ -53,8 +54,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         so_far = "these are its rows so far" if run.state == "running" else "its rows end early"
         doubts.insert(0, f"the run is {run.state}{f' ({record.reason})' if record.reason else ''}: {so_far}")
     doubts += rows.notes
-    late = find_stragglers(rows)
-    lost = record.totals.get("rows_lost")
+    late, lost = find_stragglers(rows), record.totals.get("rows_lost")
     counts = [int(each or 0) for each in (lost if isinstance(lost, list) else [lost])]
     if any(counts):
         doubts.append(f"{sum(counts):,} rows were lost to a full disk")
@@ -64,13 +64,21 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     system, system_doubts = _system(run, beside)
     doubts += system_doubts
     ablation, why_no_ablation = answer_of(run)
+    timer = record.effective.get("timer_mode")
     files = {"timeline": [beside.timeline] if beside.timeline else [], "profile": beside.profiles}
     return Inspection(
         name=run.name,
         directory=str(run.directory),
         state=run.state,
         reason=record.reason,
-        facts=_facts(run, hosts),
+        facts={
+            **facts(record, "study", "started", "finished"),
+            "workers": run.workers,
+            "hosts": list(dict.fromkeys(hosts)),
+            **{name: record.effective.get(name, record.requested.get(name)) for name in _FACTS},
+            "timer_mode": timer.get("value") if isinstance(timer, Mapping) else record.requested.get("timer_mode"),
+            **{name: record.totals.get(name) for name in ("samples_per_s", "window_s")},
+        },
         window={
             "first_step": first, "by": by, "excluded": int((everything.step < first).sum()), "steps": len(rows.step)
         },
@@ -106,38 +114,20 @@ def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[dict[str, Any], lis
     return {"rows": found, "why_not": ""}, [text.rstrip(".") for text in told]
 
 
-def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
-    effective, requested = run.record.effective, run.record.requested
-    timer = effective.get("timer_mode")
-    names = ("backend", "transport", "reduction", "batch", "device", "precision", "launcher")
-    return {
-        **facts(run.record, "study", "started", "finished"),
-        "workers": run.workers,
-        "hosts": list(dict.fromkeys(hosts)),
-        **{name: effective.get(name, requested.get(name)) for name in names},
-        "timer_mode": timer.get("value") if isinstance(timer, Mapping) else requested.get("timer_mode"),
-        "samples_per_s": run.record.totals.get("samples_per_s"),
-        "window_s": run.record.totals.get("window_s"),
-    }
-
-
 def _ranks(rows: RankSteps, late: Stragglers) -> list[SimpleNamespace]:
     # Without the synchronisation `own` is a part only, and no column of a table.
     own = {} if rows.sync_s is None else {each.rank: each for each in late.ranks}
-    whole = np.sum(list(rows.laps.values()), axis=0) if "residual" in rows.laps else None
+    means = {
+        lap: rows.laps[lap].mean(axis=0).tolist() if lap in rows.laps else [None] * len(rows.ranks) for lap in PARTS
+    }
+    gaps = [None] * len(rows.ranks)
+    if "residual" in rows.laps and (rows.step_s > 0).all():
+        gaps = np.abs(np.sum(list(rows.laps.values()), axis=0) / rows.step_s - 1).max(axis=0).tolist()
     found = []
     for place, rank in enumerate(rows.ranks):
-        step, seen = rows.step_s[:, place], own.get(rank)
-        found.append(
-            SimpleNamespace(
-                rank=rank,
-                host=rows.hosts[place],
-                steps=len(step),
-                laps_s={lap: float(rows.laps[lap][:, place].mean()) if lap in rows.laps else None for lap in PARTS},
-                step_s=float(step.mean()),
-                gap=None if whole is None or not (step > 0).all() else float(np.abs(whole[:, place] / step - 1).max()),
-                own_s=seen and seen.own_s,
-                wait_s=seen and seen.wait_s,
-            )
-        )
+        told = {"rank": rank, "host": rows.hosts[place], "steps": len(rows.step), "gap": gaps[place]}
+        told["laps_s"] = {lap: values[place] for lap, values in means.items()}
+        told["step_s"] = float(rows.step_s[:, place].mean())
+        told |= {name: getattr(own.get(rank), name, None) for name in ("own_s", "wait_s")}
+        found.append(SimpleNamespace(**told))
     return found

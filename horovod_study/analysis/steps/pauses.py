@@ -1,13 +1,10 @@
 """Steps that took far longer than their neighbours: on which rank, in which lap, and after how many steps again.
 
-A step is taken from the end of one synchronisation to the end of the next, which all ranks reach together (the update
-of the step before is in it). Its level is the running median of 101 steps; what it exceeds it by is its excess. The
-scatter is the median of the positive excesses, scaled to the standard deviation of a normal law: the long side alone,
-because step times have a long tail. A pause exceeds 10 scatters and 10 % of the level. Several in a
-row are one pause with the time of all, named after the longest.
-
-Beside them, time that no mean of parts shows: between the steps of the timed window, and in stalls, a few steps that
-take far longer than the median one.
+A step is taken from the end of one synchronisation to the end of the next, which all ranks reach together. What exceeds
+the running median of 101 steps is its excess; the scatter is the median of the positive excesses, scaled to the
+standard deviation of a normal law. A pause exceeds 10 scatters and 10 % of the level. Several in a row are one pause
+with the time of all, named after the longest. Beside them, time that no mean of parts shows: between the steps of the
+timed window, and in stalls, a few steps that take far longer than the median one.
 """
 
 import math
@@ -22,14 +19,10 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, RankSteps
 
-MIN_STEPS = 50
-WINDOW = 101
+MIN_STEPS, WINDOW = 50, 101
 _THRESHOLD = 10.0  # scatters above the level
-
 MOST = 20  # so many pauses are listed, the longest ones; all are counted
-
-_FEWEST_TIMES, _SHORTEST, _REGULAR = 4, 10, 0.6
-"""Pauses are regular where so many are at least so many steps apart, and such a share of their distances is one."""
+_FEWEST_TIMES, _SHORTEST, _REGULAR = 4, 10, 0.6  # so many, so many steps apart, such a share of one distance
 
 
 class Pauses(SimpleNamespace):
@@ -51,7 +44,14 @@ def find_pauses(rows: RankSteps) -> Pauses:
     if total < MIN_STEPS:
         found.why_not = f"{total} steps are recorded; at least {MIN_STEPS} are needed"
         return found
-    laps = _periods_of_laps(rows)
+    # From the end of one synchronisation to the end of the next, (S, R): the update is that of the step before, and
+    # there is none at the first step of a stretch. Where no lap is known, the whole step is called `step`.
+    laps = {lap: rows.laps[lap] for lap in (*BEFORE_SYNC, "sync") if lap in rows.laps}
+    if "residual" not in laps:
+        laps = {"step": rows.step_s}
+    elif "update" in laps:
+        before = np.concatenate([laps["update"][:1], laps["update"][:-1]])
+        laps["update"] = np.where(rows.follows[:, np.newaxis], before, 0.0)
     length = np.sum(list(laps.values()), axis=0).max(axis=1)  # (S,)
     level = ndimage.median_filter(length, size=min(WINDOW, total - 1 + total % 2), mode="mirror")
     excess = length - level
@@ -78,21 +78,6 @@ def find_pauses(rows: RankSteps) -> Pauses:
     return found
 
 
-def _periods_of_laps(rows: RankSteps) -> dict[str, Floats]:
-    """Return the known laps from the end of one synchronisation to the end of the next, lap -> (S, R).
-
-    The update is that of the step before; there is none at the first step of a stretch. Where no lap is known, the
-    whole step is called `step`.
-    """
-    laps = {lap: rows.laps[lap] for lap in (*BEFORE_SYNC, "sync") if lap in rows.laps}
-    if "residual" not in laps:
-        return {"step": rows.step_s}
-    if "update" in laps:
-        before = np.concatenate([laps["update"][:1], laps["update"][:-1]])
-        laps["update"] = np.where(rows.follows[:, np.newaxis], before, 0.0)
-    return laps
-
-
 def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> SimpleNamespace:
     """Return the pause whose longest step is at a place: the lap that took most of it, and the ranks that were paused
     in it rather than waiting for others."""
@@ -110,7 +95,7 @@ def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> SimpleNam
         lap = max([each for each in excess if each not in own] or own, key=lambda each: float(excess[each].mean()))
     return SimpleNamespace(
         step=int(rows.step[place]) - int(lap == "update"),  # which is in the row of the step before
-        at_s=None if rows.begin_s is None else float(rows.begin_s[place]),
+        at_s=float(rows.columns(rows.ranks[0])("begin_s")[place]) if "begin_s" in rows.known else None,
         size_s=math.nan,
         steps=0,
         lap=lap,

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError
+from horovod_study.text.words import listed
 
 PARTS = (*LAPS, "residual")
 BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 """The laps of `own`, in the order of time; update is that of the step before."""
 
 CYCLE, _IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
-
 NO_EXCHANGE = "no exchange between the ranks was seen in any step, so that none waits for another"
 """Of several ranks whose synchronisations are visible, and of which there is none."""
 
@@ -37,7 +37,6 @@ _HOLDS_GRADIENTS = ("compute", "backward")
 """The lap at whose end gradients are there, one of these; a synchronisation that is not seen is in it."""
 
 MIN_STEPS = 20  # of `ready_steps`; fewer say nothing of a mean step
-
 GAP_S = 1e-4
 """A step that begins later than this after the end of the one before begins a new stretch. Within a stretch the laps
 tile, and the gap is a rounding error; between stretches there is at least a barrier of all ranks."""
@@ -84,11 +83,6 @@ class RankSteps:
     def laps(self) -> Mapping[str, Floats]:
         """Return the laps that are known, lap -> (S, R)."""
         return {lap: self._table(f"{lap}_s") for lap in PARTS if f"{lap}_s" in self.known}
-
-    @property
-    def begin_s(self) -> Floats | None:
-        """Return when the steps of the first rank begin, (S,); None in rows of older programs."""
-        return self.columns(self.ranks[0])("begin_s") if "begin_s" in self.known else None
 
     @property
     def sync_s(self) -> Floats | None:
@@ -187,10 +181,10 @@ def align(
     for rank in sorted(rows):
         columns = rows[rank]
         step = np.asarray(columns["step"])
-        there = (step >= from_step) & np.isfinite(np.asarray(columns["step_s"], dtype=np.float64))
-        if int(there.sum()) < max(1, fewest):
+        timed = (step >= from_step) & np.isfinite(np.asarray(columns["step_s"], dtype=np.float64))
+        if int(timed.sum()) < max(1, fewest):
             continue
-        places[rank] = where(there)
+        places[rank] = where(timed)
         own = step[places[rank]]
         if not steps:
             common, epoch = own, np.asarray(columns["epoch"])[places[rank]]
@@ -207,37 +201,31 @@ def align(
     for rank, own in steps.items():
         if own is not common:
             places[rank] = np.arange(len(rows[rank]["step"]))[places[rank]][np.searchsorted(own, common)]
-    named = tuple(hosts) if len(hosts) >= workers else ("",) * workers
+    few = f"has fewer than {max(1, fewest):,} recorded steps from step {from_step:,} on"
     found = RankSteps(
         workers=workers,
-        hosts=tuple(named[rank] if rank < len(named) else "" for rank in places),
+        hosts=tuple(hosts[rank] if rank < len(hosts) >= workers else "" for rank in places),
         rows=rows,
         places=places,
         step=np.asarray(common, dtype=np.int64),
         epoch=np.asarray(epoch, dtype=np.int64),
         known=frozenset(),
         follows=np.concatenate([[False], (np.diff(common) == 1) & (np.diff(epoch) == 0)]),
-        notes=tuple(_left_out(steps, common, range(workers), missing or {}, fewest, from_step)),
+        notes=tuple(_left_out(steps, common, range(workers), missing or {}, few)),
     )
-    known, apart_s, two_clocks = _over_ranks(found)
+    # Columns that all ranks know, and the largest gap before each step but the first, of one rank after the other.
+    known, two_clocks = {"begin_s", *(f"{lap}_s" for lap in PARTS)}, False
+    apart_s = np.full(len(common) - 1, -math.inf)
+    for rank in found.ranks:
+        column, there = found.columns(rank), rows[rank].keys()
+        known = {each for each in known if each in there and not np.isnan(column(each)).any()}
+        if known >= {"begin_s", "residual_s"}:
+            np.maximum(apart_s, gaps_s(*map(column, ("begin_s", "residual_s", "step_s"))), out=apart_s)
+        two_clocks |= "sync_host_s" in there and bool(np.isfinite(column("sync_host_s")).any())
     if known >= {"begin_s", "residual_s"}:
         allowed = GAP_STEPS * float(np.median(found.step_s)) if two_clocks else GAP_S
         found.follows[1:] &= apart_s <= allowed
-    return replace(found, known=known)
-
-
-def _over_ranks(found: RankSteps) -> tuple[frozenset[str], Floats, bool]:
-    """Return which columns all ranks know, the largest gap before each step but the first, (S - 1,), and whether a
-    device has a clock of its own; of one rank after the other."""
-    known = {"begin_s", *(f"{lap}_s" for lap in PARTS)}
-    largest, two_clocks = np.full(len(found.step) - 1, -math.inf), False
-    for rank in found.ranks:
-        column, there = found.columns(rank), found.rows[rank].keys()
-        known = {name for name in known if name in there and not np.isnan(column(name)).any()}
-        if known >= {"begin_s", "residual_s"}:
-            np.maximum(largest, gaps_s(*map(column, ("begin_s", "residual_s", "step_s"))), out=largest)
-        two_clocks |= "sync_host_s" in there and bool(np.isfinite(column("sync_host_s")).any())
-    return frozenset(known), largest, two_clocks
+    return replace(found, known=frozenset(known))
 
 
 def _left_out(
@@ -245,25 +233,17 @@ def _left_out(
     common: NDArray[np.int64],
     ranks: Sequence[int],
     missing: Mapping[int, str],
-    fewest: int,
-    from_step: int,
+    few: str,
 ) -> Iterator[str]:
     """Yield which of all `ranks` and steps are not among `common`; `steps`: those of each rank that is."""
-    absent = [rank for rank in ranks if rank not in steps]
-    if few := [rank for rank in absent if rank not in missing]:
-        what = f"fewer than {fewest:,} recorded steps" if fewest > 1 else "no recorded steps"
-        yield f"{_ranks(few)} {what} from step {from_step:,} on and {_are(few)} left out"
-    for why in dict.fromkeys(missing[rank] for rank in absent if rank in missing):
-        whom = [rank for rank in absent if missing.get(rank) == why]
-        verb, _, rest = why.partition(" ")
-        yield f"{_ranks(whom) if verb == 'has' else f'{_named(whom)} {verb}'} {rest} and {_are(whom)} left out"
+    whys = {rank: missing.get(rank, few) for rank in ranks if rank not in steps}
+    for why in dict.fromkeys(whys.values()):
+        yield f"left out: {rank_words([rank for rank in whys if whys[rank] == why])}: {why}"
     most = max(len(own) for own in steps.values())
     if most > len(common):
-        short = [rank for rank, own in steps.items() if len(own) < most]
-        yield (
-            f"{_ranks(short)} up to {most - len(common):,} steps fewer than the others: only the {len(common):,} steps "
-            "that all have are compared"
-        )
+        short = rank_words([rank for rank, own in steps.items() if len(own) < most])
+        lack = f"up to {most - len(common):,} steps fewer than the others"
+        yield f"{short}: {lack}; only the {len(common):,} steps that all have are compared"
 
 
 def where(there: NDArray[np.bool_]) -> slice | NDArray[np.int64]:
@@ -285,16 +265,7 @@ def gaps_s(begin: Floats, residual: Floats, step_s: Floats) -> Floats:
     return gaps - residual[:-1] if (gaps < -GAP_S).any() else gaps
 
 
-def _named(ranks: Sequence[int]) -> str:
-    """Return `rank 1` or `ranks 1, 2`."""
-    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {listed}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return `rank 1 has` or `ranks 1, 2 have`."""
-    return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
-
-
-def _are(ranks: Sequence[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"
+def rank_words(ranks: Sequence[int]) -> str:
+    """Return `rank 1` or `ranks 0, 2 and 3`; of many, the first and how many more."""
+    names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8:,} more"] if len(ranks) > 8 else [])
+    return f"rank{'s' * (len(names) > 1)} {listed(names)}"

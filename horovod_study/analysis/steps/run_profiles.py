@@ -17,9 +17,7 @@ from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured
 from horovod_study.analysis.stats import Floats
 
 Places = NDArray[np.int64]
-
 _MAX_PARTS = 40  # of a run: as many as a small plot shows
-
 MIN_STEPS = 8  # of a part: the 90 % quantile of fewer is nearly their maximum
 
 LOADS: Mapping[str, tuple[str, str, bool]] = {
@@ -32,8 +30,7 @@ LOADS: Mapping[str, tuple[str, str, bool]] = {
 }
 """Column -> the parts of a host it is of, the sensors' column, and whether it is their sum; else it is their mean."""
 
-SAMPLED = ("at_s", "cpu_percent", "rss_mb", "gpu_percent", "gpu_memory_mb", "power_w")
-"""Columns of system samples that the course of a run is made with."""
+SAMPLED = ("at_s", "cpu_percent", "rss_mb", "gpu_percent", "gpu_memory_mb", "power_w")  # columns that a course needs
 
 PROFILE_COLUMNS = (
     *("run", "part", "first_step", "steps", "begin_s", "end_s"),
@@ -45,7 +42,6 @@ and `step_s_p90` are over steps, the largest of the ranks, `sync_s_median` over 
 totals of a run. begin_s and end_s are seconds since the run's first step, on the clock of its first rank."""
 
 SPEEDUPS = ("speedup_plain", "efficiency_plain", "speedup_wrapped", "efficiency_wrapped")
-
 _FROM_ACCOUNTS = (*OF_RANKS, "residual_share_mean", "open_steps", "why_not")
 _TOLD = ("hosts", "launcher", "command", "finished", "excluded_by", "steady_doubt", "energy_doubt", "energy_of")
 _NUMBERS = ("step_s_p90", "sync_s_median", "excluded_steps", "rows_lost", "rss_mb_max", "pss_mb_max", "energy_j")
@@ -94,11 +90,9 @@ def runs_table(
 
 def part_places(steps: int) -> Places:
     """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
-    parts = max(1, min(_MAX_PARTS, steps // MIN_STEPS))
-    size, more = divmod(steps, parts)
-    number = np.arange(parts + 1)
-    places: Places = number * size + np.minimum(number, more)
-    return places
+    size, more = divmod(steps, parts := max(1, min(_MAX_PARTS, steps // MIN_STEPS)))
+    number: Places = np.arange(parts + 1)
+    return number * size + np.minimum(number, more)
 
 
 class Course:
@@ -141,8 +135,16 @@ class Course:
             "step_s_p90": self._over(np.max, "step_s 0.9"),
             "sync_s": self._over(np.mean, "sync_s"),
             "sync_s_median": self._over(np.mean, "sync_s 0.5"),
-            **_load_by_part(samples, self._columns["begin_s"], self._columns["end_s"]),
         }
+        begin_s, end_s = self._columns["begin_s"], self._columns["end_s"]
+        for name, (kind, column, summed) in LOADS.items():  # a sum is known where every device is
+            each = [
+                held(told["at_s"], told[column], begin_s, end_s)
+                for parts in samples.values()
+                for part, told in parts.items()
+                if part.split(" ")[0] == kind and column in told and np.isfinite(told[column]).any()
+            ] or [np.full(len(begin_s), math.nan)]
+            columns[name] = np.sum(each, axis=0) if summed else np.mean(each, axis=0)
         return pd.DataFrame(columns)
 
     def _over(self, how: Callable[..., Any], name: str) -> Floats:
@@ -170,39 +172,8 @@ def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple
         block = values[places[first] : places[first] + size * (after - first)].reshape(after - first, size)
         means[first:after] = block.mean(axis=1)
         if len(quantiles):
-            levels[:, first:after] = _quantiles(block, quantiles)
+            levels[:, first:after] = np.quantile(block, quantiles, axis=1)
     return means, levels
-
-
-def _quantiles(block: Floats, levels: Sequence[float]) -> Floats:
-    """Return quantiles of each row of (P, K), interpolated linearly, (Q, P), NaN for a row with a NaN: those of NumPy,
-    which takes three times as long for so few values."""
-    at = (block.shape[1] - 1) * np.asarray(levels)
-    low = np.floor(at).astype(int)
-    high = np.minimum(low + 1, block.shape[1] - 1)
-    # The last place is where a NaN goes.
-    chosen = np.partition(block, np.unique([*low, *high, block.shape[1] - 1]), axis=1)
-    found: Floats = (chosen[:, low] + (at - low) * (chosen[:, high] - chosen[:, low])).T
-    return np.where(np.isnan(chosen[:, -1]), math.nan, found)
-
-
-def _load_by_part(
-    samples: Mapping[str, Mapping[str, Mapping[str, Floats]]], begin_s: Floats, end_s: Floats
-) -> dict[str, Floats]:
-    """Return LOADS of the times from begin_s to end_s, (P,), from {host: {part: columns}}; NaN where nothing is known.
-
-    A sum is known where every device is.
-    """
-    found = {}
-    for name, (kind, column, summed) in LOADS.items():
-        each = [
-            held(columns["at_s"], columns[column], begin_s, end_s)
-            for parts in samples.values()
-            for part, columns in parts.items()
-            if part.split(" ")[0] == kind and column in columns and np.isfinite(columns[column]).any()
-        ] or [np.full(len(begin_s), math.nan)]
-        found[name] = np.sum(each, axis=0) if summed else np.mean(each, axis=0)
-    return found
 
 
 def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats:

@@ -6,18 +6,13 @@ For step k and rank r, with `own` as rank_steps.py defines it:
     skew[k]       mean over ranks of wait[k]: this part of a synchronisation is waiting, not communicating
     lateness[r]   mean over steps of own[r] less the same of the middle one of the other ranks
 
-The middle one, because two slow ranks of eight are two slow ones, and not each other's measure. Steps are correlated (a
-slow moment lasts for several), so the interval of a lateness comes from the means of blocks of steps: Student's t over
-the blocks. A rank is named when its lateness is above zero even after allowing for having looked at all ranks
-(Bonferroni), and at least 1 % of the step.
-
-Where ranks share cores, forward and backward scatter by more than a rank is late, and hide in the sum what one lap
-shows plainly. So each lap is looked at by itself, too, by two numbers that disturbed steps do not move: the median over
-steps, and the floor, the difference of the 10 % quantiles, which holds where more than half of the steps are disturbed.
-A rank is also named when the laps that are longer beyond doubt, after allowing for all laps of all ranks, make it late
-by 1 % of the step, unless the others make up for half of that beyond doubt. Then it is *balanced*: longer, not late.
-So is one of two or three ranks that is late with its data only, where another computes longer by half as much or more:
-who comes to the processes of its loader earlier waits for them longer.
+Intervals are Student's t over means of blocks, for steps are correlated. A rank is named when its lateness is above
+zero allowing for all ranks (Bonferroni), and at least 1 % of the step. Where ranks share cores the sum of laps scatters
+more than a rank is late, so each lap is looked at by itself too, by its median over steps and by its floor, the
+difference of 10 % quantiles: a rank is also named when the laps that are longer beyond doubt, after allowing for all
+laps of all ranks, make it late by 1 % of the step, unless the others make up for half of that. Then it is *balanced*:
+longer, not late. So is one of two or three ranks that is late with its data only, where another computes longer by half
+as much or more: who comes to the processes of its loader earlier waits for them longer.
 """
 
 import math
@@ -34,7 +29,6 @@ from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, RankSteps
 
 MIN_STEPS = 20
 WORTH = 0.01  # a lateness below this share of the step is not worth mentioning
-
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
 _MOST_OF_IT = 0.5
@@ -128,10 +122,8 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     if together < 0.5 * steps:
         notes.append(f"the ranks exchange something in {together:,} of {steps:,} steps; in the others no rank waits")
     if rows.sync_s is None:
-        notes.append(
-            "the synchronisation is not visible here and the wait for the others is inside another lap, so that "
-            f"only {', '.join(laps)} can be compared: a rank that is slow elsewhere is not seen"
-        )
+        only = f"only {', '.join(laps)} can be compared: a rank that is slow elsewhere is not seen"
+        notes.append(f"the synchronisation is not visible, and the wait for the others is inside another lap: {only}")
     table = np.stack(list(laps.values()))  # (laps, F, R)
     own: Floats = table.sum(axis=0)  # (F, R)
     waits = own.max(axis=1, keepdims=True) - own
@@ -148,10 +140,13 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         # three ranks it is compared with one that comes as early as itself.
         if each.cause == "data" and len(found) <= 3 and longest_s >= _MOST_OF_IT * each.cause_s:
             each.balanced = True
-    slow = sorted((each for each in found if each.cause and not each.balanced), key=lambda each: -_late_s(each))
-    even = own - np.array([_late_s(each) if each in slow else 0.0 for each in found])
+    # In all, where that is beyond doubt, else in the laps of its cause.
+    late_s = {each.rank: float(each.value_s if each.certain_s > 0 else each.cause_s) for each in found}
+    slow = sorted((each for each in found if each.cause and not each.balanced), key=lambda each: -late_s[each.rank])
+    even = own - np.array([late_s[each.rank] if each in slow else 0.0 for each in found])
     delays = own.max(axis=1) - even.max(axis=1)
     delay = stats.student([delays[block].mean() for block in blocks]) if slow else stats.Interval(value=0.0)
+    skews = {"mean": float(skew.mean()), "median": float(np.median(skew)), "p90": float(np.quantile(skew, 0.9))}
     return Stragglers(
         verdict="named" if slow else "none",
         notes=tuple(notes),
@@ -159,7 +154,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         block_steps=steps // len(blocks),
         laps=tuple(laps),
         period_s=period,
-        skew_s={"mean": float(skew.mean()), "median": float(np.median(skew)), "p90": float(np.quantile(skew, 0.9))},
+        skew_s=skews,
         spread_s=float(waits.max(axis=1).mean()),
         ranks=tuple(found),
         slow=tuple(each.rank for each in slow),
@@ -185,24 +180,19 @@ def _lateness(
     cause, there, balanced = later.cause(worth_s, named=certain_s > 0 and total >= worth_s)
     last = waits <= 0  # (F, R)
     share = float((last[:, place] / last.sum(axis=1)).mean())
+    told = {"value_s": total, "low_s": mean.low, "high_s": mean.high, "certain_s": certain_s, "balanced": balanced}
+    told |= there.named("cause_s", "cause_low_s", "cause_high_s")
     return Lateness(
         rank=rows.ranks[place],
         host=rows.hosts[place],
         own_s=float(own[:, place].mean()),
         wait_s=float(waits[:, place].mean()),
-        value_s=total,
-        low_s=mean.low,
-        high_s=mean.high,
-        certain_s=certain_s,
         last_share=share,
         last_p=stats.binomial_tail(round(share * len(last)), len(last), 1 / len(rows.ranks)),
         laps_s={lap: later.mean([lap]).value for lap in laps},
         cause=cause,
-        cause_s=there.value,
-        cause_low_s=there.low,
-        cause_high_s=there.high,
         quickest_s=later.over(_floor, laps)[0],
-        balanced=balanced,
+        **told,
     )
 
 
@@ -250,18 +240,17 @@ class _Later:
         there_s, rest = sum(sure.values()), [lap for lap in self._laps if lap not in sure]
         made_up_for = bool(rest) and self.mean(rest).high < -_MOST_OF_IT * there_s
         whole = self.mean(self._laps).value
-        if there_s >= worth_s and not (named and (made_up_for or there_s < _MOST_OF_IT * whole)):
-            cause = _where(sure, there_s)
-            return cause, stats.around(*self._usual(self._of(cause)), self.freedom), made_up_for
-        if named:
-            cause = _where({lap: self.mean([lap]).value for lap in self._laps}, whole)
-            return cause, self.mean(self._of(cause)), False
-        return "", stats.Interval(value=math.nan), False
-
-    def _of(self, cause: str) -> Sequence[str]:
+        by_lap = there_s >= worth_s and not (named and (made_up_for or there_s < _MOST_OF_IT * whole))
+        if not (by_lap or named):
+            return "", stats.Interval(value=math.nan), False
+        means = sure if by_lap else {lap: self.mean([lap]).value for lap in self._laps}
+        cause = _where(means, there_s if by_lap else whole)
+        laps = [cause] if cause in self._laps else self._laps
         if cause == "computing":
-            return [lap for lap in self._laps if lap in _COMPUTING]
-        return [cause] if cause in self._laps else self._laps
+            laps = [lap for lap in self._laps if lap in _COMPUTING]
+        if by_lap:
+            return cause, stats.around(*self._usual(laps), self.freedom), made_up_for
+        return cause, self.mean(laps), False
 
 
 def _mean(own: Floats, middle: Floats) -> float:
@@ -282,33 +271,21 @@ def _where(laps_s: Mapping[str, float], value_s: float) -> str:
     return "computing" if computing > _MOST_OF_IT * value_s else "several"
 
 
-def _late_s(named: Lateness) -> float:
-    """Return by how much a named rank is late: in all, where that is beyond doubt, else in the laps of its cause."""
-    return float(named.value_s if named.certain_s > 0 else named.cause_s)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pop:
-    """The efficiencies of the POP project, dimensionless; parallel = load_balance x communication."""
-
-    load_balance: float  # mean useful / max useful
-    communication: float  # max useful / runtime
-    parallel: float  # mean useful / runtime
-
-
-def pop(useful_s: Sequence[float] | Floats, runtime_s: float) -> Pop:
-    """Return the POP efficiencies of ranks that did useful work for `useful_s` each in `runtime_s`.
+def pop(useful_s: Sequence[float] | Floats, runtime_s: float) -> SimpleNamespace:
+    """Return the POP efficiencies of ranks that did useful work for `useful_s` each in `runtime_s`, dimensionless:
+    load_balance (mean useful / max useful), communication (max useful / runtime), and parallel, their product.
 
     Known answer: 1, 1, 1, 0.6 s in 1.25 s make 0.90, 0.80, 0.72. The split of `communication` into serialisation and
     transfer needs a run on an ideal network, and is not made. https://co-design.pop-coe.eu/metrics
     """
     useful = np.asarray(useful_s, dtype=np.float64)
-    load_balance = float(useful.mean() / useful.max())
-    communication = float(useful.max() / runtime_s)
-    return Pop(load_balance=load_balance, communication=communication, parallel=load_balance * communication)
+    load_balance, communication = float(useful.mean() / useful.max()), float(useful.max() / runtime_s)
+    return SimpleNamespace(
+        load_balance=load_balance, communication=communication, parallel=load_balance * communication
+    )
 
 
-def waiting(rows: RankSteps) -> tuple[Pop | None, float]:
+def waiting(rows: RankSteps) -> tuple[SimpleNamespace | None, float]:
     """Return the POP efficiencies of the steps that follow another, and the mean skew in s, None and NaN where unknown.
 
     Useful is `own`, all of it: loading and the unexplained part too; the runtime is that of the slowest rank. Neither

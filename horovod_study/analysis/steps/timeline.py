@@ -35,12 +35,9 @@ from horovod_study.text.words import plural
 PHASES = ("negotiation", "queue", "copy", "operation", "other", "rest")
 """In the order of a collective; `rest` is scattered in it."""
 
-_FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")
-"""Which phase a moment counts for when tensors are in several."""
-
+_FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")  # the first of them that a moment is in
 _NEGOTIATE = "NEGOTIATE_"
 _UNTIMED = ("BARRIER", "JOIN")  # collectives that move nothing: listed, but no part of `together`
-
 _COLLECTIVES = "ALLREDUCE|ALLGATHERV?|BROADCAST|BCAST|ALLTOALLV?|REDUCESCATTER|REDUCE|ADASUM"
 _ACTIVITIES = {
     "copy": "MEMCPY_|COPY_",
@@ -145,14 +142,24 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
     if alone := sum(1 for each in found if each.negotiated is None):
         whole = plural(len(found), "collective", ",")
         said.append(f"without a negotiation in the file, which counts as 0: {alone} of {whole}")
-    together = _together(moved, steps)
+    pieces_in_time, counted_s = moved[moved["s"] > 0], 0.0
+    together = dict.fromkeys(PHASES, 0.0)  # each moment counted once, for the phase that is furthest on
+    for number, phase in enumerate(_FURTHEST, 1):
+        this_far = pieces_in_time.loc[pieces_in_time["phase"].isin(_FURTHEST[:number]), ["begin", "end"]]
+        until_s = float(np.diff(merged(this_far)).sum())
+        together[phase], counted_s = (until_s - counted_s) / steps, until_s
     busy_s = math.fsum(together.values())
+    # Of tensors reduced together one operation: their times differ by the microseconds that writing them takes.
+    operations = {
+        f"{activity}": int((own["begin"] >= own["end"].cummax().shift(fill_value=-math.inf)).sum())
+        for activity, own in moved[moved["phase"] == "operation"].sort_values(["begin", "end"]).groupby("activity")
+    }
     return Timeline(
         steps=steps,
         collectives=sum(counts.values()),
         busy_s=busy_s,
         together={name: {"per_step_s": s, "share": s / busy_s if busy_s else None} for name, s in together.items()},
-        operations=_operations(moved),
+        operations=operations,
         cycles={"count": len(cycles), "median_s": float(np.median(np.diff(cycles))) if len(cycles) > 1 else None},
         last_rank=dict(sorted(last.items())) or None,
         tensors=_tensors(moved),
@@ -239,28 +246,6 @@ def _tensors(moved: pd.DataFrame) -> pd.DataFrame:
     order = sums.div(counts, axis=0).sum(axis=1).sort_values(ascending=False, kind="stable").index
     table = sums.div(counts, axis=0).add_suffix("_s").assign(collectives=counts).loc[order].reset_index(names="tensor")
     return table[["tensor", "collectives", *(f"{phase}_s" for phase in PHASES)]]
-
-
-def _together(moved: pd.DataFrame, steps: int) -> dict[str, float]:
-    """Return the seconds per step of each phase, each moment counted once for the phase that is furthest on."""
-    pieces, counted_s = moved[moved["s"] > 0], 0.0
-    totals = dict.fromkeys(PHASES, 0.0)
-    for place, phase in enumerate(_FURTHEST):
-        this_far = pieces.loc[pieces["phase"].isin(_FURTHEST[: place + 1]), ["begin", "end"]]
-        until_s = float(np.diff(merged(this_far)).sum())
-        totals[phase], counted_s = (until_s - counted_s) / steps, until_s
-    return totals
-
-
-def _operations(moved: pd.DataFrame) -> dict[str, int]:
-    """Return how many operations of each name there were: of tensors reduced together, one.
-
-    Their times in the file differ by the microseconds that writing them takes, so they overlap.
-    """
-    counts = {}
-    for activity, own in moved[moved["phase"] == "operation"].sort_values(["begin", "end"]).groupby("activity"):
-        counts[f"{activity}"] = int((own["begin"] >= own["end"].cummax().shift(fill_value=-math.inf)).sum())
-    return counts
 
 
 # ------------------------------------------------------------------------------------- recorded steps as such events

@@ -1,18 +1,9 @@
 """What measuring costs, from blocks of steps that alternated: overheads with intervals, and what they resolve.
 
-Only blocks of one round are compared: for each round r the logarithm of the ratio of a way's seconds to those of mode
-off. What the machine does for longer than a round cancels in it, and a disturbance makes one ratio wrong, in either
-direction. The typical ratio is the mean of the logarithms without the smallest and the largest fifth. A plain mean
-would follow the disturbances, a median wastes a third of the rounds when there are none, and whole blocks are compared,
-not medians of steps: what costs little now and then, as collecting garbage does, belongs to the cost.
-
-`analysis/paired.py`, for slices of tenths of a second, moves stalls alone. A block is as short as a disturbance, which
-then makes that interval much the wider one (tests/test_timers.py); nor is there a second launch here.
-
-The 95 % interval is Tukey and McLaughlin's for a trimmed mean (`stats.trimmed_mean`). A test simulates that it holds
-the truth as often as it says, with noise that has outliers.
-
-Writing rows is rare and timed by itself; what it takes per step is added, for mode off as well as for the others.
+Only blocks of one round are compared: the logarithm of the ratio of a way's seconds to those of mode off, in which what
+the machine does for longer than a round cancels. The typical ratio is the mean without the smallest and the largest
+fifth, with Tukey and McLaughlin's 95 % interval (`stats.trimmed_mean`): disturbances are as long as a block. Writing
+rows is rare and timed by itself; what it takes per step is added, for mode off as well as for the others.
 """
 
 import math
@@ -67,16 +58,10 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = 0.5) -> dict[s
 
     control = overhead("control")
     half = None if control["low"] is None else (control["high"] - control["low"]) / 2
-    cost = {
-        **{name: case[name] for name in ("runtime", "workers", "batch", "device", "seconds")},
-        "rounds": len(off),
-        "steps_per_block": steps["off"],
-        "off_step_s": float(np.median(off)) + writing.get("off", nothing)[0],
-        "limit_percent": limit_percent,
-        "control": control,
-        "variants": [overhead(name) for name in case["ways"] if name not in ("off", "control")],
-        "resolution_percent": half,
-    }
+    cost = {name: case[name] for name in ("runtime", "workers", "batch", "device", "seconds")}
+    cost |= {"rounds": len(off), "steps_per_block": steps["off"], "limit_percent": limit_percent, "control": control}
+    cost |= {"off_step_s": float(np.median(off)) + writing.get("off", nothing)[0], "resolution_percent": half}
+    cost["variants"] = [overhead(name) for name in case["ways"] if name not in ("off", "control")]
     return {**cost, "doubts": list(_doubts(case, cost)), "verdict": _verdict(cost)}
 
 
@@ -114,18 +99,15 @@ def _verdict(cost: Mapping[str, Any]) -> str:
 
 def _doubts(case: Mapping[str, Any], cost: Mapping[str, Any]) -> Iterator[str]:
     control, half = cost["control"], cost["resolution_percent"]
+    others, fewest = case["other_cores"], min(len(case["drains"].get(name, ())) for name in ("off", "light"))
     if cost["rounds"] < 20:
         yield f"only {cost['rounds']} rounds: the intervals are poorly supported; give it more --seconds"
     if half is not None and not control["low"] <= 0 <= control["high"]:
-        yield (
-            f"the control, mode off against itself, differs by {interval(control)}: by chance once in twenty "
-            "times, else the machine was disturbed; measure again when it is quiet"
-        )
+        by_chance = "by chance once in twenty times, else the machine was disturbed; measure again when it is quiet"
+        yield f"the control, mode off against itself, differs by {interval(control)}: {by_chance}"
     if half is not None and half > cost["limit_percent"]:
         yield f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine"
-    others = case["other_cores"]  # None: the system does not report
-    if others is not None and others > 0.1:
+    if others is not None and others > 0.1:  # None: the system does not report
         yield f"other programs used {others:.2g} cores meanwhile: measure again when the machine is quiet"
-    fewest = min(len(case["drains"].get(name, ())) for name in ("off", "light"))
     if fewest < 3:
         yield f"writing was timed {plural(fewest, 'time')} per mode: its share is rough"

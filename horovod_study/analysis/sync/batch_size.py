@@ -1,26 +1,19 @@
 """What a larger batch gives: communication overhead, epoch time, and the knee beyond which it gives little more.
 
-A step of one worker on B samples costs something fixed (launching kernels, the exchange of gradients, the update)
-and something for each sample. Two forms with the same two parameters say how they join:
+A step of one worker on B samples costs something fixed and something for each sample, joined in one of two forms:
 
     saturation   step = fixed + B per_sample          X = Xmax B / (B + knee)       they follow one another
     piecewise    step = max(fixed, B per_sample)      X = Xmax min(B / knee, 1)     the dearer one hides the other
 
-with Xmax = N / per_sample and, in both, **knee = fixed / per_sample**: the batch at which the fixed costs equal those
-of the samples. Up to the knee the throughput grows with the batch; at the knee it is half of Xmax in the first form
-and all of it in the second. The form with the lower AICc is taken.
-
-Both are fitted by least squares of relative residuals of the step, N B / X, in closed form. Letters: R runs, K distinct
+with Xmax = N / per_sample and, in both, **knee = fixed / per_sample**. Both are fitted by least squares of relative
+residuals of the step, N B / X, in closed form, and the one with the lower AICc is taken. Letters: R runs, K distinct
 batches, P parameters, D draws. Intervals: bootstrap over runs within each batch, m - 1 of m, percentiles on logarithms
-stretched by t/z as in fit/; where a batch has fewer than three runs, or the forms miss the means by more than the
-runs scatter, Student's t of the residuals instead, and `interval` says so.
-
-A knee is given where it is among the batches measured and its interval is narrower than they are; else what bounds
-it.
+stretched by t/z; where a batch has fewer than three runs, or the forms miss the means by more than the runs scatter,
+Student's t of the residuals. A knee is given where it is among the batches measured and its interval is narrower than
+they are; else what bounds it.
 """
 
 import math
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -62,7 +55,6 @@ KNEE_COLUMNS = (
 """One row per series, workers and nodes with several batches. aicc_gain: AICc of the other form less that of this."""
 
 CURVE_COLUMNS = ("series", "workers", "nodes", "form", "batch", "samples_per_s", "step_s", "epoch_s")
-
 SATURATION, PIECEWISE = "saturation", "piecewise"
 DRAWS = 1000
 MIN_BATCHES = 3
@@ -111,25 +103,18 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
     if not identified:
         doubts.insert(0, f"not identifiable: {_why_not(value, low, high, smallest, largest)}")
     most = [workers / each if each > 0 else math.nan for each in (per_sample[0], per_sample[2], per_sample[1])]
-    return {
-        "form": form,
-        "identified": identified,
-        **_named("knee knee_low knee_high", (value, low, high) if identified else [math.nan] * 3),
-        **_named("knee_at_most knee_at_least", (at_most, at_least)),
-        **_named("fixed_s fixed_low_s fixed_high_s", fixed),
-        **_named("per_sample_s per_sample_low_s per_sample_high_s", per_sample),
-        **_named("most_samples_per_s most_low most_high", most),
-        "batch_for_90_percent": value * (9.0 if form == SATURATION else 0.9) if identified else math.nan,
-        "other_form": other,
-        "other_knee": knees[other] if math.isfinite(knees[other]) else math.nan,
-        "aicc_gain": gain,
-        "interval": how,
-        "note": "; ".join(doubts),
-    }
-
-
-def _named(names: str, values: Sequence[float]) -> dict[str, float]:
-    return dict(zip(names.split(), values, strict=True))
+    known = (value, low, high) if identified else [math.nan] * 3
+    row: dict[str, Any] = {"form": form, "identified": identified, "knee_at_most": at_most, "knee_at_least": at_least}
+    for names, triple in (
+        (("knee", "knee_low", "knee_high"), known),
+        (("fixed_s", "fixed_low_s", "fixed_high_s"), fixed),
+        (("per_sample_s", "per_sample_low_s", "per_sample_high_s"), per_sample),
+        (("most_samples_per_s", "most_low", "most_high"), most),
+    ):
+        row |= zip(names, triple, strict=True)
+    row["batch_for_90_percent"] = value * (9.0 if form == SATURATION else 0.9) if identified else math.nan
+    row["other_knee"] = knees[other] if math.isfinite(knees[other]) else math.nan
+    return row | {"other_form": other, "aicc_gain": gain, "interval": how, "note": "; ".join(doubts)}
 
 
 def step_at(form: str, fixed: Any, per_sample: Any, batch: Floats) -> Floats:
@@ -257,7 +242,9 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> SimpleNamespace:
             note = f"a knee needs {MIN_BATCHES} batch sizes"
             found.append(row | {"form": "", "identified": False, "note": note})
             continue
-        fitted = knee(group["batch"], _run_steps(group), workers=float(first["workers"]), seed=seed)
+        # The step of the slowest rank of each run, N B / X, needs no laps.
+        steps = group["workers"] * group["batch"] / group["samples_per_s"].astype(float)
+        fitted = knee(group["batch"], steps, workers=float(first["workers"]), seed=seed)
         found.append(row | fitted)
         sizes = group["batch"].astype(float)
         grid = np.unique(np.geomspace(sizes.min(), sizes.max(), 60).round(3))
@@ -290,6 +277,7 @@ def _why_not(value: float, low: float, high: float, smallest: float, largest: fl
 
 
 _Alone: TypeAlias = dict[tuple[Any, ...], Floats]  # throughputs of one worker, by `_base_name`
+_ALIKE = ("partition", "precision", "model", *CHOICES)
 
 
 def _groups(runs: pd.DataFrame) -> tuple[list[list[pd.DataFrame]], _Alone]:
@@ -325,9 +313,6 @@ def _groups(runs: pd.DataFrame) -> tuple[list[list[pd.DataFrame]], _Alone]:
     return [[cell for _, cell in group] for group in groups if len(group) > 1], alone
 
 
-_ALIKE = ("partition", "precision", "model", *CHOICES)
-
-
 def _base_name(row: Any, kind: str) -> tuple[Any, ...]:
     free = KNOBS if kind == "plain" else ()
     way = () if kind == "plain" else (row["backend"], row["transport"], bool(row["horovod_defaults"]))
@@ -335,50 +320,36 @@ def _base_name(row: Any, kind: str) -> tuple[Any, ...]:
     return (kind, *way, *alike, float(row["batch"]), str(row["train_samples"]))
 
 
-def _run_steps(cell: pd.DataFrame) -> Floats:
-    """Return the step of the slowest rank in s of each run: N B / X, which needs no laps."""
-    return np.asarray(cell["workers"] * cell["batch"] / cell["samples_per_s"].astype(float), dtype=np.float64)
-
-
 def _batch_row(cell: pd.DataFrame, alone: _Alone) -> dict[str, Any]:
     first = cell.iloc[0]
     rates = cell["samples_per_s"].to_numpy(dtype=np.float64)
     sync, recorded = (cell[name].to_numpy(dtype=np.float64) for name in ("sync_s", "step_s"))
-    step = _run_steps(cell)
+    step = (cell["workers"] * cell["batch"] / rates).to_numpy(dtype=np.float64)
     batches = batches_per_epoch(first["train_samples"], first["batch"], first["workers"])
     serial = first["backend"] == "serial"
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.full(len(cell), math.nan) if serial else np.where(recorded > 0, sync / recorded, math.nan)
     kinds = ("plain",) if serial else ("plain", "wrapped")
     base = next((kind for kind in kinds if _base_name(first, kind) in alone), "")
-    lost, lost_low, lost_high = math.nan, math.nan, math.nan
+    lost = lost_low = lost_high = math.nan
     if base and not (serial and first["workers"] == 1):
         one = alone[_base_name(first, base)]
         gained = stats.median_ratio(rates, one)
         lost = 1 - stats.of_all(rates) / stats.of_all(one) / float(first["workers"])
         lost_low, lost_high = (1 - end / float(first["workers"]) for end in (gained.high, gained.low))
-    return {
-        **{name: first[name] for name in ("series", "workers", "nodes", "batch", "train_samples", *KEPT)},
-        "repeats": len(cell),
-        **over_repeats("samples_per_s", rates),
-        "step_s_median": stats.of_all(step),
-        "sync_s_median": math.nan if serial else stats.of_all(sync),
-        **over_repeats("overhead", share),
-        "lost": lost,
-        "lost_low": lost_low,
-        "lost_high": lost_high,
-        "lost_base": "" if math.isnan(lost) else base,
-        "batches_per_epoch": batches,
-        **over_repeats("epoch_s", (batches if batches > 0 else math.nan) * step),
-        "note": hidden_note(cell) if not serial and np.isnan(sync).any() else "",
-    }
+    row = {name: first[name] for name in ("series", "workers", "nodes", "batch", "train_samples", *KEPT)}
+    row |= {"repeats": len(cell), "batches_per_epoch": batches, "step_s_median": stats.of_all(step)}
+    row |= over_repeats("samples_per_s", rates) | over_repeats("overhead", share)
+    row |= over_repeats("epoch_s", (batches if batches > 0 else math.nan) * step)
+    row |= {"lost": lost, "lost_low": lost_low, "lost_high": lost_high, "lost_base": "" if math.isnan(lost) else base}
+    row["sync_s_median"] = math.nan if serial else stats.of_all(sync)
+    return row | {"note": "" if serial else hidden_note(cell)}
 
 
 def doubts(table: pd.DataFrame) -> list[str]:
     """Return what a reader must know of the knees (KNEE_COLUMNS), one sentence per row that has one."""
-    found = []
-    for row in table.to_dict("records"):
-        if row["note"] and row["form"]:
-            place = worker_counts([row["workers"]])
-            found.append(f"{row['series']} at {place}, batch-size knee: {row['note']}.")
-    return found
+    return [
+        f"{row['series']} at {worker_counts([row['workers']])}, batch-size knee: {row['note']}."
+        for row in table.to_dict("records")
+        if row["note"] and row["form"]
+    ]

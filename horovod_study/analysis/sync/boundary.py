@@ -1,26 +1,19 @@
 """What another node costs: synchronisation against workers and nodes, and the jump at each node boundary.
 
-A jump is the time per step on more nodes less that on fewer, means over repeats of what each run says of its steps.
-Two kinds are distinguished, because only the first compares like with like:
+A jump is the time per step on more nodes less that on fewer, means over repeats of what each run says of its steps:
 
-    direct      equal workers, once on fewer and once on more nodes (placement fill against spread): another node and
-                nothing else
+    direct      equal workers, once on fewer and once on more nodes: another node and nothing else
     indirect    along one curve, from the largest worker count on fewer nodes to the smallest on more: another node
                 *and* further workers
 
-Along a series of these tables also the placement may differ: what elsewhere are two series, one filling the nodes and
-one sharing them evenly, are one here, because their difference is what is asked for.
-
-Intervals are those of breakdown.py: Student's t of the differences of pairs of repeats, else Welch's, 95 %, from three
-repeats on. A jump is resolved when its interval leaves out 0. docs/metrics.md defines it.
-
-An indirect jump holds the growth with the further workers too. Where two worker counts or more (above one) are known on
-the fewer nodes, `beyond_s` is what is left when that growth goes on as it was there: along log2 of the workers (a tree)
-and along the workers (a ring), the mean of both; its interval spans both.
+Series that differ only in the placement are one here. Intervals are those of breakdown.py; a jump is resolved when its
+interval leaves out 0. Where two worker counts or more (above one) are known on the fewer nodes, `beyond_s` is what is
+left of an indirect jump when the growth with workers goes on as it was there: along log2 of the workers (a tree) and
+along the workers (a ring), the mean of both; its interval spans both. docs/metrics.md defines all of it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -53,7 +46,6 @@ BOUNDARY_COLUMNS = (
 fewer workers than another, None where that is not known."""
 
 DIRECT, INDIRECT = "direct", "indirect"
-
 MEDIAN, MEAN = "median", "mean"
 
 NOTES = {
@@ -86,7 +78,7 @@ def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
             ends: dict[str, Any] = {"median": np.median, "min": np.min, "max": np.max}
             sync = {f"sync_s_{end}": stats.of_all(cell["sync_value_s"], what) for end, what in ends.items()}
             step = {"step_s_median": stats.of_all(cell["step_value_s"])}
-            rows.append({**kept, **_side(cell), **sync, **step, "note": _hidden(cell)})
+            rows.append({**kept, **_side(cell), **sync, **step, "note": hidden_note(cell, "sync_value_s")})
     whole = dict.fromkeys(("workers", "nodes", "repeats"), "int64")
     return pd.DataFrame(rows, columns=list(NODE_COLUMNS)).astype(whole)
 
@@ -130,13 +122,21 @@ def jump_doubts(runs: pd.DataFrame) -> list[str]:
         counts = sorted({_int(cell, "nodes") for cell in own})
         if counts[-1] == 1:
             continue
-        found += _doubt_paths(series, own)
+        for cell in own:
+            where = f"{series} at {worker_counts(cell['workers'])} on {plural(_int(cell, 'nodes'), 'node')}"
+            paths = sorted(set(cell["path"]))
+            within = [path for path in paths if path and _ENDS_AT_A_MACHINE.issuperset(path.split(" and "))]
+            told = {
+                f"its repeats were carried by different paths ({', '.join(path or 'not known' for path in paths)}); "
+                "they are not repeats of one another": len(paths) > 1,
+                f"the recorded path ({''.join(within[:1])}) does not leave a machine; the nodes may be two names of "
+                "one": within and _int(cell, "nodes") > 1,
+                "what carried its gradients is not recorded": paths == [""] and _int(cell, "nodes") > 1,
+            }
+            found += [f"{where}: {text}." for text, holds in told.items() if holds]
         if len(counts) == 1:
-            found.append(
-                f"{series}: all of its runs are on {counts[0]} nodes, so there is no node boundary to compare across; "
-                "add a worker count that fits on one node."
-            )
-        notes = [note for cell in own if _int(cell, "workers") > 1 and (note := _hidden(cell))]
+            found.append(f"{series}: all of its runs are on {counts[0]} nodes; add a worker count that fits on one.")
+        notes = [note for cell in own if _int(cell, "workers") > 1 and (note := hidden_note(cell, "sync_value_s"))]
         hidden = [f"{series}: {note}, so only that is given at the node boundary." for note in notes[:1]]
         found += of_kind("hidden", hidden)
     return found
@@ -178,12 +178,10 @@ def _int(cell: pd.DataFrame, name: str) -> int:
     return int(cell[name].iloc[0])
 
 
-def _hidden(cell: pd.DataFrame) -> str:
-    return hidden_note(cell) if cell["sync_value_s"].isna().any() else ""
-
-
-def hidden_note(cell: pd.DataFrame) -> str:
-    """Return why the synchronisation of a cell is not known; empty for one worker whose graph holds none."""
+def hidden_note(cell: pd.DataFrame, column: str = "sync_s") -> str:
+    """Return why some synchronisation of a cell is not known; empty where all is, or one worker's graph holds none."""
+    if not cell[column].isna().any():
+        return ""
     if CAPTURED in cell.columns and cell[CAPTURED].notna().any():
         return NOTES["captured"] if _int(cell, "workers") > 1 else ""
     return NOTES["hidden"]
@@ -217,7 +215,7 @@ def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
         row[f"{start}resolved"] = low > 0 or high < 0 if math.isfinite(low) and math.isfinite(high) else None
     partly, few = row["fewer_partly"] or row["more_partly"], min(len(fewer), len(more)) < stats.MIN_REPEATS
     notes = (
-        _hidden(fewer) or _hidden(more),
+        hidden_note(fewer, "sync_value_s") or hidden_note(more, "sync_value_s"),
         NOTES["alone" if row["fewer_workers"] == 1 else "workers"] if kind == INDIRECT else "",
         NOTES["partly"] if partly else "",
         f"fewer than {stats.MIN_REPEATS} repeats, so chance cannot be distinguished from a difference" if few else "",
@@ -251,30 +249,9 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
     variances, freedom = stats.welch(np.stack([each**2 * squares for each in weights], axis=1), sizes)
     half = stats.half_width(np.sqrt(variances), freedom)
     low, high = float((values - half).min()), float((values + half).max())
-    return {
-        "beyond_s": sum(values.tolist()) / len(values),
-        "beyond_low_s": low,
-        "beyond_high_s": high,
-        "beyond_resolved": bool(low > 0 or high < 0) if repeated else None,
-    }
-
-
-def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:
-    """Return what is odd about which network carried the gradients."""
-    for cell in own:
-        nodes = _int(cell, "nodes")
-        where = f"{series} at {worker_counts(cell['workers'])} on {plural(nodes, 'node')}"
-        paths = sorted(set(cell["path"]))
-        if len(paths) > 1:
-            told = ", ".join(path or "not known" for path in paths)
-            yield f"{where}: its repeats were carried by different paths ({told}); they are not repeats of one another."
-        within = [path for path in paths if path and _ENDS_AT_A_MACHINE.issuperset(path.split(" and "))]
-        if nodes > 1 and within:
-            yield (
-                f"{where}: the recorded path ({within[0]}) does not leave a machine; the nodes may be two names of one."
-            )
-        if nodes > 1 and paths == [""]:
-            yield f"{where}: what carried its gradients is not recorded."
+    resolved = bool(low > 0 or high < 0) if repeated else None
+    ends = {"beyond_s": sum(values.tolist()) / len(values), "beyond_low_s": low, "beyond_high_s": high}
+    return {**ends, "beyond_resolved": resolved}
 
 
 def fit_doubts(runs: pd.DataFrame) -> list[str]:

@@ -1,19 +1,16 @@
 """How much of synchronisation is Horovod's cycle, from runs with different cycle times.
 
-Horovod's thread looks for gradients once per cycle c. Ready at a time that has nothing to do with the looks they wait
-c/2 on average, and up to c more where the threads of the workers look at different times, since the latest decides.
-Where a cycle is longer than everything else in the step, looks set the pace: the wait is c less that rest. So
+Horovod's thread looks for gradients once per cycle c. They wait c/2 on average, and up to c more where the threads of
+the workers look at different times; a cycle longer than everything else in the step sets the pace. So
 
     sync = rest + slope c       slope 1/2 to 3/2 for cycles shorter than the rest of the step, 1 to 2 for longer ones
 
 is fitted by least squares to the runs of cells that are equal in all but `cycle_time_ms`, shorter and longer cycles
-apart where both have two. Each repeat that has all the cycles gives a line of its own; from three on, intervals are
-Student's of those, which leaves out what moves a whole repeat. Else they are those of one line through all runs.
+apart where both have two: a line of each repeat that has all the cycles, from three on, else one through all runs.
 With this project's idle sleep on, new gradients wake the thread, and the slope should be 0.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +34,6 @@ CYCLE_COLUMNS = (
 share_at_default: what part of sync is cycle when the cycle is _DEFAULT_CYCLE_S."""
 
 AS_EXPECTED, _NO_EFFECT, OTHERWISE, OPEN = "as the cycle explains", "no effect", "otherwise", "not resolved"
-
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node", "idle")
 
 
@@ -79,32 +75,43 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
     expected = 0.0 if woken else float(np.polyfit(distinct, wait, 1)[0])
     most = expected if woken else expected + 1.0
     (slope, rest, share), how = _estimates(cell, cycle, sync)
-    notes = [*_notes(cycle, sync, rest_of_step_s, woken)]
-    if not distinct[0] <= _DEFAULT_CYCLE_S <= distinct[-1]:
-        share = Interval(value=math.nan)
-        notes.append("Horovod's default cycle is outside the cycles run")
+    # Whether the means per cycle miss the line by more than the runs scatter (F test, 1 %).
+    groups = [sync[cycle == each] for each in distinct]
+    within = float(sum(np.sum((each - each.mean()) ** 2) for each in groups))
+    misfit = float(np.sum((sync - np.polyval(np.polyfit(cycle, sync, 1), cycle)) ** 2)) - within
+    freedom = (len(groups) - 2, len(cycle) - len(groups))
+    bent = min(freedom) >= 1 and misfit > 1e-18 * float(sync @ sync)
+    outside, longer = not distinct[0] <= _DEFAULT_CYCLE_S <= distinct[-1], cycle > rest_of_step_s
+    notes = {
+        "new gradients wake the thread, whose cycle then hardly counts": woken,
+        "cycles shorter and longer than the rest of the step in one line": longer.any() and not longer.all(),
+        "cycles longer than the rest of the step: they set its pace": longer.all(),
+        "the times are not on a straight line, so the rest is an extrapolation": bent
+        and stats.lack_of_fit_p(misfit, within, freedom) < 0.01,
+        "Horovod's default cycle is outside the cycles run": outside,
+    }
+    share = Interval(value=math.nan) if outside else share
     verdict = OPEN  # else: the interval meets the expected range and leaves out 0
     if slope.known and slope.excludes(0):
         verdict = AS_EXPECTED if slope.low <= most and slope.high >= expected else OTHERWISE
     elif slope.known and slope.high < 0.5:
         verdict = _NO_EFFECT
-    return {
-        **{name: first[name] for name in ("series", "workers", "nodes", "batch", *synchronisation.KEPT)},
-        "cycles": len(distinct),
-        "runs": len(cell),
-        "shortest_cycle_s": float(distinct[0]),
-        "longest_cycle_s": float(distinct[-1]),
-        "rest_of_step_s": rest_of_step_s,
-        **slope.named("slope", "slope_low", "slope_high"),
-        "expected_low": expected,
-        "expected_high": most,
-        **rest.named("rest_s", "rest_low_s", "rest_high_s"),
-        "default_cycle_s": _DEFAULT_CYCLE_S,
-        **share.named("share_at_default", "share_low", "share_high"),
+    row = {name: first[name] for name in ("series", "workers", "nodes", "batch", *synchronisation.KEPT)}
+    row |= {"cycles": len(distinct), "runs": len(cell), "rest_of_step_s": rest_of_step_s}
+    row |= {"shortest_cycle_s": float(distinct[0]), "longest_cycle_s": float(distinct[-1])}
+    row |= {"expected_low": expected, "expected_high": most, "default_cycle_s": _DEFAULT_CYCLE_S}
+    row |= slope.named("slope", "slope_low", "slope_high") | rest.named("rest_s", "rest_low_s", "rest_high_s")
+    row |= share.named("share_at_default", "share_low", "share_high")
+    return row | {
         "interval": how,
         "verdict": verdict,
-        "note": "; ".join(notes),
+        "note": "; ".join(note for note, holds in notes.items() if holds),
     }
+
+
+def _share_at_default(slope: float, rest: float) -> float:
+    at = rest + slope * _DEFAULT_CYCLE_S
+    return slope * _DEFAULT_CYCLE_S / at if at else math.nan
 
 
 def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[Interval], str]:
@@ -130,32 +137,3 @@ def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[In
         errors = np.sqrt([*np.diag(covariance), toward @ covariance @ toward])
         freedom, how = len(cycle) - 2, f"95 %, Student's t of one line through {len(cycle)} runs"
     return [stats.around(*each, freedom) for each in zip(means.tolist(), errors.tolist(), strict=True)], how
-
-
-def _share_at_default(slope: float, rest: float) -> float:
-    at = rest + slope * _DEFAULT_CYCLE_S
-    return slope * _DEFAULT_CYCLE_S / at if at else math.nan
-
-
-def _notes(cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> Iterator[str]:
-    if woken:
-        yield "new gradients wake the thread, whose cycle then hardly counts"
-    longer = cycle > rest_of_step_s
-    if longer.any() and not longer.all():
-        yield "cycles shorter and longer than the rest of the step in one line"
-    elif longer.all():
-        yield "cycles longer than the rest of the step: they set its pace"
-    if _bent(cycle, sync):
-        yield "the times are not on a straight line, so the rest is an extrapolation"
-
-
-def _bent(cycle: Floats, sync: Floats) -> bool:
-    """Return whether the means per cycle miss the line by more than the runs scatter (F test, 1 %)."""
-    slope, rest = np.polyfit(cycle, sync, 1)
-    groups = [sync[cycle == each] for each in np.unique(cycle)]
-    within = float(sum(np.sum((each - each.mean()) ** 2) for each in groups))
-    freedom = (len(groups) - 2, len(cycle) - len(groups))
-    misfit = float(np.sum((sync - rest - slope * cycle) ** 2)) - within
-    if min(freedom) < 1 or misfit <= 1e-18 * float(sync @ sync):
-        return False
-    return stats.lack_of_fit_p(misfit, within, freedom) < 0.01

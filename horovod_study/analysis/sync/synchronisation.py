@@ -1,15 +1,8 @@
 """Synchronisation against workers: per step, per epoch, its share of the step, and the law it follows.
 
-A run says how long it waited for gradients in the mean step of its window (`sync_s`); an epoch has
-batches = floor(training samples / (batch x workers)) steps, so that
-
-    sync per epoch = sync per step x batches per epoch
-    share          = sync per step / step
-
-each of one run, then the median over repeats. Means over steps, because only those add up to an epoch.
-Intervals are those of points.py: Student's t on logarithms around the median, from three repeats on.
-Unknown is NaN: what a backend hides in its backward pass, and epochs of runs that do not know their training set.
-docs/metrics.md defines all of it.
+A run says how long it waited for gradients in the mean step of its window; an epoch has floor(training samples /
+(batch x workers)) steps. Both, and their share of the step, are of one run, then the median over repeats, with
+Student's t on logarithms around it. Unknown is NaN. docs/metrics.md defines all of it.
 """
 
 import math
@@ -46,9 +39,7 @@ CURVE_COLUMNS = (
 """The selected law of each series at whole worker counts."""
 
 MIN_COUNTS = 3  # a curve through fewer worker counts says nothing that they do not say
-
 _MAX_COUNTS = 60  # worker counts of one curve; with more, some between are left out
-
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node")
 KEPT = ("setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
 """What tables of cells say of the settings of their series."""
@@ -78,24 +69,17 @@ def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(step > 0, sync / step, math.nan)
         usable = batches if batches > 0 else math.nan
-        hidden = boundary.hidden_note(cell) if np.isfinite(step).all() else breakdown.NOTES["off"]
+        hidden = boundary.hidden_note(cell)
+        if np.isnan(sync).any() and not np.isfinite(step).all():
+            hidden = breakdown.NOTES["off"]
         alone = breakdown.NOTES["alone"] if int(first["workers"]) == 1 else ""
         no_epoch = "" if batches > 0 else NO_EPOCH if math.isnan(batches) else NO_BATCH
-        rows.append(
-            {
-                **{name: first[name] for name in (*_KEYS, *KEPT)},
-                "repeats": len(cell),
-                "step_s_median": stats.of_all(step),
-                **over_repeats("sync_s", sync),
-                "sync_s_min": float(sync.min()),
-                "sync_s_max": float(sync.max()),
-                **over_repeats("share", share),
-                "batches_per_epoch": batches,
-                **over_repeats("sync_per_epoch_s", usable * sync),
-                "epoch_s_median": usable * stats.of_all(step),
-                "note": "; ".join(filter(None, ((hidden if np.isnan(sync).any() else "") or alone, no_epoch))),
-            }
-        )
+        row = {name: first[name] for name in (*_KEYS, *KEPT)}
+        row |= {"repeats": len(cell), "step_s_median": stats.of_all(step), "batches_per_epoch": batches}
+        row |= over_repeats("sync_s", sync) | {"sync_s_min": float(sync.min()), "sync_s_max": float(sync.max())}
+        row |= over_repeats("share", share) | over_repeats("sync_per_epoch_s", usable * sync)
+        row |= {"epoch_s_median": usable * stats.of_all(step)}
+        rows.append(row | {"note": "; ".join(filter(None, (hidden or alone, no_epoch)))})
     frame = pd.DataFrame(rows, columns=list(SYNC_COLUMNS))
     return frame.astype({"workers": "int64", "nodes": "float64", "repeats": "int64"})
 
@@ -163,19 +147,13 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
     for series, fit in fitted.items():
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
         if fit.selected is not None and own["nodes"].nunique() > 1 and not fit.fits[fit.selected].law.by_nodes:
-            found.append(
-                f"{series}: its waiting for gradients crosses a node boundary, and its worker counts are too few for a "
-                f"law that knows of nodes; {fit.selected}, the closest of the others, is not drawn."
-            )
-    for name, own in cells[cells["workers"] > 1].groupby("series", sort=False):
-        wide = own[(own["sync_s_high"] - own["sync_s_low"]) > own["sync_s_median"]]
-        if len(wide):
-            counts = worker_counts(wide["workers"])
-            told = (
-                f"{name}: the repeats do not agree on the waiting for gradients at {counts} (95 % interval wider than "
-                "the value); its law is poorly supported."
-            )
-            found += of_kind("unsteady", [told])
+            crosses = "its waiting for gradients crosses a node boundary, and its worker counts are too few for a law"
+            found.append(f"{series}: {crosses} that knows of nodes; {fit.selected}, the closest other, is not drawn.")
+    several = cells[cells["workers"] > 1]
+    wide = several[(several["sync_s_high"] - several["sync_s_low"]) > several["sync_s_median"]]
+    for name, own in wide.groupby("series", sort=False):
+        told = f"{name}: the repeats do not agree on the waiting for gradients at {worker_counts(own['workers'])}"
+        found += of_kind("unsteady", [f"{told} (95 % interval wider than the value); its law is poorly supported."])
     return found
 
 
@@ -202,12 +180,11 @@ def _batches(own: pd.DataFrame, workers: Floats) -> Floats:
     Fixed local batch or fixed global batch, and a fixed or a growing training set; NaN where neither is the case.
     """
     batch, n, samples = (own[name].to_numpy(dtype=np.float64) for name in ("batch", "workers", "train_samples"))
-
-    def constant(values: Floats) -> float:
-        return float(values[0]) if np.ptp(values) == 0 else math.nan
-
-    local = constant(batch) if np.ptp(batch) == 0 else constant(batch * n) / workers
-    data = constant(samples) if np.ptp(samples) == 0 else constant(samples / n) * workers
+    grown = [(batch, batch * n, 1 / workers), (samples, samples / n, workers)]  # what is fixed, else what is, and how
+    local, data = (
+        one[0] if np.ptp(one) == 0 else (other[0] if np.ptp(other) == 0 else math.nan) * how
+        for one, other, how in grown
+    )
     with np.errstate(invalid="ignore"):
         found = data // (local * workers)
     return np.where(found > 0, found, math.nan)

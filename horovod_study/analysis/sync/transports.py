@@ -1,23 +1,15 @@
 """Two runtimes, run side by side: NCCL against MPI, and any two series that are equal in all but that.
 
-A pair is one run of each at the same worker count, in the same repeat of the same study: they ran within one block,
-and what disturbed the block disturbed both. The log ratios of the pairs are what is analysed, as in comparison.py:
-
-    effect      geometric mean of B/A over the pairs, with Student's 95 % interval
-    p           sign-flip permutation test on the log ratios. n pairs cannot reach a p below 2/2^n: where that is not
-                below stats.ALPHA after Holm, paired t test instead; `test` names the one taken
-    Holm        over the worker counts of two series, for each quantity on its own
-
-Which test is taken depends on the numbers of pairs and counts alone, never on what they say. A difference is resolved
-when p after Holm is below ALPHA and the interval leaves out 1.
-
-Where both series trained in turns (studies/turns.py), the ratio of their throughputs, its interval and p are those of
-rounds (analysis/paired.py), and `test` says so; pairs are launches then. What they wait has no slices: it is paired as
-ever.
+A pair is one run of each at the same worker count, in the same repeat of the same study: what disturbed one disturbed
+both. The log ratios of the pairs are analysed: the effect is the geometric mean of B/A with Student's 95 % interval; p
+is of a sign-flip permutation test, or of a paired t test where n pairs cannot reach stats.ALPHA after Holm over the
+worker counts. Which test is taken depends on the numbers of pairs and counts alone. A difference is resolved when p
+after Holm is below ALPHA and the interval leaves out 1. Where both series trained in turns, the ratio of throughputs is
+that of rounds (analysis/paired.py).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -25,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.paired import RatioEstimate
 from horovod_study.analysis.series.points import CAPTURED, SETTINGS
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Floats
@@ -46,7 +37,6 @@ TRANSPORT_COLUMNS = (
 
 RESOLVED, NOT_RESOLVED, UNKNOWN = "resolved", "not resolved", "not known"
 SIGN_FLIP, STUDENT, ROUNDS = "sign-flip permutation", "paired t", "t of rounds in turns"
-
 _FREE = ("backend", "transport", "reduction")
 _ALIKE = tuple(name for name in SETTINGS if name not in _FREE)
 _CELL = ("workers", "nodes", "batch", "train_samples", "per_node")
@@ -64,14 +54,23 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
     if len(table[["backend", "transport"]].drop_duplicates()) < 2:
         return pd.DataFrame(columns=list(TRANSPORT_COLUMNS))
     for a, b in _rivals(table):
-        # NaN, which is unknown, comes last.
-        order = sorted(a, key=lambda key: [(value != value, 0 if value != value else value) for value in key])
+        # What is unknown comes last.
+        order = sorted(a, key=lambda key: [(value is None, 0 if value is None else value) for value in key])
         shared = [(key, a[key], b[key]) for key in order if key in b]
         for quantity in ("samples_per_s", "sync_s"):
             own = [_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
             if turns and quantity == "samples_per_s":
                 for row, (_, one, other) in zip(own, shared, strict=True):
-                    row |= _of_rounds(row, turns.estimate(set(other["run"]), set(one["run"])))
+                    found = turns.estimate(set(other["run"]), set(one["run"]))
+                    if found is None or found.ratio is None or not (found.ratio.known and row["pairs"]):
+                        continue
+                    ends = found.ratio.named("ratio", "ratio_low", "ratio_high")
+                    row |= ends | {"pairs": found.launches, "p": found.ratio.p, "test": ROUNDS}
+                    for name, end in ends.items():
+                        row[name.replace("ratio", "difference")] = row.get("a_value", math.nan) * (end - 1)
+                    # As if each launch were a pair: the scatter of pairs that would give this interval.
+                    quantile = stats.t_quantile((1 + found.ratio.level) / 2, found.launches - 1.0)
+                    row["_log_sd"] = found.half_width * math.sqrt(found.launches) / quantile
             rows += _judged([row for row in own if row["pairs"] or row["note"]])
     whole = dict.fromkeys(("workers", "pairs", "unpaired"), "int64")
     return pd.DataFrame(rows, columns=list(TRANSPORT_COLUMNS)).astype(whole)
@@ -82,23 +81,16 @@ def _rivals(table: pd.DataFrame) -> Iterator[tuple[dict[Any, pd.DataFrame], dict
     camps: dict[tuple[Any, ...], list[dict[Any, pd.DataFrame]]] = {}
     for _, own in table.groupby("series", sort=False):
         first = own.iloc[0]
-        alike = (*(_plain(first[name]) for name in _ALIKE), first["setting"])
-        # A filling of nodes that is not known is a text like others: equal to itself.
-        cells = {
-            tuple(_plain(value) for value in key): cell
-            for key, cell in own.groupby(list(_CELL), sort=False, dropna=False)
-        }
+        # What is not known is equal to itself: None, and not NaN.
+        alike = tuple(None if first[name] != first[name] else first[name] for name in (*_ALIKE, "setting"))
+        by_cell = own.groupby(list(_CELL), sort=False, dropna=False)
+        cells = {tuple(None if e != e else e for e in key): cell for key, cell in by_cell}
         camps.setdefault(alike, []).append(cells)
     for camp in camps.values():
         for a, b in combinations(camp, 2):
             ways = [next(iter(each.values())).iloc[0][["backend", "transport"]].tolist() for each in (a, b)]
             if ways[0] != ways[1]:
                 yield a, b
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that equals itself: NaN as None."""
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
@@ -135,21 +127,6 @@ def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
-def _of_rounds(row: Mapping[str, Any], found: RatioEstimate | None) -> dict[str, Any]:
-    """Return what an estimate from rounds puts in the place of the paired repeats of a comparison; nothing without."""
-    ratio = None if found is None else found.ratio
-    if found is None or ratio is None or not (ratio.known and row["pairs"]):
-        return {}
-    # As if each launch were a pair: the scatter of pairs that would give this interval.
-    quantile = stats.t_quantile((1 + ratio.level) / 2, found.launches - 1.0)
-    log_sd = found.half_width * math.sqrt(found.launches) / quantile
-    ends = ratio.named("ratio", "ratio_low", "ratio_high")
-    differences = {
-        name.replace("ratio", "difference"): row.get("a_value", math.nan) * (end - 1) for name, end in ends.items()
-    }
-    return {**ends, **differences, "pairs": found.launches, "p": ratio.p, "_log_sd": log_sd, "test": ROUNDS}
-
-
 def _pairs(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> tuple[Floats, Floats, int]:
     """Return the values of A and B of the pairs, (n,) each, in the order of study and repeat, and the runs left out."""
     sides = []
@@ -163,7 +140,7 @@ def _pairs(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> tuple[Floats, Flo
     return ones, others, len(a) + len(b) - 2 * len(common)
 
 
-def _judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _judged(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Add test, p after Holm and verdict to the comparisons of one quantity of two series."""
     tested = [row for row in rows if row["pairs"] > 1 and math.isfinite(row["p"])]
     least = stats.fewest_blocks(len(tested)) if tested else 0
@@ -184,4 +161,4 @@ def _judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if row["pairs"] == 1 and math.isfinite(row["p"]):
             row["p"], row["verdict"] = math.nan, NOT_RESOLVED
             row["note"] = "; ".join(filter(None, ["one pair, and nothing says how far it can be trusted", row["note"]]))
-    return list(rows)
+    return rows
