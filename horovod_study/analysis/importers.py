@@ -160,8 +160,7 @@ def meaning(name: str) -> Meaning | None:
 
 def is_duration(name: str) -> bool:
     """Return whether a column is a time of which the name does not say what took it."""
-    text = _plain(name[:_LONG])
-    return bool(_DURATION.fullmatch(" ".join(_words(text, _unit(text)))))
+    return bool(_DURATION.fullmatch(" ".join(_words(_plain(name[:_LONG]), _unit(_plain(name[:_LONG]))))))
 
 
 def _plain(name: str) -> str:
@@ -249,11 +248,15 @@ def quantity(cell: str) -> Amount | None:
         if spread[1] and not re.search(r"[kKMG]$", before):
             return None  # 1.7 ± 0.1k: of both, or of the spread?
         text = before if re.search(r"[a-zA-Z%]$", before) else before + after
-    text = re.sub(r"\s*[(\[]([^()\[\]]*)[)\]]", lambda of: f" {of[1]}" if _is_unit(of[1]) else "", text).strip(" *)")
+    for brackets, inside in re.findall(r"(\s*[(\[]([^()\[\]]*)[)\]])", text):  # a unit, or a remark
+        plain = _plain(inside)
+        unit = inside.strip().lower() in UNITS or _INVERSE.fullmatch(plain) or _rate(plain)
+        text = text.replace(brackets, f" {inside}" if unit else "")
+    text = text.strip(" *)")
     remark = text != whole
     if clock := _CLOCK.fullmatch(text):
-        unit = "s" if clock[2] else ":"  # 16:30 may be of hours, or of minutes
         parts = zip(clock.groups(), (86400.0, 3600.0, 60.0, 1.0), strict=True)
+        unit = "s" if clock[2] else ":"  # 16:30 may be of hours, or of minutes
         return Amount(tuple((each, factor) for each, factor in parts if each), unit, remark)
     lower = text if text.endswith("M") else text.lower()
     spans = _SPAN.findall(lower)
@@ -267,10 +270,6 @@ def quantity(cell: str) -> Amount | None:
     return Amount(((each[1], PREFIXES[(each[2] or "").lower()]),), unit, remark)
 
 
-def _is_unit(text: str) -> bool:
-    return text.strip().lower() in UNITS or bool(_INVERSE.fullmatch(_plain(text)) or _rate(_plain(text)))
-
-
 def number(text: str, *, comma: bool = False) -> float:
     """Return the number that a text without a unit is, NaN where it is none; `comma`: it marks decimals."""
     if grouped := _GROUPS.fullmatch(text):
@@ -281,10 +280,7 @@ def number(text: str, *, comma: bool = False) -> float:
         text = text.replace(".", "").replace(",", ".")
     elif _COMMAS.fullmatch(text):
         text = text.replace(",", "")
-    try:
-        return float(text) if text.isascii() and "_" not in text else math.nan
-    except ValueError:
-        return math.nan
+    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|nan|[-+]?inf", text, re.A) else math.nan
 
 
 def _sum(found: Amount | None, *, comma: bool = False) -> float:
@@ -514,18 +510,16 @@ def _barred(lines: list[tuple[int, str]], source: str) -> _Rows:
         inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
         if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
             raise DataError(f"{source} line {at}: a second table begins; give one, or name its series in a column")
+        last = at
         if rule:
             groups.append([])
-        else:
-            outer = line.startswith("|") if outer is None else outer
-            inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
-            groups[-1].append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
-        last = at
+            continue
+        outer = line.startswith("|") if outer is None else outer
+        inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
+        groups[-1].append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
     names, *rows = [group for group in groups if group]
     if rows and len({len(cells) for _, cells in names}) == 1:
-        names = [
-            (names[0][0], [" ".join(filter(None, parts)) for parts in zip(*(cells for _, cells in names), strict=True)])
-        ]
+        names = [(names[0][0], [" ".join(parts).strip() for parts in zip(*(cells for _, cells in names), strict=True)])]
     return [*names, *(row for group in rows for row in group)]
 
 
@@ -552,31 +546,25 @@ def _spaced(lines: list[tuple[int, str]], source: str) -> _Rows:
 def _of_json(text: str, source: str) -> list[list[str]]:
     """Names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
     again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
-    lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
-        at_line = ((f"{source} line {at}", one) for at, one in lines)
-        content: Any = [parse_json(one, source=where, error=DataError, again=again) for where, one in at_line]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for line in lines):
+        content: Any = [parse_json(line, source=source, error=DataError, again=again) for line in lines]
     else:
         content = parse_json(text, source=source, error=DataError, again=again)
     while isinstance(content, dict):
         inner = [*content.values()]
-        tables: list[Any] = [
-            each for each in inner if isinstance(each, list) and any(isinstance(row, dict) for row in each)
-        ]
-        if len(found := tables or [each for each in inner if isinstance(each, dict)]) != 1:
+        lists: list[Any] = [each for each in inner if isinstance(each, list) and {dict} & {*map(type, each)}]
+        if len(found := lists or [each for each in inner if isinstance(each, dict)]) != 1:
             break
         content = found[0]
-    try:
-        plain = isinstance(content, dict) and not any(isinstance(each, dict | list) for each in content.values())
-        rows: Any = [content] if plain else content
-        frame = pd.DataFrame(rows, dtype=object)
-    except (TypeError, ValueError):
-        frame = pd.DataFrame()
+    plain = isinstance(content, dict) and not any(isinstance(each, dict | list) for each in content.values())
+    frame = pd.DataFrame()
+    with suppress(TypeError, ValueError):
+        frame = pd.DataFrame([content] if plain else content, dtype=object)
     if frame.empty or not all(isinstance(name, str) for name in frame):
         raise DataError(f"{source}: holds no table; {again}")
-    for at, row in enumerate(frame.to_dict("records"), 1):
-        if nested := next((name for name, value in row.items() if isinstance(value, dict | list)), None):
-            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {again}")
+    for name in frame.columns[frame.map(lambda cell: isinstance(cell, dict | list)).any()]:
+        raise DataError(f"{source}: {name!r} is a table itself; {again}")
     return [[*frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
 
 
@@ -777,22 +765,19 @@ def _lacking(t: _Reading, roles: set[str]) -> None:
     for name in () if rated else names:
         if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
             raise _ask(t, name, "a speedup or an efficiency", "speedup", "efficiency")
-    for name in names if counted and not rated else ():
-        if is_duration(name):
+        if counted and is_duration(name):
             raise _ask(t, name, "the time of a step, or of the same work (an epoch, a training)", "step_s", "epoch_s")
-        if name == VALUES:
+        if counted and name == VALUES:
             raise _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
-    lacking = [name for name, known in zip(REQUIRED, (counted, rated), strict=True) if not known]
-    for name in lacking:
-        near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
+    for name in [role for role, known in zip(REQUIRED, (counted, rated), strict=True) if not known]:
+        near = "".join([nearest(other.lower(), [name]) for other in names if nearest(other.lower(), [name])][:1])
         raise DataError(
-            f"{t.where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
-            f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say "
-            f"what a column is: --columns {name}=NAME"
+            f"{t.where}: column {name!r} is missing in {_shown(names)}{near}; the first line names the columns, of "
+            f"which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say what a column "
+            f"is: --columns {name}=NAME"
         )
-    if "step_s" in roles and not roles & {"batch_size", "global_batch"}:
-        unclear = [name for name in names if _BATCH.fullmatch(name.lower())]
-        for name in unclear:
+    for name in names if "step_s" in roles and not roles & {"batch_size", "global_batch"} else ():
+        if _BATCH.fullmatch(name.lower()):
             raise _ask(t, name, "samples of one worker or of all", "batch_size", "global_batch")
 
 

@@ -261,18 +261,13 @@ def status(options: argparse.Namespace) -> int | Result:
         refuse("", (one, f"--cancel: ends cells of a study, and {options.study} is a run; name the study file"))
         cancel_cells(_sweep(options, study), which=options.cancel)  # the first says which runs
         return 0
+    looked = partial(run_view, options.study) if one else partial(study_view, _sweep(options, study))
     if options.watch and not options.json:
         from rich.console import Console
 
-        looked = partial(run_view, options.study) if one else partial(study_view, _sweep(options, study))
         return watch(looked, Console())
-    if one:
-        view = run_view(options.study)
-        return Result(document=view.document, lines=view.lines)
-    ledger = _ledger(options, study)
-    return Result(
-        document=ledger.document(), lines=[*ledger.lines(), "", ledger.summary(), f"runs: {ledger.directory}"]
-    )
+    view = looked()
+    return Result(document=view.document, lines=view.lines)
 
 
 def _doctor_arguments(parser: Parser) -> None:
