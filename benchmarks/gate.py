@@ -1,7 +1,7 @@
 """`python benchmarks/gate.py`: how often the gate of `report --against` is wrong, counted over simulated studies.
 
 Two studies of --cells cells each are drawn: throughputs with a log-normal scatter over repeats, the second study slower
-by a given share in one cell or in all. The gate judges them as `report --against --fail-on slower=LIMIT` does: these
+by a given share in one cell or in all. The gate judges them as `report --against --fail-on LIMIT` does: these
 are its own functions. Printed is, per line, the share of pairs in which
 
     fails       at least one cell fails (a false alarm where nothing is slower)
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--scatter", type=float, nargs="+", default=[0.01, 0.03], help="of repeats, as a share")
     parser.add_argument("--slower", type=float, nargs="+", default=[0.0, 0.05, 0.10], help="true slowdowns")
-    parser.add_argument("--limit", type=float, nargs="+", default=[0.0, 0.05], help="of --fail-on slower")
+    parser.add_argument("--limit", type=float, nargs="+", default=[0.0, 0.05], help="of --fail-on")
     parser.add_argument("--drift", type=float, default=0.0, help="of the machine between the studies, as a share")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")

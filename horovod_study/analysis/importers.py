@@ -500,27 +500,25 @@ def _remark(cells: list[str], *, after: bool = False) -> bool:
 
 def _barred(lines: list[tuple[int, str]], source: str) -> _Rows:
     """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines above the first rule."""
-    groups: list[_Rows] = [[]]
-    outer, last, ended = None, 0, False
+    rows: _Rows = []
+    outer, first, last, ruled, ended = None, 0, 0, False, False
     for at, line in lines:
         rule, line = bool(_RULE.fullmatch(line)), line.strip()
         if not rule and ("|" not in line or _remark(_SPLIT.split(line))):
-            ended = ended or (any(groups) and not line.startswith("#"))
+            ended = ended or (bool(rows or first) and not line.startswith("#"))
             continue
-        inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
-        if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
+        if ended or (rule and first and (line[0] != "+" or (ruled and at > last + 1))):
             raise DataError(f"{source} line {at}: a second table begins; give one, or name its series in a column")
-        last = at
-        if rule:
-            groups.append([])
-            continue
-        outer = line.startswith("|") if outer is None else outer
-        inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
-        groups[-1].append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
-    names, *rows = [group for group in groups if group]
-    if rows and len({len(cells) for _, cells in names}) == 1:
-        names = [(names[0][0], [" ".join(parts).strip() for parts in zip(*(cells for _, cells in names), strict=True)])]
-    return [*names, *(row for group in rows for row in group)]
+        ruled, last = rule, at
+        first = first or (len(rows) if rule else 0)
+        if not rule:
+            outer = line.startswith("|") if outer is None else outer
+            inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
+            rows.append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
+    if first and len({len(cells) for _, cells in rows[:first]}) == 1:
+        names = zip(*(cells for _, cells in rows[:first]), strict=True)
+        rows[:first] = [(rows[0][0], [" ".join(parts).strip() for parts in names])]
+    return rows
 
 
 def _spaced(lines: list[tuple[int, str]], source: str) -> _Rows:
@@ -1668,32 +1666,22 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     name, placed = placed_name(source)
     if text.lstrip().startswith("{"):
         content = parse_json(text, source=source, error=AnalysisError, again=f"give {BENCH_FILE}")
-        lacking = [key for key in ("fits", "model") if key not in content]
-        if lacking:
-            raise AnalysisError(f"{source}: has no {lacking[0]!r}; give {BENCH_FILE}")
+        for key in {"fits", "model"} - {*content}:
+            raise AnalysisError(f"{source}: has no {key!r}; give {BENCH_FILE}")
         return [content]
-    try:
-        return _of_output(text, name, placed, gradient_bytes)
-    except DataError as error:
-        raise AnalysisError(str(error)) from None
-
-
-def _of_output(
-    text: str, name: str, placed: tuple[int, int] | None, gradient_bytes: float | None
-) -> list[dict[str, Any]]:
     for comma in filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())):
-        raise DataError(f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)")
+        raise AnalysisError(f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)")
     if not (tables := list(_tables(text))):
         what = "holds no row of an all-reduce that is known" if text.strip() else "is empty"
-        raise DataError(f"{name}: {what}; give {BENCH_FILE}")
+        raise AnalysisError(f"{name}: {what}; give {BENCH_FILE}")
     if gradient_bytes is None:
-        raise DataError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
+        raise AnalysisError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
     found: dict[Any, list[tuple[_Table, pd.DataFrame]]] = {}
     made, left = [], list[str]()
     for table in tables:
         try:
             rows, hosts, how = _hosts(table, name, placed)
-        except DataError as error:
+        except AnalysisError as error:
             left.append(str(error))
         else:
             left += [f"{name} {each}" for each in table.left]
@@ -1706,7 +1694,7 @@ def _of_output(
             left.append(f"{name}: {own[0][0].program}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
     told = "; ".join(_few(left, 3))
     if not made:
-        raise DataError(told)
+        raise AnalysisError(told)
     made[0]["read"] += f"; left out: {told}" if told else ""
     return made
 
@@ -1787,7 +1775,7 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     """Return the rows of a table with their `seconds`, all of an all-reduce."""
     again = "give the output of all_reduce_perf or osu_allreduce as it was printed"
     if not table.rows:
-        raise DataError(f"{source}: {f'{table.test} is no all-reduce' if table.test else table.left[0]}; {again}")
+        raise AnalysisError(f"{source}: {f'{table.test} is no all-reduce' if table.test else table.left[0]}; {again}")
     rows = pd.DataFrame(table.rows).astype({"size": "int64", "count": "int64"})
     kinds = rows.groupby(["type", "redop"], sort=False)["size"].nunique()
     kind = max(kinds.index, key=lambda each: (kinds[each], each[1] == "sum", each[0] == "float"))
@@ -1815,7 +1803,7 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     }.items():
         if wrong.any():
             told = says.format_map(rows[wrong].iloc[0])
-            raise DataError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
+            raise AnalysisError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
     by_rate = rows["size"] / rows["algbw"] / _RATES[per_s]  # where that has more digits
     rows["seconds"] = by_rate.where(rate_rough < rough, rows["time"] * UNITS[unit])
     return rows
@@ -1833,7 +1821,7 @@ def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[
 
     if len({each[:2] for each in table.ranks}) < len(table.ranks):
         told = f"rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times"
-        raise DataError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
+        raise AnalysisError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
     first, how = min((each[0] for each in table.ranks), key=int, default="0"), "of the devices listed"
     own = pd.DataFrame([each[2:] for each in table.ranks if each[0] == first], columns=["host", "device"], dtype=object)
     again = own.groupby(["host", "device"]).cumcount().where(own.groupby("host")["device"].transform("nunique") > 1, 0)
@@ -1841,7 +1829,9 @@ def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[
     how += "; a device that a host has twice is of another node" if again.any() else ""
     if placed is not None:
         if hosts and len(hosts) != (said := math.prod(placed)):
-            raise DataError(f"{source}: lists {len(hosts)} devices, and {said} workers were said; leave the number out")
+            raise AnalysisError(
+                f"{source}: lists {len(hosts)} devices, and {said} workers were said; leave the number out"
+            )
         hosts, how = tuple(f"node{node}" for node in range(placed[0]) for _ in range(placed[1])), "as said"
     elif not hosts:
         counts = np.arange(2, 4097)
@@ -1850,17 +1840,17 @@ def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[
             several = 1 < len(fitting) < len(counts)
             what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
             say = f"{source}@8 for 8 on one node, {source}@4x8 for 4 nodes with 8 each"
-            raise DataError(f"{source}: how many workers there were is unknown ({what}); type {say}")
+            raise AnalysisError(f"{source}: how many workers there were is unknown ({what}); type {say}")
         how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
         hosts = ("node0",) * int(fitting[0])
     if (n := len(hosts)) < 2:
-        raise DataError(f"{source}: is of one worker, who sends nothing; measure two or more")
+        raise AnalysisError(f"{source}: is of one worker, who sends nothing; measure two or more")
     if why := impossible("bandwidth", bandwidth=float((rows["size"] / rows["seconds"]).max())):
-        raise DataError(f"{source}: has {why}; give sizes and times as they were printed")
+        raise AnalysisError(f"{source}: has {why}; give sizes and times as they were printed")
     if (wrong := off(n, 0.002)[0]).any():
         line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
         told = f"busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has {moved_share(n):.4g}"
-        raise DataError(f"{source} line {line}: {told}: another collective, or another number of workers")
+        raise AnalysisError(f"{source} line {line}: {told}: another collective, or another number of workers")
     return rows, hosts, how
 
 
@@ -1876,7 +1866,7 @@ def _document(
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
         (least, first_line), *_, (most, other) = times[worst]
         told = f"{1e6 * least:,.1f} us for {worst:,} bytes in line {first_line}, {1e6 * most:,.1f} us in line {other}"
-        raise DataError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
+        raise AnalysisError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
     place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
     points = [

@@ -1,7 +1,6 @@
 """`horovod-study run`, `status`, `doctor` and `predict --next`: a study file, and the machines it runs on."""
 
 import argparse
-import json
 import os
 import shlex
 from dataclasses import replace
@@ -278,20 +277,14 @@ def _doctor_arguments(parser: Parser) -> None:
     add("--json", **FLAG, help="print one line of JSON")
 
 
-def doctor(options: argparse.Namespace) -> int:
+def doctor(options: argparse.Namespace) -> Result:
     """Examine this machine, other hosts or a partition."""
-    from rich.console import Console
-
-    from horovod_study.cluster.doctor import document, examine, exit_code, show
+    from horovod_study.cluster.doctor import document, examine, exit_code, lines
     from horovod_study.config.partitions import find_partition
 
     partition = find_partition(options.partition) if options.partition else None
     found = examine(hosts=_hosts(options), partition=partition, runs=options.runs or Path("runs"), quick=options.quick)
-    if options.json:
-        print(json.dumps(document(found)))
-    else:
-        show(found, Console())
-    return exit_code(found)
+    return Result(document=document(found), lines=lines(found), exit_code=exit_code(found))
 
 
 def _study(options: argparse.Namespace) -> Any:
