@@ -250,8 +250,8 @@ def quantity(cell: str) -> Amount | None:
         text = before if re.search(r"[a-zA-Z%]$", before) else before + after
     for brackets, inside in re.findall(r"(\s*[(\[]([^()\[\]]*)[)\]])", text):  # a unit, or a remark
         plain = _plain(inside)
-        unit = inside.strip().lower() in UNITS or _INVERSE.fullmatch(plain) or _rate(plain)
-        text = text.replace(brackets, f" {inside}" if unit else "")
+        kept = inside.strip().lower() in UNITS or bool(_INVERSE.fullmatch(plain) or _rate(plain))
+        text = text.replace(brackets, f" {inside}" if kept else "")
     text = text.strip(" *)")
     remark = text != whole
     if clock := _CLOCK.fullmatch(text):

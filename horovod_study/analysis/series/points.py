@@ -801,7 +801,7 @@ def _flagged(points: pd.DataFrame, flag: str) -> Iterator[str]:
     for series, rows in points[[flag in each.split() for each in points["flags"]]].groupby("series", sort=False):
         fastest, slowest, median = (rows[f"samples_per_s_{end}"] for end in ("max", "min", "median"))
         spread = 100 * (fastest - slowest) / median
-        most = 100 * rows[["efficiency_plain", "efficiency_wrapped"]].max(axis=None)
+        most = 100 * float(rows[["efficiency_plain", "efficiency_wrapped"]].astype(float).max().max())
         told = _OF_FLAGS[flag].format(spread=spread.max(), most=most)
         yield f"{series} at {worker_counts(rows['workers'])}: {told}."
 
