@@ -20,6 +20,7 @@ from make.synthetic_study import write_study
 from make.wording import Golden
 
 from horovod_study import cli, records
+from horovod_study.analysis.series import exchange
 from horovod_study.analysis.series.points import CHOICES, scaling_points, with_series
 from horovod_study.analysis.steps import breakdown, timeline
 from horovod_study.analysis.steps.attribution import INSIDE_COMPUTE, attribute, observe
