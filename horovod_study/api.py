@@ -476,12 +476,10 @@ def _report_against(
     directory: Path, after: Analysis, asked: Mapping[str, Any], look: Mapping[str, Any], doubts: Sequence[str]
 ) -> Told:
     """Write the page of a study that begins with the differences to an earlier one."""
-    from horovod_study.analysis.against import gate
-    from horovod_study.config.doors import accept
-    from horovod_study.config.study_file import Share
+    from horovod_study.analysis.against import gate, limit_of
     from horovod_study.report.against import document, gate_lines, lines, write_against
 
-    limit = accept(Share, asked["fail_on"], "report", name="--fail-on") if "fail_on" in asked else None
+    limit = limit_of(asked["fail_on"]) if "fail_on" in asked else None
     earlier, before, _, more = _opened(asked["against"])
     found = _compared(after, directory, before, earlier)
     judged = None if limit is None else gate(found, limit)

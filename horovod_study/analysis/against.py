@@ -18,7 +18,9 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CELL, ENVIRONMENT, FLAGS, REPORTED, baseline_place, measured
 from horovod_study.analysis.study import Analysis
+from horovod_study.config.doors import accept
 from horovod_study.config.roles import Role
+from horovod_study.config.study_file import Share
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError
 
@@ -282,6 +284,12 @@ def _doubts(
     for row in alone[(alone["ratio"] - 1).abs() > 0.02].to_dict("records"):  # a smaller change is not worth a doubt
         share = f"{100 * abs(row['ratio'] - 1):.1f} % {row['word']}"
         yield f"One plain worker ({row['setting']}) is {share} too: look at the speedups, which are free of that."
+
+
+def limit_of(text: str) -> float:
+    """Return the share that `--fail-on` says, such as 5%; ConfigError for what is none."""
+    share: float = accept(Share, text, "report", name="--fail-on")
+    return share
 
 
 def gate(found: StudyComparison, limit: float) -> dict[str, Any]:
