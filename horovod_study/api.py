@@ -279,7 +279,7 @@ def report(directory: Path, **options: Any) -> Told:
 def _refuse_idle(directory: Path, asked: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that would do nothing."""
     chosen = sorted({*asked} & {"check", "against", "paper", "tables", *(("files",) if "check" in asked else ())})
-    needed = {"runs": "check", "allow": "check", "fail_on": "against", "match": "against"}
+    needed = {"runs": "check", "allow": "check", "fail_on": "against"}
     table, of_runs = is_table(directory), ["target", "threads", "bench"]
     of_runs += ["paper"] if table else ["out"] if records.holds_tables(directory) else []
     refuse(
@@ -447,7 +447,7 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
         if against is None:
             return None
         earlier = directory / against["directory"]
-        return _compared(analysis, directory, read_analysis(earlier), earlier, against.get("match"))
+        return _compared(analysis, directory, read_analysis(earlier), earlier)
 
     with closing(Line()) as line:
         found = check(
@@ -464,26 +464,26 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
     return {**told, "doubts": _left_out(result)}
 
 
-def _compared(after: Analysis, directory: Path, before: Analysis, earlier: Path, match: str | None) -> Any:
+def _compared(after: Analysis, directory: Path, before: Analysis, earlier: Path) -> Any:
     """Return how a study differs from an earlier one."""
     from horovod_study.analysis.against import compare_studies
     from horovod_study.report.against import names_of
 
-    return compare_studies(after, before, match=match, names=names_of(directory.resolve(), earlier.resolve()))
+    return compare_studies(after, before, names=names_of(directory.resolve(), earlier.resolve()))
 
 
 def _report_against(
     directory: Path, after: Analysis, asked: Mapping[str, Any], look: Mapping[str, Any], doubts: Sequence[str]
 ) -> Told:
     """Write the page of a study that begins with the differences to an earlier one."""
-    from horovod_study.analysis.against import gate, read_limits
+    from horovod_study.analysis.against import gate, limit_of
     from horovod_study.report.against import document, gate_lines, lines, write_against
 
-    limits, match = read_limits(asked.get("fail_on", ())), asked.get("match")
+    limit = limit_of(asked["fail_on"]) if "fail_on" in asked else None
     earlier, before, _, more = _opened(asked["against"])
-    found = _compared(after, directory, before, earlier, match)
-    judged = gate(found, limits) if limits else None
-    against = {"directory": Path(os.path.relpath(earlier, directory)).as_posix(), "match": match}
+    found = _compared(after, directory, before, earlier)
+    judged = None if limit is None else gate(found, limit)
+    against = {"directory": Path(os.path.relpath(earlier, directory)).as_posix()}
     others = write_against(found, directory, judged, **look)
     paths = write_page(directory, after, others=others, against=(found, against), **look)
     where = f"report: {paths[0]}  (against.json and tables/against.* beside it)"

@@ -20,7 +20,7 @@ from make.synthetic_study import write_study
 from make.wording import Golden
 
 from horovod_study import cli, records
-from horovod_study.analysis.series import history
+from horovod_study.analysis.series import exchange
 from horovod_study.analysis.series.points import CHOICES, scaling_points, with_series
 from horovod_study.analysis.steps import breakdown, timeline
 from horovod_study.analysis.steps.attribution import INSIDE_COMPUTE, attribute, observe
@@ -231,7 +231,7 @@ def test_attribution_takes_the_synchronisation_of_captured_steps_apart(visible: 
 def test_a_trace_and_curves_have_the_laps_that_are_known() -> None:
     frames = {rank: pd.DataFrame(columns) for rank, columns in rows(2).items()}
     found = timeline.events(frames, {0: "a", 1: "a"})
-    tags = set(history.history(frames, [])["tag"])
+    tags = set(exchange.history(frames, [])["tag"])
 
     assert {each["name"] for each in found if each.get("cat") == "lap"} == {"compute", "sync", "update"}
     assert "steps/compute_ms" in tags and not tags & {"steps/forward_ms", "steps/backward_ms", "steps/data_ms"}

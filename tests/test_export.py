@@ -19,8 +19,7 @@ from make.synthetic_study import write_study
 from make.wording import Golden
 
 from horovod_study import records
-from horovod_study.analysis.series.exchange import extra_p, points_of
-from horovod_study.analysis.series.history import history
+from horovod_study.analysis.series.exchange import extra_p, history, points_of
 from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.steps.timeline import events
 from horovod_study.analysis.study import analyze
@@ -92,7 +91,7 @@ def test_what_a_trace_cannot_know_is_left_out_of_it() -> None:
 def test_curves_of_a_run_end_with_its_shortest_rank_and_are_medians_of_equal_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("horovod_study.analysis.series.history.POINTS", 5)
+    monkeypatch.setattr("horovod_study.analysis.series.exchange.CURVE_POINTS", 5)
     slow = step_rows(10, forward_s=3e-3)
     found = history({0: step_rows(12), 1: slow}, [EVALUATION])
 

@@ -14,7 +14,6 @@ from horovod_study import records
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.records import finite
 from horovod_study.report.figures import resources as drawn
 from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import style
@@ -238,7 +237,7 @@ def test_targets_that_nobody_meets_leave_no_law_and_say_so(golden):
     found = fitted(runs, evaluations, targets=[1e-6], quantity="train_s")
 
     assert found.fit is None
-    assert finite(found)["laws"] == {} and finite(found)["selected"] is None
+    assert resources.document(found)["laws"] == {} and resources.document(found)["selected"] is None
     golden(found.doubts, "9 runs", "4 workers")
 
 

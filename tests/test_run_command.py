@@ -338,7 +338,7 @@ def test_a_study_whose_precision_is_reached_misses_no_run(here: Path, scatter: f
     said = "+- 5 % is reached with 6 of at most 20 runs" if reached else "6 of 20 cells done (14 missing)"
     assert ledger.summary() == f"study {study.name}: {said}"
     assert len(ledger.to_do(retry=True)) == (0 if reached else 14)
-    assert any("at most" in line for line in study_view(sweep_of(study, here / "runs"), height=40).lines) == reached
+    assert any("at most" in line for line in study_view(sweep_of(study, here / "runs")).lines) == reached
 
 
 def test_a_command_that_starts_fewer_workers_is_told_so(here: Path) -> None:

@@ -7,7 +7,6 @@ stats.ALPHA and the interval leaves out 1; too few repeats give neither interval
 """
 
 import math
-import re
 from collections import namedtuple
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,27 +18,25 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CELL, ENVIRONMENT, FLAGS, REPORTED, baseline_place, measured
 from horovod_study.analysis.study import Analysis
-from horovod_study.config.doors import accept, checked
+from horovod_study.config.doors import accept
 from horovod_study.config.roles import Role
+from horovod_study.config.study_file import Share
 from horovod_study.config.workload import packaged
-from horovod_study.errors import AnalysisError, refuse
+from horovod_study.errors import AnalysisError
 
-Metric = namedtuple("Metric", "column title unit scale word better worse sign")
-"""One quantity: its column in `runs` (a target's in `crossings`), the scale to its unit, the word of the gate, those of
-verdicts, and -1 where higher is better."""
+Metric = namedtuple("Metric", "column title unit scale better worse sign")
+"""One quantity: its column in `runs` (a target's in `crossings`), the scale to its unit, the words of verdicts, and -1
+where higher is better."""
 METRICS: Mapping[str, Metric] = {
-    "throughput": Metric("samples_per_s", "throughput", "samples/s", 1, "slower", "faster", "slower", -1),
-    "step": Metric("step_s_median", "median step", "ms", 1e3, "step", "shorter", "longer", 1),
-    "sync": Metric("sync_s", "exposed synchronisation", "ms per step", 1e3, "sync", "shorter", "longer", 1),
-    "speedup": Metric("samples_per_s", "speedup", "", 1, "speedup", "higher", "lower", -1),
-    "target": Metric("train_s", "time to target", "s", 1, "target", "sooner", "later", 1),
-    "energy": Metric("energy_per_sample_j", "energy per sample", "mJ", 1e3, "energy", "less", "more", 1),
+    "throughput": Metric("samples_per_s", "throughput", "samples/s", 1, "faster", "slower", -1),
+    "step": Metric("step_s_median", "median step", "ms", 1e3, "shorter", "longer", 1),
+    "sync": Metric("sync_s", "exposed synchronisation", "ms per step", 1e3, "shorter", "longer", 1),
+    "speedup": Metric("samples_per_s", "speedup", "", 1, "higher", "lower", -1),
+    "target": Metric("train_s", "time to target", "s", 1, "sooner", "later", 1),
+    "energy": Metric("energy_per_sample_j", "energy per sample", "mJ", 1e3, "less", "more", 1),
 }
 BETTER, WORSE, ALIKE, TOO_FEW, UNKNOWN = "better", "worse", "no difference resolved", "too few repeats", "not known"
 FAILED, PASSED, UNDECIDED = "failed", "passed", "undecided"
-GATE_WORDS: Mapping[str, str] = {metric.word: name for name, metric in METRICS.items()} | {"efficiency": "speedup"}
-"""Words of `--fail-on WORD=LIMIT`, and the metric of each; with equal workers an efficiency has the speedup's ratio."""
-BARE_WORDS = ("missing", "unresolved")
 _STUDIES = ("after", "before")
 _PARALLEL = tuple(name for name in packaged().distinguishing if not packaged().options[name].roles & Role.LEARNING)
 _HOW = ("partition", "backend", "transport", *_PARALLEL)
@@ -72,17 +69,16 @@ class StudyComparison:
         return f"Cells are matched by everything that defines them{but}."
 
 
-def compare_studies(
-    after: Analysis, before: Analysis, *, match: str | None = None, names: tuple[str, str] = _STUDIES
-) -> StudyComparison:
+def compare_studies(after: Analysis, before: Analysis, *, names: tuple[str, str] = _STUDIES) -> StudyComparison:
     """Return what `after` says against `before`; equal analyses with rows in any order give equal results.
 
-    `match` is `exact`, `except:SETTING,SETTING`, or None and `auto`: all but the settings that say how the same work is
-    done, of which each study has one value, and not the same. Where partitions differ, equal workers on other numbers
-    of nodes match too. Raises ConfigError for another `match`, AnalysisError when no cell with a result has a partner.
+    Cells match in all but the settings that say how the same work is done, of which each study has one value, and not
+    the same. Where partitions differ, equal workers on other numbers of nodes match too. Raises AnalysisError when no
+    cell with a result has a partner.
     """
     cells, runs = _joined(after, before)
-    free = _free(match, cells)
+    values = {name: _values(cells, name) for name in _HOW}
+    free = tuple(name for name, (one, other) in values.items() if len(one) == len(other) == 1 and one != other)
     pairs, unmatched = _pairs(cells, free, names)
     parts: dict[Any, pd.DataFrame] = dict(list(runs.groupby(["cell", "target_mse"])))
     targets = sorted({of for _, of in parts}, reverse=True)
@@ -178,19 +174,6 @@ def _listed(texts: Collection[str]) -> str:
     return ", ".join(sorted({*texts} - {""}, key=lambda text: (len(text), text)))
 
 
-def _free(match: str | None, cells: pd.DataFrame) -> tuple[str, ...]:
-    """Return the columns of points.CELL that matched cells may differ in."""
-    if match in (None, "auto"):
-        values = {name: _values(cells, name) for name in _HOW}
-        return tuple(name for name, (one, other) in values.items() if len(one) == len(other) == 1 and one != other)
-    head, _, names = f"{match}".partition(":")
-    forms = f"--match {match}: is not known; allowed: auto, exact, except:SETTING,SETTING (batch, threads)"
-    refuse("", (match != "exact" and (head != "except" or not names), forms))
-    one = checked(str, choices=[each for each in CELL if each != "workers"])
-    chosen = {accept(one, name.strip(), "report", name="--match except") for name in names.split(",") if names}
-    return tuple(name for name in CELL if name in chosen)
-
-
 def _pairs(
     cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]
 ) -> tuple[list[dict[str, Any]], pd.DataFrame]:
@@ -223,8 +206,7 @@ def _pairs(
     why = "; ".join(
         f"{name} is {_listed(a)} in {names[0]}, {_listed(b)} in {names[1]}" for name, (a, b) in differ.items()
     )
-    may = f"--match except:{','.join({*differ} - {'workers'}) or 'SETTING'} says in what cells may differ"
-    raise AnalysisError(f"{' and '.join(names)} have no cell in common: {why or 'none fits, or several do'}; {may}")
+    raise AnalysisError(f"{' and '.join(names)} have no cell in common: {why or 'none fits, or several do'}")
 
 
 def _effect(
@@ -304,35 +286,21 @@ def _doubts(
         yield f"One plain worker ({row['setting']}) is {share} too: look at the speedups, which are free of that."
 
 
-def read_limits(words: Sequence[str]) -> dict[str, float]:
-    """Return {word: limit as a share} of `slower=5%`, `missing`, ...; ConfigError for what is no such word."""
-    limits: dict[str, float] = {}
-    for text in words:
-        word, _, value = text.partition("=")
-        accept(checked(str, choices=(*GATE_WORDS, *BARE_WORDS)), word, "report", name="--fail-on")
-        bare, share = word in BARE_WORDS, re.fullmatch(r"\s*(\d{1,3}(?:\.\d*)?|\.\d+)\s*%\s*", value)
-        form = word if bare else f"a percentage, as in {word}=5%"
-        wrong = word in limits or (bool(value) if bare else not share)
-        refuse("", (wrong, f"--fail-on {text}: give {form}, and give it once"))
-        limits[word] = float(share[1]) / 100 if share else 0.0
-    return limits
+def limit_of(text: str) -> float:
+    """Return the share that `--fail-on` says, such as 5%; ConfigError for what is none."""
+    share: float = accept(Share, text, "report", name="--fail-on")
+    return share
 
 
-def gate(found: StudyComparison, limits: Mapping[str, float]) -> dict[str, Any]:
-    """Return what `limits` (of `read_limits`) say of a comparison: `passed`, `unresolved_fails`, `checks`, `missing`.
+def gate(found: StudyComparison, limit: float) -> dict[str, Any]:
+    """Return whether no throughput is lower by the share `limit` and no cell has vanished: `passed`, and rows of both.
 
-    `checks`: a row of `differences` with `limit` and `outcome` for each cell and limit, one without a cell for a metric
-    that no cell knows. `missing`: rows of `unmatched`; None where nobody asked.
+    `checks`: the rows of throughput with their `outcome`; `missing`: rows of `unmatched` that BEFORE alone has.
     """
-    checks: list[dict[Any, Any]] = []
-    for word, metric in GATE_WORDS.items():
-        nothing: dict[Any, Any] = {"metric": metric, "verdict": UNKNOWN, "note": "not known in any matched cell"}
-        for row in found.of(metric).to_dict("records") or [nothing] if word in limits else []:
-            checks.append({**row, "word": word, "limit": limits[word], "outcome": outcome(row, limits[word])})
-    missing = found.unmatched.query("study == 'before'").to_dict("records") if "missing" in limits else None
-    bad = (FAILED, UNDECIDED)[: 1 + ("unresolved" in limits)]
-    passed = not missing and not any(each["outcome"] in bad for each in checks)
-    return {"passed": passed, "unresolved_fails": "unresolved" in limits, "checks": checks, "missing": missing}
+    checks = [{**row, "outcome": outcome(row, limit)} for row in found.of("throughput").to_dict("records")]
+    missing = found.unmatched.query("study == 'before'").to_dict("records")
+    passed = not missing and all(each["outcome"] != FAILED for each in checks)
+    return {"limit": limit, "passed": passed, "checks": checks, "missing": missing}
 
 
 def outcome(row: Mapping[Any, Any], limit: float) -> str:

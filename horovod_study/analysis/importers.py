@@ -160,8 +160,7 @@ def meaning(name: str) -> Meaning | None:
 
 def is_duration(name: str) -> bool:
     """Return whether a column is a time of which the name does not say what took it."""
-    text = _plain(name[:_LONG])
-    return bool(_DURATION.fullmatch(" ".join(_words(text, _unit(text)))))
+    return bool(_DURATION.fullmatch(" ".join(_words(_plain(name[:_LONG]), _unit(_plain(name[:_LONG]))))))
 
 
 def _plain(name: str) -> str:
@@ -249,11 +248,15 @@ def quantity(cell: str) -> Amount | None:
         if spread[1] and not re.search(r"[kKMG]$", before):
             return None  # 1.7 ± 0.1k: of both, or of the spread?
         text = before if re.search(r"[a-zA-Z%]$", before) else before + after
-    text = re.sub(r"\s*[(\[]([^()\[\]]*)[)\]]", lambda of: f" {of[1]}" if _is_unit(of[1]) else "", text).strip(" *)")
+    for brackets, inside in re.findall(r"(\s*[(\[]([^()\[\]]*)[)\]])", text):  # a unit, or a remark
+        plain = _plain(inside)
+        kept = inside.strip().lower() in UNITS or bool(_INVERSE.fullmatch(plain) or _rate(plain))
+        text = text.replace(brackets, f" {inside}" if kept else "")
+    text = text.strip(" *)")
     remark = text != whole
     if clock := _CLOCK.fullmatch(text):
-        unit = "s" if clock[2] else ":"  # 16:30 may be of hours, or of minutes
         parts = zip(clock.groups(), (86400.0, 3600.0, 60.0, 1.0), strict=True)
+        unit = "s" if clock[2] else ":"  # 16:30 may be of hours, or of minutes
         return Amount(tuple((each, factor) for each, factor in parts if each), unit, remark)
     lower = text if text.endswith("M") else text.lower()
     spans = _SPAN.findall(lower)
@@ -267,10 +270,6 @@ def quantity(cell: str) -> Amount | None:
     return Amount(((each[1], PREFIXES[(each[2] or "").lower()]),), unit, remark)
 
 
-def _is_unit(text: str) -> bool:
-    return text.strip().lower() in UNITS or bool(_INVERSE.fullmatch(_plain(text)) or _rate(_plain(text)))
-
-
 def number(text: str, *, comma: bool = False) -> float:
     """Return the number that a text without a unit is, NaN where it is none; `comma`: it marks decimals."""
     if grouped := _GROUPS.fullmatch(text):
@@ -281,10 +280,7 @@ def number(text: str, *, comma: bool = False) -> float:
         text = text.replace(".", "").replace(",", ".")
     elif _COMMAS.fullmatch(text):
         text = text.replace(",", "")
-    try:
-        return float(text) if text.isascii() and "_" not in text else math.nan
-    except ValueError:
-        return math.nan
+    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|nan|[-+]?inf", text, re.A) else math.nan
 
 
 def _sum(found: Amount | None, *, comma: bool = False) -> float:
@@ -504,29 +500,25 @@ def _remark(cells: list[str], *, after: bool = False) -> bool:
 
 def _barred(lines: list[tuple[int, str]], source: str) -> _Rows:
     """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines above the first rule."""
-    groups: list[_Rows] = [[]]
-    outer, last, ended = None, 0, False
+    rows: _Rows = []
+    outer, first, last, ruled, ended = None, 0, 0, False, False
     for at, line in lines:
         rule, line = bool(_RULE.fullmatch(line)), line.strip()
         if not rule and ("|" not in line or _remark(_SPLIT.split(line))):
-            ended = ended or (any(groups) and not line.startswith("#"))
+            ended = ended or (bool(rows or first) and not line.startswith("#"))
             continue
-        inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
-        if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
+        if ended or (rule and first and (line[0] != "+" or (ruled and at > last + 1))):
             raise DataError(f"{source} line {at}: a second table begins; give one, or name its series in a column")
-        if rule:
-            groups.append([])
-        else:
+        ruled, last = rule, at
+        first = first or (len(rows) if rule else 0)
+        if not rule:
             outer = line.startswith("|") if outer is None else outer
             inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
-            groups[-1].append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
-        last = at
-    names, *rows = [group for group in groups if group]
-    if rows and len({len(cells) for _, cells in names}) == 1:
-        names = [
-            (names[0][0], [" ".join(filter(None, parts)) for parts in zip(*(cells for _, cells in names), strict=True)])
-        ]
-    return [*names, *(row for group in rows for row in group)]
+            rows.append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
+    if first and len({len(cells) for _, cells in rows[:first]}) == 1:
+        names = zip(*(cells for _, cells in rows[:first]), strict=True)
+        rows[:first] = [(rows[0][0], [" ".join(parts).strip() for parts in names])]
+    return rows
 
 
 def _spaced(lines: list[tuple[int, str]], source: str) -> _Rows:
@@ -552,31 +544,25 @@ def _spaced(lines: list[tuple[int, str]], source: str) -> _Rows:
 def _of_json(text: str, source: str) -> list[list[str]]:
     """Names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
     again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
-    lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
-        at_line = ((f"{source} line {at}", one) for at, one in lines)
-        content: Any = [parse_json(one, source=where, error=DataError, again=again) for where, one in at_line]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for line in lines):
+        content: Any = [parse_json(line, source=source, error=DataError, again=again) for line in lines]
     else:
         content = parse_json(text, source=source, error=DataError, again=again)
     while isinstance(content, dict):
         inner = [*content.values()]
-        tables: list[Any] = [
-            each for each in inner if isinstance(each, list) and any(isinstance(row, dict) for row in each)
-        ]
-        if len(found := tables or [each for each in inner if isinstance(each, dict)]) != 1:
+        lists: list[Any] = [each for each in inner if isinstance(each, list) and {dict} & {*map(type, each)}]
+        if len(found := lists or [each for each in inner if isinstance(each, dict)]) != 1:
             break
         content = found[0]
-    try:
-        plain = isinstance(content, dict) and not any(isinstance(each, dict | list) for each in content.values())
-        rows: Any = [content] if plain else content
-        frame = pd.DataFrame(rows, dtype=object)
-    except (TypeError, ValueError):
-        frame = pd.DataFrame()
+    plain = isinstance(content, dict) and not any(isinstance(each, dict | list) for each in content.values())
+    frame = pd.DataFrame()
+    with suppress(TypeError, ValueError):
+        frame = pd.DataFrame([content] if plain else content, dtype=object)
     if frame.empty or not all(isinstance(name, str) for name in frame):
         raise DataError(f"{source}: holds no table; {again}")
-    for at, row in enumerate(frame.to_dict("records"), 1):
-        if nested := next((name for name, value in row.items() if isinstance(value, dict | list)), None):
-            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {again}")
+    for name in frame.columns[frame.map(lambda cell: isinstance(cell, dict | list)).any()]:
+        raise DataError(f"{source}: {name!r} is a table itself; {again}")
     return [[*frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
 
 
@@ -777,22 +763,19 @@ def _lacking(t: _Reading, roles: set[str]) -> None:
     for name in () if rated else names:
         if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(name[:_LONG])):
             raise _ask(t, name, "a speedup or an efficiency", "speedup", "efficiency")
-    for name in names if counted and not rated else ():
-        if is_duration(name):
+        if counted and is_duration(name):
             raise _ask(t, name, "the time of a step, or of the same work (an epoch, a training)", "step_s", "epoch_s")
-        if name == VALUES:
+        if counted and name == VALUES:
             raise _ask(t, VALUES, f"anything: {t.told[-1]}", "samples_per_s", "step_s", "epoch_s", "speedup")
-    lacking = [name for name, known in zip(REQUIRED, (counted, rated), strict=True) if not known]
-    for name in lacking:
-        near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
+    for name in [role for role, known in zip(REQUIRED, (counted, rated), strict=True) if not known]:
+        near = "".join([nearest(other.lower(), [name]) for other in names if nearest(other.lower(), [name])][:1])
         raise DataError(
-            f"{t.where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
-            f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say "
-            f"what a column is: --columns {name}=NAME"
+            f"{t.where}: column {name!r} is missing in {_shown(names)}{near}; the first line names the columns, of "
+            f"which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say what a column "
+            f"is: --columns {name}=NAME"
         )
-    if "step_s" in roles and not roles & {"batch_size", "global_batch"}:
-        unclear = [name for name in names if _BATCH.fullmatch(name.lower())]
-        for name in unclear:
+    for name in names if "step_s" in roles and not roles & {"batch_size", "global_batch"} else ():
+        if _BATCH.fullmatch(name.lower()):
             raise _ask(t, name, "samples of one worker or of all", "batch_size", "global_batch")
 
 
@@ -1683,32 +1666,22 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     name, placed = placed_name(source)
     if text.lstrip().startswith("{"):
         content = parse_json(text, source=source, error=AnalysisError, again=f"give {BENCH_FILE}")
-        lacking = [key for key in ("fits", "model") if key not in content]
-        if lacking:
-            raise AnalysisError(f"{source}: has no {lacking[0]!r}; give {BENCH_FILE}")
+        for key in {"fits", "model"} - {*content}:
+            raise AnalysisError(f"{source}: has no {key!r}; give {BENCH_FILE}")
         return [content]
-    try:
-        return _of_output(text, name, placed, gradient_bytes)
-    except DataError as error:
-        raise AnalysisError(str(error)) from None
-
-
-def _of_output(
-    text: str, name: str, placed: tuple[int, int] | None, gradient_bytes: float | None
-) -> list[dict[str, Any]]:
     for comma in filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())):
-        raise DataError(f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)")
+        raise AnalysisError(f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)")
     if not (tables := list(_tables(text))):
         what = "holds no row of an all-reduce that is known" if text.strip() else "is empty"
-        raise DataError(f"{name}: {what}; give {BENCH_FILE}")
+        raise AnalysisError(f"{name}: {what}; give {BENCH_FILE}")
     if gradient_bytes is None:
-        raise DataError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
+        raise AnalysisError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
     found: dict[Any, list[tuple[_Table, pd.DataFrame]]] = {}
     made, left = [], list[str]()
     for table in tables:
         try:
             rows, hosts, how = _hosts(table, name, placed)
-        except DataError as error:
+        except AnalysisError as error:
             left.append(str(error))
         else:
             left += [f"{name} {each}" for each in table.left]
@@ -1721,7 +1694,7 @@ def _of_output(
             left.append(f"{name}: {own[0][0].program}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
     told = "; ".join(_few(left, 3))
     if not made:
-        raise DataError(told)
+        raise AnalysisError(told)
     made[0]["read"] += f"; left out: {told}" if told else ""
     return made
 
@@ -1802,7 +1775,7 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     """Return the rows of a table with their `seconds`, all of an all-reduce."""
     again = "give the output of all_reduce_perf or osu_allreduce as it was printed"
     if not table.rows:
-        raise DataError(f"{source}: {f'{table.test} is no all-reduce' if table.test else table.left[0]}; {again}")
+        raise AnalysisError(f"{source}: {f'{table.test} is no all-reduce' if table.test else table.left[0]}; {again}")
     rows = pd.DataFrame(table.rows).astype({"size": "int64", "count": "int64"})
     kinds = rows.groupby(["type", "redop"], sort=False)["size"].nunique()
     kind = max(kinds.index, key=lambda each: (kinds[each], each[1] == "sum", each[0] == "float"))
@@ -1830,7 +1803,7 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     }.items():
         if wrong.any():
             told = says.format_map(rows[wrong].iloc[0])
-            raise DataError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
+            raise AnalysisError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
     by_rate = rows["size"] / rows["algbw"] / _RATES[per_s]  # where that has more digits
     rows["seconds"] = by_rate.where(rate_rough < rough, rows["time"] * UNITS[unit])
     return rows
@@ -1848,7 +1821,7 @@ def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[
 
     if len({each[:2] for each in table.ranks}) < len(table.ranks):
         told = f"rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times"
-        raise DataError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
+        raise AnalysisError(f"{source}: {told}: each process measured alone; build the tests with MPI=1")
     first, how = min((each[0] for each in table.ranks), key=int, default="0"), "of the devices listed"
     own = pd.DataFrame([each[2:] for each in table.ranks if each[0] == first], columns=["host", "device"], dtype=object)
     again = own.groupby(["host", "device"]).cumcount().where(own.groupby("host")["device"].transform("nunique") > 1, 0)
@@ -1856,7 +1829,9 @@ def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[
     how += "; a device that a host has twice is of another node" if again.any() else ""
     if placed is not None:
         if hosts and len(hosts) != (said := math.prod(placed)):
-            raise DataError(f"{source}: lists {len(hosts)} devices, and {said} workers were said; leave the number out")
+            raise AnalysisError(
+                f"{source}: lists {len(hosts)} devices, and {said} workers were said; leave the number out"
+            )
         hosts, how = tuple(f"node{node}" for node in range(placed[0]) for _ in range(placed[1])), "as said"
     elif not hosts:
         counts = np.arange(2, 4097)
@@ -1865,17 +1840,17 @@ def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[
             several = 1 < len(fitting) < len(counts)
             what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
             say = f"{source}@8 for 8 on one node, {source}@4x8 for 4 nodes with 8 each"
-            raise DataError(f"{source}: how many workers there were is unknown ({what}); type {say}")
+            raise AnalysisError(f"{source}: how many workers there were is unknown ({what}); type {say}")
         how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
         hosts = ("node0",) * int(fitting[0])
     if (n := len(hosts)) < 2:
-        raise DataError(f"{source}: is of one worker, who sends nothing; measure two or more")
+        raise AnalysisError(f"{source}: is of one worker, who sends nothing; measure two or more")
     if why := impossible("bandwidth", bandwidth=float((rows["size"] / rows["seconds"]).max())):
-        raise DataError(f"{source}: has {why}; give sizes and times as they were printed")
+        raise AnalysisError(f"{source}: has {why}; give sizes and times as they were printed")
     if (wrong := off(n, 0.002)[0]).any():
         line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
         told = f"busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has {moved_share(n):.4g}"
-        raise DataError(f"{source} line {line}: {told}: another collective, or another number of workers")
+        raise AnalysisError(f"{source} line {line}: {told}: another collective, or another number of workers")
     return rows, hosts, how
 
 
@@ -1891,7 +1866,7 @@ def _document(
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
         (least, first_line), *_, (most, other) = times[worst]
         told = f"{1e6 * least:,.1f} us for {worst:,} bytes in line {first_line}, {1e6 * most:,.1f} us in line {other}"
-        raise DataError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
+        raise AnalysisError(f"{source}: {n} workers took {told}: two configurations; give the rows of one in a file")
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
     place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
     points = [

@@ -225,7 +225,7 @@ def analyze(
         resources=resources.resources(table),
         quantity_curves=resources.quantity_curves(quantities),
         crossings=learning.crossings,
-        quantities={"fits": [finite(each) for each in quantities]},
+        quantities={"fits": [resources.document(each) for each in quantities]},
         synchronisation=waits,
         sync_curves=synchronisation.curves(wait_laws, waits),
         sync_fits=synchronisation.document(wait_laws),

@@ -41,13 +41,8 @@ def _report_arguments(parser: Parser) -> None:
     add("--bench", type=Path, nargs="+", metavar="bench.json", help=bench, more=True)
     add_figure_arguments(parser)
     add("--pgf", **FLAG, help="write the figures as PGF too, for \\input; needs LaTeX", more=True)
-    fail = "with --against: end with 1 if a cell is certainly worse, by so much or more: slower=5%%, step=, sync=, "
-    fail += "speedup=, efficiency=, target=, energy=; missing: if a cell has vanished; unresolved: if it cannot be "
-    fail += "determined"
-    add("--fail-on", nargs="+", action="extend", metavar="WORD[=P]", help=fail, more=True)
-    match = "with --against, which cells are compared: auto (by all that defines them but the partition or a way of "
-    match += "running that was changed as a whole), exact, or except:SETTING,SETTING (default auto)"
-    add("--match", metavar="HOW", help=match, more=True)
+    fail = "with --against: end with 1 if a throughput is certainly lower by so much or more, or a cell has vanished"
+    add("--fail-on", metavar="5%", help=fail, more=True)
     add("--runs", type=Path, metavar="RUNS", help="with --check: where the run directories are now", more=True)
     allow = "with --check: doubts that are known and do not end it with 1"
     add("--allow", nargs="+", metavar="NAME", help=allow, more=True)

@@ -1,7 +1,6 @@
 """`horovod-study run`, `status`, `doctor` and `predict --next`: a study file, and the machines it runs on."""
 
 import argparse
-import json
 import os
 import shlex
 from dataclasses import replace
@@ -261,18 +260,13 @@ def status(options: argparse.Namespace) -> int | Result:
         refuse("", (one, f"--cancel: ends cells of a study, and {options.study} is a run; name the study file"))
         cancel_cells(_sweep(options, study), which=options.cancel)  # the first says which runs
         return 0
+    looked = partial(run_view, options.study) if one else partial(study_view, _sweep(options, study))
     if options.watch and not options.json:
         from rich.console import Console
 
-        looked = partial(run_view, options.study) if one else partial(study_view, _sweep(options, study))
         return watch(looked, Console())
-    if one:
-        view = run_view(options.study)
-        return Result(document=view.document, lines=view.lines)
-    ledger = _ledger(options, study)
-    return Result(
-        document=ledger.document(), lines=[*ledger.lines(), "", ledger.summary(), f"runs: {ledger.directory}"]
-    )
+    view = looked()
+    return Result(document=view.document, lines=view.lines)
 
 
 def _doctor_arguments(parser: Parser) -> None:
@@ -283,20 +277,14 @@ def _doctor_arguments(parser: Parser) -> None:
     add("--json", **FLAG, help="print one line of JSON")
 
 
-def doctor(options: argparse.Namespace) -> int:
+def doctor(options: argparse.Namespace) -> Result:
     """Examine this machine, other hosts or a partition."""
-    from rich.console import Console
-
-    from horovod_study.cluster.doctor import document, examine, exit_code, show
+    from horovod_study.cluster.doctor import document, examine, exit_code, lines
     from horovod_study.config.partitions import find_partition
 
     partition = find_partition(options.partition) if options.partition else None
     found = examine(hosts=_hosts(options), partition=partition, runs=options.runs or Path("runs"), quick=options.quick)
-    if options.json:
-        print(json.dumps(document(found)))
-    else:
-        show(found, Console())
-    return exit_code(found)
+    return Result(document=document(found), lines=lines(found), exit_code=exit_code(found))
 
 
 def _study(options: argparse.Namespace) -> Any:

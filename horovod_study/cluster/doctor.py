@@ -21,10 +21,6 @@ from random import SystemRandom
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.launch import cell_environment
 from horovod_study.cluster.remote import Answer, run_on, this_host
@@ -35,10 +31,10 @@ from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Cell, Placement
 from horovod_study.config.workload import packaged
 from horovod_study.files import unfinished
+from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
 
 LOAD_S = 60.0  # for a check: from a busy file server PyTorch loads slowly
-_STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}
 _SCRIPT = """
 import json, os, signal, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
@@ -342,29 +338,20 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return int(any(finding.verdict == "fail" for finding in findings))
 
 
-def _counts(findings: Sequence[Finding]) -> dict[str, int]:
-    return {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in _STYLES}
-
-
-def document(findings: Sequence[Finding]) -> dict[str, object]:
+def document(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the findings and their counts, for --json."""
-    return {"counts": _counts(findings), "findings": [asdict(finding) for finding in findings]}
+    counts = {verdict: sum(each.verdict == verdict for each in findings) for verdict in ("ok", "warning", "fail")}
+    return {"counts": counts, "findings": [asdict(finding) for finding in findings]}
 
 
-def show(findings: Sequence[Finding], console: Console) -> None:
-    """Print the findings, area after area: in a file one line each, on a terminal folded beside their verdict."""
-    wide = console if console.is_terminal else Console(file=console.file, width=10_000)
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """Return the findings for a terminal, area after area, each with its remedy below it."""
+    found = list[str]()
     for area in dict.fromkeys(each.area for each in findings):
-        console.print(Text(area, style="bold"))
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(min_width=len("  warning"))
+        rows = []
         for each in (each for each in findings if each.area == area):
-            grid.add_row(Text(f"  {each.verdict}", style=_STYLES[each.verdict]), Text(each.name), Text(each.what))
-            if each.remedy:
-                grid.add_row("", "", Text(f"-> {each.remedy}"))
-        with wide.capture() as made:
-            wide.print(grid)
-        for line in made.get().splitlines():
-            console.file.write(f"{line.rstrip()}\n")
-    told = [f"{count} {word}{'s' * (word != 'ok' and count > 1)}" for word, count in _counts(findings).items() if count]
-    console.print(Text(f"\n{plural(len(findings), 'check')}: {', '.join(told)}"))
+            rows += [(each.verdict, each.name, each.what), *[("", "", f"-> {each.remedy}")] * bool(each.remedy)]
+        found += [area, *to_lines(table_of(("", "", ""), rows, texts=(0, 1, 2)), indent=2)]
+    counts = document(findings)["counts"].items()
+    told = [f"{count} {word}{'s' * (word != 'ok' and count > 1)}" for word, count in counts if count]
+    return [*found, "", f"{plural(len(findings), 'check')}: {', '.join(told)}"]

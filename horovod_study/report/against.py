@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from horovod_study.analysis.against import ALIKE, BETTER, METRICS, PASSED, TOO_FEW, WORSE, StudyComparison
+from horovod_study.analysis.against import ALIKE, BETTER, FAILED, METRICS, TOO_FEW, WORSE, StudyComparison
 from horovod_study.records import facts, finite
 from horovod_study.report.grammar import Figure, Guide, Panel, Points, write_files
 from horovod_study.report.kit import style
@@ -175,15 +175,11 @@ def lines(found: StudyComparison) -> list[str]:
 
 
 def gate_lines(found: StudyComparison, gate: Mapping[str, Any]) -> list[str]:
-    """Return one line per cell that failed or is undecided or missing, and the verdict of the gate last."""
-    told = [f"FAILED missing: only in {_alone(found, row)}" for row in gate["missing"] or ()]
-    for row in sorted((row for row in gate["checks"] if row["outcome"] != PASSED), key=lambda row: row["outcome"]):
-        place = f"{_place(found, row)}: " if "series" in row else ""
-        said = row["note"] or f"{METRICS[row['metric']].title} {_percent(row)}"
-        word = row["outcome"].replace("failed", "FAILED")
-        told.append(f"{word} {row['word']}: {place}{said}; limit {100 * row['limit']:g}{THIN}%")
-    counts = {word: sum(row["outcome"] == word for row in gate["checks"]) for word in ("failed", "undecided", PASSED)}
-    counts |= {"missing": len(gate["missing"] or ())}
-    said = ", ".join(f"{count} {word}" for word, count in counts.items())
-    more = " (undecided counts as failed)" * gate["unresolved_fails"]
-    return [printable(line) for line in (*told, f"gate {'passed' if gate['passed'] else 'FAILED'}: {said}{more}")]
+    """Return one line per cell that is slower by the limit, or missing, and the verdict of the gate last."""
+    told = [f"FAILED: only in {_alone(found, row)}" for row in gate["missing"]]
+    slower = [row for row in gate["checks"] if row["outcome"] == FAILED]
+    told += [f"FAILED: {_place(found, row)}: throughput {_percent(row)}" for row in slower]
+    counts = {word: sum(row["outcome"] == word for row in gate["checks"]) for word in ("failed", "undecided", "passed")}
+    said = ", ".join(f"{count} {word}" for word, count in {**counts, "missing": len(gate["missing"])}.items())
+    verdict = f"limit {100 * gate['limit']:g}{THIN}%: {'passed' if gate['passed'] else 'FAILED'}: {said}"
+    return [printable(line) for line in (*told, verdict)]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horovod_study import __version__, records
-from horovod_study.analysis.series.history import history
+from horovod_study.analysis.series.exchange import history
 from horovod_study.analysis.steps.timeline import events
 from horovod_study.analysis.study import Analysis
 from horovod_study.config.documents import open_file

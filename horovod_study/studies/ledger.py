@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
@@ -169,16 +170,19 @@ class Ledger:
             text += f"; {plural(len(runs), 'recorded run')} {one if len(runs) == 1 else more} {what}" if runs else ""
         return text + "".join(f"; {name} {why}" for name, why in self.unreadable.items())
 
-    def lines(self) -> list[str]:
+    def lines(self, progress: Mapping[str, str] = MappingProxyType({})) -> list[str]:
         """Return state, samples/s and reason of each cell as aligned lines under a header; the last column is not cut.
 
-        Of a large study only the cells that something happens to, or that went wrong, are listed; the rest is counted.
+        `progress` says how far cells are, by their keys. Of a large study only the cells that something happens to, or
+        that went wrong, are listed; the rest is counted.
         """
         listed, rest = [], Counter[str]()
         for entry in self.entries:
             rate = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f}"
             again = f"attempt {entry.earlier_attempts + 1}" if entry.earlier_attempts else ""
-            listed.append((entry.state, entry.name, rate, "; ".join(part for part in (entry.reason, again) if part)))
+            listed.append(
+                (entry.state, entry.name, rate, "; ".join(filter(None, (progress.get(entry.key), entry.reason, again))))
+            )
         if len(listed) > _LISTED:
             worth = [row for row in listed if row[0] not in ("done", "queued", "missing") or row[3]][:_SHOWN]
             rest = Counter(row[0] for row in listed)

@@ -1,4 +1,4 @@
-"""`horovod-study status --watch`: a study, or one training, as it gets on, by whomever and wherever it is run.
+"""`horovod-study status`: a study, or one training, as it gets on, by whomever and wherever it is run.
 
 It is read only: what `status` reads, and the rows that the ranks have written so far. Nothing is asked of the runs, and
 the reading takes a small share of one core: the cores may be those that are being measured.
@@ -6,7 +6,6 @@ the reading takes a small share of one core: the cores may be those that are bei
 
 import glob
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -32,20 +31,19 @@ from horovod_study.studies.progress import say
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.progress import duration
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import plural
 
+TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")
 RECENT_STEPS = 200  # So many steps, the last that all ranks have, are what is shown as now
-_TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")  # the worst first
 
 
 class View(NamedTuple):
     """What one look at a study or a run shows."""
 
     lines: Sequence[str]
-    news: Mapping[str, str]  # what a log is told, each by what has to change for it to be told again
+    news: Sequence[str]  # what a log is told, each when it is new
     over: bool  # nothing of it runs, or is going to
     every_s: float = 2.0  # it is worth another look after so long
-    document: Mapping[str, Any] = MappingProxyType({})  # of a run, what `run_now` returns
+    document: Mapping[str, Any] = MappingProxyType({})  # what `--json` prints
 
 
 def how_far(record: records.RunRecord, at: tuple[int, int, float] | None) -> tuple[float | None, str]:
@@ -65,38 +63,28 @@ def how_far(record: records.RunRecord, at: tuple[int, int, float] | None) -> tup
     return None, f"{steps:,} steps"
 
 
-def study_view(sweep: StudyCells, *, height: int) -> View:
-    """Return what there is to see of a study now, on a terminal of `height` lines."""
+def study_view(sweep: StudyCells) -> View:
+    """Return what there is to see of a study now: its cells, how far the running ones are, and the time left."""
     ledger = read_ledger(sweep)
     estimate, summary = Estimate(past_durations(ledger.directory)), ledger.summary()
     state = {each: [entry for entry in ledger.entries if entry.state == each] for each in ledger.counts()}
-    going = [(entry, *_going(ledger.directory, entry, estimate)) for entry in state["running"]]
+    going = {entry.key: _going(ledger.directory, entry, estimate) for entry in state["running"]}
     # A live process that holds anything of the study beside its cells goes on to the next one.
     claims = ledger.directory / lease.CLAIMS
     names = lease.generations(claims).keys() - {entry.key for entry in ledger.entries}
     held = [claim for name in names if (claim := lease.latest(claims, name)) is not None and claim.released is None]
     at_work = any(not lease.is_stale(each, present=server_time(ledger.directory)) for each in held)
     ahead = state["queued"] + [entry for each in BY_ITSELF if at_work for entry in state[each]]
-    parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
+    parts = [*(rest for _, rest in going.values()), *(estimate.of(entry.cell) for entry in ahead)]
     busy = bool(parts or at_work)
     left = str(together(parts, lanes=max(1, len(going)))) if busy else "nothing runs and nothing is queued"
-    waits = Counter(each.reason for each in state["queued"])
-    wrong = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
-    groups = [
-        [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
-        [("queued", plural(n, "cell"), why) for why, n in waits.most_common()],
-        wrong,
-    ]
-    most = max(2, (height - 6) // max(1, sum(map(bool, groups))) - 1)
-    rows = []
-    for each in groups:
-        rows += each[:most] + ([("", f"and {len(each) - most} more", "")] if len(each) > most else [])
     ended = ledger.count("done", "failed", "timed out", "cancelled")
-    lines = [summary, f"{ended} of {'at most ' * bool(ledger.reached)}{len(ledger.entries)} ended; {left}", ""]
-    news = {text: text for text in map(": ".join, wrong)} | {f"{summary} {busy}": f"{summary}; {left}"}
+    told = f"{ended} of {'at most ' * bool(ledger.reached)}{len(ledger.entries)} ended; {left}"
+    lines = [*ledger.lines({key: text for key, (text, _) in going.items()}), "", summary, told]
+    wrong = [f"{each.state}: {each.name}: {each.reason}" for each in ledger.entries if each.state in TROUBLE]
+    news = [*wrong, summary if busy else f"{summary}; {left}"]
     every_s = 15.0 if (sweep.directory / JOBS).is_dir() else 2.0  # sites do not like their scheduler to be asked often
-    table = to_lines(table_of(("state", "cell", ""), rows, texts=(0, 1, 2))) if rows else []
-    return View(lines + table, news, over=not busy, every_s=every_s)
+    return View([*lines, f"runs: {ledger.directory}"], news, not busy, every_s, ledger.document())
 
 
 def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, TimeLeft]:
@@ -157,8 +145,8 @@ def _last_step(directory: Path) -> tuple[int, int, float] | None:
     return at
 
 
-def run_view(directory: Path, *, height: int = 24) -> View:
-    """Return what there is to see of a run now, on a terminal of `height` lines."""
+def run_view(directory: Path) -> View:
+    """Return what there is to see of a run now."""
     seen, record = run_now(directory), records.read_run(directory)
     ranks = sorted(seen["ranks"], key=lambda each: -(each["late_s"] or 0.0))
     share, text = how_far(record, _last_step(directory))
@@ -167,49 +155,36 @@ def run_view(directory: Path, *, height: int = 24) -> View:
         rate = "" if seen["samples_per_s"] is None else f", {seen['samples_per_s']:,.0f} samples/s"
         waits = "unknown" if seen["wait_share"] is None else f"{100 * seen['wait_share']:.1f} % of the ranks' time"
         facts += [f"speed {seen['steps_per_s']:,.1f} steps/s{rate}", f"waiting for gradients {waits}"]
+    times = ("step_s", "wait_s", "late_s")
     rows = [
-        (
-            str(each["rank"]),
-            *("" if each[n] is None else f"{1e3 * each[n]:.2f}" for n in ("step_s", "wait_s", "late_s")),
-            each["host"],
-        )
+        (f"{each['rank']}", *("" if each[n] is None else f"{1e3 * each[n]:.2f}" for n in times), each["host"])
         for each in ranks
     ]
     if seen["slowest_rank"] is not None:
         facts += [f"slowest rank {rows[0][0]} on {rows[0][4]}, {rows[0][3]} ms over the others"]
-    table, most = [], max(3, height - len(facts) - 6)
-    if len(rows) > 1:
-        heads = ("rank", "step ms", "wait ms", "over others ms", "host")
-        table = ["", *to_lines(table_of(heads, rows[:most], texts=(4,)))]
-        table += [f"and {len(rows) - most} more"] if len(rows) > most else []
+    heads = ("rank", "step ms", "wait ms", "over others ms", "host")
+    table = ["", *to_lines(table_of(heads, rows, texts=(4,)))] if len(rows) > 1 else []
     silent = seen["status"] == "running" and seen["silent_s"] > 60.0
     head = f"{directory.name}: {seen['status']}" + f", nothing was written for {seen['silent_s']:.0f} s" * silent
-    line = f"{seen['status']}: {'; '.join(facts)}"
-    return View([head, *facts, *table], {line: line}, over=seen["status"] != "running", document=seen)
+    return View([head, *facts, *table], ["; ".join([head, *facts])], seen["status"] != "running", document=seen)
 
 
-def watch(look: Callable[..., View], console: Console) -> int:
-    """Show what `look` finds, told the `height` of a page, until it is over or Ctrl-C; return the exit code, 0.
+def watch(look: Callable[[], View], console: Console) -> int:
+    """Show what `look` finds until it is over or Ctrl-C; return the exit code, 0.
 
-    A terminal shows the page, whose lines are cut and not wrapped. Elsewhere a line is printed when something changes.
+    A terminal shows the lines, which are cut and not wrapped. Elsewhere a line is printed when something changes.
     """
-    terminal = console.is_terminal and not console.is_dumb_terminal
+    terminal, told = console.is_terminal and not console.is_dumb_terminal, list[str]()
     live = Live(console=console, auto_refresh=False, redirect_stderr=False) if terminal else None
-    told: Mapping[str, str] = {}
     with suppress(KeyboardInterrupt), live or nullcontext():  # whoever watches leaves; what is watched goes on
         while True:
-            began, view = now(), look(height=console.height)
+            began, view = now(), look()
             if live:
-                live.update(page(view), refresh=True)
-            for key in [] if live else [each for each in view.news if each not in told]:
-                say(console, view.news[key])
-            told = view.news
+                live.update(Text("\n".join(view.lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+            for line in [] if live else [each for each in view.news if each not in told]:
+                say(console, line)
+            told = [*view.news]
             if view.over:
                 break
             sleep(max(view.every_s, 20 * (now() - began)))  # reading takes 5 % of one core at most
     return 0
-
-
-def page(view: View) -> Group:
-    """Return the lines of a view, each to be cut at the end of a line of the terminal."""
-    return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in view.lines))

@@ -342,8 +342,6 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     """Return the answer of `advise`, and the arithmetic that leads to it, for a terminal."""
     model, batch, wire = found["model"], found["batch"], found["network"] or {}
     p, size, a = model["parameters"], model["gradient_bytes"], model["activation_bytes_per_sample"]
-    layers = model["layers"] if len(model["layers"]) <= 12 else [*model["layers"][:6], *model["layers"][-3:]]
-    counts = ("parameters", "activations", "indices", "output", "flop")
     heads = ("way", "memory", "fits", "sent", "communicates", "computes", "efficiency")
     amounts = {"sent_bytes": "B", "communication_s": "s", "computing_s": "s"}
     ways = [
@@ -354,26 +352,22 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         )
         for way in found["ways"]
     ]
-    rows = [(layer["name"], *(f"{layer[name]:,}" for name in counts)) for layer in layers]
     text = [
         *(found["verdict"], *(f"  {reason}" for reason in found["reasons"]), ""),
-        f"the model: {model['name']}, {plural(len(model['layers']), 'layer')}; per sample",
-        *to_lines(table_of(("layer", "parameters", "kept", "indices", "handed on", "FLOP forward"), rows), indent=2),
+        f"{model['name']}, {plural(len(model['layers']), 'layer')} (--json has each)",
         f"  P = {p:,} parameters; gradients S = 4 P = {size:,} B = {_si(size, 'B')}",
-        f"  A = {a:,} B of activations per sample kept for backward, {_si(a * batch, 'B')} at b = {batch}; "
-        f"A b = S at b = {found['activation_crossover_batch']:.3g}",
+        f"  A = {a:,} B of activations per sample kept for backward, {_si(a * batch, 'B')} at b = {batch}",
         f"  F = {model['forward_flop_per_sample']:,} FLOP forward, {model['train_flop_per_sample']:,} in training",
-        *("", f"the machine: {plural(found['workers'], 'worker')} on {plural(found['nodes'], 'node')}"),
-        f"  memory per worker  {_si(found['memory_bytes'], 'B')} {found['memory_source']}",
-        f"  computing          {_si(found['flop_per_s'], 'FLOP/s')} {found['rate_source']}",
-        f"  network            alpha = {_si(wire.get('alpha_s'), 's')}, beta = {_si(wire.get('bytes_per_s'), 'B/s')} "
+        f"{plural(found['workers'], 'worker')} on {plural(found['nodes'], 'node')}",
+        f"  memory of each {_si(found['memory_bytes'], 'B')} {found['memory_source']}",
+        f"  computing at {_si(found['flop_per_s'], 'FLOP/s')} {found['rate_source']}",
+        f"  network alpha = {_si(wire.get('alpha_s'), 's')}, beta = {_si(wire.get('bytes_per_s'), 'B/s')} "
         f"between two workers {wire.get('source', '')}",
-        *("", f"the ways, for a step of G = {found['global_batch']} samples; nothing overlaps"),
+        *("", f"a step of G = {found['global_batch']} samples, in which nothing overlaps"),
         *to_lines(table_of(heads, ways), indent=2),
+        *(f"  {way['name']}: {way['memory']}; {way['messages']}" for way in found["ways"]),
+        *("", *(f"not known: {each}" for each in found["missing"]), *(f"doubt: {each}" for each in found["doubts"])),
     ]
-    for way in found["ways"]:
-        text += ["", f"  {way['name']}", f"    memory    {way['memory']}", f"    messages  {way['messages']}"]
-    text += ["", *(f"not known: {each}" for each in found["missing"]), *(f"doubt: {each}" for each in found["doubts"])]
     return [line.rstrip() for line in text]
 
 

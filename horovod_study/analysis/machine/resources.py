@@ -9,18 +9,18 @@ A worker is a GPU where the runs trained on GPUs, and worker hours are GPU hours
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitted import ScalingFit
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
 from horovod_study.analysis.series import points
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
+from horovod_study.records import facts, finite
 
 _TO_TARGET = ("samples", "train_s", "worker_hours", "energy_j")
 
@@ -37,29 +37,6 @@ RESOURCE_COLUMNS = (
 QUANTITY_CURVE_COLUMNS = (
     *("series", "quantity", "target_mse", "law", "workers", "value", "low", "high", "extrapolated"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _FittedQuantity:
-    """One quantity of one series against workers: the laws fitted to its runs, and what to doubt."""
-
-    DOCUMENT = "series quantity target_mse censored laws selected doubts"
-
-    series: str
-    quantity: str  # energy_per_sample_j, worker_hours_per_epoch, or one of _TO_TARGET
-    target_mse: float  # NaN for quantities without a target
-    fit: QuantityFit | None  # None where the runs allow none; the doubts say why
-    censored: int  # runs that did not meet the target: lower bounds, which no law is fitted to
-    most_workers: int  # of its runs, those with lower bounds included
-    doubts: tuple[str, ...]
-
-    @property
-    def laws(self) -> Mapping[str, ScalingFit]:
-        return {} if self.fit is None else self.fit.fits
-
-    @property
-    def selected(self) -> str | None:
-        return None if self.fit is None else self.fit.selected
 
 
 def resources(runs: pd.DataFrame) -> pd.DataFrame:
@@ -125,16 +102,19 @@ def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
     return found | {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
 
 
-def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[_FittedQuantity]:
+def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[SimpleNamespace]:
     """Return the laws of every quantity that the parallel series of a run table know at two worker counts or more.
 
+    Each has `series`, `quantity` (energy_per_sample_j, worker_hours_per_epoch, or what a target took), `target_mse`
+    (NaN without one), `fit` (None where the runs allow none), `censored` (runs that did not meet the target: lower
+    bounds), `most_workers` and `doubts`.
     `crossings` (`convergence.Convergence.crossings`) has what each run took to each target. Of equal workers on several
     numbers of nodes those on the fewest count, as for laws of throughput. A worker count at which some run did not meet
     the target is left out of the laws of that target: the runs that did are the quick ones, and the others only have
     lower bounds. A doubt names it and says which way this bends the law.
     """
     table = _completed(runs)
-    found: list[_FittedQuantity] = []
+    found = list[SimpleNamespace]()
     table = table[(table["backend"] != "serial") & (table["mode"] != "mixed")]
     table = table[fewest_nodes(table)]
     met = crossings[crossings["run"].isin(table["run"])]
@@ -152,7 +132,7 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
     return found
 
 
-def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: int) -> Iterator[_FittedQuantity]:
+def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: int) -> Iterator[SimpleNamespace]:
     """Yield the laws of one quantity; nothing where it is known at fewer than two worker counts."""
     if rows["workers"].nunique() < 2:
         return
@@ -170,7 +150,7 @@ def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: in
             doubts.append(f"not fitted: {error}")
     if len(late):
         doubts.append(_censoring(fit, rows, late))
-    yield _FittedQuantity(
+    yield SimpleNamespace(
         series=series,
         quantity=quantity,
         target_mse=target,
@@ -198,7 +178,16 @@ def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) 
     return f"{text}; {fit.selected} {low}: train longer to have values instead of bounds"
 
 
-def quantity_curves(found: Sequence[_FittedQuantity]) -> pd.DataFrame:
+def document(each: SimpleNamespace) -> dict[str, Any]:
+    """Return one of `fit_quantities` in plain values."""
+    laws = {} if each.fit is None else each.fit.fits
+    told = facts(each, "series", "quantity", "target_mse", "censored")
+    found = {**told, "laws": laws, "selected": each.fit and each.fit.selected, "doubts": each.doubts}
+    plain: dict[str, Any] = finite(found)
+    return plain
+
+
+def quantity_curves(found: Sequence[SimpleNamespace]) -> pd.DataFrame:
     """Return QUANTITY_CURVE_COLUMNS: the selected law of each quantity over worker counts, with its 95 % band."""
     frames = []
     for each in found:

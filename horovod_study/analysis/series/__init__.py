@@ -8,6 +8,5 @@ baseline_commands.py
 culprits.py     what makes a number mean something else than it seems: rules over the points of a study
 reported.py     somebody's table of points as a run table, so that a report can be made of it
 turns.py        speedups of a study whose cells alternated: ratios within rounds in place of ratios of medians
-exchange.py     finished runs as points, and JSON for Extra-P
-history.py      what a run did over time, as curves for an experiment tracker: tag, step, seconds, value
+exchange.py     finished runs as points, JSON for Extra-P, and curves of a run for an experiment tracker
 """

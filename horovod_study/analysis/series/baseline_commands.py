@@ -8,39 +8,29 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import PurePath
 from typing import Any
 
 from horovod_study.runtimes import CARRIED
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Launcher:
-    """How a launcher is told of ranks: the first of `ranks` is added where none is given, all of `places` become 1."""
-
-    ranks: tuple[str, ...]
-    places: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()  # names of hosts, of which one rank needs none
-
-
-_TORCHRUN = _Launcher(ranks=("--nproc-per-node", "--nproc_per_node"), places=("--nnodes",))
-_MPIRUN = _Launcher(ranks=("-np", "-n", "--np", "-c"), dropped=("--host", "-host", "-H"))
+# What calls a launcher: the names by which it is told of ranks (the first is added where none is given), those of
+# places, which become 1 too, and those of hosts, of which one rank needs none.
+_TORCHRUN = ("--nproc-per-node --nproc_per_node", "--nnodes", "")
+_MPIRUN = ("-np -n --np -c", "", "--host -host -H")
 _LAUNCHERS = {
-    ("torchrun",): _TORCHRUN,
-    ("-m", "torch.distributed.run"): _TORCHRUN,
-    ("-m", "torch.distributed.launch"): _TORCHRUN,
-    ("horovodrun",): _Launcher(ranks=("-np", "--num-proc"), dropped=("-H", "--hosts")),
-    ("mpirun",): _MPIRUN,
-    ("mpiexec",): _MPIRUN,
-    ("orterun",): _MPIRUN,
-    ("srun",): _Launcher(ranks=("-n", "--ntasks"), places=("-N", "--nodes", "--ntasks-per-node"), dropped=("-w",)),
-    ("accelerate", "launch"): _Launcher(
-        ranks=("--num_processes", "--num-processes"), places=("--num_machines", "--num-machines")
-    ),
-    ("deepspeed",): _Launcher(ranks=("--num_gpus", "--num-gpus"), places=("--num_nodes", "--num-nodes")),
+    "torchrun": _TORCHRUN,
+    "-m torch.distributed.run": _TORCHRUN,
+    "-m torch.distributed.launch": _TORCHRUN,
+    "horovodrun": ("-np --num-proc", "", "-H --hosts"),
+    "mpirun": _MPIRUN,
+    "mpiexec": _MPIRUN,
+    "orterun": _MPIRUN,
+    "srun": ("-n --ntasks", "-N --nodes --ntasks-per-node", "-w"),
+    "accelerate launch": ("--num_processes --num-processes", "--num_machines --num-machines", ""),
+    "deepspeed": ("--num_gpus --num-gpus", "--num_nodes --num-nodes", ""),
 }
+_PROGRAM = re.compile(r"\.py$|^(?:.*/)?python[^/]*$|^(?:-m|--module|--)$")  # where the words of a launcher end
 _COUNTS = ("devices", "num_devices", "gpus", "num_gpus", "nproc", "nprocs", "world_size", "num_processes")
 """Options by which a script that starts its ranks itself is usually told how many; `workers` are often a loader's."""
 
@@ -52,14 +42,16 @@ def one_worker(words: Sequence[str], workers: int) -> list[str] | None:
     ['torchrun', '--nproc-per-node', '1', 'train.py', '--batch', '2']
     """
     found, told = list(words), False
-    for start, how in _LAUNCHERS.items():  # one may start another: srun torchrun
-        place = _place_of(start, found)
-        if place is not None:
-            end = _program(found, place)
-            own = _dropped(found[place:end], how.dropped)
-            given = [name for name in (*how.ranks, *how.places) if _set(own, name, "1")]
-            found[place:end] = own if {*given}.intersection(how.ranks) else [how.ranks[0], "1", *own]
-            told = True
+    for start, options in _LAUNCHERS.items():  # one may start another: srun torchrun
+        ranks, places, hosts = map(str.split, options)
+        if (place := _place_of(start.split(), found)) is None:
+            continue
+        program = (at for at in range(place, len(found)) if _PROGRAM.search(found[at]))
+        end = next(program, len(found))
+        own = _dropped(found[place:end], hosts)
+        given = [name for name in (*ranks, *places) if _set(own, name, "1")]
+        found[place:end] = own if {*given}.intersection(ranks) else [ranks[0], "1", *own]
+        told = True
     for word in [*found]:  # of the script, which may be told beside its launcher
         if _plain(word).rpartition(".")[2] in _COUNTS and _value(found, word) == str(workers):
             told = _set(found, word.partition("=")[0], "1") or told
@@ -95,7 +87,11 @@ def baseline_command(run: Mapping[str, Any], *, batch: float, taken: Collection[
     words = shlex.split(str(run.get("typed") or ""))
     recorded = "--" in words
     line = words[words.index("--") + 1 :] if recorded else shlex.split(str(run.get("command") or ""))
-    single = one_worker(line, int(run["workers"])) if recorded else _started(line, run)
+    single = one_worker(line, int(run["workers"])) if recorded else None
+    way = CARRIED.get(f"{run['backend']}/{run['transport']}") if not recorded else None
+    if way is not None and len(line) > 1:  # a script that records itself: `line` is the command of one of its ranks
+        start = way[1].start.split()
+        single = [*start, "1", *([] if start[0] == "torchrun" else ["python"]), *line[1:]]
     if single is None:
         return [], ""
     notes = [f"in {run['typed_in']}"] if run.get("typed_in") else []
@@ -121,15 +117,6 @@ def again(run: Mapping[str, Any], taken: Collection[str]) -> str:
     return shlex.join([*_with_out(words[:place], taken, name), *words[place:]])
 
 
-def _started(line: Sequence[str], run: Mapping[str, Any]) -> list[str] | None:
-    """Return what starts one rank of a script that records itself; `line` is the command of one of its ranks."""
-    way = CARRIED.get(f"{run['backend']}/{run['transport']}")
-    if way is None or len(line) < 2:
-        return None
-    start = way[1].start.split()
-    return [*start, "1", *([] if start[0] == "torchrun" else ["python"]), *line[1:]]
-
-
 def _with_out(words: Sequence[str], taken: Collection[str], name: str = "1w") -> list[str]:
     """Return the words of `record` for another run: beside the one that they name, where they name one."""
     found = _dropped(words, ("--repeat",))
@@ -139,15 +126,6 @@ def _with_out(words: Sequence[str], taken: Collection[str], name: str = "1w") ->
         free = next(each for each in chain((name,), (f"{name}-{number}" for number in count(2))) if each not in names)
         _set(found, "--out", str(PurePath(given).with_name(free)))
     return found
-
-
-def _program(words: Sequence[str], start: int) -> int:
-    """Return where the words of a launcher end: at the first program or script behind it."""
-    for place in range(start, len(words)):
-        name = PurePath(words[place]).name
-        if name.endswith(".py") or name.startswith("python") or words[place] in ("-m", "--module", "--"):
-            return place
-    return len(words)
 
 
 def _place_of(start: Sequence[str], words: Sequence[str]) -> int | None:

@@ -768,31 +768,42 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
     """
     named, known = with_series(runs), points[~points["missing"]]
     unseen = named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
-    few = known[known["repeats"] < stats.MIN_REPEATS].groupby("series", sort=False)
-    text = "both the local and the global batch change with the workers (mixed scaling), so no speedup is given"
-    mixed = (
-        f"{series}: {text}; keep one of them fixed."
-        for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
-    )
-    scarce = "so no interval is given there and differences cannot be judged."
-    unrepeated = (
-        f"{series}: fewer than {stats.MIN_REPEATS} repeats at {worker_counts(rows['workers'])}, {scarce}"
-        for series, rows in few
-    )
     turns = doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()
     return [
         *of_kind("other", (f"{series}: {command_words(rows['rate_from'])}." for series, rows in unseen)),
         *culprits(known),
         *of_kind("missing", _doubt_failures(named)),
         *of_kind("other", _doubt_impossible(known)),
-        *of_kind("baseline", (*_doubt_baselines(named, known), *_doubt_data(points), *mixed)),
+        *of_kind("baseline", (*_doubt_baselines(named, known), *_doubt_data(points), *_flagged(points, "mixed"))),
         *of_kind("missing", _doubt_shared(points)),
-        *of_kind("unsteady", (*unrepeated, *_doubt_spread(points))),
-        *of_kind("superlinear", _doubt_superlinear(points)),
+        *of_kind("unsteady", (*_flagged(known, "few_repeats"), *_flagged(known, "wide_spread"))),
+        *of_kind("superlinear", (*_flagged(known, "superlinear"), *_flagged(known, "superlinear_unresolved"))),
         *of_kind("baseline", _doubt_unequal_baselines(points)),
         *of_kind("versions", _doubt_settings(named)),
         *of_kind("unsteady", turns),
     ]
+
+
+_OF_FLAGS = {
+    "mixed": "both the local and the global batch change with the workers, so no speedup is given; keep one fixed",
+    "few_repeats": f"fewer than {stats.MIN_REPEATS} repeats, so no interval is given and differences cannot be judged",
+    "wide_spread": "repeats spread by up to {spread:.0f} %, slowest to fastest over the median; other load or an "
+    "unstable transport is the usual cause",
+    "superlinear": "efficiency above 100 % (up to {most:.1f} %). Likely causes: a baseline slowed down by other load, "
+    "other threads or settings than the workers had, or a working set that fits the caches only when it is shared out",
+    "superlinear_unresolved": "efficiency above 100 % (up to {most:.1f} %); the spread of the repeats does not "
+    "separate it from 100 %",
+}
+
+
+def _flagged(points: pd.DataFrame, flag: str) -> Iterator[str]:
+    """Yield for each series at which worker counts a flag holds, with what a reader must know of it."""
+    for series, rows in points[[flag in each.split() for each in points["flags"]]].groupby("series", sort=False):
+        fastest, slowest, median = (rows[f"samples_per_s_{end}"] for end in ("max", "min", "median"))
+        spread = 100 * (fastest - slowest) / median
+        most = 100 * float(rows[["efficiency_plain", "efficiency_wrapped"]].astype(float).max().max())
+        told = _OF_FLAGS[flag].format(spread=spread.max(), most=most)
+        yield f"{series} at {worker_counts(rows['workers'])}: {told}."
 
 
 def command_words(rate_from: Iterable[str]) -> str:
@@ -810,7 +821,8 @@ def command_words(rate_from: Iterable[str]) -> str:
 def efficiency_doubts(points: pd.DataFrame) -> list[str]:
     """Return those of `doubts` that say why an efficiency is not what it seems."""
     known = points[~points["missing"]]
-    return [*culprits(known), *_doubt_impossible(known), *_doubt_superlinear(points)]
+    above = (_flagged(known, flag) for flag in ("superlinear", "superlinear_unresolved"))
+    return [*culprits(known), *_doubt_impossible(known), *(each for told in above for each in told)]
 
 
 def _doubt_failures(named: pd.DataFrame) -> Iterator[str]:
@@ -840,14 +852,12 @@ def _doubt_baselines(named: pd.DataFrame, known: pd.DataFrame) -> Iterator[str]:
             continue
         for kind in ("plain", "wrapped")[: 1 if first["backend"] == "serial" else 2]:
             lacking = rows[rows[f"base_{kind}_samples_per_s"].isna()]
-            for _, needed in lacking[:1].iterrows():
+            for needed in lacking[:1].to_dict("records"):
                 way = "serial" if kind == "plain" else f"{first['backend']}/{first['transport']}"
-                size = f"{needed['ref_train_samples']:.0f} training samples"
-                if math.isnan(needed["ref_train_samples"]):
-                    size = "and a training set whose size is not recorded either"
+                size = f"{needed['ref_train_samples']:.0f}".replace("nan", "as many")
                 empty = f"no {kind} baseline for {worker_counts(lacking['workers'])}, so speedup_{kind} is left empty"
                 where = f"one {way} worker on {first['partition']} with batch {needed['ref_batch']:.0f}"
-                yield f"{series}: {empty}; it needs {where}, {first['precision']}, {size}."
+                yield f"{series}: {empty}; it needs {where}, {first['precision']}, {size} training samples."
 
 
 def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> Iterator[str]:
@@ -939,33 +949,6 @@ def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:
                 why = f"because these runs are in {names}, which they fit as well"
                 lacks = f"lacks its points of {worker_counts(others['workers'])}"
                 yield f"{series}: {lacks}, {why}; analyse the two studies separately to have both."
-
-
-def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:
-    spread = (points["samples_per_s_max"] - points["samples_per_s_min"]) / points["samples_per_s_median"]
-    for series, rows in points.assign(spread=spread)[spread > _WIDE_SPREAD].groupby("series", sort=False):
-        places = " and ".join(
-            f"{100 * row['spread']:.0f} % at {worker_counts([row['workers']])}"
-            + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else "")
-            for _, row in rows.iterrows()
-        )
-        cause = f"other load{' or an unstable transport' * (rows['backend'].iloc[0] != COMMAND)} is the usual cause"
-        yield f"{series}: repeats spread by {places}, slowest to fastest over the median; {cause}."
-
-
-def _doubt_superlinear(points: pd.DataFrame) -> Iterator[str]:
-    causes = (
-        ". Likely causes: a baseline slowed down by other load, other threads or settings than the workers had, or a "
-        "working set that fits the caches only when it is shared out."
-    )
-    unsure = "; the spread of the repeats does not separate it from 100 %."
-    for _, row in points[points["workers"] > 1].iterrows():
-        kinds = [kind for kind in ("plain", "wrapped") if row[f"efficiency_{kind}"] > 1]
-        values = " and ".join(f"{100 * row[f'efficiency_{kind}']:.1f} % of the {kind} baseline" for kind in kinds)
-        sure = any(row[f"efficiency_{kind}_low"] > 1 for kind in kinds)
-        if kinds:
-            where = f"{row['series']} at {worker_counts([row['workers']])}"
-            yield f"{where}: efficiency above 100 % ({values}){causes if sure else unsure}"
 
 
 def _doubt_unequal_baselines(points: pd.DataFrame) -> Iterator[str]:
