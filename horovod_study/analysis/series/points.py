@@ -798,7 +798,8 @@ _OF_FLAGS = {
 
 def _flagged(points: pd.DataFrame, flag: str) -> Iterator[str]:
     """Yield for each series at which worker counts a flag holds, with what a reader must know of it."""
-    for series, rows in points[[flag in each.split() for each in points["flags"]]].groupby("series", sort=False):
+    held = points["flags"].map(lambda flags: flag in flags.split()).astype(bool)  # also where there are no points
+    for series, rows in points[held].groupby("series", sort=False):
         fastest, slowest, median = (rows[f"samples_per_s_{end}"] for end in ("max", "min", "median"))
         spread = 100 * (fastest - slowest) / median
         most = 100 * float(rows[["efficiency_plain", "efficiency_wrapped"]].astype(float).max().max())
