@@ -83,7 +83,7 @@ class Points:
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the marks of every series on `axes`, whose x ends at `last` and which is `panel_in` inches wide."""
         rows = self.rows[self.rows[self.y].notna()]
-        at = kit.side_by_side(rows, self.y, last, panel_in) if self.apart else rows[self.at or self.x]
+        at = self.places(last, panel_in)
         low, high = self.ends if self.ends is not None else (self.low, self.high)
         for name, own in rows.assign(_at=at).sort_values(self.x, kind="stable").groupby(self.by, sort=False):
             look = replace(looks[f"{name}"], filled=False) if self.hollow else looks[f"{name}"]
@@ -103,6 +103,11 @@ class Points:
             else:
                 resolved = own[self.resolved] if self.resolved else None
                 kit.point_bars(axes, own["_at"], values, look, tips=texts, resolved=resolved)
+
+    def places(self, last: float, panel_in: float) -> pd.Series:
+        """Return where on the axis of x, which ends at `last`, the marks stand in a panel of `panel_in` inches."""
+        rows = self.rows[self.rows[self.y].notna()]
+        return kit.side_by_side(rows, self.y, last, panel_in) if self.apart else rows[self.at or self.x]
 
     @property
     def span(self) -> tuple[float, float]:
@@ -158,12 +163,13 @@ class Curve:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The lowest and the highest value of the lines where they are not extrapolated."""
+        """The lowest and the highest value of the lines; where they are extrapolated, at most twice that before."""
         rows = self.rows
         if "extrapolated" in rows:
             rows = rows[~rows["extrapolated"].astype(bool)]
         values = rows[[self.y, self.high] if self.marked and self.high else [self.y]] * self.scale
-        return float(values.min().min()), float(values.max().max())
+        top = float(values.max().max())
+        return float(values.min().min()), max(top, min(2 * top, float(self.rows[self.y].max()) * self.scale))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +323,7 @@ class Panel:
     nodes: pd.DataFrame | None = None  # rows whose node boundaries are marked
     first: bool = False  # that of the second node alone
     lost: pd.DataFrame | None = None  # cells without a result: a cross at the foot
-    beyond: str | None = None  # the word on the grey behind the last measured count; "": none, None: no grey
+    beyond: str | None = None  # the word on the grey behind the last measured count; None: no grey
 
     @property
     def known(self) -> bool:
@@ -351,7 +357,8 @@ class Panel:
         if last > measured and self.beyond is not None:
             axes.axvspan(measured, 1.3 * last, color=SHADE, linewidth=0, zorder=0)
             above.append((last, self.beyond))
-        self._axis_of_x(axes, counts, last, wide_in)
+        moved = pd.concat([each.places(last, wide_in) for each in marks] or [counts])
+        self._axis_of_x(axes, counts, last, wide_in, moved)
         if "y" not in self.log:
             self._axis_of_y(axes, low, high, tall_in)
         if self.nodes is not None:
@@ -364,7 +371,7 @@ class Panel:
         axes.set_ylabel(folded(self.y, tall_in))
         axes.set_title(folded(self.title, wide_in), pad=6 + 1.3 * small() * rows)
 
-    def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float) -> None:
+    def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float, at: pd.Series) -> None:
         if self.names:
             axes.set_xticks(range(len(self.names)), list(self.names))
             axes.set_xlim(-0.3, len(self.names) - 0.7)
@@ -372,10 +379,10 @@ class Panel:
             axes.set_xscale("log")
             kit.decade_axis(axes, wide_in)
         elif "x" in self.log or self.x == "Workers":
-            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log)
+            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log, at=at)
         else:
             axes.set_xlim(0, 1.02 * last)
-        axes.set_xlabel(self.x)
+        axes.set_xlabel(folded(self.x, 0.8 * wide_in))
 
     def _axis_of_y(self, axes: Axes, low: float, high: float, tall_in: float) -> None:
         if self.share:

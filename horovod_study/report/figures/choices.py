@@ -42,11 +42,10 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
     settings = cells.drop_duplicates("series").set_index("series")["setting"]
     several = settings[[a for a, _ in kept]].nunique() > 1
     names = {(a, b): f"{labels[b]} / {labels[a]}" + f", {settings[b]}" * several for a, b in kept}
-    # A pair looks as its second series does, unless several pairs have that one.
-    alike = len({b for _, b in kept}) < len(kept)
-    own = looks_in_order(list(names.values())) if alike else [base[b] for _, b in kept]
-    looks = {name: replace(look, label=name, filled=True, ring=False)
-             for name, look in zip(names.values(), own, strict=True)}  # fmt: skip
+    # A pair looks as its second series does, unless several pairs would look alike; hollow marks are not resolved.
+    own = [replace(base[b], label="", filled=True, ring=False) for _, b in kept]
+    own = own if len(set(own)) == len(own) else looks_in_order(list(names.values()))
+    looks = {name: replace(look, label=name, filled=True) for name, look in zip(names.values(), own, strict=True)}
     pair = pd.Series(list(zip(table["a"], table["b"], strict=True)), index=table.index).map(names)
     said = table["verdict"] + [f", {plural(count, 'pair')}" for count in table["pairs"]]
     shown = table.assign(pair=pair, resolved=table["verdict"] == RESOLVED, said=said)[pair.notna()]

@@ -14,7 +14,7 @@ from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.turns import alternated, ratios_are
 from horovod_study.analysis.steps.breakdown import IDEAL
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures.workers import RANGE, against_workers
+from horovod_study.report.figures.workers import RANGE, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Guide, Points, spread
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, THIN_LAWS, series_styles
 from horovod_study.text.numbers import with_interval
@@ -65,8 +65,8 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
         ends: dict[str, Any] = {"low": low, "high": high, "ends": interval}
         yield Points(rows=own[~own["missing"]], y=column, **ends, scale=scale, unit=unit, apart=True)
 
-    looks, laws = series_styles(analysis.points), curves[["series", "law"]].drop_duplicates()
-    told = "; ".join(f"{looks[series].label}: {law_label(law)}" for series, law in laws.itertuples(index=False))
+    looks = series_styles(analysis.points)
+    told = law_words(curves, looks, analysis.points)
     absent = sorted(set(analysis.points.loc[analysis.points["backend"] != "serial", "series"]) - set(points["series"]))
     words = [
         f"{name.capitalize()} against the number of workers, {formula}, X = {analysis.rate_unit} of all workers.",
@@ -77,7 +77,7 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
         * bool(told),
         f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}." * bool(absent),
     ]
-    named = ", ".join(law_label(law) for law in laws["law"].unique())
+    named = ", ".join(law_label(law) for law in curves["law"].unique())
     legend = [_entry(f"selected law: {named}", 1.7)] * bool(named)
     legend += [
         _entry(law_label(law), 0.9, linestyle=THIN_LAWS[law]) for law in THIN_LAWS if few and law in set(thin["law"])

@@ -5,9 +5,10 @@ from typing import Any
 
 import pandas as pd
 
+from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.grammar import Figure, Panel
+from horovod_study.report.grammar import Figure, Looks, Panel
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import series_styles
 
@@ -17,6 +18,16 @@ _PLAIN = "one plain PyTorch worker without a communication library"
 
 Side = tuple[Callable[[pd.DataFrame], Iterable[Any]], str, dict[str, Any]]
 """The layers for the rows of a setting, the label of their axis of y, and other axes as `Panel` takes them."""
+
+
+def law_words(curves: pd.DataFrame, looks: Looks, points: pd.DataFrame, before: str = "") -> str:
+    """Return the law of each series of `curves`, once a name; with its setting where a name has several laws."""
+    rows = curves.drop_duplicates("series")
+    rows = rows.assign(name=[before + looks[series].label for series in rows["series"]])
+    rows["setting"] = rows["series"].map(points.drop_duplicates("series").set_index("series")["setting"])
+    rows.loc[rows.groupby("name")["law"].transform("nunique") > 1, "name"] += ", " + rows["setting"]
+    told = rows[["name", "law"]].drop_duplicates().itertuples(index=False)
+    return "; ".join(f"{name}: {law_label(law)}" for name, law in told)
 
 
 def against_workers(

@@ -30,7 +30,7 @@ from horovod_study.report.kit.style import (
     text_in,
 )
 from horovod_study.text.numbers import prefixed
-from horovod_study.text.words import span
+from horovod_study.text.words import cut, listed, span
 
 MAX_PANELS = 6
 """Of one figure; further settings are in its CSV file and in the tables of the page."""
@@ -72,7 +72,8 @@ def settings_of(rows: pd.DataFrame, *, most: int) -> list[str]:
 def left_out(rows: pd.DataFrame, shown: Sequence[str]) -> str:
     """Return the sentence that names the settings which have no panel; empty where all have one."""
     rest = [setting for setting in rows["setting"].drop_duplicates() if setting not in set(shown)]
-    return f" In the CSV file only: {', '.join(rest)}." if rest else ""
+    drawn = f" Drawn: {shown[0]}." if len(shown) == 1 else ""  # which has no title
+    return f"{drawn} In the CSV file only: {', '.join(rest)}." if rest else ""
 
 
 def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str] = (), **changes: Any) -> None:
@@ -206,7 +207,8 @@ def swatch(look: LapStyle) -> Patch:
 
 
 def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any) -> None:
-    """Put a legend below the whole figure, in as many columns as fit; what is too long for a line is broken.
+    """Put a legend below the whole figure, in as many columns as fit; what is too long for a line is broken,
+    and of a very long name the middle is left out.
 
     The figure grows by the lines that the legend has beyond two.
     """
@@ -217,7 +219,8 @@ def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any)
     lead_in = (mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"]) * em_in
     gap_in = mpl.rcParams["legend.columnspacing"] * em_in
     room_in = width_in - 2 * em_in
-    labels = [folded(str(handle.get_label()), room_in - lead_in) for handle in handles]
+    whole = [str(handle.get_label()) for handle in handles]
+    labels = [folded(cut(label, 200, first=100, dots="\u2026"), room_in - lead_in) for label in whole]
     for columns in range(len(handles), 0, -1):
         parts = [part for part in np.array_split(np.arange(len(handles)), columns) if len(part)]
         wide_in = sum(max(text_in(labels[place]) for place in part) + lead_in for part in parts)
@@ -229,9 +232,12 @@ def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any)
     figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns, **more)
 
 
-def count_axis(axes: Axes, counts: Sequence[float], last: float, wide_in: float, *, logarithmic: bool) -> None:
+def count_axis(
+    axes: Axes, counts: Sequence[float], last: float, wide_in: float, *, logarithmic: bool, at: Sequence[float] = ()
+) -> None:
     """Name counts on the axis of x of a panel of `wide_in` inches that ends at `last`: all whole ones where they fit,
     else those that were measured; of many near each other, round numbers or, on a logarithmic axis, powers of two.
+    A linear axis has room for marks that stand `at` other places.
     """
     kinds = sorted({float(count) for count in counts})
     if logarithmic:
@@ -239,7 +245,8 @@ def count_axis(axes: Axes, counts: Sequence[float], last: float, wide_in: float,
         margin = math.exp(0.05 * max(math.log(kinds[-1] / kinds[0]), math.log(2)))
         axes.set_xlim(kinds[0] / margin, kinds[-1] * margin)
     else:
-        axes.set_xlim(*_worker_span(last))
+        left, right = _worker_span(last)
+        axes.set_xlim(min([left, *(each - 0.04 * last for each in at)]), max([right, *(1.03 * each for each in at)]))
 
     whole = [float(count) for count in range(1, int(last) + 1)] if not logarithmic and last <= 12 else []
     shown = _fitting(axes, whole, wide_in)
@@ -350,7 +357,8 @@ def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, i
 def work_words(points: pd.DataFrame) -> str:
     """Return the sentences of a caption that say what each way of scaling keeps fixed."""
     texts = points.loc[points["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
-    return " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in texts.to_dict("records"))
+    alike = texts.groupby("work", sort=False)["setting"]
+    return " ".join(f"Scaling, {listed(list(settings))}: {work}." for work, settings in alike)
 
 
 def repeats_words(rows: pd.DataFrame, what: str = "repeats") -> str:

@@ -254,13 +254,14 @@ def without_glyph(figure: Figure) -> str:
 def folded(text: str, room_in: float) -> str:
     """Break a text after blanks, slashes and commas into lines of at most `room_in` inches; inside style().
 
-    Nothing is lost: without the line breaks it is the same text.
+    A longer word than 24 letters also breaks anywhere behind these. Nothing is lost: without the line breaks it is the
+    same text.
     """
     lines = []
     for given in text.split("\n"):
         line = ""
         # A line may break after a blank, a comma and a colon, and after a slash before a capital: `samples/s` is one.
-        for word in re.split(r"(?<=[ ,:])(?=[^ ])|(?<=/)(?=[A-Z])", given):
+        for word in re.split(r"(?<=[ ,:])(?=[^ ])|(?<=/)(?=[A-Z])|(?<=[^ ,:]{24})(?=[^ ])", given):
             if line and text_in((line + word).rstrip()) > room_in:
                 lines.append(line)
                 line = ""
