@@ -379,7 +379,7 @@ class Panel:
             axes.set_xscale("log")
             kit.decade_axis(axes, wide_in)
         elif "x" in self.log or self.x == "Workers":
-            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log, at=at)
+            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log, at=list(at))
         else:
             axes.set_xlim(0, 1.02 * last)
         axes.set_xlabel(folded(self.x, 0.8 * wide_in))
