@@ -94,5 +94,6 @@ def _files(commands: Sequence[str]) -> dict[str, str]:
     found = {}
     for unknown, start in (("STUDY.yaml", r"run (?=\S+\.ya?ml|'[^']+\.ya?ml')"), ("TABLE", "report ")):
         paths = {path[1] for each in commands if (path := re.match(rf"horovod-study {start}('[^']+'|\S+)", each))}
-        found |= {unknown: path for path in paths if len(paths) == 1}
+        if len(paths) == 1:
+            found[unknown] = paths.pop()
     return found

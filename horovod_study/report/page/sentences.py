@@ -248,8 +248,8 @@ def _fast(analysis: Analysis, found: Mapping[str, Any]) -> str:
         return f"{start}: {rounded(best['samples_per_s'])} {analysis.rate_unit}; {why}."
     rest = [f"over {labels[each['series']]} {_times(each)} times" for each in others if each["speedup"] is not None]
     return (
-        f"{start} {run} {_times(best)} times as fast as {base_of(found)}, an efficiency of {percent(best['efficiency'])}"
-        f"{'; ' * bool(rest)}{listed(rest) if rest else ''}."
+        f"{start} {run} {_times(best)} times as fast as {base_of(found)}, an efficiency of "
+        f"{percent(best['efficiency'])}{'; ' * bool(rest)}{listed(rest) if rest else ''}."
     )
 
 
