@@ -235,10 +235,10 @@ def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says
     assert page.count(why) == 1, "in one line for all series"
     sections = re.findall(r'<section id="([a-z-]+)"', page)
     if len(counts) == 2:
-        assert sections == "scaling step forecast points doubts method synchronisation more-figures".split()
+        assert sections == "scaling step forecast doubts points synchronisation".split()
         assert made.curves.empty and '"speedup-law' not in page
     else:
-        assert 'id="table-laws"' in page and sections[-1] == "more-figures"
+        assert 'id="table-laws"' in page and sections[-1] == "synchronisation"
 
 
 @pytest.mark.parametrize(("last", "of_three", "flat"), [(0.9, 3, True), (0.4, 3, False), (0.4, 1, True)])

@@ -74,8 +74,8 @@ def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[
     for doubt, told_kind in zip(doubts, chain(kinds, repeat("other")), strict=False):
         kind = f"{told_kind}" if told_kind in ranks else "other"
         series, _, text = doubt.partition(": ")
-        names = tuple(labels[each] for each in sharing[text] if series in labels)
-        names = names if len(names) >= SHARED else ()
+        shared = sharing[text] if series in labels else []
+        names = tuple(labels.get(each, each) for each in shared) if len(shared) >= SHARED else ()
         starts = (each for each in labels if doubt.startswith((f"{each}: ", f"{each}, ", f"{each} at ")))
         whole = max(starts, key=len, default="")
         told = f"{labels[whole]}{doubt[len(whole) :]}" if whole else doubt
