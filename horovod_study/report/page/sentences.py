@@ -254,7 +254,7 @@ def _fast(analysis: Analysis, found: Mapping[str, Any]) -> str:
 
 
 def _times(result: Mapping[str, Any]) -> str:
-    if result["low"] is None or result["repeats"] < 2:  # of one run over itself, whose ends are both 1
+    if result["low"] is None or result.get("repeats") == 1:  # of one run over itself, whose ends are both 1
         return f"{number(result['speedup'])} [{plural(result['repeats'], 'repeat')}, no interval]"
     return with_interval(result["speedup"], result["low"], result["high"])
 
