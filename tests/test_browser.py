@@ -402,7 +402,7 @@ def test_on_paper_nothing_is_cut_off_and_the_colours_are_those_of_the_day(browse
     if shutil.which("pdftotext") is None:
         pytest.skip("pdftotext is not installed (poppler-utils): the text of the printed page is not read")
     text = subprocess.run(["pdftotext", "-layout", tmp_path / "report.pdf", "-"], capture_output=True, text=True).stdout
-    for word in ("Laws and forecast", "Doubts", "How it was measured"):
+    for word in ("Laws and forecast", "Doubts", "How it was measured", "All points"):
         assert word in text, word
     for word in ("Definitions", "How to read", "Karp-Flatt"):
         assert word not in text, "it is folded"
@@ -465,6 +465,6 @@ def test_names_from_run_files_are_text_and_run_nothing(browser, tmp_path):
         assert found.thrown == []
         assert [text for text in found.said if text.startswith(("error", "warning"))] == []
         assert found.asked == [path.as_uri()]
-        for where in (".eyebrow", "#doubts", "#method", "#points"):
+        for where in (".eyebrow", "#doubts", "#points"):
             assert EVIL in page.locator(where).text_content(), where
         assert any(EVIL in text for text in page.locator(".spot title").all_text_contents())

@@ -1,8 +1,13 @@
 """Doubts for a reader of the page: the worst first, each with what to do and what to type."""
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
+
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit.style import series_labels
 
 SHARED = 3
 """A doubt that so many series share is said once."""
@@ -14,10 +19,10 @@ REMEDIES = {
         "look whether the table was read as it is meant; --columns says what a column is (docs/fit.md)",
         f"{_TABLE} --columns NAME=COLUMN",
     ),
-    "cause": ("end the cause that is named, and record again", _RUN),
+    "cause": ("end the cause that is named, and record again", _STUDY),
     "outside": ("evaluate and save more rarely, or quote the rate with it", _RUN),
     "hidden": ("measure steps without communication, too", f"{_RUN} --measure"),
-    "steps": ("give every run more steps", _STUDY),
+    "steps": ("set more steps: in the study file, and run it again", _STUDY),
     "superlinear": ("add repeats, and see whether it stays", _STUDY),
     "missing": ("run the study again: it runs only what is missing or failed", _STUDY),
     "baseline": ("name the baseline that you quote, and record the one that is missing", _STUDY),
@@ -43,13 +48,24 @@ class ToldDoubt(NamedTuple):
     command: str
 
 
-def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[ToldDoubt]:
-    """Return the doubts of Analysis.provenance, the worst first; `labels`: series -> its name for readers.
+def names_of(analysis: Analysis) -> dict[str, str]:
+    """Return the name of each series for readers, with its setting where another has the same label."""
+    found: dict[str, str] = {}
+    for table in (analysis.knees, analysis.points):  # a series of the first has several batches
+        labels = series_labels(table)
+        settings, several = dict(zip(table["series"], table["setting"], strict=True)), Counter(labels.values())
+        found |= {name: f"{label}, {settings[name]}" if several[label] > 1 else label for name, label in labels.items()}
+    return found
 
-    A doubt that SHARED series have in common stands at the place of the first, with their names.
+
+def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[ToldDoubt]:
+    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of.
+
+    A doubt that SHARED series have in common stands at the place of the first, with their names. Commands name the
+    files of the study or of the table where those that made it name one.
     """
     doubts, kinds = provenance["doubts"], provenance.get("doubt_kinds") or ()
-    one_each, ranks = len(set(labels.values())) == len(labels), list(REMEDIES)
+    ranks, files = list(REMEDIES), _files(provenance.get("commands") or ())
     sharing: dict[str, list[str]] = {}
     for doubt in doubts:
         series, _, text = doubt.partition(": ")
@@ -58,12 +74,26 @@ def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[
     for doubt, told_kind in zip(doubts, chain(kinds, repeat("other")), strict=False):
         kind = f"{told_kind}" if told_kind in ranks else "other"
         series, _, text = doubt.partition(": ")
-        names = tuple(sharing[text]) if series in labels and len(sharing[text]) >= SHARED else ()
-        whole = max((each for each in labels if doubt.startswith((f"{each}: ", f"{each}, "))), key=len, default="")
-        told = f"{labels[whole]}{doubt[len(whole) :]}" if whole and one_each else doubt
+        shared = sharing[text] if series in labels else []
+        names = tuple(labels.get(each, each) for each in shared) if len(shared) >= SHARED else ()
+        starts = (each for each in labels if doubt.startswith((f"{each}: ", f"{each}, ", f"{each} at ")))
+        whole = max(starts, key=len, default="")
+        told = f"{labels[whole]}{doubt[len(whole) :]}" if whole else doubt
         told = f"{len(names)} series: {text}" if names else told
         remedy, command = REMEDIES[kind]
         if "table" in kinds and kind != "table":  # which no study can measure again
             remedy, command = "add what is missing to the table, each as a row of its own", _TABLE
+        for unknown, path in files.items():
+            command = command.replace(unknown, path)
         found.setdefault(told, (ranks.index(kind), ToldDoubt(told, names, remedy, command)))
     return [doubt for _, doubt in sorted(found.values(), key=lambda each: each[0])]
+
+
+def _files(commands: Sequence[str]) -> dict[str, str]:
+    """Return what stands for STUDY.yaml and TABLE in `commands`, where it is one file."""
+    found = {}
+    for unknown, start in (("STUDY.yaml", r"run (?=\S+\.ya?ml|'[^']+\.ya?ml')"), ("TABLE", "report ")):
+        paths = {path[1] for each in commands if (path := re.match(rf"horovod-study {start}('[^']+'|\S+)", each))}
+        if len(paths) == 1:
+            found[unknown] = paths.pop()
+    return found

@@ -35,11 +35,11 @@ from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
-from horovod_study.report.page.doubts import doubts_of
+from horovod_study.report.page.doubts import doubts_of, names_of
 from horovod_study.report.page.sentences import base_of, headline, learned, outside, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.report.page.waits import jumped, waiting
-from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
+from horovod_study.text.numbers import THIN, fixed, milliseconds, number, percent, rounded, short_rate, with_interval
 from horovod_study.text.tables import Cell, Column, Group, Table
 from horovod_study.text.words import cut, listed, plural
 
@@ -52,6 +52,7 @@ LEARNING = ("learning", "targets", "sensitivity")
 _GROWTH = ("losttime", "losttime-plain", "losttime-wrapped")
 _WAITING = ("synchronisation", "transports", "knees", "cycle")
 _SCORES = ("limits", "holdout", "workers")
+_POINTS = ("points", "turns", "measurement")
 
 MAX_CSV = 60_000
 """Letters of a figure's data up to which the page carries it for download; beyond, its button leads to figures/."""
@@ -78,8 +79,9 @@ class Section(NamedTuple):
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
-    aside: str = ""  # all of it is folded: always, or where the study has few worker counts
+    aside: str = ""  # all of it is folded where the study has few worker counts
     drawn: bool = False  # there is none without a figure
+    more: bool = False  # the figures that no section shows are in it, folded
 
 
 SECTIONS = (
@@ -91,10 +93,8 @@ SECTIONS = (
     Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", *_SCORES), aside="few"),
     Section("learning", "Learning", LEARNING, folded=("targets", "learning"), drawn=True),
     Section("resources", "Energy and hours", ("resources",), folded=("resources",), drawn=True),
-    Section("points", "All points", tables=("points", "turns")),
     Section("doubts", "Doubts", tables=("worst", "failed"), folded=("others",)),
-    Section("method", "How it was measured", tables=("measurement", "environment", "commands")),
-    Section("more-figures", "More figures", aside="always"),  # those that no other section shows
+    Section("points", "All points, and how they were measured", (), _POINTS, ("environment", "commands"), more=True),
 )
 """What follows the answer, in its order."""
 
@@ -163,7 +163,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         findings=sentences(analysis),
         ratios_are=ratios_are(analysis.points),
         tiles=_tiles(analysis, labels),
-        doubts=len(doubts_of(provenance, labels)),
+        doubts=len(doubts_of(provenance, names_of(analysis))),
         failures=len(provenance["failed"]),
         sections=_sections(analysis, figures, made, _leads(analysis, figures, made, labels, against)),
         most=MAX_SAID,
@@ -190,8 +190,7 @@ def _sections(
     rest = set(drawn).difference(*(each.figures for each in SECTIONS))
     found = []
     for each in SECTIONS:
-        own = rest if each.aside == "always" else each.figures
-        figures = [figure for name, figure in drawn.items() if name in own]
+        figures, more = ([drawn[name] for name in drawn if name in own] for own in (each.figures, rest))
         tables = [made[name] for name in (*each.tables, *each.folded) if name in made]
         lead = leads.get(each.place, ())
         if (figures or tables or lead) if not each.drawn else figures:
@@ -201,9 +200,10 @@ def _sections(
                 {
                     "place": each.place,
                     "title": each.title,
-                    "aside": ", ".join(titles) if each.aside == "always" or (few and each.aside) else "",
+                    "aside": ", ".join(titles) if few and each.aside else "",
                     "lead": lead,
                     "figures": figures,
+                    "more": more if each.more else [],
                     "tables": [_table(table, in_sight=table.name in each.tables or table in first) for table in tables],
                 }
             )
@@ -266,7 +266,7 @@ def _leads(
         "forecast": [*_forecast(analysis, made, labels)],
         "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
         "doubts": [] if "worst" in made else [passed],
-        "method": method,
+        "points": method,
     }
     if against is not None:
         found["against"] = [f"{compared.headline(against)}.", *against.doubts, *compared.texts(against)]
@@ -294,7 +294,7 @@ def _step(analysis: Analysis) -> Iterable[str]:
     yield "The parts of a step add up to it; what no part covers is shown as unexplained."
     if len(ranks):
         yield (
-            f"Of {plural(int(ranks['steps'].sum()), 'recorded step', ',')}, added up rank by rank, "
+            f"Of {fixed(ranks['steps'].sum(), 0)} recorded steps, added up rank by rank, "
             f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
             f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
         )
@@ -338,7 +338,7 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
     best, step = found["series"][0], found["step"]
     low, high = best["low"], best["high"]
     interval = f"{plural(best['repeats'], 'repeat')}, no interval"
-    if low is not None:
+    if low is not None and best["repeats"] > 1:
         interval = f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"
     tiles = [
         ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base_of(found)}; {interval}"),
@@ -369,7 +369,7 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
     doubts = [
         (Cell(each.text, cut("; ".join(each.names), MAX_NAMES)), Cell(each.command, each.remedy))
-        for each in doubts_of(analysis.provenance, labels)
+        for each in doubts_of(analysis.provenance, names_of(analysis))
     ]
     commands = [(f"{command}",) for command in analysis.provenance["commands"]]
     rest = doubts[MAX_DOUBTS:]

@@ -46,7 +46,8 @@ def headline(analysis: Analysis) -> str:
         return f"The smallest test MSE is {scientific(best['best_mse_median'], 3)}, with {best['setting']}"
     found = _largest(analysis)
     best = found["series"][0]
-    start, low, high = _start(found, findings), best["low"], best["high"]
+    labels, low, high = series_labels(analysis.points), best["low"], best["high"]
+    start = _start(found, findings, labels)
     if found.get("apart"):
         return f"{start} train models of their own: no speedup"
     if best["speedup"] is None:
@@ -54,7 +55,7 @@ def headline(analysis: Analysis) -> str:
         return f"{start}: {rounded(best['samples_per_s'])} {analysis.rate_unit}{why}"
     if found["workers"] == 1:
         return f"{start}: no run with several workers has finished yet"
-    start += _way(found, best, series_labels(analysis.points))
+    start += _way(found, best, labels)
     one = base_of(found) if base_of(found) == _BASES["plain"] else "one"
     if low is not None and low <= 1 <= high:
         times = with_interval(best["speedup"], low, high)
@@ -71,13 +72,15 @@ def _way(found: Mapping[str, Any], best: Mapping[str, Any], labels: Mapping[str,
     return f" over {label}"
 
 
-def _start(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
+def _start(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
     """Return what distinguishes this finding from the others, and its workers, as the start of a sentence."""
-    places = {each["partition"] for each in findings}
-    words = [f"on {found['partition']}"] if places != {"local"} else []
+    workers, place = plural(found["workers"], "worker"), found["partition"]
+    words = [f"on {place}"] if {each["partition"] for each in findings} != {"local"} else []
+    if labels[found["series"][0]["series"]] == place:  # of a table, which names series and no place
+        words, workers = [], f"{workers} of {place}"
     if len({each["setting"] for each in findings}) > 1:
         words.append(f"with {found['setting']}")
-    text = ", ".join(filter(None, (" ".join(words), plural(found["workers"], "worker"))))
+    text = ", ".join(filter(None, (" ".join(words), workers)))
     return f"{text[0].upper()}{text[1:]}"
 
 
@@ -152,7 +155,7 @@ def _name(lap: str) -> str:
 
 
 def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
-    """Return the worker count from which on another one costs more than it gives, with its interval; empty if open."""
+    """Return the knee, from which on one more worker gains little, with its interval; empty if open."""
     document = analysis.holdout["series"].get(found["series"][0]["series"])
     if document is None or document["recommendation"] is None:
         return ""
@@ -164,7 +167,8 @@ def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
         return ""
     told = "by forecast, " if knee["workers"] > found["workers"] else ""
     count = plural(knee["workers"], "worker")
-    return f"{told}more than {count} cost more than they give [{knee['low']:.0f}, {knee['high']:.0f}]"
+    ends = f"[{knee['low']:.0f}, {knee['high']:.0f}]"
+    return f"{told}from {count} on {ends} one more gains less than half of the mean worker"
 
 
 def learned(analysis: Analysis) -> list[str]:
@@ -236,21 +240,23 @@ def _fast(analysis: Analysis, found: Mapping[str, Any]) -> str:
     """Return how fast the series of a finding are."""
     best, *others = found["series"]
     labels = series_labels(analysis.points)
-    start = _start(found, analysis.provenance["findings"])
+    start = _start(found, analysis.provenance["findings"], labels)
     start += _way(found, best, labels)
+    run = "runs" if found["workers"] == 1 else "run"
     if best["speedup"] is None:
         why = f"no speedup: {found['withheld']}" if found.get("withheld") else "there is no baseline"
         return f"{start}: {rounded(best['samples_per_s'])} {analysis.rate_unit}; {why}."
     rest = [f"over {labels[each['series']]} {_times(each)} times" for each in others if each["speedup"] is not None]
     return (
-        f"{start} run {_times(best)} times as fast as {base_of(found)}, an efficiency of {percent(best['efficiency'])}"
-        f"{'; ' * bool(rest)}{listed(rest) if rest else ''}."
+        f"{start} {run} {_times(best)} times as fast as {base_of(found)}, an efficiency of "
+        f"{percent(best['efficiency'])}{'; ' * bool(rest)}{listed(rest) if rest else ''}."
     )
 
 
 def _times(result: Mapping[str, Any]) -> str:
-    value = with_interval(result["speedup"], result["low"], result["high"])
-    return value if result["low"] is not None else f"{value} [{plural(result['repeats'], 'repeat')}, no interval]"
+    if result["low"] is None or result.get("repeats") == 1:  # of one run over itself, whose ends are both 1
+        return f"{number(result['speedup'])} [{plural(result['repeats'], 'repeat')}, no interval]"
+    return with_interval(result["speedup"], result["low"], result["high"])
 
 
 _FEWEST_PAIRS = 3

@@ -486,7 +486,8 @@ _TABLES: Mapping[str, _Declared] = {
     ),
     "boundary": _Declared(
         "What another node adds",
-        "Waiting for gradients per step on fewer and on more nodes, means over repeats. Direct: equal workers; "
+        "Waiting for gradients per step on fewer and on more nodes: medians over steps (means where a run has no "
+        "median), then means over repeats. Direct: equal workers; "
         f"indirect: part of it is due to the further workers, of which the next count needs another node. {_95}.",
         Column("From", "text", partial(_side, "fewer"), wrap=0.2),
         Column("To", "text", partial(_side, "more"), wrap=0.2),

@@ -39,7 +39,7 @@ def _wait(row: Mapping[Any, Any]) -> str:
     )
     text = (
         f"in the median repeat waiting for gradients takes {with_unit(*(1000 * each for each in wait), unit='ms')} of "
-        f"a step, {percent(row['share_median'])}"
+        f"a mean step, {percent(row['share_median'])}"
     )
     if not math.isfinite(epoch[0]):
         return text
@@ -62,7 +62,7 @@ def _jump(row: Mapping[Any, Any]) -> str:
     """Return what waits longer by how much from fewer to more nodes; the whole step where its wait is hidden."""
     hidden = not math.isfinite(row["jump_s"])
     start, part = ("step_", "step") if hidden else ("", "sync")
-    what = "a step, in which synchronisation is hidden," if hidden else "waiting for gradients per step"
+    what = "step, in which synchronisation is hidden," if hidden else "wait for gradients per step"
     jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
     fewer, more = (
         place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node")))
@@ -74,7 +74,7 @@ def _jump(row: Mapping[Any, Any]) -> str:
     verdict = "too few repeats to tell" if pd.isna(resolved) else "resolved" if resolved else "not resolved"
     mixed = "; part of it is due to the further workers" if row["kind"] == INDIRECT else ""
     return (
-        f"from {fewer} to {more} {what} goes from {before}{THIN}ms to {after}{THIN}ms, by "
+        f"from {fewer} to {more} the {row['per_step']} {what} goes from {before}{THIN}ms to {after}{THIN}ms, by "
         f"{signed(with_unit(jump, low, high, unit='ms'))} ({verdict}){mixed}"
     )
 
