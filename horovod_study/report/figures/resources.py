@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures.workers import against_workers, law_words
+from horovod_study.report.figures.workers import Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Points, spread
 from horovod_study.report.kit import style
 
@@ -52,7 +52,7 @@ def resources(analysis: Analysis) -> Figure | None:
     frames = [shown.assign(kind="point"), curves.assign(kind="line")]
     data = pd.concat([each for each in frames if len(each)], ignore_index=True)
     how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "base": False}
-    sides = [(partial(layers, panel=panel), panel["label"], {}) for panel in wanted]
+    sides: list[Side] = [(partial(layers, panel=panel), panel["label"], {}) for panel in wanted]
     return against_workers(analysis, NAME, words, sides, title="What training costs", **how)
 
 

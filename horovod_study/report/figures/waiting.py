@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
-from horovod_study.report.figures.workers import INTERVAL, against_workers, law_words
+from horovod_study.report.figures.workers import INTERVAL, Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Looks, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
@@ -46,7 +46,7 @@ def synchronisation(analysis: Analysis) -> Figure | None:
     def of_epoch(own: pd.DataFrame) -> Iterator[Any]:
         return iter([_Batches(rows=own), *layers(own, "sync_per_epoch_s", 1.0, "s")])
 
-    sides = [(lambda own: layers(own, "sync_s", 1000.0, "ms"), "Waiting / ms per step", {})]
+    sides: list[Side] = [(lambda own: layers(own, "sync_s", 1000.0, "ms"), "Waiting / ms per step", {})]
     epochs = bool(known["sync_per_epoch_s_median"].notna().any())
     sides += [(of_epoch, "Waiting / s per epoch", {})] if epochs else []
     laws = law_words(lines, looks, analysis.points)
