@@ -334,7 +334,7 @@ AMISS = """() => {
 
 
 @pytest.mark.parametrize("width", [1280, 800, 390])
-def test_nothing_is_clipped_covered_broken_or_out_of_reach_and_no_tile_is_empty(browser, report, pages, width):
+def test_nothing_is_clipped_covered_broken_or_out_of_reach(browser, report, pages, width):
     viewport = {"width": width, "height": 900}
     for path in (report, *pages.values()):
         with opened(browser, path, viewport=viewport) as found:
@@ -342,19 +342,16 @@ def test_nothing_is_clipped_covered_broken_or_out_of_reach_and_no_tile_is_empty(
             assert (beyond, scrolled) == ([], wide)
             assert found.page.evaluate(AMISS) == []
     with opened(browser, report, viewport=viewport) as found:
-        inside, filled = found.page.evaluate(
+        inside = found.page.evaluate(
             """() => {
                 const box = (each) => each.getBoundingClientRect();
-                const list = document.querySelector("nav ul"), tiles = document.querySelector(".tiles");
-                const words = [...list.querySelectorAll("a")].every((each) =>
+                const list = document.querySelector("nav ul");
+                return [...list.querySelectorAll("a")].every((each) =>
                     box(each).left >= 0 && box(each).right <= box(list).right + 6
                     && box(each).bottom <= box(list).bottom + 1);
-                const area = (each) => box(each).width * box(each).height;
-                return [words, [...tiles.children].reduce((sum, each) => sum + area(each), 0) / area(tiles)];
             }"""
         )
         assert inside
-        assert filled > 0.97, "what no tile covers is grey"
 
 
 def test_a_finger_shows_the_value_of_a_point(browser, report, analysis):

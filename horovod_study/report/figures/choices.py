@@ -66,9 +66,8 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
         name="transport_ratio",
         title=" against ".join(compared) if len(compared) == 2 else f"Ratios of {listed(compared)}",
         alt=what,
-        caption=f"{what} Points: geometric mean of the ratios of runs of the same repeat, which ran side by side in "
-        "one block; bars: 95 % intervals (Student's t on logarithms). Filled: resolved (p below 0.05 after Holm over "
-        "the worker counts, and an interval without 1), open: not resolved."
+        caption=f"{what} Points: geometric mean over pairs of runs of the same repeat; bars: 95 % intervals (Student's "
+        "t on logarithms). Filled: resolved, p below 0.05 after Holm over the worker counts."
         f"{kit.boundary_words(shown)} {kit.repeats_words(shown, 'pairs')}{_left(rest, 'pair')}",
         data=table,
         panels=panels,
@@ -116,10 +115,9 @@ def batch_size(analysis: Analysis) -> Figure | None:
     curves, knees = (_named(part) for part in (analysis.batch_curves, analysis.knees))
     words = [
         "What a larger batch gives",
-        "Throughput of all workers, time per epoch (batches times the mean step, without evaluation and checkpoints) "
-        "and the share of the step that is waiting for gradients, against the batch of one worker.",
+        "Throughput, time per epoch (batches times the mean step) and waiting against the batch of one worker.",
         "Lines: the fitted step, fixed + B per_sample or max(fixed, B per_sample), the form selected by AICc; stroke: "
-        "its knee, where both costs are equal, on its 95 % interval; without one it is not identifiable.",
+        "its knee, where both costs are equal, on its 95 % interval.",
     ]
     made = _against_batch(analysis, "batch_size", analysis.batches, words, list(_QUANTITIES)[:3], curves, knees)
     if made is None:
@@ -136,11 +134,10 @@ def overhead(analysis: Analysis) -> Figure | None:
     """Return what communication costs against the batch of a worker; None without three batches of several workers."""
     table = analysis.batches[analysis.batches["workers"] > 1]
     known = table[table["overhead_median"].notna() | table["lost"].notna()]
-    bases = " or ".join(sorted({base for base in known["lost_base"] if base})) or "one"
     words = [
         "Communication overhead against the batch",
-        "What communication costs against the batch of one worker: waiting for gradients over the step, and, where "
-        f"there is one, what is lost to the {bases} worker alone at the same batch, 1 - X(N) / (N X(1)).",
+        "Waiting for gradients over the step, and what is lost to one worker alone at the same batch, "
+        "1 - X(N) / (N X(1)), against the batch of one worker.",
     ]
     none = analysis.batch_curves.iloc[:0].assign(line="")
     return _against_batch(analysis, "overhead", known, words, list(_QUANTITIES)[2:], none, none)

@@ -91,7 +91,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
         title="Learning curve",
         alt=what,
         caption=f"{what} Lines: medians over repeats after equally many samples; bands: lowest to highest repeat. "
-        f"{floor if len(known) else 'The floor of this data set is not known.'} {rest}".strip(),
+        f"{floor * bool(len(known))} {rest}".strip(),
         data=shown,
         panels=panels,
         looks=looks,
@@ -176,12 +176,10 @@ def targets(analysis: Analysis) -> Figure | None:
         name="targets",
         title="Time to target",
         alt="Stacked bars of the seconds to reach each target error by number of workers; the values are in the table.",
-        caption="Time until the test MSE is at most the target: the median run. A bar is the time that the samples "
-        f"needed by {baseline_words(analysis.points, analysis.provenance['baseline'])} take at this throughput, that "
-        "of the further samples that these workers need (below zero: fewer), and what is outside the timed window "
-        "(evaluation, warm-up). Speedup to target = throughput ratio x statistical efficiency, statistical efficiency "
-        "= samples to target of the baseline / samples to target. Dotted with >: not met in that time by enough "
-        "repeats (censored). Targets, settings and series that have no room are in the table.",
+        caption="Time until the test MSE is at most the target, median run: as many samples as "
+        f"{baseline_words(analysis.points, analysis.provenance['baseline'])} needs, at this throughput; further "
+        "samples (below zero: fewer); and what is outside the timed window. Dotted with >: not met in that time by enough "
+        "repeats (censored). What has no room is in the table.",
         data=table[shown & table["target_mse"].isin(picked)],
         looks=style.series_styles(analysis.points),
         **of_bars(rows, "seconds", "Seconds to target", parts=PARTS, unit="s", before="before"),

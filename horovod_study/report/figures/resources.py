@@ -42,8 +42,8 @@ def resources(analysis: Analysis) -> Figure | None:
     told = [law_words(rows, looks, analysis.points, before) for rows, before in laws if len(rows)]
     read = " and ".join(devices(kind) for kind in rows["energy_of"].drop_duplicates() if kind)
     words = [
-        "What training costs against the number of workers: energy (of whole devices in the timed window, without "
-        "memory modules, fans, power supplies and network) and hours, workers x training samples / throughput.",
+        "What training costs against the number of workers: energy of whole devices in the timed window, and hours, "
+        "workers x training samples / throughput.",
         "lowest to highest repeat",
         f"Energy of {read}." * bool(read),
         f"Lines: the law selected by AICc with its 95 % band, dashed where extrapolated ({'; '.join(told)})."

@@ -122,8 +122,8 @@ def epoch_time(analysis: Analysis) -> Figure | None:
         yield Points(rows=own, unit="s per epoch", line=True, ends=ends, **spread("epoch_s"))
 
     words = [
-        "Time per epoch against the number of workers: training samples / X, X = samples/s of all workers in the timed "
-        "window, without evaluation and checkpoints; ideal: that of the baseline / N.",
+        "Time per epoch against the number of workers: training samples / X, X = samples/s in the timed window; ideal: "
+        "that of the baseline / N.",
         "fastest to slowest repeat",
     ]
     sides = [(layers, "Time per epoch / s", {"log": "xy"})]
@@ -156,8 +156,7 @@ def weak_scaling(analysis: Analysis) -> Figure | None:
         yield Points(rows=rows, y="mean_s", low="min_s", high="max_s", scale=1000, unit="ms per step", line=True)
 
     words = [
-        "Weak scaling: every worker keeps its batch; throughput of all workers, and mean time per step where it is "
-        "known. Ideal: N times the throughput of the baseline, and its step.",
+        "Weak scaling: every worker keeps its batch. Ideal: N times the throughput of the baseline, and its step.",
         "lowest to highest repeat",
     ]
     sides = [(of_rate, f"1000 {analysis.rate_unit}", {"log": "xy"}), (of_step, "Mean step / ms", {"log": "x"})]
@@ -194,8 +193,7 @@ def regression(analysis: Analysis) -> Figure | None:
         yield Points(rows=own, unit="\u00d7", ends=ends, **spread(column, "", "_min", "_max"))
 
     words = [
-        "Regression lines of the speedup, S(N) = slope N + intercept, by least squares over the runs of each series; "
-        "the slope with its 95 % interval is what a further worker brings.",
+        "Regression lines of the speedup, S(N) = slope N + intercept, by least squares over the runs of each series.",
         RANGE,
         "Bands: 95 % of the line, the baseline taken as exact.",
     ]
@@ -231,7 +229,7 @@ def forecast(analysis: Analysis) -> Figure | None:
         "Throughput of all workers against their number, both axes logarithmic.",
         RANGE,
         "On grey, hollow: forecast by a weighted combination of laws, with the 95 % interval of a single run; ideal: N "
-        "times the baseline, or the smallest measured count where there is none.",
+        "times the baseline.",
     ]
     hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": PAPER, "markersize": 5, "linestyle": EXTRAPOLATED_DASH}
     legend = [_entry("forecast", 1.2, **hollow), Patch(facecolor=QUIET, alpha=0.2, label="95 % interval")]

@@ -176,9 +176,8 @@ def drawing(table: pd.DataFrame, calibration: Calibration) -> Figure:
         alt="Speedup, efficiency and parts of the step against workers; the values are in its CSV file.",
         caption=f"Simulated, not measured: {it.scaling} scaling, computing known with {it.batch} samples per worker, "
         f"{plural(it.network.workers_per_node, 'worker')} per node, gradients of {it.gradient_bytes:,.0f} bytes. "
-        "Speedup is over one worker that computes alone; grey: N workers, N times as fast. Efficiency: speedup / N, "
-        "with the 95 % intervals of the table. Bars: what the mean step of the first scenario is made of. "
-        f"Computing from {sources.get('computing', 'given constants')}; network from "
+        "Speedup is over one worker that computes alone; efficiency with the 95 % intervals of the table. Bars: the "
+        f"mean step of the first scenario. Computing from {sources.get('computing', 'given constants')}; network from "
         f"{sources.get('network', 'given constants')}.",
         data=table,
         panels=[

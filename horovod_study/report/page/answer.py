@@ -1,17 +1,12 @@
 """What a study came to, in a few lines for a terminal: the page's headline, its points, the doubts, the cost."""
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.page.doubts import doubts_of, names_of
+from horovod_study.report.page.doubts import told_doubts
 from horovod_study.report.page.sentences import answer
 from horovod_study.report.page.tables import tables
 from horovod_study.text.numbers import THIN
 from horovod_study.text.tables import to_lines, with_columns
 from horovod_study.text.words import plural
-
-
-def told_doubts(analysis: Analysis) -> list[str]:
-    """Return the doubts that the page has, in its words and in its order."""
-    return [each.text for each in doubts_of(analysis.provenance, names_of(analysis))]
 
 
 def answer_lines(analysis: Analysis) -> list[str]:

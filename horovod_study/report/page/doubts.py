@@ -1,10 +1,14 @@
 """Doubts for a reader of the page: the worst first, each with what to do and what to type."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.style import series_labels
@@ -58,35 +62,54 @@ def names_of(analysis: Analysis) -> dict[str, str]:
     return found
 
 
-def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[ToldDoubt]:
-    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of.
+def told_doubts(analysis: Analysis) -> list[ToldDoubt]:
+    """Return the doubts of a study as the page tells them, the worst first."""
+    return doubts_of(analysis.provenance, names_of(analysis), _runs(analysis.runs))
+
+
+def doubts_of(
+    provenance: Mapping[str, Any], labels: Mapping[str, str], runs: Mapping[str, str] = MappingProxyType({})
+) -> list[ToldDoubt]:
+    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of, `runs`: a run of each series.
 
     A doubt that SHARED series have in common stands at the place of the first, with their names. Commands name the
-    files of the study or of the table where those that made it name one.
+    files of the study or of the table where those that made it name one, and the run with most workers.
     """
     doubts, kinds = provenance["doubts"], provenance.get("doubt_kinds") or ()
     ranks, files = list(REMEDIES), _files(provenance.get("commands") or ())
+    series = re.compile("|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in sorted(labels, key=len)[::-1]) or "$^")
     sharing: dict[str, list[str]] = {}
     for doubt in doubts:
-        series, _, text = doubt.partition(": ")
-        sharing.setdefault(text if series in labels else doubt, []).append(series)
+        name, _, text = doubt.partition(": ")
+        sharing.setdefault(text if name in labels else doubt, []).append(name)
     found: dict[str, tuple[int, ToldDoubt]] = {}
     for doubt, told_kind in zip(doubts, chain(kinds, repeat("other")), strict=False):
         kind = f"{told_kind}" if told_kind in ranks else "other"
-        series, _, text = doubt.partition(": ")
-        shared = sharing[text] if series in labels else []
-        names = tuple(labels.get(each, each) for each in shared) if len(shared) >= SHARED else ()
-        starts = (each for each in labels if doubt.startswith((f"{each}: ", f"{each}, ", f"{each} at ")))
-        whole = max(starts, key=len, default="")
-        told = f"{labels[whole]}{doubt[len(whole) :]}" if whole else doubt
-        told = f"{len(names)} series: {text}" if names else told
+        name, _, text = doubt.partition(": ")
+        shared = sharing[text] if name in labels else []
+        names = tuple(labels[each] for each in shared) if len(shared) >= SHARED else ()
+        told = f"{len(names)} series: {text}" if names else doubt
         remedy, command = REMEDIES[kind]
         if "table" in kinds and kind != "table":  # which no study can measure again
             remedy, command = "add what is missing to the table, each as a row of its own", _TABLE
-        for unknown, path in files.items():
+        of = series.search(doubt)
+        run = runs.get(of[0] if of else "", runs.get("", "RUN_DIR"))
+        for unknown, path in (files | {"RUN_DIR": run}).items():
             command = command.replace(unknown, path)
+        told = series.sub(lambda hit: labels[hit[0]], told)
         found.setdefault(told, (ranks.index(kind), ToldDoubt(told, names, remedy, command)))
     return [doubt for _, doubt in sorted(found.values(), key=lambda each: each[0])]
+
+
+def _runs(runs: pd.DataFrame) -> dict[str, str]:
+    """Return the directory of the run with most workers of each series, and of all of them by an empty name."""
+    found: dict[str, str] = {}
+    if {"series", "run", "study", "status"} <= set(runs.columns):
+        done = runs[(runs["status"] == "done") & (runs["study"] != "train")].sort_values("workers", kind="stable")
+        for series, study, run in done[["series", "study", "run"]].itertuples(index=False):
+            within = run if run.startswith(f"{study}/") else f"{study}/{run}"
+            found[series] = found[""] = shlex.quote(f"runs/{within}")
+    return found
 
 
 def _files(commands: Sequence[str]) -> dict[str, str]:

@@ -35,37 +35,24 @@ from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
-from horovod_study.report.page.doubts import doubts_of, names_of
-from horovod_study.report.page.sentences import base_of, headline, learned, outside, sentences, subheadline
+from horovod_study.report.page.doubts import told_doubts
+from horovod_study.report.page.sentences import headline, learned, outside, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.report.page.waits import jumped, waiting
-from horovod_study.text.numbers import THIN, fixed, milliseconds, number, percent, rounded, short_rate, with_interval
+from horovod_study.text.numbers import THIN, fixed, short_rate
 from horovod_study.text.tables import Cell, Column, Group, Table
 from horovod_study.text.words import cut, listed, plural
 
 OPTIONS = packaged().options
 
-SYNCHRONISATION = ("synchronisation", "transport_ratio", "batch_size")
-LEARNING = ("learning", "targets", "sensitivity")
-"""The figures of the sections on synchronisation and on learning."""
-
 _GROWTH = ("losttime", "losttime-plain", "losttime-wrapped")
-_WAITING = ("synchronisation", "transports", "knees", "cycle")
 _SCORES = ("limits", "holdout", "workers")
 _POINTS = ("points", "turns", "measurement")
 
-MAX_CSV = 60_000
-"""Letters of a figure's data up to which the page carries it for download; beyond, its button leads to figures/."""
-LONG_NAME = 60
-"""Letters of a series' name up to which the legend fits below a figure that is half as wide as the page."""
-MAX_ROWS = 32
-"""Rows up to which a table is in sight."""
-MAX_SAID = 4
-"""Paragraphs of a section that are in sight."""
-MAX_DOUBTS = 5
-"""Doubts that are in sight, the worst."""
-MAX_NAMES = 600
-"""Letters of the names of the series that share a doubt."""
+MAX_CSV = 60_000  # letters of a figure's data for download; beyond, its button leads to figures/
+MAX_ROWS = 32  # of a table in sight
+MAX_SAID = 4  # paragraphs of a section in sight
+MAX_DOUBTS = 5  # in sight
 
 
 class Section(NamedTuple):
@@ -89,9 +76,13 @@ SECTIONS = (
     Section("scaling", "Scaling", ("speedup", "efficiency")),
     Section("step", "Inside a step", ("breakdown", "losses"), folded=(*_GROWTH, "breakdown")),
     Section("nodes", "Across nodes", ("boundary",), folded=("boundary",)),
-    Section("synchronisation", "Synchronisation", SYNCHRONISATION, folded=_WAITING, aside="few"),
+    Section(
+        *("synchronisation", "Synchronisation", ("synchronisation", "transport_ratio", "batch_size")),
+        folded=("synchronisation", "transports", "knees", "cycle"),
+        aside="few",
+    ),
     Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", *_SCORES), aside="few"),
-    Section("learning", "Learning", LEARNING, folded=("targets", "learning"), drawn=True),
+    Section("learning", "Learning", ("learning", "targets"), folded=("targets", "learning"), drawn=True),
     Section("resources", "Energy and hours", ("resources",), folded=("resources",), drawn=True),
     Section("doubts", "Doubts", tables=("worst", "failed"), folded=("others",)),
     Section("points", "All points, and how they were measured", (), _POINTS, ("environment", "commands"), more=True),
@@ -162,8 +153,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         under=[text for text in (subheadline(analysis), outside(analysis)) if text],
         findings=sentences(analysis),
         ratios_are=ratios_are(analysis.points),
-        tiles=_tiles(analysis, labels),
-        doubts=len(doubts_of(provenance, names_of(analysis))),
+        doubts=len(told_doubts(analysis)),
         failures=len(provenance["failed"]),
         sections=_sections(analysis, figures, made, _leads(analysis, figures, made, labels, against)),
         most=MAX_SAID,
@@ -223,7 +213,7 @@ def _figure(drawing: Figure) -> dict[str, Any]:
     # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
     label, rows = html.escape(drawing.alt, quote=True), csv_of(drawing.data)
     longest = max((len(look.label) for look in drawing.looks.values()), default=0)
-    svg = inline(drawing, width_in=SCREEN_WIDTH_IN if longest <= LONG_NAME else 6.3)
+    svg = inline(drawing, width_in=SCREEN_WIDTH_IN if longest <= 60 else 6.3)  # beyond, the legend needs the page
     return {
         "name": drawing.name,
         "title": drawing.title,
@@ -263,7 +253,7 @@ def _leads(
         else ["No finished run recorded the parts of its steps."],
         "nodes": jumped(analysis),
         "synchronisation": waiting(analysis),
-        "forecast": [*_forecast(analysis, made, labels)],
+        "forecast": [*_forecast(analysis, labels)],
         "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
         "doubts": [] if "worst" in made else [passed],
         "points": method,
@@ -300,18 +290,8 @@ def _step(analysis: Analysis) -> Iterable[str]:
         )
 
 
-def _forecast(analysis: Analysis, made: Mapping[str, Table], labels: Mapping[str, str]) -> Iterable[str]:
-    """Yield how to read laws and forecasts, and in a sentence for each reason which series have no forecast."""
-    if "laws" in made:
-        yield (
-            "Each law is fitted to the speedups of all repeats. The selected one has the fewest parameters among those "
-            "that the data support about equally well (within 2 units of AICc, and by errors at counts left out)."
-        )
-    if "forecast" in made:
-        yield (
-            "A forecast is not a measurement. Its hold-out error is that of the same method, applied to the largest "
-            "measured counts without knowing them."
-        )
+def _forecast(analysis: Analysis, labels: Mapping[str, str]) -> Iterable[str]:
+    """Yield in a sentence for each reason which series have no forecast."""
     told = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
     lacking: dict[str, list[str]] = {}
     for series, scored in analysis.holdout["series"].items():
@@ -329,31 +309,6 @@ _HOW = {
 }
 
 
-def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the figures of the headline one by one, with what they are relative to."""
-    findings = [found for found in analysis.provenance["findings"] if found["series"][0]["speedup"] is not None]
-    if not findings:
-        return None
-    found = max(findings, key=lambda each: (each["workers"], each["series"][0]["speedup"]))
-    best, step = found["series"][0], found["step"]
-    low, high = best["low"], best["high"]
-    interval = f"{plural(best['repeats'], 'repeat')}, no interval"
-    if low is not None and best["repeats"] > 1:
-        interval = f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"
-    tiles = [
-        ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base_of(found)}; {interval}"),
-        ("Efficiency", percent(best["efficiency"]), f"of {plural(found['workers'], 'ideal worker')}"),
-        ("Throughput", rounded(best["samples_per_s"]), f"{analysis.rate_unit}, all workers together"),
-    ]
-    if step is not None and (share := step["share"]["sync"]) is not None:
-        wait = f"{milliseconds(share * step['step_s'])} of {milliseconds(step['step_s'])}{THIN}ms per step"
-        tiles.append(("Waiting for gradients", percent(share), wait))
-    what = dict.fromkeys(  # of a table label and partition are the name of the curve
-        (labels[best["series"]], plural(found["workers"], "worker"), found["setting"], found["partition"])
-    )
-    return {"what": ", ".join(filter(None, what)), "tiles": tiles}
-
-
 # ---------------------------------------------------------------------------------------------------- own tables
 
 
@@ -368,8 +323,8 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     limited = Table(columns=(Column("To know", "text"),), groups=tuple(limits))
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
     doubts = [
-        (Cell(each.text, cut("; ".join(each.names), MAX_NAMES)), Cell(each.command, each.remedy))
-        for each in doubts_of(analysis.provenance, names_of(analysis))
+        (Cell(each.text, cut("; ".join(each.names), 600)), Cell(each.command, each.remedy))
+        for each in told_doubts(analysis)
     ]
     commands = [(f"{command}",) for command in analysis.provenance["commands"]]
     rest = doubts[MAX_DOUBTS:]

@@ -18,7 +18,7 @@ from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.typeset import caption_command, latex, to_latex
-from horovod_study.report.page.doubts import doubts_of, names_of
+from horovod_study.report.page.doubts import told_doubts
 from horovod_study.report.page.sentences import answer, learned, sentences
 from horovod_study.report.page.tables import tables
 from horovod_study.text.tables import table_of
@@ -101,8 +101,7 @@ def _section(analysis: Analysis, figures: Sequence[Figure], results: Sequence[st
         yield f"\\caption[{{{latex(each.title)}}}]{{{command}}}\\label{{fig:{each.name}}}"
         yield "\\end{figure}"
     yield "\n\\subsection{Threats to validity}"
-    doubts = doubts_of(analysis.provenance, names_of(analysis))
-    items = [latex(each.text) for each in doubts] or ["The analysis found nothing to doubt."]
+    items = [latex(each.text) for each in told_doubts(analysis)] or ["The analysis found nothing to doubt."]
     if "hosts" in analysis.runs and analysis.runs["hosts"].dropna().nunique() == 1:
         items.append("All runs used the same host: others of its kind may differ.")
     if len(analysis.forecast):

@@ -13,21 +13,6 @@ from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text.numbers import THIN, known, milliseconds, number, percent, rounded, scientific, with_interval
 from horovod_study.text.words import listed, plural
 
-ENVIRONMENT = {
-    "partition": "Partition",
-    "host": "Host",
-    "cpu_model": "Processor",
-    "cores": "Cores",
-    "os": "Operating system",
-    "python": "Python",
-    "torch": "PyTorch",
-    "horovod": "Horovod",
-    "mpi": "MPI",
-    "package": "horovod_study",
-}
-"""What is said of the place where runs were recorded, by the keys of provenance.json."""
-
-
 _BASES = {"plain": "one plain worker", "wrapped": "one worker of the same library"}
 
 
@@ -67,9 +52,7 @@ def headline(analysis: Analysis) -> str:
 def _way(found: Mapping[str, Any], best: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """Return over which library and transport a series of a finding ran; of a table, and of a command, nothing."""
     label = labels[best["series"]]
-    if label == found["partition"] or found["mode"] == COMMAND:
-        return ""
-    return f" over {label}"
+    return f" over {label}" if label != found["partition"] and found["mode"] != COMMAND else ""
 
 
 def _start(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
@@ -127,10 +110,6 @@ def _largest(analysis: Analysis) -> Mapping[str, Any]:
     return max(analysis.provenance["findings"], key=size)
 
 
-WHOLE = 1.05
-"""A part that grew by so much of the loss is all of it; the others then shrank by no more than noise."""
-
-
 def _loss(found: Mapping[str, Any]) -> str:
     """Return the largest part of the time that a step lost against ideal scaling.
 
@@ -145,13 +124,9 @@ def _loss(found: Mapping[str, Any]) -> str:
     if not all(known(part) for part in growth.values()):
         return ""
     lap, part = max(growth.items(), key=lambda each: each[1])
-    if not 0.005 <= part <= WHOLE:
+    if not 0.005 <= part <= 1.05:  # all of it, where the others shrank by no more than noise
         return ""
-    return f"{percent(min(part, 1.0))} of the loss is {_name(lap)}"
-
-
-def _name(lap: str) -> str:
-    return "waiting for gradients" if lap == "sync" else LAPS[lap].label
+    return f"{percent(min(part, 1.0))} of the loss is {LAPS[lap].label.removesuffix(' (sync)')}"
 
 
 def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
@@ -176,12 +151,9 @@ def learned(analysis: Analysis) -> list[str]:
     best, labels, text = _best(analysis), series_labels(analysis.points), []
     if best is None:
         return []
-    floor = ""
-    if known(best["floor_mse"]):
-        floor = (
-            f"; the statistical floor of the test curves is {scientific(best['floor_mse'])}, an efficiency of "
-            f"{percent(best['efficiency'])}"
-        )
+    numbers = scientific(best["floor_mse"]), percent(best["efficiency"])
+    floor = "; the statistical floor of the test curves is {}, an efficiency of {}".format(*numbers)
+    floor *= known(best["floor_mse"])
     text.append(
         f"The smallest test MSE is {scientific(best['best_mse_median'], 3)}, reached by {_who(best, labels)} after "
         f"{best['best_epoch']:.3g} epochs and {rounded(best['best_train_s'], 3)}{THIN}s of training{floor}."
@@ -240,8 +212,7 @@ def _fast(analysis: Analysis, found: Mapping[str, Any]) -> str:
     """Return how fast the series of a finding are."""
     best, *others = found["series"]
     labels = series_labels(analysis.points)
-    start = _start(found, analysis.provenance["findings"], labels)
-    start += _way(found, best, labels)
+    start = _start(found, analysis.provenance["findings"], labels) + _way(found, best, labels)
     run = "runs" if found["workers"] == 1 else "run"
     if best["speedup"] is None:
         why = f"no speedup: {found['withheld']}" if found.get("withheld") else "there is no baseline"
@@ -249,7 +220,8 @@ def _fast(analysis: Analysis, found: Mapping[str, Any]) -> str:
     rest = [f"over {labels[each['series']]} {_times(each)} times" for each in others if each["speedup"] is not None]
     return (
         f"{start} {run} {_times(best)} times as fast as {base_of(found)}, an efficiency of "
-        f"{percent(best['efficiency'])}{'; ' * bool(rest)}{listed(rest) if rest else ''}."
+        f"{percent(best['efficiency'])}, at {rounded(best['samples_per_s'])} {analysis.rate_unit}"
+        f"{'; ' * bool(rest)}{listed(rest) if rest else ''}."
     )
 
 
@@ -257,10 +229,6 @@ def _times(result: Mapping[str, Any]) -> str:
     if result["low"] is None or result.get("repeats") == 1:  # of one run over itself, whose ends are both 1
         return f"{number(result['speedup'])} [{plural(result['repeats'], 'repeat')}, no interval]"
     return with_interval(result["speedup"], result["low"], result["high"])
-
-
-_FEWEST_PAIRS = 3
-"""As many as the repeats that an interval takes everywhere on the page."""
 
 
 def _difference(found: Mapping[str, Any], workers: int, pairs: pd.DataFrame, labels: Mapping[str, str]) -> str:
@@ -271,7 +239,7 @@ def _difference(found: Mapping[str, Any], workers: int, pairs: pd.DataFrame, lab
     fast, slow, resolved = found["faster"], found["slower"], found["resolved"]
     ratio, low, high = found["ratio"], found["low"], found["high"]
     same = (pairs["quantity"] == "samples_per_s") & (pairs["workers"] == workers) & pairs["ratio_low"].notna()
-    same &= (pairs["pairs"] >= _FEWEST_PAIRS) & pairs["a"].isin([fast, slow]) & pairs["b"].isin([fast, slow])
+    same &= (pairs["pairs"] >= 3) & pairs["a"].isin([fast, slow]) & pairs["b"].isin([fast, slow])
     for row in pairs[same].to_dict("records"):
         ratio, low, high = (float(row[name]) for name in ("ratio", "ratio_low", "ratio_high"))
         fast, slow, resolved = row["b"], row["a"], row["verdict"] == RESOLVED
@@ -302,7 +270,7 @@ def _step(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
         lap, part = max(growth.items(), key=lambda each: each[1])
         than = "an ideal share of the baseline's step" if found["mode"] == "strong" else "the step of the baseline"
         text += (
-            f". That is {milliseconds(grown)}{THIN}ms longer than {than}; what grew most is {_name(lap)}, by "
-            f"{milliseconds(part * grown)}{THIN}ms"
+            f". That is {milliseconds(grown)}{THIN}ms longer than {than}; what grew most is "
+            f"{LAPS[lap].label.removesuffix(' (sync)')}, by {milliseconds(part * grown)}{THIN}ms"
         )
     return [f"{text}."]

@@ -27,7 +27,7 @@ from horovod_study.report.figures import resources
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import FORMS, document
-from horovod_study.report.page.sentences import ENVIRONMENT
+from horovod_study.report.page.doubts import told_doubts
 from horovod_study.report.page.waits import place
 from horovod_study.text.numbers import MINUS, THIN, alone, fixed, known, percent, places, signed, significant
 from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, grouped, with_columns
@@ -62,15 +62,8 @@ def tables(analysis: Analysis) -> list[Table]:
     """Return the tables that the study has data for, in the order of the report."""
     words = _words(analysis)
     # Labels as in the figures; some frames have series of their own.
-    frames = (
-        analysis.cycle,
-        analysis.knees,
-        analysis.batches,
-        analysis.synchronisation,
-        analysis.nodes,
-        analysis.points,
-    )
-    labels = {series: label for frame in frames for series, label in series_labels(frame).items()}
+    names = ("cycle", "knees", "batches", "synchronisation", "nodes", "points")
+    labels = {series: label for name in names for series, label in series_labels(getattr(analysis, name)).items()}
     found = [_made(name.format(**words), told, analysis, words, labels) for name, told in _TABLES.items()]
     return [table for table in found if table is not None]
 
@@ -339,6 +332,18 @@ def _measurement(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+_ENVIRONMENT = (
+    *(("host", "Host"), ("cpu_model", "Processor"), ("cores", "Cores"), ("os", "Operating system")),
+    *(("python", "Python"), ("torch", "PyTorch"), ("horovod", "Horovod"), ("mpi", "MPI"), ("package", "horovod_study")),
+)
+
+
+_ENVIRONMENT = (
+    *(("host", "Host"), ("cpu_model", "Processor"), ("cores", "Cores"), ("os", "Operating system")),
+    *(("python", "Python"), ("torch", "PyTorch"), ("horovod", "Horovod"), ("mpi", "MPI"), ("package", "horovod_study")),
+)
+
+
 def _environment(analysis: Analysis) -> pd.DataFrame:
     found = analysis.provenance["environment"]
     table = pd.DataFrame(
@@ -349,8 +354,8 @@ def _environment(analysis: Analysis) -> pd.DataFrame:
                 "_is": f"{each[key]}",
             }
             for number, each in enumerate(found, start=1)
-            for key, word in ENVIRONMENT.items()
-            if key != "partition" and each.get(key) not in (None, "")
+            for key, word in _ENVIRONMENT
+            if each.get(key) not in (None, "")
         ]
     )
     if len(found) > 1 and len(table):  # what all of them share is said once
@@ -366,6 +371,7 @@ def _environment(analysis: Analysis) -> pd.DataFrame:
 _PLACE = (Column("Workers", "count", "workers", names=True), Column("Nodes", "count", "nodes", usual="1"))
 _REPEATS = Column("Repeats", "count", "repeats")
 _95 = "Brackets: 95 % intervals"
+_HOURS = "{worker_hours_per_epoch}"
 _HEADS = {"sync": "Waiting", "residual": "Unex-\nplained"}
 _LAPS = [Column(_HEADS.get(lap, lap.capitalize()), "number", itemgetter(lap), "ms") for lap in LAPS]
 _GROWTH = (
@@ -498,9 +504,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Jump", "change", "jump_s low_s high_s", "ms", strong=True),
         Column("Beyond\ngrowth", "change", "beyond_s beyond_low_s beyond_high_s", "ms", page_only=True),
         Column("Jump of\nthe step", "interval", "step_jump_s step_low_s step_high_s", "ms", page_only=True),
-        Column(
-            "Verdict", "text", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], "unknown")
-        ),
+        Column("Verdict", "text", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], NOTHING)),
     ),
     "transports": _Declared(
         "Backends compared, pair by pair",
@@ -631,16 +635,8 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Energy\nper sample", "interval", "energy_per_sample_j", "{energy_per_sample_j}", strong=True),
         Column("Energy\nratio", "interval", "energy_ratio"),
         Column("Speedup\nper joule", "number", "speedup_per_joule", page_only=True),
-        Column(
-            "{worker} time\nper epoch", "interval", "worker_hours_per_epoch", "{worker_hours_per_epoch}", strong=True
-        ),
-        Column(
-            "{worker} time\nof a run",
-            "number",
-            "worker_hours_of_run_median",
-            "{worker_hours_per_epoch}",
-            page_only=True,
-        ),
+        Column("{worker} time\nper epoch", "interval", "worker_hours_per_epoch", _HOURS, strong=True),
+        Column("{worker} time\nof a run", source="worker_hours_of_run_median", unit=_HOURS, page_only=True),
         rows=_resources,
     ),
     "measurement": _Declared(
@@ -670,10 +666,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("No.", "count", "_number"),
         Column("Doubt", "text", "doubt", wrap=0.9),
         rows=lambda analysis: pd.DataFrame(
-            [
-                {"_number": number, "doubt": f"{each}"}
-                for number, each in enumerate(analysis.provenance["doubts"], start=1)
-            ]
+            [{"_number": number, "doubt": each.text} for number, each in enumerate(told_doubts(analysis), 1)]
         ),
     ),
     "failed": _Declared(
