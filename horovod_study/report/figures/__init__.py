@@ -14,6 +14,6 @@ of a study:
     causes           what takes the time: parts of a step, what they grew by, roofline, network
     usage            what processors and GPUs did
 
-of one verb (accounting, attribution and timeline are tables):
-    accounting, attribution, bench, inspection (with the hosts over time), lr_range, search, simulation, timeline
+of one verb:
+    bench, inspection (with the hosts over time), lr_range, search, simulation
 """
