@@ -17,7 +17,6 @@ from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 from horovod_study.text.words import plural
 
 MAX_LINES = 8  # of one panel; with more, every setting gets a row of its own
-
 MAX_ROWS = 4
 
 PARTS = {
@@ -119,18 +118,16 @@ def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _lined(points: pd.DataFrame, row: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a row with the names of their lines: what differs in it of runtime, workers and setting."""
-    known, names = row.drop_duplicates(_CELL), style.series_labels(points)
-    counts = [plural(each["workers"], "worker") * (each["backend"] != "serial") for each in known.to_dict("records")]
-    words = pd.DataFrame({"runtime": known["series"].map(names), "workers": counts, "setting": known["setting"]})
-    words = words.loc[:, words.nunique() > 1] if len(words) > 1 else words
-    texts = [", ".join(filter(None, each)) for each in words.itertuples(index=False)]
-    lines = dict[Any, str]()
-    for key, text in zip(known[_CELL].itertuples(index=False, name=None), texts, strict=True):
-        series, workers, nodes = key
-        full = f"{series}, {plural(workers, 'worker')} on {plural(nodes, 'node')}"
-        lines[key] = full if text in lines.values() else text
-    return row.assign(line=[lines[key] for key in row[_CELL].itertuples(index=False, name=None)])
+    """Return the cells of a row with the names of their lines: runtime, workers, nodes, and settings if several."""
+    labels, several = style.series_labels(points), row["setting"].nunique() > 1
+    words = [
+        labels[each["series"]]
+        + f", {plural(each['workers'], 'worker')}" * (each["backend"] != "serial")
+        + f" on {plural(each['nodes'], 'node')}" * (each["nodes"] > 1)
+        + f", {each['setting']}" * several
+        for each in row.to_dict("records")
+    ]
+    return row.assign(line=words)
 
 
 def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> dict[str, style.SeriesStyle]:

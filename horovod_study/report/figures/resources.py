@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures.workers import Side, against_workers, law_words
+from horovod_study.report.figures.scaling import Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Points, spread
 from horovod_study.report.kit import style
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures.workers import against_workers
+from horovod_study.report.figures.scaling import against_workers
 from horovod_study.report.grammar import Curve, Figure, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import series_styles

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
-from horovod_study.report.figures.workers import INTERVAL, Side, against_workers, law_words
+from horovod_study.report.figures.scaling import INTERVAL, Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Looks, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
