@@ -235,7 +235,7 @@ def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says
     assert page.count(why) == 1, "in one line for all series"
     sections = re.findall(r'<section id="([a-z-]+)"', page)
     if len(counts) == 2:
-        assert sections == "scaling step forecast doubts points synchronisation".split(), "folded ones are last"
+        assert sections == "scaling step synchronisation forecast doubts points".split()
         assert made.curves.empty and '"speedup-law' not in page
     else:
         assert 'id="table-laws"' in page and sections[-1] == "points"

@@ -251,8 +251,6 @@ def _rests(found: Explanation) -> Iterable[str]:
         yield f"- and {plural(len(doubts) - _MAX_DOUBTS, 'doubt')} more: --part account"
 
 
-# ------------------------------------------------------------------------------ commands in which no step was seen
-
 _SENSORS = {
     "rss_mb_max": "memory, MB",
     "gpu_percent": "GPUs, %",

@@ -78,7 +78,6 @@ class Points:
     resolved: str = ""  # column: hollow marks where it is False
     note: str = ""  # column: what pointing at a mark says last
     hollow: bool = False  # what nobody measured; the legend has the filled ones
-    marker: str = ""  # in place of that of the series
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the marks of every series on `axes`, whose x ends at `last` and which is `panel_in` inches wide."""
@@ -98,7 +97,6 @@ class Points:
                     kit.line_of(axes, part["_at"], part[self.y] * self.scale, look)
             if self.hollow:
                 how = {**kit.marker(look), "linestyle": "none", "zorder": 4}
-                how["marker"] = self.marker or how["marker"]
                 kit.line_of(axes, own["_at"], values[0], look, tips=texts, **how)
             else:
                 resolved = own[self.resolved] if self.resolved else None
@@ -317,9 +315,7 @@ class Panel:
     title: str = ""
     log: str = ""  # "x", "y" or "xy"
     decades: bool = False  # a logarithmic x has round numbers, not those that were measured
-    names: Sequence[str] = ()  # of the places 0, 1, ... of x
     limits: tuple[float | None, float | None] = (0.0, None)  # of y; None: as the data is
-    share: bool = False  # per cent of a whole: the axis ends there, and need not begin at zero
     nodes: pd.DataFrame | None = None  # rows whose node boundaries are marked
     first: bool = False  # that of the second node alone
     lost: pd.DataFrame | None = None  # cells without a result: a cross at the foot
@@ -372,10 +368,7 @@ class Panel:
         axes.set_title(folded(self.title, wide_in), pad=6 + 1.3 * small() * rows)
 
     def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float, at: pd.Series) -> None:
-        if self.names:
-            axes.set_xticks(range(len(self.names)), list(self.names))
-            axes.set_xlim(-0.3, len(self.names) - 0.7)
-        elif self.decades:
+        if self.decades:
             axes.set_xscale("log")
             kit.decade_axis(axes, wide_in)
         elif "x" in self.log or self.x == "Workers":
@@ -385,13 +378,10 @@ class Panel:
         axes.set_xlabel(folded(self.x, 0.8 * wide_in))
 
     def _axis_of_y(self, axes: Axes, low: float, high: float, tall_in: float) -> None:
-        if self.share:
-            axes.set_ylim(max(0.0, min(90.0, low - 0.15 * (100 - low))), 101)
-        else:
-            foot, top = self.limits
-            if foot is not None:  # else both ends are where the data ends
-                foot, top = 1.08 * min(foot, low), (1.12 * high or 1.0) if top is None else top
-            axes.set_ylim(foot, top)
+        foot, top = self.limits
+        if foot is not None:  # else both ends are where the data ends
+            foot, top = 1.08 * min(foot, low), (1.12 * high or 1.0) if top is None else top
+        axes.set_ylim(foot, top)
         kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
 
     def _crosses(self, axes: Axes, looks: Looks) -> None:

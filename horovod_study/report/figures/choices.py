@@ -77,8 +77,6 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ the batch of a worker
-
 _KEY = ["series", "workers", "nodes"]
 
 

@@ -200,8 +200,6 @@ def _ms(seconds: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
-# ----------------------------------------------------------------------------------------- the hosts over time
-
 _SHADES = {"start-up": style.SHADE, "warm-up": style.GRID, "timed steps": "none", "evaluation": "#f4e4bf"}
 _SHADES |= {"break": "#e9cdd8", "end": "#d8e3ea"}
 _MOST_PANELS = 6

@@ -2,7 +2,6 @@
 
 html        report.html, one file that needs nothing else: an answer and a list of sections (templates/, static/)
 sentences   the analysis in words, and in a few lines for a terminal: numbers rounded to what they are worth
-waits       waiting for gradients in words, at a new node too
 doubts      doubts, the worst first, each with what to type
 tables      the tables of a study for print: LaTeX and CSV
 paper       a section of a thesis in LaTeX, with its appendix and citations

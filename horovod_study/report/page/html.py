@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
-from horovod_study.analysis.forecast.study_forecast import FEWEST_COUNTS, FORECAST
+from horovod_study.analysis.forecast.study_forecast import FORECAST
 from horovod_study.analysis.series.points import REPORTED, baseline_words
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
@@ -36,9 +36,8 @@ from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page.doubts import told_doubts
-from horovod_study.report.page.sentences import headline, learned, outside, sentences, subheadline
+from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
 from horovod_study.report.page.tables import tables, write_tables
-from horovod_study.report.page.waits import jumped, waiting
 from horovod_study.text.numbers import THIN, fixed, short_rate
 from horovod_study.text.tables import Cell, Column, Group, Table
 from horovod_study.text.words import cut, listed, plural
@@ -66,7 +65,6 @@ class Section(NamedTuple):
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
-    aside: str = ""  # all of it is folded where the study has few worker counts
     drawn: bool = False  # there is none without a figure
     more: bool = False  # the figures that no section shows are in it, folded
 
@@ -79,9 +77,8 @@ SECTIONS = (
     Section(
         *("synchronisation", "Synchronisation", ("synchronisation", "transport_ratio", "batch_size")),
         folded=("synchronisation", "transports", "knees", "cycle"),
-        aside="few",
     ),
-    Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", *_SCORES), aside="few"),
+    Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", *_SCORES)),
     Section("learning", "Learning", ("learning", "targets"), folded=("targets", "learning"), drawn=True),
     Section("resources", "Energy and hours", ("resources",), folded=("resources",), drawn=True),
     Section("doubts", "Doubts", tables=("worst", "failed"), folded=("others",)),
@@ -172,11 +169,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
 def _sections(
     analysis: Analysis, drawn: Mapping[str, Any], made: Mapping[str, Table], leads: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Return the sections that this study has, as the template shows them; folded ones last."""
-    parallel = analysis.points[(analysis.points["backend"] != "serial") & ~analysis.points["missing"].astype(bool)]
-    several = parallel.groupby("series")["workers"].nunique()
-    single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
-    few = bool(len(several) and single and 1 < parallel["workers"].max() and several.max() < FEWEST_COUNTS)
+    """Return the sections that this study has, as the template shows them."""
     rest = set(drawn).difference(*(each.figures for each in SECTIONS))
     found = []
     for each in SECTIONS:
@@ -185,19 +178,17 @@ def _sections(
         lead = leads.get(each.place, ())
         if (figures or tables or lead) if not each.drawn else figures:
             first = [] if figures or any(table.name in each.tables for table in tables) else tables[:1]
-            titles = [each["title"] for each in figures] + [table.title for table in tables]
             found.append(
                 {
                     "place": each.place,
                     "title": each.title,
-                    "aside": ", ".join(titles) if few and each.aside else "",
                     "lead": lead,
                     "figures": figures,
                     "more": more if each.more else [],
                     "tables": [_table(table, in_sight=table.name in each.tables or table in first) for table in tables],
                 }
             )
-    return sorted(found, key=lambda section: bool(section["aside"]))
+    return found
 
 
 def _table(table: Table, *, in_sight: bool) -> tuple[str, Markup]:
@@ -221,9 +212,6 @@ def _figure(drawing: Figure) -> dict[str, Any]:
         "caption": drawing.caption,
         "csv": script_json(rows) if len(rows) <= MAX_CSV else None,
     }
-
-
-# ---------------------------------------------------------------------------------------------------- sentences
 
 
 def _leads(
@@ -307,9 +295,6 @@ _HOW = {
     "": "Every worker trains on batches of its own; the throughput is the samples of all workers in the timed window "
     "over the seconds of the slowest one. Warm-up steps, tests and writing are outside the window.",
 }
-
-
-# ---------------------------------------------------------------------------------------------------- own tables
 
 
 def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> Iterable[Table]:

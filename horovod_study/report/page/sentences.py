@@ -1,5 +1,6 @@
 """The analysis in words: sentences with numbers, rounded to what their intervals say they are worth."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,12 +8,24 @@ import pandas as pd
 
 from horovod_study.analysis.series.culprits import WORTH
 from horovod_study.analysis.study import Analysis
+from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT
 from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.records import COMMAND
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.page.doubts import told_doubts
-from horovod_study.report.page.tables import tables
-from horovod_study.text.numbers import THIN, known, milliseconds, number, percent, rounded, scientific, with_interval
+from horovod_study.report.page.tables import place, tables
+from horovod_study.text.numbers import (
+    THIN,
+    known,
+    milliseconds,
+    number,
+    percent,
+    rounded,
+    scientific,
+    signed,
+    with_interval,
+    with_unit,
+)
 from horovod_study.text.tables import to_lines, with_columns
 from horovod_study.text.words import listed, plural
 
@@ -277,6 +290,69 @@ def _step(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
             f"{LAPS[lap].label.removesuffix(' (sync)')}, by {milliseconds(part * grown)}{THIN}ms"
         )
     return [f"{text}."]
+
+
+def waiting(analysis: Analysis) -> list[str]:
+    """Return what waiting takes at their largest counts in the three series that it takes the most of."""
+    cells, labels = analysis.synchronisation, series_labels(analysis.synchronisation)
+    cells = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
+    largest = cells.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
+    largest = largest.sort_values("share_median", ascending=False, kind="stable").head(3)
+    return [
+        f"{named(labels, row)}, {plural(row['workers'], 'worker')}: {_wait(row)}." for row in largest.to_dict("records")
+    ]
+
+
+def named(labels: Mapping[str, str], row: Mapping[Any, Any]) -> str:
+    """Return the name of a row's series, with its setting."""
+    return ", ".join(filter(None, (labels[row["series"]], row["setting"])))
+
+
+def _wait(row: Mapping[Any, Any]) -> str:
+    """Return what waiting takes of a step and of an epoch, where that is known."""
+    wait, epoch = (
+        [row[f"{name}_{end}"] for end in ("median", "low", "high")] for name in ("sync_s", "sync_per_epoch_s")
+    )
+    text = (
+        f"in the median repeat waiting for gradients takes {with_unit(*(1000 * each for each in wait), unit='ms')} of "
+        f"a mean step, {percent(row['share_median'])}"
+    )
+    if not math.isfinite(epoch[0]):
+        return text
+    return f"{text}, and {with_unit(*epoch, unit='s')} of an epoch of {row['batches_per_epoch']:.0f} batches"
+
+
+def jumped(analysis: Analysis) -> list[str]:
+    """Return what the first node boundary of each series adds to a step, one sentence per series."""
+    labels = series_labels(analysis.nodes)
+    found = []
+    for _, rows in analysis.boundary.groupby("series", sort=False):
+        first = rows[rows["fewer_nodes"] == rows["fewer_nodes"].min()]
+        direct = first[first["kind"] == DIRECT]
+        row = (direct if len(direct) else first).to_dict("records")[-1]
+        found.append(f"{named(labels, row)}: {_jump(row)}.")
+    return found
+
+
+def _jump(row: Mapping[Any, Any]) -> str:
+    """Return what waits longer by how much from fewer to more nodes; the whole step where its wait is hidden."""
+    hidden = not math.isfinite(row["jump_s"])
+    start, part = ("step_", "step") if hidden else ("", "sync")
+    what = "step, in which synchronisation is hidden," if hidden else "wait for gradients per step"
+    jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
+    fewer, more = (
+        place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node")))
+        + (f" over {row[f'{side}_path']}" if row[f"{side}_path"] else "")
+        for side in ("fewer", "more")
+    )
+    before, after = (milliseconds(row[f"{side}_{part}_s"]) for side in ("fewer", "more"))
+    resolved = row[f"{start}resolved"]
+    verdict = "too few repeats to tell" if pd.isna(resolved) else "resolved" if resolved else "not resolved"
+    mixed = "; part of it is due to the further workers" if row["kind"] == INDIRECT else ""
+    return (
+        f"from {fewer} to {more} the {row['per_step']} {what} goes from {before}{THIN}ms to {after}{THIN}ms, by "
+        f"{signed(with_unit(jump, low, high, unit='ms'))} ({verdict}){mixed}"
+    )
 
 
 def answer_lines(analysis: Analysis) -> list[str]:

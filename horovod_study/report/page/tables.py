@@ -28,7 +28,6 @@ from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import FORMS, document
 from horovod_study.report.page.doubts import told_doubts
-from horovod_study.report.page.waits import place
 from horovod_study.text.numbers import MINUS, THIN, alone, fixed, known, percent, places, signed, significant
 from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, grouped, with_columns
 from horovod_study.text.words import listed, plural
@@ -231,6 +230,19 @@ def _synchronisation(analysis: Analysis) -> pd.DataFrame:
     under = [told.get(series, "") for series in cells["series"]]
     cells = cells.drop(columns=["reduction", "horovod_defaults"]).assign(_under=under)
     return cells if cells["sync_s_median"].notna().any() else cells[:0]
+
+
+def place(workers: float, nodes: float, per_node: str) -> str:
+    """Return where workers sat, in words: `2 workers on 1 node`, `5 workers on 2 nodes (4 + 1)`."""
+    text = f"{plural(workers, 'worker')} on {plural(nodes, 'node')}"
+    parts = [part.partition("x") for part in per_node.split()]
+    if nodes == 1 or not parts:
+        return text
+    if sum(int(times) for times, _, _ in parts) <= 4:
+        shares = " + ".join(share for times, _, share in parts for _ in range(int(times)))
+    else:
+        shares = ", ".join(f"{share} on {times}" for times, _, share in parts)
+    return f"{text} ({shares})"
 
 
 def _side(side: str, row: Row) -> str:
