@@ -74,17 +74,19 @@ def losses(analysis: Analysis) -> Figure | None:
     ends: dict[str, Any] = {"low": f"minus_{kind}_low_s", "high": f"minus_{kind}_high_s"}
     rows = table[~table["part"].isin([IDEAL, MEASURED])].join(step[[*ends.values()]], on=["series", "workers", "nodes"])
     parts, base = set(rows["part"]), baseline_words(analysis.points, kind, plain="one plain PyTorch worker")
-    apart = (
-        " Skew: waiting for the last worker. Transfer: one raw all-reduce of the gradients in the same job (10 % "
-        "quantile); runtime: the same through the library with aligned ranks, less it."
-    )
+    apart = " Transfer and runtime were not measured separately in these runs." * bool(parts - {"hidden"})
+    if "runtime" in parts:
+        apart = (
+            " Skew: waiting for the last worker. Transfer: one raw all-reduce of the gradients in the same job (10 % "
+            "quantile); runtime: the same through the library with aligned ranks, less it."
+        )
     return Figure(
         name="losses",
         title="What more workers add to a step",
         alt="Stacked bars of what each part of a step grew by; the values are in its CSV file.",
         caption=f"T(N) {MINUS} T(1) by part, means per step over the timed window, ranks and repeats; T(1): the step "
         f"of {base} (for a fixed global batch divided by the workers). Numbers: sums of all parts; strokes: their "
-        f"95 % intervals, where there are three repeats.{apart * ('runtime' in parts)}",
+        f"95 % intervals, where there are three repeats.{apart}",
         data=table,
         looks=series_styles(analysis.points),
         **of_bars(rows, "seconds", f"T(N) {MINUS} T(1) / ms", parts=GROWTH, scale=1e3, unit="ms", **ends),

@@ -86,10 +86,6 @@ def text(table: pd.DataFrame, calibration: Calibration) -> str:
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def _scenarios(table: pd.DataFrame) -> list[str]:
-    return [f"{name}" for name in dict.fromkeys(table["scenario"])]
-
-
 def _constant_lines(calibration: Calibration, *, several: bool) -> list[str]:
     """Return what the simulation begins with; `several`: some of it is on several nodes."""
     it, sources = calibration.scenario, calibration.sources
@@ -159,7 +155,7 @@ def write_simulation(
 def drawing(table: pd.DataFrame, calibration: Calibration) -> Figure:
     """Return speedup, efficiency and the parts of the step against workers."""
     it, sources = calibration.scenario, calibration.sources
-    names = _scenarios(table)
+    names = list(map(str, dict.fromkeys(table["scenario"])))
     looks = {
         name: replace(look, dash=style.EXTRAPOLATED_DASH if place and look.dash == "-" else look.dash)
         for place, (name, look) in enumerate(zip(names, style.looks_in_order(names), strict=True))

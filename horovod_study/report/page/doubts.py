@@ -13,8 +13,7 @@ import pandas as pd
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.style import series_labels
 
-SHARED = 3
-"""A doubt that so many series share is said once."""
+SHARED = 3  # a doubt that so many series share is said once
 
 _STUDY, _RUN, _TABLE = "horovod-study run STUDY.yaml", "horovod-study explain RUN_DIR", "horovod-study report TABLE"
 

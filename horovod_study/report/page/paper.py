@@ -124,14 +124,12 @@ def _method(analysis: Analysis) -> Iterable[str]:
     if libraries := [words for name, words in _LIBRARIES.items() if name in set(analysis.runs["backend"])]:
         yield f"Workers communicated through {listed(libraries)}."
     if measured := told["measurement"]:
-        repeats, excluded, steps, window = (
-            _span(measured, name) for name in ("repeats", "excluded_steps", "steps", "window_s")
-        )
+        spans = (_span(measured, name) for name in ("repeats", "excluded_steps", "steps", "window_s"))
         yield (
-            f"Each point has {repeats} repeats, each a process of its own. Of a run the first steps were left out"
-            f" ({excluded}: warm-up, and what came before the step time was steady), and {steps} steps were timed"
-            f" ({window}~s); Table~\\ref{{tab:measurement}} has them by series."
-        )
+            "Each point has {} repeats, each a process of its own. Of a run the first steps were left out ({}: warm-up,"
+            " and what came before the step time was steady), and {} steps were timed ({}~s);"
+            " Table~\\ref{{tab:measurement}} has them by series."
+        ).format(*spans)
     yield (
         "Throughput is samples of all workers over the seconds of the slowest worker. A point is the median over its"
         f" repeats; speedup is its throughput over that of {_BASELINES[told['baseline']]}, with the same batch and data"

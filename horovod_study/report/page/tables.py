@@ -384,6 +384,7 @@ _PLACE = (Column("Workers", "count", "workers", names=True), Column("Nodes", "co
 _REPEATS = Column("Repeats", "count", "repeats")
 _95 = "Brackets: 95 % intervals"
 _HOURS = "{worker_hours_per_epoch}"
+_RATES = "samples_per_s_median samples_per_s_ci95_low samples_per_s_ci95_high"
 _HEADS = {"sync": "Waiting", "residual": "Unex-\nplained"}
 _LAPS = [Column(_HEADS.get(lap, lap.capitalize()), "number", itemgetter(lap), "ms") for lap in LAPS]
 _GROWTH = (
@@ -399,14 +400,7 @@ _TABLES: Mapping[str, _Declared] = {
         f"(evaluation, checkpoints). {_95}; none from fewer than three repeats.",
         *_PLACE,
         Column("Repeats", "of", "repeats _tried"),
-        Column(
-            "Throughput",
-            "rate",
-            "samples_per_s_median samples_per_s_ci95_low samples_per_s_ci95_high",
-            "{rate}",
-            under="samples_per_s_min samples_per_s_max",
-            strong=True,
-        ),
+        Column("Throughput", "rate", _RATES, "{rate}", under="samples_per_s_min samples_per_s_max", strong=True),
         Column("Step", "number", "mean_step_s", "ms"),
         Column("Speedup", "interval", "speedup_{base}", strong=True),
         Column("Speedup\nover {other}", "interval", "speedup_{other}", page_only=True),
@@ -418,8 +412,8 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Karp-Flatt\nfraction", "number", "karp_flatt", page_only=True),
         Column("Notes", "text", "_notes", doubt="_no_result"),
         rows=_points,
-        keep="series setting mode partition backend transport workers nodes batch repeats failed samples_per_s_median "
-        "samples_per_s_ci95_low samples_per_s_ci95_high samples_per_s_min samples_per_s_max mean_step_s step_s_median "
+        keep=f"series setting mode partition backend transport workers nodes batch repeats failed {_RATES} "
+        "samples_per_s_min samples_per_s_max mean_step_s step_s_median "
         "speedup_plain speedup_plain_low speedup_plain_high efficiency_plain efficiency_plain_low "
         "efficiency_plain_high speedup_wrapped speedup_wrapped_low speedup_wrapped_high efficiency_wrapped "
         "efficiency_wrapped_low efficiency_wrapped_high karp_flatt waiting_share outside_share_median "
