@@ -13,7 +13,7 @@ from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.figures import waiting
 from horovod_study.report.kit import interactive, style
-from horovod_study.report.kit.markup import to_html
+from horovod_study.report.kit.typeset import to_html
 from horovod_study.report.page import html, sentences
 from horovod_study.report.page.tables import tables as page_tables
 

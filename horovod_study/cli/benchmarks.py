@@ -181,13 +181,13 @@ def _equality_arguments(parser: Parser) -> None:
 def equality(options: argparse.Namespace) -> Result:
     """Prove that parallel training equals sequential training, weight by weight."""
     from horovod_study.records import finite
-    from horovod_study.report.equality import text, write
+    from horovod_study.report.terminal import equality_text, write_equality
     from horovod_study.studies.verify import Question
     from horovod_study.studies.verify import verify as prove
 
     result = finite(prove(Question(**given(options, *Question._fields)), options.out))
-    paths = write(result, options.out) if options.out else []
-    lines = [text(result), *written(paths)]
+    paths = write_equality(result, options.out) if options.out else []
+    lines = [equality_text(result), *written(paths)]
     return Result(document=result, lines=lines, exit_code=0 if result["passed"] else 1)
 
 

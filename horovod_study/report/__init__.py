@@ -7,8 +7,7 @@
     explanation  what `horovod-study explain` shows, of steps and of commands without any
     against    what `horovod-study report --against` shows
     laws       what `horovod-study predict` shows of fitted laws
-    terminal   tables of other verbs: account, attribution, timeline, traces, timers
-    equality   what `horovod-study bench equality` shows
+    terminal   tables of other verbs: account, attribution, timeline, traces, timers, equality
     export     traces, trackers, Extra-P, and a study as one file to publish
 
 matplotlib is imported here and nowhere else.

@@ -22,9 +22,7 @@ MAX_ROWS = 4
 PARTS = {
     "same_samples_s": style.LapStyle(label="as many samples as one worker needs", color="#8fa5b8", ink=style.INK),
     "more_samples_s": style.LapStyle(label="further samples (statistical efficiency)", color="#b3305f", ink=style.INK),
-    "outside_s": style.LapStyle(
-        label="outside the timed window (evaluation, warm-up)", color=style.PAPER, ink=style.INK, hatch="//////"
-    ),
+    "outside_s": style.LapStyle(label="outside the timed window", color=style.PAPER, ink=style.INK, hatch="//////"),
     "wall_s_at_least": style.LapStyle(label="target not met", color=style.PAPER, ink=style.INK, hatch="...."),
 }
 """The parts of a time to target from the bottom of a bar to its top, by their columns."""

@@ -278,9 +278,6 @@ def _not_covered(study: Study, source: Mapping[str, Any]) -> list[tuple[str, str
     return [*NOT_COVERED, *((what, why) for those, what, why in cases if those)]
 
 
-# ------------------------------------------------------------------------------------------------------- files
-
-
 def _loaded(directory: Path) -> Analysis:
     frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
     return Analysis(**{**frames, **documents})
@@ -448,8 +445,6 @@ def _texts(where: str, old: Sequence[Any], new: Sequence[Any], tolerance: float)
             found.append(Fault(name="cell-differs", text=text, where=where, column=place, kept=kept, again=again))
     return found
 
-
-# ----------------------------------------------------------------------------------------------------- terminal
 
 _COUNTED = {"rows": "step rows", "print_tables": "tables for print", "page": "texts of the page"}
 

@@ -18,10 +18,7 @@ SHARED = 3  # a doubt that so many series share is said once
 _STUDY, _RUN, _TABLE = "horovod-study run STUDY.yaml", "horovod-study explain RUN_DIR", "horovod-study report TABLE"
 
 REMEDIES = {
-    "table": (
-        "look whether the table was read as it is meant; --columns says what a column is (docs/fit.md)",
-        f"{_TABLE} --columns NAME=COLUMN",
-    ),
+    "table": ("say what a column is, where it was read otherwise (docs/fit.md)", f"{_TABLE} --columns NAME=COLUMN"),
     "cause": ("end the cause that is named, and record again", _STUDY),
     "outside": ("evaluate and save more rarely, or quote the rate with it", _RUN),
     "hidden": ("measure steps without communication, too", f"{_RUN} --measure"),
@@ -29,10 +26,7 @@ REMEDIES = {
     "superlinear": ("add repeats, and see whether it stays", _STUDY),
     "missing": ("run the study again: it runs only what is missing or failed", _STUDY),
     "baseline": ("name the baseline that you quote, and record the one that is missing", _STUDY),
-    "unsteady": (
-        "end other programs, or let the cells alternate until the intervals are narrow",
-        f"{_STUDY} --until 2%",
-    ),
+    "unsteady": ("end other programs, or alternate until the intervals are narrow", f"{_STUDY} --until 2%"),
     "versions": ("run the older ones again, on the same kind of machine with the same versions", _STUDY),
     "parts": ("do not quote these parts, and look at the steps of a run", _RUN),
     "nodes": ("add worker counts on both sides of the node boundary", _STUDY),

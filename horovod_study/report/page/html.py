@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from horovod_study import __version__
 from horovod_study.analysis.forecast.study_forecast import FORECAST
-from horovod_study.analysis.series.points import REPORTED, baseline_words
+from horovod_study.analysis.series.points import REPORTED
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.config.workload import packaged
@@ -33,8 +33,8 @@ from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
-from horovod_study.report.kit.markup import to_html
-from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
+from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
+from horovod_study.report.kit.typeset import to_html
 from horovod_study.report.page.doubts import told_doubts
 from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
 from horovod_study.report.page.tables import tables, write_tables
@@ -45,12 +45,9 @@ from horovod_study.text.words import cut, listed, plural
 OPTIONS = packaged().options
 
 _GROWTH = ("losttime", "losttime-plain", "losttime-wrapped")
-_SCORES = ("limits", "holdout", "workers")
-_POINTS = ("points", "turns", "measurement")
 
 MAX_CSV = 60_000  # letters of a figure's data for download; beyond, its button leads to figures/
 MAX_ROWS = 32  # of a table in sight
-MAX_SAID = 4  # paragraphs of a section in sight
 MAX_DOUBTS = 5  # in sight
 
 
@@ -78,31 +75,30 @@ SECTIONS = (
         *("synchronisation", "Synchronisation", ("synchronisation", "transport_ratio", "batch_size")),
         folded=("synchronisation", "transports", "knees", "cycle"),
     ),
-    Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", *_SCORES)),
+    Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", "limits", "holdout", "workers")),
     Section("learning", "Learning", ("learning", "targets"), folded=("targets", "learning"), drawn=True),
     Section("resources", "Energy and hours", ("resources",), folded=("resources",), drawn=True),
     Section("doubts", "Doubts", tables=("worst", "failed"), folded=("others",)),
-    Section("points", "All points, and how they were measured", (), _POINTS, ("environment", "commands"), more=True),
+    Section(
+        "points",
+        "All points, and how they were measured",
+        (),
+        ("points", "turns", "measurement"),
+        ("environment", "commands"),
+        more=True,
+    ),
 )
 """What follows the answer, in its order."""
 
 
 def write_report(
-    analysis: Analysis,
-    directory: Path,
-    *,
-    look: FigureFormat = TEXT,
-    pgf: bool = False,
-    against: Any = None,
-    second_process: bool = False,
+    analysis: Analysis, directory: Path, *, against: Any = None, second_process: bool = False, **how: Any
 ) -> list[Path]:
     """Write report.html, the files of its figures (figures/) and of its tables (tables/); return the paths, page first.
 
-    `look` and `pgf` are those of `figures.write_figures`; `against` is a comparison with another study
-    (analysis/against.py) that the page shows, too. With `second_process` another Python writes the
-    figures of a study of many points meanwhile; the program must be one that can be imported without running
-    (`__main__` guard).
-    Raises RecordError when the directory cannot be written.
+    `against`: a comparison with another study (analysis/against.py) that the page shows, too. With `second_process`
+    another Python writes the figures of many points meanwhile; the program must be one that can be imported without
+    running. `how`: `look` and `pgf` as `write_figures` takes them. Raises RecordError where nothing can be written.
     """
     page, figures = directory / "report.html", directory / "figures"
     with ExitStack() as stack:
@@ -110,10 +106,10 @@ def write_report(
         if second_process and len(analysis.points) >= 30:  # drawing then takes longer than starting a second Python
             # Not forked: other libraries' threads may hold locks at this moment.
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
-            drawn = pool.submit(write_figures, analysis, figures, look=look, pgf=pgf)
+            drawn = pool.submit(write_figures, analysis, figures, **how)
         text = render(analysis, against=against)
         tables = write_tables(analysis, directory / "tables")
-        written = write_figures(analysis, figures, look=look, pgf=pgf) if drawn is None else drawn.result()
+        written = write_figures(analysis, figures, **how) if drawn is None else drawn.result()
     with writing(page, "choose a writable folder"):
         write_file(page, text)  # last: a new page stands for new figures and tables
     return [page, *written, *tables]
@@ -121,13 +117,9 @@ def write_report(
 
 def render(analysis: Analysis, *, against: Any = None) -> str:
     """Return the page as text; equal analyses give equal pages."""
-    environment = Environment(
-        loader=PackageLoader("horovod_study", "report/page/templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    lines: Any = dict.fromkeys(("autoescape", "trim_blocks", "lstrip_blocks"), True)
+    loader = PackageLoader("horovod_study", "report/page/templates")
+    environment = Environment(loader=loader, undefined=StrictUndefined, **lines)
     labels, printed = series_labels(analysis.points), tables(analysis)
     beside = [] if against is None else [compared.figure(against)]
     figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
@@ -153,7 +145,7 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         doubts=len(told_doubts(analysis)),
         failures=len(provenance["failed"]),
         sections=_sections(analysis, figures, made, _leads(analysis, figures, made, labels, against)),
-        most=MAX_SAID,
+        most=4,
         files=[(table.name, table.title) for table in printed],
         policy=policy,
         script=Markup(script),
@@ -218,10 +210,7 @@ def _leads(
     analysis: Analysis, drawn: Mapping[str, Any], made: Mapping[str, Table], labels: Mapping[str, str], against: Any
 ) -> dict[str, Sequence[str]]:
     """Return what each section says first, by its id."""
-    passed = (
-        "All checks passed: at least three repeats everywhere, spreads of 10 % at most, baselines present, no failed "
-        "runs, steps that add up."
-    )
+    passed = "All checks passed: three repeats, spreads of 10 % at most, baselines, no failed runs, steps that add up."
     backends, counts = set(analysis.points["backend"]), analysis.provenance["runs"]
     states = [f"{count} of {counts['total']} runs {state}" for state, count in counts.items() if state != "total"]
     method = [f"{_HOW.get(backends.pop() if len(backends) == 1 else '', _HOW[''])} {', '.join(states)}."]
@@ -236,9 +225,7 @@ def _leads(
     )
     found: dict[str, Sequence[str]] = {
         "scaling": [*_scaling(analysis, drawn)],
-        "step": [*_step(analysis)]
-        if len(analysis.accounting)
-        else ["No finished run recorded the parts of its steps."],
+        "step": [*_step(analysis)],
         "nodes": jumped(analysis),
         "synchronisation": waiting(analysis),
         "forecast": [*_forecast(analysis, labels)],
@@ -252,24 +239,17 @@ def _leads(
 
 
 def _scaling(analysis: Analysis, drawn: Mapping[str, Any]) -> Iterable[str]:
-    """Yield what speedups are over, and what each way of scaling keeps fixed."""
-    points, provenance = analysis.points, analysis.provenance
+    """Yield why no speedup is drawn."""
     if "speedup" not in drawn:
-        why = [found["withheld"] for found in provenance["findings"] if found.get("withheld")]
+        why = [found["withheld"] for found in analysis.provenance["findings"] if found.get("withheld")]
         yield f"No speedup is drawn: {why[0] if why else 'there is no point of several workers with a baseline'}."
-    plain = "one plain PyTorch worker without a communication library"
-    told = [f"Baseline: {baseline_words(points, provenance['baseline'], plain=plain)}."]
-    scaled = points[points["mode"] != "single"].drop_duplicates("setting")
-    for work, own in scaled.groupby("work", sort=False)["setting"]:
-        settings = listed([f"{setting}" for setting in own])
-        told.append(f"{settings[0].upper()}{settings[1:]}: {work}.")
-    yield " ".join(told)
 
 
 def _step(analysis: Analysis) -> Iterable[str]:
     """Yield whether the recorded steps add up."""
     ranks = analysis.accounting[analysis.accounting["rank"].notna() & (analysis.accounting["why_not"] == "")]
-    yield "The parts of a step add up to it; what no part covers is shown as unexplained."
+    told = "The parts of a step add up to it; what no part covers is shown as unexplained."
+    yield told if len(analysis.accounting) else "No finished run recorded the parts of its steps."
     if len(ranks):
         yield (
             f"Of {fixed(ranks['steps'].sum(), 0)} recorded steps, added up rank by rank, "
@@ -292,8 +272,7 @@ def _forecast(analysis: Analysis, labels: Mapping[str, str]) -> Iterable[str]:
 _HOW = {
     REPORTED: "No run was recorded: the numbers are those of a table, which does not say how they were measured.",
     COMMAND: "Each run is a whole command, from its start to its end; no step was seen in it.",
-    "": "Every worker trains on batches of its own; the throughput is the samples of all workers in the timed window "
-    "over the seconds of the slowest one. Warm-up steps, tests and writing are outside the window.",
+    "": "Every worker trains on batches of its own. Warm-up steps, tests and writing are outside the timed window.",
 }
 
 

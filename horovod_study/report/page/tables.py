@@ -32,8 +32,6 @@ from horovod_study.text.numbers import MINUS, THIN, alone, fixed, known, percent
 from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, grouped, with_columns
 from horovod_study.text.words import listed, plural
 
-__all__ = ["Table", "tables", "write_tables"]
-
 
 class _Declared:
     """A table: title, caption and columns, in which `_words` fills in what is in braces, and where its rows are from.
@@ -137,9 +135,6 @@ def _made(
     return with_columns(
         table, [place for place, column in enumerate(columns) if not texts[place] <= {NOTHING, "", column.usual}]
     )
-
-
-# ---------------------------------------------------------------------------------------------------- rows
 
 
 def _points(analysis: Analysis) -> pd.DataFrame:
@@ -377,8 +372,6 @@ def _environment(analysis: Analysis) -> pd.DataFrame:
     table.attrs["data"] = pd.DataFrame(found)
     return table
 
-
-# ---------------------------------------------------------------------------------------------------- declared
 
 _PLACE = (Column("Workers", "count", "workers", names=True), Column("Nodes", "count", "nodes", usual="1"))
 _REPEATS = Column("Repeats", "count", "repeats")
