@@ -99,7 +99,7 @@ def test_data_that_are_not_divided_come_first(tmp_path: Path, counted: str) -> N
     first = found.help[0]
     assert first.name == "undivided" and first.gain is not None and first.gain.value == pytest.approx(1.0)
     assert "2 times the work" in first.what and "100 steps" in first.what and first.of == "epochs per hour"
-    assert "15 000 samples of 7 500" in found.doubts[0]
+    assert "15,000 samples of 7,500" in found.doubts[0]
     analysis = analysed(tmp_path)
     row = points(analysis)
     assert row["epoch_s_median"] == pytest.approx(100 * row["step_mean_s_median"], rel=1e-3)

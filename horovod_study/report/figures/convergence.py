@@ -88,7 +88,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
         title="Learning curve",
         alt=what,
         caption=f"{what} Lines: medians over repeats after equally many samples; bands: lowest to highest repeat. "
-        f"{floor * bool(len(known))} {rest}".strip(),
+        f"{f'{floor} ' * bool(len(known))}{rest}".strip(),
         data=shown,
         panels=panels,
         looks=looks,
