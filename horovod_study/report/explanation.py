@@ -259,7 +259,6 @@ _SENSORS = {
     "package_power_w": "processors, W",
 }
 _COLUMNS = ("command", "workers", "repeats", "wall_s", "cpu_s", "cores", "rate", "speedup", *_SENSORS)
-"""What is known of a command; sensors only where there are any."""
 
 
 def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:

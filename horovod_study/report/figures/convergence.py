@@ -173,8 +173,8 @@ def targets(analysis: Analysis) -> Figure | None:
         alt="Stacked bars of the seconds to reach each target error by number of workers; the values are in the table.",
         caption="Time until the test MSE is at most the target, median run: as many samples as "
         f"{baseline_words(analysis.points, analysis.provenance['baseline'])} needs, at this throughput; further "
-        "samples (below zero: fewer); and what is outside the timed window. Dotted with >: not met in that time by "
-        "enough repeats (censored). What has no room is in the table.",
+        "samples (below zero: fewer); and what is outside the timed window. Speedup to target = throughput ratio x "
+        "statistical efficiency. Dotted with >: not met in that time (censored). What has no room is in the table.",
         data=table[shown & table["target_mse"].isin(picked)],
         looks=style.series_styles(analysis.points),
         **of_bars(rows, "seconds", "Seconds to target", parts=PARTS, unit="s", before="before"),

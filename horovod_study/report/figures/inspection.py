@@ -251,7 +251,9 @@ def drawing(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapping[str
         alt=f"{'; '.join(panel.y for panel in panels)}: over the run; means and maxima are in its CSV file.",
         caption=f"Host {samples.host} during the run, sampled every {float(samples.meta['interval_s']):g} s: the "
         f"process trees of {plural(len(samples.meta['ranks']), 'rank')} and the host as a whole. Shaded: phases of the "
-        f"run; its first step began at {0.0 - begin_s:.3g} s.{f' Without a sensor: {missing}.' * bool(missing)}",
+        f"run; its first step began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes."
+        + f" Without a sensor: {missing}."
+        * bool(missing),
         data=system.summary({samples.host: samples}, table),
         panels=panels,
         looks={look.label: look for look in looks},

@@ -23,8 +23,7 @@ from horovod_study.text.numbers import with_interval
 RANGE = "slowest to fastest repeat"
 INTERVAL = "95 % intervals, where there are three repeats"
 
-Side = tuple[Callable[[pd.DataFrame], Iterable[Any]], str, dict[str, Any]]
-"""The layers for the rows of a setting, the label of their axis of y, and other axes as `Panel` takes them."""
+Side = tuple[Callable[[pd.DataFrame], Iterable[Any]], str, dict[str, Any]]  # layers, label of y, others of `Panel`
 
 
 def law_words(curves: pd.DataFrame, looks: Looks, points: pd.DataFrame, before: str = "") -> str:
