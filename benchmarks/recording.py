@@ -32,7 +32,7 @@ from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
 from horovod_study.measure.steady import find_steady
 from horovod_study.recording.rank import facts
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.timers import text
+from horovod_study.report.terminal import timers_text
 from horovod_study.studies.bench import measure_timers
 from horovod_study.text.progress import Line, say
 from horovod_study.workload import dataset
@@ -320,7 +320,7 @@ def main() -> int:
         "command": commands,
         "kept": bool(promised),
     }
-    page = "\n".join(lines(result, text(costs, cases))) + "\n"
+    page = "\n".join(lines(result, timers_text(costs, cases))) + "\n"
     print(page)
     write_result(options.out, {"recording.md": page, "recording.json": result})
     for doubt in dict.fromkeys(doubt for cost in costs for doubt in cost["doubts"]):

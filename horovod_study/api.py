@@ -256,11 +256,12 @@ def report(directory: Path, **options: Any) -> Told:
         said = [f"tables: {place} ({plural(len(paths), 'file')})"]
         return {"document": {}, "lines": said, "files": paths, "doubts": doubts}
     from horovod_study.report.kit.style import FigureFormat
-    from horovod_study.report.page.answer import answer_lines, told_doubts
+    from horovod_study.report.page.doubts import told_doubts
     from horovod_study.report.page.paper import write_paper
+    from horovod_study.report.page.sentences import answer_lines
 
     place, analysis, made, _ = _opened(directory, asked)
-    doubts = told_doubts(analysis)
+    doubts = [each.text for each in told_doubts(analysis)]
     look: dict[str, Any] = {
         "look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")),
         "pgf": "pgf" in asked,

@@ -31,7 +31,7 @@ from horovod_study.analysis.steps.attribution import (
 )
 from horovod_study.errors import AnalysisError, ConfigError, StudyError
 from horovod_study.records import RunTurns, TurnSlice, finite, read_turns
-from horovod_study.report.figures.attribution import table, write_attribution
+from horovod_study.report.terminal import attribution_table, write_attribution
 from horovod_study.studies import turns
 from horovod_study.studies.attribute import arms_of, cells_of, run_experiment
 from horovod_study.studies.runner import RunOptions
@@ -319,7 +319,7 @@ def test_too_little_to_analyse_is_said(golden: Golden) -> None:
 
 def told(found: Attribution) -> str:
     """Return the table in one line."""
-    return " ".join(" ".join(table(found)).split())
+    return " ".join(" ".join(attribution_table(found)).split())
 
 
 def test_the_first_step_of_an_epoch_is_left_out() -> None:
@@ -473,7 +473,9 @@ def test_arms_are_compared_in_the_rounds_that_they_have_in_common() -> None:
         assert before.value < 0.95 * truth, "means of whole runs are those of different machines"
     assert shipped.over_shipped is None and short.over_shipped is not None
     assert short.over_shipped.value == pytest.approx(2.8 / 2.3, rel=0.01) and short.over_shipped.width < 0.02
-    assert "step over that with shipped settings: 12" in told(found) and "3 runs, 30 rounds" in table(found)[0]
+    assert (
+        "step over that with shipped settings: 12" in told(found) and "3 runs, 30 rounds" in attribution_table(found)[0]
+    )
 
 
 def test_a_single_launch_and_a_mixture_are_compared_as_before() -> None:
@@ -524,11 +526,11 @@ def test_table_words_and_json_are_written_alike_each_time(tmp_path: Path) -> Non
     assert all(path.read_bytes() == (tmp_path / "b" / path.name).read_bytes() for path in paths)
     assert json.loads((tmp_path / "a" / "attribution.json").read_text()) == json.loads(json.dumps(finite(found)))
     text = (tmp_path / "a" / "attribution.txt").read_text()
-    assert all(line in text for line in table(found))
+    assert all(line in text for line in attribution_table(found))
 
 
 def test_the_table_shows_every_part_with_its_interval_and_shares() -> None:
-    lines = table(attribute([known((3e-3, 2e-3), floor=1e-4, through=2.5e-4, extra=5e-5)]))
+    lines = attribution_table(attribute([known((3e-3, 2e-3), floor=1e-4, through=2.5e-4, extra=5e-5)]))
     assert lines[0] == "Horovod/MPI, shipped settings (2 workers, batch 75, 1 run)"
     assert [line.split("  ")[1:2] + line.split()[-4:] for line in lines if line.split()[0] == "skew"] == [
         ["", "62.5", "%", "15.2", "%"]

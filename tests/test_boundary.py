@@ -18,8 +18,8 @@ from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.analysis.sync import boundary
 from horovod_study.report.figures import waiting as drawn
 from horovod_study.report.kit import interactive
-from horovod_study.report.page import html, waits
-from horovod_study.report.page.tables import tables
+from horovod_study.report.page import html, sentences
+from horovod_study.report.page.tables import place, tables
 
 MPI = "local horovod/mpi batch 75"
 PAIR = ((1, (1,)), (2, (2,)), (2, (1, 1)))
@@ -98,7 +98,7 @@ def test_a_node_that_takes_time_off_is_resolved_too(golden):
     assert row["jump_s"] == pytest.approx(-0.0003, rel=0.1)
     assert row["low_s"] < row["high_s"] < 0
     assert row["resolved"] is True
-    golden(waits.jumped(analysis)[0], "0.3", "Horovod/MPI")
+    golden(sentences.jumped(analysis)[0], "0.3", "Horovod/MPI")
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_on_one_node_there_is_no_boundary_and_no_section():
 
     assert analysis.boundary.empty
     assert set(analysis.nodes["nodes"]) == {1}
-    assert figures_of(drawn, analysis) == [] and waits.jumped(analysis) == []
+    assert figures_of(drawn, analysis) == [] and sentences.jumped(analysis) == []
     assert "boundary" not in {table.name for table in tables(analysis)}
     assert "Across nodes" not in html.render(analysis)
 
@@ -136,7 +136,7 @@ def test_along_a_filled_curve_the_step_to_the_next_node_is_indirect_and_says_wha
 @pytest.mark.slow
 def test_the_step_from_one_worker_is_not_taken_for_that_of_the_node(golden):
     (row,) = boundary.boundaries(node_table(((1, (1,)), (2, (1, 1))))).to_dict("records")
-    (sentence,) = waits.jumped(analysed(((1, (1,)), (2, (1, 1)))))
+    (sentence,) = sentences.jumped(analysed(((1, (1,)), (2, (1, 1)))))
 
     assert row["kind"] == "indirect"
     golden(row["note"])
@@ -165,7 +165,7 @@ def test_placements_that_are_series_of_their_own_elsewhere_are_compared_here(gol
     assert {f"{MPI} nodes filled", f"{MPI} nodes shared evenly"} <= set(analysis.points["series"])
     assert (row["series"], row["kind"], row["fewer_nodes"], row["more_nodes"]) == (MPI, "direct", 1, 2)
     assert row["low_s"] < 0.008 < row["high_s"]
-    golden(waits.jumped(analysis)[0])
+    golden(sentences.jumped(analysis)[0])
     assert "Across nodes" in html.render(analysis)
 
 
@@ -188,7 +188,7 @@ def test_two_repeats_give_a_jump_without_an_interval_and_a_verdict(golden):
     assert row["jump_s"] == pytest.approx(0.008, rel=0.05)
     assert math.isnan(row["low_s"]) and row["resolved"] is None
     golden(row["note"], "3 repeats")
-    golden(waits.jumped(analysis)[0])
+    golden(sentences.jumped(analysis)[0])
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_hidden_synchronisation_is_told_by_the_step(golden):
     assert row["step_low_s"] < 0.008 < row["step_high_s"]
     golden(row["note"])
     assert figures_of(drawn, analysis) == []
-    golden(waits.jumped(analysis)[0])
+    golden(sentences.jumped(analysis)[0])
     assert "Across nodes" in html.render(analysis)
 
 
@@ -290,7 +290,7 @@ def test_runs_that_have_series_already_give_the_same_jumps():
 @pytest.mark.slow
 def test_the_report_says_the_jump_in_one_sentence_and_where_it_was_carried(golden):
     analysis = analysed(((1, (1,)), (2, (2,)), (2, (1, 1))), jump_ms=9.1)
-    (sentence,) = waits.jumped(analysis)
+    (sentence,) = sentences.jumped(analysis)
     with figures_only("boundary"):
         page = html.render(analysis)
 
@@ -302,7 +302,7 @@ def test_the_report_says_the_jump_in_one_sentence_and_where_it_was_carried(golde
 def test_an_unresolved_jump_is_said_to_be_one(golden):
     analysis = analysed(jump_ms=0.0)
 
-    golden(waits.jumped(analysis)[0], "Horovod/MPI", "2 workers")
+    golden(sentences.jumped(analysis)[0], "Horovod/MPI", "2 workers")
     (table,) = [table for table in tables(analysis) if table.name == "boundary"]
     (verdict,) = [place for place, column in enumerate(table.columns) if column.head == "Verdict"]
     assert table.groups[0].rows[0][verdict] == "not resolved"
@@ -343,7 +343,7 @@ def test_what_was_saved_and_loaded_gives_the_same_page(tmp_path):
     ],
 )
 def test_places_in_words(workers, nodes, per_node, words, golden):
-    golden(waits.place(workers, nodes, per_node), words)
+    golden(place(workers, nodes, per_node), words)
 
 
 def test_workers_per_node_are_counted_from_the_recorded_ranks():

@@ -18,7 +18,7 @@ from horovod_study.analysis.steps.pauses import outside_of, stalls_of, whole_epo
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.explanation import _runs_beside, page
 from horovod_study.report.page import html
-from horovod_study.report.page.answer import answer_lines
+from horovod_study.report.page.sentences import answer_lines
 
 BATCH, STEPS = 75, 400
 NOT_STEADY = (

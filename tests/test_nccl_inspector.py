@@ -11,7 +11,7 @@ import pytest
 from horovod_study.analysis.steps.traces import inspect, inspector_lines, inspector_paths
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
-from horovod_study.report.traces import inspector_lines as lines
+from horovod_study.report.terminal import inspector_lines as lines
 
 SIZES = (65_536, 4_194_304)
 STEPS = 60

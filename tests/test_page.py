@@ -235,10 +235,16 @@ def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says
     assert page.count(why) == 1, "in one line for all series"
     sections = re.findall(r'<section id="([a-z-]+)"', page)
     if len(counts) == 2:
-        assert sections == "scaling step forecast points doubts method synchronisation more-figures".split()
+        assert sections == "scaling step synchronisation forecast doubts points".split()
         assert made.curves.empty and '"speedup-law' not in page
     else:
-        assert 'id="table-laws"' in page and sections[-1] == "more-figures"
+        assert 'id="table-laws"' in page and sections[-1] == "points"
+
+
+def test_of_all_sections_at_most_eight_follow_inside_a_step():
+    after = [each.place for each in html.SECTIONS if each.place not in ("scaling", "step")]
+
+    assert len(after) <= 8 and sum(each.more for each in html.SECTIONS) == 1
 
 
 @pytest.mark.parametrize(("last", "of_three", "flat"), [(0.9, 3, True), (0.4, 3, False), (0.4, 1, True)])
@@ -296,7 +302,7 @@ def test_five_doubts_are_in_sight_the_worst_first_and_each_says_what_to_type(ana
 
     assert [part.count("repeats spread") for part in (sight, rest)] == [4, 3]
     assert sight.index("gave no result") < sight.index("repeats spread")
-    assert sight.count("<code>horovod-study run STUDY.yaml") == 5
+    assert sight.count(f"<code>horovod-study run {analysis.provenance['commands'][0].split()[-1]}") == 5
 
 
 def test_marks_of_several_series_at_one_count_do_not_hide_each_other():

@@ -16,7 +16,7 @@ from make.wording import Golden
 from horovod_study.analysis.steps.traces import compare, covered, merged, read_trace, trace_paths
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
-from horovod_study.report.traces import rank_lines
+from horovod_study.report.terminal import rank_lines
 
 REAL = Path(__file__).parent / "data" / "torch_traces"
 """Of two processes over Gloo on one host; rank 1 slept 30 ms before each batch. Operators within others are left out,

@@ -15,8 +15,8 @@ from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.figures import resources as drawn
-from horovod_study.report.kit.markup import to_html
 from horovod_study.report.kit.style import style
+from horovod_study.report.kit.typeset import to_html
 from horovod_study.report.page import html
 from horovod_study.report.page.tables import tables as page_tables
 

@@ -13,8 +13,8 @@ from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.figures import waiting
 from horovod_study.report.kit import interactive, style
-from horovod_study.report.kit.markup import to_html
-from horovod_study.report.page import html, waits
+from horovod_study.report.kit.typeset import to_html
+from horovod_study.report.page import html, sentences
 from horovod_study.report.page.tables import tables as page_tables
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path)
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
     again = Analysis(**tables, **documents)
 
-    assert waits.waiting(again) == waits.waiting(analysis)
+    assert sentences.waiting(again) == sentences.waiting(analysis)
     assert [to_html(table) for table in page_tables(again)] == [to_html(table) for table in page_tables(analysis)]
     assert {each.name: each.caption for each in figures_of(waiting, again)} == {
         each.name: each.caption for each in figures_of(waiting, analysis)
@@ -73,7 +73,7 @@ def test_runs_in_any_order_give_the_same_tables(analysis):
 
 
 def test_the_section_holds_figures_and_tables_once(analysis):
-    with figures_only(*html.SYNCHRONISATION):
+    with figures_only("synchronisation", "transport_ratio", "batch_size"):
         page = html.render(analysis)
 
     assert page.count('<section id="synchronisation">') == 1 and 'href="#synchronisation"' in page
@@ -110,7 +110,7 @@ def test_two_counts_are_a_table_and_no_figure():
 
 
 def test_the_sentences_carry_the_numbers_of_the_tables(analysis, golden):
-    text = " ".join(waits.waiting(analysis)).replace("\u202f", " ")
+    text = " ".join(sentences.waiting(analysis)).replace("\u202f", " ")
     cell = analysis.synchronisation.query(
         "series == 'local horovod/mpi batch 75 cycle time as shipped idle cycle time as shipped' and workers == 4"
     ).iloc[0]

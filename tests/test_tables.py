@@ -22,8 +22,7 @@ from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError
 from horovod_study.report.kit import typeset
 from horovod_study.report.kit.typeset import latex, to_csv, to_latex
-from horovod_study.report.page.answer import answer_lines
-from horovod_study.report.page.sentences import headline
+from horovod_study.report.page.sentences import answer_lines, headline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text import numbers
 from horovod_study.text.tables import Column, Group, Table, table_of, to_lines

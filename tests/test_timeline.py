@@ -23,7 +23,7 @@ from horovod_study.comm.horovod import kept_mpi
 from horovod_study.comm.priority import busiest_thread
 from horovod_study.errors import AnalysisError, BackendError, RecordError
 from horovod_study.records import finite
-from horovod_study.report.figures.timeline import lines
+from horovod_study.report.terminal import timeline_lines
 
 DATA = Path(__file__).parent / "data"
 FLAT = DATA / "timeline-gloo-flat.json"  # train --reduction flat --timeline-steps 5, over Gloo
@@ -135,7 +135,9 @@ def test_an_activity_of_an_unknown_name_keeps_it() -> None:
     row = found.table[found.table["activity"] == "WARP_DRIVE"].iloc[0]
     assert (row["phase"], row["mean_s"]) == ("other", pytest.approx(5e-4))
     assert seconds(found)["other"] == pytest.approx(5e-4)
-    assert any(line.startswith("other") and line.endswith("(WARP_DRIVE)") for line in lines(found, source="made"))
+    assert any(
+        line.startswith("other") and line.endswith("(WARP_DRIVE)") for line in timeline_lines(found, source="made")
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_which_rank_came_last(golden: Golden) -> None:
     events = [name(1, "g"), *allreduce(1, 0), *allreduce(1, 2000, rank_last=0), *allreduce(1, 4000)]
     found = decompose(events, source="made")
     assert found.last_rank == {0: 1, 1: 2}
-    golden(lines(found, source="made")[-1], "Rank 1 announced")
+    golden(timeline_lines(found, source="made")[-1], "Rank 1 announced")
 
 
 def test_a_barrier_is_listed_but_is_no_collective_that_moves_anything() -> None:
@@ -229,7 +231,7 @@ def test_one_buffer_over_gloo(golden: Golden) -> None:
     assert (found.steps, found.collectives, found.operations) == (5, 5, {"GLOO_ALLREDUCE": 5})
     assert list(found.tensors["tensor"]) == ["allreduce.gradients"]
     assert found.last_rank is None
-    golden(lines(found, source="made"))
+    golden(timeline_lines(found, source="made"))
     assert found.cycles["count"] == 5
     assert all("end of the file cuts" in doubt for doubt in found.doubts)  # a rank may be late to close it
 
@@ -241,7 +243,7 @@ def test_hooks_over_mpi_without_remembered_negotiations(golden: Golden) -> None:
     assert found.operations == {"MPI_ALLREDUCE": 7}
     assert found.last_rank is not None
     assert sum(found.last_rank.values()) == 24
-    golden(lines(found, source="made")[-1], "24")
+    golden(timeline_lines(found, source="made")[-1], "24")
     shares = finite(found)["together"]
     assert sum(each["share"] for each in shares.values()) == pytest.approx(1)
     assert found.table[found.table["tensor"] == "allreduce.fc1.weight"]["share"].sum() == pytest.approx(1)
@@ -295,7 +297,7 @@ def test_a_file_without_collectives_is_refused(golden: Golden) -> None:
 
 def test_the_text(golden: Golden) -> None:
     found = decompose([name(1, "grad"), *allreduce(1, 0), *allreduce(1, 2000)], source="made")
-    text = lines(found, source="made.json")
+    text = timeline_lines(found, source="made.json")
     assert text[:2] == ["made.json", "2 steps, 2 collectives of 1 tensor in 2 operations, 0 cycles"]
     rows = [line.split() for line in text]
     assert ["operation", "0.500", "50.0", "%", "the", "transfer", "(MPI_ALLREDUCE)"] in rows
@@ -306,7 +308,7 @@ def test_many_tensors_are_cut_in_the_text_and_whole_in_the_table(golden: Golden)
     pids = range(1, 41)
     events = [name(pid, f"tensor.{pid}" + "x" * 60) for pid in pids] + [e for pid in pids for e in allreduce(pid, pid)]
     found = decompose(events, source="made")
-    text = lines(found, source="made.json")
+    text = timeline_lines(found, source="made.json")
     golden.line(text, "25 other", "timeline.csv")
     assert max(len(line) for line in text[:-1]) < 160
     assert found.table["tensor"].nunique() == 40

@@ -22,7 +22,7 @@ from horovod_study.measure.clock import LapClock
 from horovod_study.programs import timers
 from horovod_study.programs.timers import BESIDE, measure
 from horovod_study.records import read_step_column
-from horovod_study.report.timers import text
+from horovod_study.report.terminal import timers_text
 from horovod_study.studies.bench import measure_timers
 from horovod_study.workload import dataset as data
 from horovod_study.workload.graphs import RING, CapturedStep
@@ -159,7 +159,7 @@ def test_a_way_that_is_only_in_some_rounds_is_compared_with_off_in_those() -> No
 def test_the_table_tells_all_ways_and_the_verdicts(golden: Golden) -> None:
     cases = [case(rounds=60), {**case(rounds=60, seed=2), "batch": 1024}]
     costs = [timer_cost(each) for each in cases]
-    table = text(costs, cases)
+    table = timers_text(costs, cases)
 
     golden(table, "batch 75", "1 worker", "60 rounds", "5 steps", "60 s")
     assert table.count("off again (control)") == 2

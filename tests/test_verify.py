@@ -18,7 +18,7 @@ from horovod_study.cli import main
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.programs import equality
 from horovod_study.programs.equality import BatchShares, _order_difference, _Weighted, distance, order_sha256
-from horovod_study.report.equality import summary, text, write
+from horovod_study.report.terminal import equality_summary, equality_text, write_equality
 from horovod_study.studies import verify as verifying
 from horovod_study.studies.verify import BOUNDS, PARALLEL, Question, judge, shares, usable
 from horovod_study.workload import native
@@ -269,7 +269,7 @@ def test_a_runtime_that_is_there_and_does_not_run_is_a_failure(tmp_path: Path, g
     assert not result["passed"]
     golden([one["why"] for one in result["cases"]], "mpi/mpi", "2 workers", "rank 1", "SIGKILL")
     golden(told[-1], "1/1", "mpi/mpi", "2 workers", "rank 1", "SIGKILL")
-    golden(text(result), "FAILED mpi/mpi", "2 workers")
+    golden(equality_text(result), "FAILED mpi/mpi", "2 workers")
     with golden.raises(StudyError, match="rank 1.*SIGKILL"):
         verifying.verify(Question(dataset="400", batch=24, runtime=("mpi/mpi",)), tmp_path, on_progress=told.append)
 
@@ -316,7 +316,7 @@ def test_the_text_holds_every_tensor_the_conditions_and_the_verdict(golden: Gold
     good = judge(case(), REFERENCE)
     exact = judge(case(dtype="float64", error=1e-16, optimizer="adam"), {**REFERENCE, "rounding": None})
     adam = judge(case(optimizer="adam", error=4e-6), REFERENCE)
-    lines = text(result_of(good, exact, adam)).splitlines()
+    lines = equality_text(result_of(good, exact, adam)).splitlines()
 
     assert "float32, sgd, bound 1e-06" in lines
     row = "mpi/mpi        2  flat       1.0e-09  1.0e-09  1.0e-09  1.0e-09  1.0e-09  1.0e-08  1.0e-09  1.0e-09  equal"
@@ -331,7 +331,7 @@ def test_the_text_holds_every_tensor_the_conditions_and_the_verdict(golden: Gold
     assert lines[lines.index(row) - 2].split() == [layer for layer in ("conv1", "conv2", "fc1", "fc2") for _ in "ab"]
     reported = next(line for line in lines if line.startswith("float32 adam"))
     assert reported.split() == [*"float32 adam 4.0e-06 1.0e-07 1.0e-07 1.0e-07 2.0e-06 1.0e-02 reported".split()]
-    golden(text(result_of(good, exact, adam)), "3 cases", "0.1")
+    golden(equality_text(result_of(good, exact, adam)), "3 cases", "0.1")
     golden(lines, "ddp/mpi")
     golden(
         lines[-1], "3 cases", "float32 1.0e-08", "fc1.bias", "mpi/mpi", "2 workers", "1e-06", "float64 1.0e-16", "1e-14"
@@ -340,27 +340,27 @@ def test_the_text_holds_every_tensor_the_conditions_and_the_verdict(golden: Gold
 
 def test_failures_with_one_reason_are_one_line(golden: Golden) -> None:
     bad = [judge(case(factor=2.0, shards=kind, error=1e-3), REFERENCE) for kind in ("even", "uneven")]
-    said = text(result_of(*bad, broken="sum"))
+    said = equality_text(result_of(*bad, broken="sum"))
 
     golden(said, "--break", "FAILED mpi/mpi", "2 workers", "float32", "1 more")
     assert said.count("operation differs") == 1
     assert "worst is fc1.bias, 1.0e-03" in said
-    golden(summary(result_of(*bad)), "NOT EQUAL", "2 cases", "float32 1.0e-03", "fc1.bias")
+    golden(equality_summary(result_of(*bad)), "NOT EQUAL", "2 cases", "float32 1.0e-03", "fc1.bias")
 
 
 def test_a_diverged_case_is_the_worst_of_all(golden: Golden) -> None:
     diverged, good = judge(case(error=None), REFERENCE), judge(case(), REFERENCE)
 
-    golden(summary(result_of(good, diverged)), "float32", "fc1.bias")
-    assert "no number" in text(result_of(good, diverged))
+    golden(equality_summary(result_of(good, diverged)), "float32", "fc1.bias")
+    assert "no number" in equality_text(result_of(good, diverged))
 
 
 def test_files_hold_every_case_and_tensor(tmp_path: Path, golden: Golden) -> None:
     result = result_of(judge(case(), REFERENCE), judge(case(shards="uneven", error=None), REFERENCE))
-    paths = write(result, tmp_path / "new")
+    paths = write_equality(result, tmp_path / "new")
 
     assert [path.name for path in paths] == ["verify.txt", "verify.json", "verify.csv"]
-    assert paths[0].read_text(encoding="utf-8") == text(result) + "\n"
+    assert paths[0].read_text(encoding="utf-8") == equality_text(result) + "\n"
     assert json.loads(paths[1].read_text(encoding="utf-8"))["cases"] == result["cases"]
     rows = list(csv.DictReader(paths[2].read_text(encoding="utf-8").splitlines()))
     assert [(row["shards"], row["tensor"], row["relative_error"]) for row in rows[5:14:8]] == [
@@ -369,7 +369,7 @@ def test_files_hold_every_case_and_tensor(tmp_path: Path, golden: Golden) -> Non
     ]
     (tmp_path / "file").write_text("", encoding="utf-8")
     with golden.raises(RecordError, match="--out"):
-        write(result, tmp_path / "file")
+        write_equality(result, tmp_path / "file")
 
 
 # ------------------------------------------------------------------------------------------------------ command line

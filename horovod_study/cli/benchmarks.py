@@ -125,7 +125,7 @@ def timers(options: argparse.Namespace) -> Result:
     """Measure what measuring costs: timers off, light and strict alternate."""
     from horovod_study.analysis.steps.timers import exceeds, timer_cost
     from horovod_study.report.kit.files import write_result
-    from horovod_study.report.timers import text
+    from horovod_study.report.terminal import timers_text
     from horovod_study.studies.bench import measure_timers
 
     plan = given(options, "seconds", "rounds", "steps_per_block", "beside", "seed")
@@ -137,10 +137,10 @@ def timers(options: argparse.Namespace) -> Result:
     limit = 0.5 if options.fail_above is None else options.fail_above
     costs = [timer_cost(case, limit_percent=limit) for case in cases]
     document = {"cases": costs, "measured": cases}
-    paths = write_result(options.out, {"timers.json": document, "timers.txt": text(costs, cases)})
+    paths = write_result(options.out, {"timers.json": document, "timers.txt": timers_text(costs, cases)})
     return Result(
         document=document,
-        lines=[text(costs, cases), *written(paths)],
+        lines=[timers_text(costs, cases), *written(paths)],
         files=paths,
         doubts=dict.fromkeys(doubt for cost in costs for doubt in cost["doubts"]),
         exit_code=1 if options.fail_above is not None and any(exceeds(cost, limit) for cost in costs) else 0,
@@ -181,13 +181,13 @@ def _equality_arguments(parser: Parser) -> None:
 def equality(options: argparse.Namespace) -> Result:
     """Prove that parallel training equals sequential training, weight by weight."""
     from horovod_study.records import finite
-    from horovod_study.report.equality import text, write
+    from horovod_study.report.terminal import equality_text, write_equality
     from horovod_study.studies.verify import Question
     from horovod_study.studies.verify import verify as prove
 
     result = finite(prove(Question(**given(options, *Question._fields)), options.out))
-    paths = write(result, options.out) if options.out else []
-    lines = [text(result), *written(paths)]
+    paths = write_equality(result, options.out) if options.out else []
+    lines = [equality_text(result), *written(paths)]
     return Result(document=result, lines=lines, exit_code=0 if result["passed"] else 1)
 
 

@@ -54,7 +54,7 @@ def _explain_arguments(parser: Parser) -> None:
 def explain(options: argparse.Namespace) -> Result:
     """Explain a run or a study: where the time goes, who is slow."""
     from horovod_study.report.explanation import explained
-    from horovod_study.report.traces import foreign
+    from horovod_study.report.terminal import foreign
 
     part, places = options.part, options.places
     asked = "--measure" if options.measure else f"--part {part}"
@@ -101,7 +101,7 @@ def _account(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.steps.accounting import account as account_all
     from horovod_study.analysis.steps.accounting import account_run, allowed_share, gate
-    from horovod_study.report.figures.accounting import text, write_accounting
+    from horovod_study.report.terminal import account_lines, write_accounting
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
     left_out: dict[str, str] = {}
@@ -111,7 +111,7 @@ def _account(options: argparse.Namespace) -> Result:
     judged = None if allowed is None else gate(found, allowed)
     paths = write_accounting(found, judged, options.out) if options.out else []
     document, code = {**records.finite(found), "gate": judged}, 0 if judged is None else judged.exit_code
-    return Result(document=document, lines=text(found, judged), files=paths, exit_code=code)
+    return Result(document=document, lines=account_lines(found, judged), files=paths, exit_code=code)
 
 
 def _sync(options: argparse.Namespace) -> Result:
@@ -119,7 +119,7 @@ def _sync(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.steps.attribution import attribute, observe_run
     from horovod_study.analysis.steps.rank_steps import MIN_STEPS
-    from horovod_study.report.figures.attribution import table, write_attribution
+    from horovod_study.report.terminal import attribution_table, write_attribution
     from horovod_study.studies.attribute import DEFAULT_RUNTIMES, run_experiment
 
     out = options.out or Path("runs/attribution")
@@ -146,7 +146,7 @@ def _sync(options: argparse.Namespace) -> Result:
             records.read_synchronisation(directory)  # which raises, and says why
     found = attribute(seen)
     paths = write_attribution(found, out)
-    return Result(document=records.finite(found), lines=table(found), files=paths, doubts=found.doubts)
+    return Result(document=records.finite(found), lines=attribution_table(found), files=paths, doubts=found.doubts)
 
 
 def _read_timeline(place: Path) -> tuple[Path, str]:
@@ -164,14 +164,14 @@ def _timeline(options: argparse.Namespace) -> Result:
     """Horovod's collectives, from its timeline: negotiation, queue, copies, transfer."""
     from horovod_study.analysis.steps.timeline import decompose, parse_events
     from horovod_study.records import finite
-    from horovod_study.report.figures.timeline import lines, write_timeline
+    from horovod_study.report.terminal import timeline_lines, write_timeline
 
     path, text = _read_timeline(options.places[0])
     events, doubts = parse_events(text, source=str(path))
     found = decompose(events, source=str(path), doubts=doubts)
     paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path))
     document = {"source": str(path), **finite(found)}
-    return Result(document=document, lines=lines(found, source=str(path)), files=paths, doubts=found.doubts)
+    return Result(document=document, lines=timeline_lines(found, source=str(path)), files=paths, doubts=found.doubts)
 
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {

@@ -5,10 +5,9 @@
     figures    one file for each family of figures, and the catalogue of those of a study
     page       report.html with its script, the tables for print, the check of all of it
     explanation  what `horovod-study explain` shows, of steps and of commands without any
-    traces       what it shows of traces of torch.profiler and records of NCCL Inspector
     against    what `horovod-study report --against` shows
     laws       what `horovod-study predict` shows of fitted laws
-    equality, timers  what `horovod-study bench equality` and `bench timers` show
+    terminal   tables of other verbs: account, attribution, timeline, traces, timers, equality
     export     traces, trackers, Extra-P, and a study as one file to publish
 
 matplotlib is imported here and nowhere else.

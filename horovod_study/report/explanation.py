@@ -93,7 +93,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
             deeper = "  " + " " * len("".join(re.findall(r"^(?:- |\d\. )", "".join(each))))
             lines += wrapped(each, width, "  ", deeper) if isinstance(each, str) else [f"  {line}" for line in each]
     # Narrow spaces kept numbers whole while lines were wrapped; not every terminal shows them.
-    return [line.replace(f"{THIN}%", " %").replace(THIN, ",").rstrip() for line in lines]
+    return [line.replace(THIN, " ").rstrip() for line in lines]
 
 
 def _first(found: Explanation) -> Iterable[str]:
@@ -251,8 +251,6 @@ def _rests(found: Explanation) -> Iterable[str]:
         yield f"- and {plural(len(doubts) - _MAX_DOUBTS, 'doubt')} more: --part account"
 
 
-# ------------------------------------------------------------------------------ commands in which no step was seen
-
 _SENSORS = {
     "rss_mb_max": "memory, MB",
     "gpu_percent": "GPUs, %",
@@ -261,7 +259,6 @@ _SENSORS = {
     "package_power_w": "processors, W",
 }
 _COLUMNS = ("command", "workers", "repeats", "wall_s", "cpu_s", "cores", "rate", "speedup", *_SENSORS)
-"""What is known of a command; sensors only where there are any."""
 
 
 def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
@@ -283,7 +280,7 @@ def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
 
     def cell(value: Any) -> str:
         if isinstance(value, float):
-            return rounded(value, 3).replace(THIN, ",")
+            return rounded(value, 3)
         return NOTHING if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"
 
     cells = [tuple(cell(row[name]) for name in shown) for row in rows]

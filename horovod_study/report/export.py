@@ -99,9 +99,6 @@ def write_extra_p(documents: Mapping[tuple[int, ...], Mapping[str, Any]], direct
     return paths
 
 
-# ----------------------------------------------------------------------------------------------------------- trackers
-
-
 class _Tracked(NamedTuple):
     """One run as trackers want it."""
 
@@ -221,9 +218,6 @@ def _mlflow(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
         status = {"done": "FINISHED", "running": "RUNNING"}.get(run.state, "FAILED")
         client.set_terminated(tracked, status, end_time=ended_ms)
     return [database]
-
-
-# ----------------------------------------------------------------------------------------------------------- archive
 
 
 def write_archive(

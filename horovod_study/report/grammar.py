@@ -28,29 +28,13 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from horovod_study.errors import ConfigError
 from horovod_study.files import write_file, writing
 from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.files import FORMATS, write_result
 from horovod_study.report.kit.interactive import belongs, mark, tips
-from horovod_study.report.kit.style import (
-    EXTRAPOLATED_DASH,
-    INK,
-    PAPER,
-    QUIET,
-    SHADE,
-    TEXT,
-    FigureFormat,
-    LapStyle,
-    SeriesStyle,
-    folded,
-    settled,
-    small,
-    style,
-    text_in,
-    to_bytes,
-)
 from horovod_study.text.numbers import percent, rounded
 from horovod_study.text.words import plural
 
-Looks = Mapping[str, SeriesStyle]
+Looks = Mapping[str, style.SeriesStyle]
 
 
 def spread(name: str, *ends: str) -> dict[str, Any]:
@@ -78,12 +62,11 @@ class Points:
     resolved: str = ""  # column: hollow marks where it is False
     note: str = ""  # column: what pointing at a mark says last
     hollow: bool = False  # what nobody measured; the legend has the filled ones
-    marker: str = ""  # in place of that of the series
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the marks of every series on `axes`, whose x ends at `last` and which is `panel_in` inches wide."""
         rows = self.rows[self.rows[self.y].notna()]
-        at = kit.side_by_side(rows, self.y, last, panel_in) if self.apart else rows[self.at or self.x]
+        at = self.places(last, panel_in)
         low, high = self.ends if self.ends is not None else (self.low, self.high)
         for name, own in rows.assign(_at=at).sort_values(self.x, kind="stable").groupby(self.by, sort=False):
             look = replace(looks[f"{name}"], filled=False) if self.hollow else looks[f"{name}"]
@@ -98,11 +81,15 @@ class Points:
                     kit.line_of(axes, part["_at"], part[self.y] * self.scale, look)
             if self.hollow:
                 how = {**kit.marker(look), "linestyle": "none", "zorder": 4}
-                how["marker"] = self.marker or how["marker"]
                 kit.line_of(axes, own["_at"], values[0], look, tips=texts, **how)
             else:
                 resolved = own[self.resolved] if self.resolved else None
                 kit.point_bars(axes, own["_at"], values, look, tips=texts, resolved=resolved)
+
+    def places(self, last: float, panel_in: float) -> pd.Series:
+        """Return where on the axis of x, which ends at `last`, the marks stand in a panel of `panel_in` inches."""
+        rows = self.rows[self.rows[self.y].notna()]
+        return kit.side_by_side(rows, self.y, last, panel_in) if self.apart else rows[self.at or self.x]
 
     @property
     def span(self) -> tuple[float, float]:
@@ -141,11 +128,8 @@ class Curve:
                     belongs(axes.fill_between(piece[self.x], *ends, **flat), look.label)
                 how = {"dash_capstyle": "butt", "zorder": 2.5, "alpha": 1, **self.how}
                 if beyond:
-                    how |= {
-                        "linewidth": min(1.2, how.get("linewidth", 1.2)),
-                        "alpha": 0.65,
-                        "linestyle": EXTRAPOLATED_DASH,
-                    }
+                    wide = min(1.2, how.get("linewidth", 1.2))
+                    how |= {"linewidth": wide, "alpha": 0.65, "linestyle": style.EXTRAPOLATED_DASH}
                 values = piece[self.y] * self.scale
                 texts = [
                     f"{at:.3g}: {rounded(value, 3)} {self.unit}"
@@ -158,12 +142,13 @@ class Curve:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The lowest and the highest value of the lines where they are not extrapolated."""
+        """The lowest and the highest value of the lines; where they are extrapolated, at most twice that before."""
         rows = self.rows
         if "extrapolated" in rows:
             rows = rows[~rows["extrapolated"].astype(bool)]
         values = rows[[self.y, self.high] if self.marked and self.high else [self.y]] * self.scale
-        return float(values.min().min()), float(values.max().max())
+        top = float(values.max().max())
+        return float(values.min().min()), max(top, min(2 * top, float(self.rows[self.y].max()) * self.scale))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +166,7 @@ class Guide:
     @property
     def look(self) -> dict[str, Any]:
         """How it is drawn, as Axes.plot takes it."""
-        return {"color": QUIET, "linewidth": 0.7, **self.how}
+        return {"color": style.QUIET, "linewidth": 0.7, **self.how}
 
     def draw(self, axes: Axes, looks: Looks, last: float, panel_in: float) -> None:
         """Draw the line."""
@@ -209,7 +194,7 @@ class Bars:
 
     rows: pd.DataFrame
     y: str
-    parts: Mapping[str, LapStyle]  # from the bottom of a bar to its top
+    parts: Mapping[str, style.LapStyle]  # from the bottom of a bar to its top
     part: str = "part"  # column
     by: str = "series"
     scale: float = 1.0
@@ -221,7 +206,7 @@ class Bars:
     reach: float = 0.0  # the axis of y ends there or above
 
     @property
-    def drawn(self) -> list[LapStyle]:
+    def drawn(self) -> list[style.LapStyle]:
         """The looks of the parts that some bar has."""
         seen = set(self.rows.loc[self.rows[self.y].fillna(0) != 0, self.part])
         return [look for part, look in self.parts.items() if part in seen]
@@ -246,34 +231,34 @@ class Bars:
         pitch_in = 0.85 * size_in[0] / (len(bars) + 0.6 * len(groups))
         places, middles, end = list[float](), list[tuple[float, float, str]](), 0.0
         for name, count in groups.items():  # as wide as its bars or the longest word of its name
-            wide = max(count, 1.1 * text_in(folded(labels[name], 0.0)) / pitch_in)
+            wide = max(count, 1.1 * style.text_in(style.folded(labels[name], 0.0)) / pitch_in)
             places += [end + (wide - count + 1) / 2 + each for each in range(count)]
             middles.append((end + wide / 2, wide, labels[name]))
             end += wide + 0.6
         pitch_in = 0.85 * size_in[0] / end
-        names = [folded(label, wide * pitch_in) for _, wide, label in middles]
+        names = [style.folded(label, wide * pitch_in) for _, wide, label in middles]
         lines = spread + max(name.count("\n") + 1 for name in names)
-        tall_in = max(0.3, size_in[1] - 0.7 - 1.35 * small() / 72 * lines)
+        tall_in = max(0.3, size_in[1] - 0.7 - 1.35 * style.small() / 72 * lines)
         texts = [f"{own[self.before].iloc[0]}" if self.before else "" for *_, own in bars]
         texts = [
             text + rounded(self.scale * own[self.y].sum(min_count=1), 3)
             for text, (*_, own) in zip(texts, bars, strict=True)
         ]
-        longest_in, (low, high) = max(map(text_in, texts)), self.span
+        longest_in, (low, high) = max(map(style.text_in, texts)), self.span
         upright = longest_in > 0.95 * pitch_in
-        top = high * (1 + (0.06 + longest_in if upright else 1.6 * small() / 72) / tall_in) or 1.0
+        top = high * (1 + (0.06 + longest_in if upright else 1.6 * style.small() / 72) / tall_in) or 1.0
         for place, text, (name, _, own) in zip(places, texts, bars, strict=True):
             head = self._bar(axes, place, own, labels[name], (pitch_in, tall_in / top))
             kit.note_at(axes, text, (place, head), (0, 2), ha="center", va="bottom", rotation=90 * upright)
         if low < 0:
-            axes.axhline(0, color=QUIET, linewidth=0.7, zorder=3)
+            axes.axhline(0, color=style.QUIET, linewidth=0.7, zorder=3)
         counts = [f"{own['workers'].iloc[0]:.0f}" + (f"\n({nodes:.0f})" if spread else "") for _, nodes, own in bars]
-        widest_in = max(map(text_in, counts)) + 0.04
+        widest_in = max(map(style.text_in, counts)) + 0.04
         shown = kit.apart(places[::-1], lambda one, other: abs(one - other) * pitch_in >= widest_in)
         axes.set_xticks(places, [text if place in shown else "" for place, text in zip(places, counts, strict=True)])
         axes.xaxis.remove_overlapping_locs = False
-        axes.set_xticks([middle for middle, _, _ in middles], names, minor=True, color=QUIET)
-        axes.tick_params(axis="x", which="minor", pad=3 + (1.45 + 1.75 * spread) * small())
+        axes.set_xticks([middle for middle, _, _ in middles], names, minor=True, color=style.QUIET)
+        axes.tick_params(axis="x", which="minor", pad=3 + (1.45 + 1.75 * spread) * style.small())
         axes.tick_params(axis="x", which="both", length=0)
         axes.set(xlim=(-0.2, end - 0.4), ylim=(min(0.0, 1.08 * low), top))
         axes.set_xlabel("Workers (nodes)" if spread else "Workers")
@@ -291,12 +276,12 @@ class Bars:
             drawn = axes.bar(place, value, 0.7, bottom=foot, zorder=2, **kit.face(look))
             mark(drawn, series=look.label, tips=[f"{label}, {said[part]}, {share} of the bar"])
             ends[value > 0] += value
-            narrow = text_in(share) > 0.66 * per_in[0]
-            if part == self.loud and value * per_in[1] > (text_in(share) if narrow else small() / 72):
-                how: dict[str, Any] = {"ha": "center", "va": "center", "size": small(), "color": look.ink, "zorder": 3}
-                axes.text(place, foot + value / 2, share, rotation=90 * narrow, **how)
+            narrow = style.text_in(share) > 0.66 * per_in[0]
+            if part == self.loud and value * per_in[1] > (style.text_in(share) if narrow else style.small() / 72):
+                how: dict[str, Any] = {"ha": "center", "va": "center", "size": style.small(), "color": look.ink}
+                axes.text(place, foot + value / 2, share, rotation=90 * narrow, zorder=3, **how)
         interval = [self.scale * own[each].iloc[0] for each in (self.low, self.high) if each]
-        for color, width in ((PAPER, 2.6), (INK, 1.0)) if interval else ():
+        for color, width in ((style.PAPER, 2.6), (style.INK, 1.0)) if interval else ():
             axes.plot([place, place], interval, color=color, linewidth=width, zorder=5)
         return float(np.nanmax([ends[True], *interval]))
 
@@ -311,13 +296,11 @@ class Panel:
     title: str = ""
     log: str = ""  # "x", "y" or "xy"
     decades: bool = False  # a logarithmic x has round numbers, not those that were measured
-    names: Sequence[str] = ()  # of the places 0, 1, ... of x
     limits: tuple[float | None, float | None] = (0.0, None)  # of y; None: as the data is
-    share: bool = False  # per cent of a whole: the axis ends there, and need not begin at zero
     nodes: pd.DataFrame | None = None  # rows whose node boundaries are marked
     first: bool = False  # that of the second node alone
     lost: pd.DataFrame | None = None  # cells without a result: a cross at the foot
-    beyond: str | None = None  # the word on the grey behind the last measured count; "": none, None: no grey
+    beyond: str | None = None  # the word on the grey behind the last measured count; None: no grey
 
     @property
     def known(self) -> bool:
@@ -349,9 +332,10 @@ class Panel:
         self._crosses(axes, looks)
         above = list[tuple[float, str]]()
         if last > measured and self.beyond is not None:
-            axes.axvspan(measured, 1.3 * last, color=SHADE, linewidth=0, zorder=0)
+            axes.axvspan(measured, 1.3 * last, color=style.SHADE, linewidth=0, zorder=0)
             above.append((last, self.beyond))
-        self._axis_of_x(axes, counts, last, wide_in)
+        moved = pd.concat([each.places(last, wide_in) for each in marks] or [counts])
+        self._axis_of_x(axes, counts, last, wide_in, moved)
         if "y" not in self.log:
             self._axis_of_y(axes, low, high, tall_in)
         if self.nodes is not None:
@@ -361,30 +345,24 @@ class Panel:
         return rows
 
     def _words(self, axes: Axes, wide_in: float, tall_in: float, rows: int = 0) -> None:
-        axes.set_ylabel(folded(self.y, tall_in))
-        axes.set_title(folded(self.title, wide_in), pad=6 + 1.3 * small() * rows)
+        axes.set_ylabel(style.folded(self.y, tall_in))
+        axes.set_title(style.folded(self.title, wide_in), pad=6 + 1.3 * style.small() * rows)
 
-    def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float) -> None:
-        if self.names:
-            axes.set_xticks(range(len(self.names)), list(self.names))
-            axes.set_xlim(-0.3, len(self.names) - 0.7)
-        elif self.decades:
+    def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float, at: pd.Series) -> None:
+        if self.decades:
             axes.set_xscale("log")
             kit.decade_axis(axes, wide_in)
         elif "x" in self.log or self.x == "Workers":
-            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log)
+            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log, at=list(at))
         else:
             axes.set_xlim(0, 1.02 * last)
-        axes.set_xlabel(self.x)
+        axes.set_xlabel(style.folded(self.x, 0.8 * wide_in))
 
     def _axis_of_y(self, axes: Axes, low: float, high: float, tall_in: float) -> None:
-        if self.share:
-            axes.set_ylim(max(0.0, min(90.0, low - 0.15 * (100 - low))), 101)
-        else:
-            foot, top = self.limits
-            if foot is not None:  # else both ends are where the data ends
-                foot, top = 1.08 * min(foot, low), (1.12 * high or 1.0) if top is None else top
-            axes.set_ylim(foot, top)
+        foot, top = self.limits
+        if foot is not None:  # else both ends are where the data ends
+            foot, top = 1.08 * min(foot, low), (1.12 * high or 1.0) if top is None else top
+        axes.set_ylim(foot, top)
         kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
 
     def _crosses(self, axes: Axes, looks: Looks) -> None:
@@ -447,7 +425,7 @@ class Figure:
         panels = [each for each in self.panels if each.known]
         canvas, made, size_in = kit.grid(len(panels), width_in, most=most, aspect=aspect, alone=alone)
         above = [panel.draw(axes, self.looks, size_in) for axes, panel in zip(made, panels, strict=True)]
-        more_in = max(above, default=0) * 1.3 * small() / 72 * round(len(panels) * size_in[0] / width_in + 0.49)
+        more_in = max(above, default=0) * 1.3 * style.small() / 72 * round(len(panels) * size_in[0] / width_in + 0.49)
         canvas.set_figheight(min(canvas.get_figheight() + more_in, 9.2))
         layers = [layer for panel in panels for layer in panel.layers]
         points = [each for each in layers if isinstance(each, Points) and not each.hollow]
@@ -460,11 +438,11 @@ class Figure:
         swatches = [kit.swatch(look) for layer in layers if isinstance(layer, Bars) for look in layer.drawn]
         entries = [*{each.get_label(): each for each in swatches}.values(), *entries]
         if any(panel.lost is not None and len(panel.lost) for panel in panels):
-            entries.append(Line2D([], [], color=QUIET, label="no result", **_CROSS))
+            entries.append(Line2D([], [], color=style.QUIET, label="no result", **_CROSS))
         kit.legend(canvas, entries, width_in)
         return canvas
 
-    def save(self, path: str | os.PathLike[str], *, look: FigureFormat = TEXT) -> None:
+    def save(self, path: str | os.PathLike[str], *, look: style.FigureFormat = style.TEXT) -> None:
         """Write the figure as .pdf, .svg or .png; ConfigError for another ending, RecordError where it cannot be."""
         path = Path(path)
         form = path.suffix.removeprefix(".").lower()
@@ -476,21 +454,21 @@ class Figure:
 
     def _repr_png_(self) -> bytes:
         """Return what a notebook shows."""
-        return self._bytes("png", TEXT)
+        return self._bytes("png", style.TEXT)
 
-    def _bytes(self, form: str, look: FigureFormat) -> bytes:
-        with style(look):
-            return to_bytes(settled(self.draw(look.width_in)), form)
+    def _bytes(self, form: str, look: style.FigureFormat) -> bytes:
+        with style.style(look):
+            return style.to_bytes(style.settled(self.draw(look.width_in)), form)
 
 
-def write_files(made: Sequence[Figure], directory: Path, *, look: FigureFormat = TEXT, pgf: bool = False) -> list[Path]:
+def write_files(made: Sequence[Figure], directory: Path, **how: Any) -> list[Path]:
     """Write NAME.pdf, .svg, .png, .txt (caption) and .csv (data) of some figures; return the paths.
 
-    With `pgf` also NAME.pgf, which LaTeX sets in the letters of the document. Raises ConfigError for `pgf` without
-    LaTeX, and RecordError where `directory` cannot be written.
+    `how`: `look` and `pgf` as `write_result` takes them. Raises ConfigError for `pgf` without LaTeX, and RecordError
+    where `directory` cannot be written.
     """
     contents: dict[str, Any] = {}
     for each in made:
         contents |= {f"{each.name}.txt": each.caption, f"{each.name}.csv": each.data}
     draws = {each.name: each.draw for each in made}
-    return write_result(directory, contents, draws, choose="folder", look=look, pgf=pgf)
+    return write_result(directory, contents, draws, choose="folder", **how)

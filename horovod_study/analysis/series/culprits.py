@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from horovod_study.analysis.impossible import impossible
-from horovod_study.text.numbers import THIN, milliseconds, percent, rounded
+from horovod_study.text.numbers import THIN, fixed, milliseconds, percent, rounded
 from horovod_study.text.words import plural
 
 WORTH = 0.03  # a share of the training's time outside of steps below this is no doubt
@@ -108,8 +108,8 @@ def whose_data(row: Row) -> str:
 
 def _undivided(row: Row) -> str:
     samples = row["data_passes"] * row["train_samples"]
-    whole = "" if samples != samples else f", {samples:,.0f} samples of {row['train_samples']:,.0f}"
-    epoch = f"an epoch is {row['epoch_steps']:,.0f} steps on each{whole}"
+    whole = "" if samples != samples else f", {fixed(samples, 0)} samples of {fixed(row['train_samples'], 0)}"
+    epoch = f"an epoch is {fixed(row['epoch_steps'], 0)} steps on each{whole}"
     return f"{whose_data(row)} ({epoch}): {passes(row):.0f} times the work, which a speedup in samples/s hides"
 
 
@@ -205,7 +205,7 @@ def told(row: Row) -> list[str]:
 
 
 def _said(rule: Culprit, row: Row) -> str:
-    return rule.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
+    return rule.words(row).replace(THIN, " ")  # as on every terminal
 
 
 def culprits(points: pd.DataFrame) -> Iterator[str]:

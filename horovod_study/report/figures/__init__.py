@@ -5,8 +5,8 @@ Everything drawn is a column of the analysis: nothing is computed here.
     catalogue        the figures of a study, in the order of its report
 
 of a study:
-    workers          what figures against workers share: panels of settings, captions
-    scaling          speedup, efficiency, throughput, epoch time, weak scaling, regression lines, forecast
+    scaling          speedup, efficiency, throughput, epoch time, weak scaling, regression lines, forecast; what
+                     figures against workers share
     waiting          waiting per step and per epoch against workers, and what another node adds
     choices          one backend against another; the batch of a worker with its knee and its overhead
     convergence      learning curves with the floor of the data, time to a target
@@ -14,6 +14,6 @@ of a study:
     causes           what takes the time: parts of a step, what they grew by, roofline, network
     usage            what processors and GPUs did
 
-of one verb (accounting, attribution and timeline are tables):
-    accounting, attribution, bench, inspection (with the hosts over time), lr_range, search, simulation, timeline
+of one verb:
+    bench, inspection (with the hosts over time), lr_range, search, simulation
 """

@@ -292,8 +292,7 @@ def _roofline(network: Network, roofline: Mapping[str, Any]) -> Figure:
         "min(fp32 matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy) and "
         f"for each network (bus bandwidth with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes in one message). "
         f"Circles: the training step of batch {model['batch']} without communication, per byte of memory traffic if "
-        "nothing stayed in a cache, and per byte that its gradients put on the network. A roof supposes that moving "
-        "and computing overlap wholly.",
+        "nothing stayed in a cache, and per byte that its gradients put on the network.",
         data=data,
         panels=[Panel(
             layers=[*peaks, Curve(rows=pd.DataFrame(corners, columns=columns), **how),

@@ -49,12 +49,9 @@ def breakdown(analysis: Analysis) -> Figure | None:
     held = holders.reindex(rows.set_index(["series", "workers", "nodes"]).index).to_numpy() == rows["lap"]
     rows = rows.assign(part=rows["lap"].where(~held, rows["lap"] + " and sync"))
     caption = (
-        "Where the time of a step goes: mean ms per step over the timed window, all workers and all repeats. The parts "
-        "add up to the step; 'unexplained' is what no part covers. 'Waiting' is exposed: from the end of a worker's "
-        "own backward pass to the averaged gradients."
+        "Mean ms per step over the timed window, all workers and all repeats. Waiting: from the end of a worker's own "
+        "backward pass to the averaged gradients; unexplained: what no part covers."
     )
-    if "compute" in set(parts.loc[parts["mean_s"].notna(), "lap"]):
-        caption += " 'Compute' is one CUDA graph of forward and backward; that of a worker alone holds the update too."
     for lap in hiding(parts):
         names = ", ".join(styles[series].label for series in holders[holders == lap].index.unique("series"))
         caption += f" {names}: communication runs inside {lap} and cannot be separated (hatched)."
@@ -62,7 +59,7 @@ def breakdown(analysis: Analysis) -> Figure | None:
         name="breakdown",
         title="Where the time of a step goes",
         alt="Stacked bars of the mean time per step by part and number of workers; the values are in the table below.",
-        caption=f"{caption} What has no room is in the CSV file only.",
+        caption=f"{caption} What has no room is in the CSV file.",
         data=parts[["series", "workers", "nodes", "repeats", "lap", "mean_s", "share", "note"]],
         looks=styles,
         **of_bars(rows, "mean_s", "Mean ms per step", parts=_LAPS, loud="sync", scale=1e3, unit="ms"),
@@ -77,21 +74,19 @@ def losses(analysis: Analysis) -> Figure | None:
     ends: dict[str, Any] = {"low": f"minus_{kind}_low_s", "high": f"minus_{kind}_high_s"}
     rows = table[~table["part"].isin([IDEAL, MEASURED])].join(step[[*ends.values()]], on=["series", "workers", "nodes"])
     parts, base = set(rows["part"]), baseline_words(analysis.points, kind, plain="one plain PyTorch worker")
-    apart = (
-        " Skew: waiting for the last worker, from the step rows of all ranks. Transfer: one raw all-reduce of the "
-        "gradients in the same job (10 % quantile); runtime: the same through the library with aligned ranks, less it; "
-        "rest of sync: what skew, transfer, packing and runtime leave of the growth of sync."
-        if "runtime" in parts
-        else " Transfer and runtime were not measured separately in these runs."
-    )
+    apart = " Transfer and runtime were not measured separately in these runs." * bool(parts - {"hidden"})
+    if "runtime" in parts:
+        apart = (
+            " Skew: waiting for the last worker. Transfer: one raw all-reduce of the gradients in the same job (10 % "
+            "quantile); runtime: the same through the library with aligned ranks, less it."
+        )
     return Figure(
         name="losses",
         title="What more workers add to a step",
         alt="Stacked bars of what each part of a step grew by; the values are in its CSV file.",
         caption=f"T(N) {MINUS} T(1) by part, means per step over the timed window, ranks and repeats; T(1): the step "
-        f"of {base} (for a fixed global batch divided by the workers). What is below zero became shorter; "
-        "the number on a bar is the sum of all its parts. Unexplained: the growth of what no part of a step covers. "
-        f"Strokes: 95 % interval of that sum, where there are three repeats.{apart if parts - {'hidden'} else ''}",
+        f"of {base} (for a fixed global batch divided by the workers). Numbers: sums of all parts; strokes: their "
+        f"95 % intervals, where there are three repeats.{apart}",
         data=table,
         looks=series_styles(analysis.points),
         **of_bars(rows, "seconds", f"T(N) {MINUS} T(1) / ms", parts=GROWTH, scale=1e3, unit="ms", **ends),

@@ -9,19 +9,10 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.transports import RESOLVED
-from horovod_study.report.figures.workers import INTERVAL
+from horovod_study.report.figures.scaling import INTERVAL
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
-from horovod_study.report.kit.style import (
-    MARKERS,
-    QUIET,
-    TRANSPORTS,
-    SeriesStyle,
-    looks_in_order,
-    runtime_label,
-    series_labels,
-    series_styles,
-)
+from horovod_study.report.kit import style
 from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import listed, plural
 
@@ -38,15 +29,14 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
         return None
     kept = [pair for pair in counts.index if pair in pairs.index[:MAX_LINES]]
     cells = analysis.synchronisation
-    base, labels = series_styles(cells), series_labels(cells)
+    base, labels = style.series_styles(cells), style.series_labels(cells)
     settings = cells.drop_duplicates("series").set_index("series")["setting"]
     several = settings[[a for a, _ in kept]].nunique() > 1
     names = {(a, b): f"{labels[b]} / {labels[a]}" + f", {settings[b]}" * several for a, b in kept}
-    # A pair looks as its second series does, unless several pairs have that one.
-    alike = len({b for _, b in kept}) < len(kept)
-    own = looks_in_order(list(names.values())) if alike else [base[b] for _, b in kept]
-    looks = {name: replace(look, label=name, filled=True, ring=False)
-             for name, look in zip(names.values(), own, strict=True)}  # fmt: skip
+    # A pair looks as its second series does, unless several pairs would look alike; hollow marks are not resolved.
+    own = [replace(base[b], label="", filled=True, ring=False) for _, b in kept]
+    own = own if len(set(own)) == len(own) else style.looks_in_order(list(names.values()))
+    looks = {name: replace(look, label=name, filled=True) for name, look in zip(names.values(), own, strict=True)}
     pair = pd.Series(list(zip(table["a"], table["b"], strict=True)), index=table.index).map(names)
     said = table["verdict"] + [f", {plural(count, 'pair')}" for count in table["pairs"]]
     shown = table.assign(pair=pair, resolved=table["verdict"] == RESOLVED, said=said)[pair.notna()]
@@ -61,15 +51,14 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
     ways = dict.fromkeys((row[f"{side}_backend"], row[f"{side}_transport"])
                          for side in "ba" for row in shown.to_dict("records"))  # fmt: skip
     alike, rest = len({backend for backend, _ in ways}) == 1, len(pairs) - len(kept)
-    compared = [TRANSPORTS.get(way[1], way[1]) if alike else runtime_label(*way) for way in ways]
+    compared = [style.TRANSPORTS.get(way[1], way[1]) if alike else style.runtime_label(*way) for way in ways]
     what = "One backend against another, against the number of workers: the value of the first over that of the second."
     return Figure(
         name="transport_ratio",
         title=" against ".join(compared) if len(compared) == 2 else f"Ratios of {listed(compared)}",
         alt=what,
-        caption=f"{what} Points: geometric mean of the ratios of runs of the same repeat, which ran side by side in "
-        "one block; bars: 95 % intervals (Student's t on logarithms). Filled: resolved (p below 0.05 after Holm over "
-        "the worker counts, and an interval without 1), open: not resolved."
+        caption=f"{what} Points: geometric mean over pairs of runs of the same repeat; bars: 95 % intervals (Student's "
+        "t on logarithms). Filled: resolved, p below 0.05 after Holm over the worker counts."
         f"{kit.boundary_words(shown)} {kit.repeats_words(shown, 'pairs')}{_left(rest, 'pair')}",
         data=table,
         panels=panels,
@@ -78,8 +67,6 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
         shape=(2, 0.84, 0.52),
     )
 
-
-# ------------------------------------------------------------------------------------------------ the batch of a worker
 
 _KEY = ["series", "workers", "nodes"]
 
@@ -117,10 +104,9 @@ def batch_size(analysis: Analysis) -> Figure | None:
     curves, knees = (_named(part) for part in (analysis.batch_curves, analysis.knees))
     words = [
         "What a larger batch gives",
-        "Throughput of all workers, time per epoch (batches times the mean step, without evaluation and checkpoints) "
-        "and the share of the step that is waiting for gradients, against the batch of one worker.",
+        "Throughput, time per epoch (batches times the mean step) and waiting against the batch of one worker.",
         "Lines: the fitted step, fixed + B per_sample or max(fixed, B per_sample), the form selected by AICc; stroke: "
-        "its knee, where both costs are equal, on its 95 % interval; without one it is not identifiable.",
+        "its knee, where both costs are equal, on its 95 % interval.",
     ]
     made = _against_batch(analysis, "batch_size", analysis.batches, words, list(_QUANTITIES)[:3], curves, knees)
     if made is None:
@@ -128,8 +114,9 @@ def batch_size(analysis: Analysis) -> Figure | None:
     curves, knees = (part[part["line"].isin(list(made.looks))].drop(columns="line") for part in (curves, knees))
     parts = {"point": analysis.batches, "line": curves, "knee": knees}
     data = pd.concat([part.assign(kind=kind) for kind, part in parts.items() if len(part)], ignore_index=True)
-    stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "color": QUIET, "alpha": 0.5}
-    legend = [Line2D([], [], linewidth=3, label="knee, 95 % interval", **stroke)] * bool(knees["identified"].any())
+    stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "linewidth": 3, "alpha": 0.5}
+    knee = Line2D([], [], color=style.QUIET, label="knee, 95 % interval", **stroke)
+    legend = [knee] * bool(knees["identified"].any())
     return replace(made, data=data, legend=legend)
 
 
@@ -137,11 +124,10 @@ def overhead(analysis: Analysis) -> Figure | None:
     """Return what communication costs against the batch of a worker; None without three batches of several workers."""
     table = analysis.batches[analysis.batches["workers"] > 1]
     known = table[table["overhead_median"].notna() | table["lost"].notna()]
-    bases = " or ".join(sorted({base for base in known["lost_base"] if base})) or "one"
     words = [
         "Communication overhead against the batch",
-        "What communication costs against the batch of one worker: waiting for gradients over the step, and, where "
-        f"there is one, what is lost to the {bases} worker alone at the same batch, 1 - X(N) / (N X(1)).",
+        "Waiting for gradients over the step, and what is lost to one worker alone at the same batch, "
+        "1 - X(N) / (N X(1)), against the batch of one worker.",
     ]
     none = analysis.batch_curves.iloc[:0].assign(line="")
     return _against_batch(analysis, "overhead", known, words, list(_QUANTITIES)[2:], none, none)
@@ -190,7 +176,7 @@ def _named(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(line=[f"{key}" for key in rows[_KEY].itertuples(index=False, name=None)])
 
 
-def _lines(analysis: Analysis, rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, SeriesStyle], int]:
+def _lines(analysis: Analysis, rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, style.SeriesStyle], int]:
     """Return the rows of the lines that are drawn, with their names, the looks of these, and how many are left out.
 
     A line is a series, worker count and number of nodes with several batches; of too many, those with most workers.
@@ -201,12 +187,12 @@ def _lines(analysis: Analysis, rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[s
     drawn = lines.sort_values("workers", ascending=False, kind="stable")["line"].head(MAX_LINES)
     shown = rows[rows["line"].isin(drawn)]
     # A series of this table spans batches and has a name of its own; beside those of the study it gets their colours.
-    base = series_styles(pd.concat([analysis.points, shown], ignore_index=True))
+    base = style.series_styles(pd.concat([analysis.points, shown], ignore_index=True))
     counts, several = sorted(set(shown["workers"])), shown["setting"].nunique() > 1
     looks = {}
     for row in shown.drop_duplicates("line").to_dict("records"):
         look, workers = base[row["series"]], row["workers"]
         words = f"{look.label}, {plural(workers, 'worker')}" + f", {row['setting']}" * several
-        shape = MARKERS[counts.index(workers) % len(MARKERS)]
+        shape = style.MARKERS[counts.index(workers) % len(style.MARKERS)]
         looks[row["line"]] = replace(look, marker=shape, filled=workers > 1, label=words, ring=False)
     return shown, looks, len(lines) - MAX_LINES

@@ -17,15 +17,12 @@ from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
 from horovod_study.text.words import plural
 
 MAX_LINES = 8  # of one panel; with more, every setting gets a row of its own
-
 MAX_ROWS = 4
 
 PARTS = {
     "same_samples_s": style.LapStyle(label="as many samples as one worker needs", color="#8fa5b8", ink=style.INK),
     "more_samples_s": style.LapStyle(label="further samples (statistical efficiency)", color="#b3305f", ink=style.INK),
-    "outside_s": style.LapStyle(
-        label="outside the timed window (evaluation, warm-up)", color=style.PAPER, ink=style.INK, hatch="//////"
-    ),
+    "outside_s": style.LapStyle(label="outside the timed window", color=style.PAPER, ink=style.INK, hatch="//////"),
     "wall_s_at_least": style.LapStyle(label="target not met", color=style.PAPER, ink=style.INK, hatch="...."),
 }
 """The parts of a time to target from the bottom of a bar to its top, by their columns."""
@@ -91,7 +88,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
         title="Learning curve",
         alt=what,
         caption=f"{what} Lines: medians over repeats after equally many samples; bands: lowest to highest repeat. "
-        f"{floor if len(known) else 'The floor of this data set is not known.'} {rest}".strip(),
+        f"{f'{floor} ' * bool(len(known))}{rest}".strip(),
         data=shown,
         panels=panels,
         looks=looks,
@@ -119,18 +116,16 @@ def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _lined(points: pd.DataFrame, row: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a row with the names of their lines: what differs in it of runtime, workers and setting."""
-    known, names = row.drop_duplicates(_CELL), style.series_labels(points)
-    counts = [plural(each["workers"], "worker") * (each["backend"] != "serial") for each in known.to_dict("records")]
-    words = pd.DataFrame({"runtime": known["series"].map(names), "workers": counts, "setting": known["setting"]})
-    words = words.loc[:, words.nunique() > 1] if len(words) > 1 else words
-    texts = [", ".join(filter(None, each)) for each in words.itertuples(index=False)]
-    lines = dict[Any, str]()
-    for key, text in zip(known[_CELL].itertuples(index=False, name=None), texts, strict=True):
-        series, workers, nodes = key
-        full = f"{series}, {plural(workers, 'worker')} on {plural(nodes, 'node')}"
-        lines[key] = full if text in lines.values() else text
-    return row.assign(line=[lines[key] for key in row[_CELL].itertuples(index=False, name=None)])
+    """Return the cells of a row with the names of their lines: runtime, workers, nodes, and settings if several."""
+    labels, several = style.series_labels(points), row["setting"].nunique() > 1
+    words = [
+        labels[each["series"]]
+        + f", {plural(each['workers'], 'worker')}" * (each["backend"] != "serial")
+        + f" on {plural(each['nodes'], 'node')}" * (each["nodes"] > 1)
+        + f", {each['setting']}" * several
+        for each in row.to_dict("records")
+    ]
+    return row.assign(line=words)
 
 
 def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> dict[str, style.SeriesStyle]:
@@ -176,12 +171,10 @@ def targets(analysis: Analysis) -> Figure | None:
         name="targets",
         title="Time to target",
         alt="Stacked bars of the seconds to reach each target error by number of workers; the values are in the table.",
-        caption="Time until the test MSE is at most the target: the median run. A bar is the time that the samples "
-        f"needed by {baseline_words(analysis.points, analysis.provenance['baseline'])} take at this throughput, that "
-        "of the further samples that these workers need (below zero: fewer), and what is outside the timed window "
-        "(evaluation, warm-up). Speedup to target = throughput ratio x statistical efficiency, statistical efficiency "
-        "= samples to target of the baseline / samples to target. Dotted with >: not met in that time by enough "
-        "repeats (censored). Targets, settings and series that have no room are in the table.",
+        caption="Time until the test MSE is at most the target, median run: as many samples as "
+        f"{baseline_words(analysis.points, analysis.provenance['baseline'])} needs, at this throughput; further "
+        "samples (below zero: fewer); and what is outside the timed window. Speedup to target = throughput ratio x "
+        "statistical efficiency. Dotted with >: not met in that time (censored). What has no room is in the table.",
         data=table[shown & table["target_mse"].isin(picked)],
         looks=style.series_styles(analysis.points),
         **of_bars(rows, "seconds", "Seconds to target", parts=PARTS, unit="s", before="before"),

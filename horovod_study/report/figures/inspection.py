@@ -200,8 +200,6 @@ def _ms(seconds: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
-# ----------------------------------------------------------------------------------------- the hosts over time
-
 _SHADES = {"start-up": style.SHADE, "warm-up": style.GRID, "timed steps": "none", "evaluation": "#f4e4bf"}
 _SHADES |= {"break": "#e9cdd8", "end": "#d8e3ea"}
 _MOST_PANELS = 6
@@ -253,8 +251,9 @@ def drawing(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapping[str
         alt=f"{'; '.join(panel.y for panel in panels)}: over the run; means and maxima are in its CSV file.",
         caption=f"Host {samples.host} during the run, sampled every {float(samples.meta['interval_s']):g} s: the "
         f"process trees of {plural(len(samples.meta['ranks']), 'rank')} and the host as a whole. Shaded: phases of the "
-        f"run; its first step began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes; what is zero throughout is left out."
-        f"{f' Without a sensor: {missing}.' if missing else ''}",
+        f"run; its first step began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes."
+        + f" Without a sensor: {missing}."
+        * bool(missing),
         data=system.summary({samples.host: samples}, table),
         panels=panels,
         looks={look.label: look for look in looks},

@@ -10,9 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures.workers import against_workers
+from horovod_study.report.figures.scaling import Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Points, spread
 from horovod_study.report.kit import style
 
@@ -39,14 +38,12 @@ def resources(analysis: Analysis) -> Figure | None:
         yield Curve(rows=law, y="value", low="low", high="high", how={"linewidth": 1.5}, **how)
         yield Points(rows=own, ends=("", ""), **spread(panel["quantity"]), **how)
 
-    laws = curves.drop_duplicates(["quantity", "series"]).to_dict("records")
-    labels = {panel["quantity"]: panel["label"] for panel in wanted}
-    told = [f"{labels[row['quantity']]}: {looks[row['series']].label} {law_label(row['law'])}" for row in laws
-            if row["quantity"] in labels]  # fmt: skip
+    laws = [(curves[curves["quantity"] == panel["quantity"]], f"{panel['label']}, ") for panel in wanted]
+    told = [law_words(rows, looks, analysis.points, before) for rows, before in laws if len(rows)]
     read = " and ".join(devices(kind) for kind in rows["energy_of"].drop_duplicates() if kind)
     words = [
-        "What training costs against the number of workers: energy (of whole devices in the timed window, without "
-        "memory modules, fans, power supplies and network) and hours, workers x training samples / throughput.",
+        "What training costs against the number of workers: energy of whole devices in the timed window, and hours, "
+        "workers x training samples / throughput.",
         "lowest to highest repeat",
         f"Energy of {read}." * bool(read),
         f"Lines: the law selected by AICc with its 95 % band, dashed where extrapolated ({'; '.join(told)})."
@@ -55,7 +52,7 @@ def resources(analysis: Analysis) -> Figure | None:
     frames = [shown.assign(kind="point"), curves.assign(kind="line")]
     data = pd.concat([each for each in frames if len(each)], ignore_index=True)
     how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "base": False}
-    sides = [(partial(layers, panel=panel), panel["label"], {"beyond": ""}) for panel in wanted]
+    sides: list[Side] = [(partial(layers, panel=panel), panel["label"], {}) for panel in wanted]
     return against_workers(analysis, NAME, words, sides, title="What training costs", **how)
 
 

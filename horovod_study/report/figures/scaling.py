@@ -1,6 +1,6 @@
 """What more workers give: speedup, efficiency, throughput, epoch time, weak scaling, the straight line, forecast."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +11,62 @@ from matplotlib.patches import Patch
 
 from horovod_study.analysis.forecast.study_forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.laws import law_label
+from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.series.turns import alternated, ratios_are
 from horovod_study.analysis.steps.breakdown import IDEAL
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures.workers import RANGE, against_workers
-from horovod_study.report.grammar import Curve, Figure, Guide, Points, spread
+from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, THIN_LAWS, series_styles
 from horovod_study.text.numbers import with_interval
+
+RANGE = "slowest to fastest repeat"
+INTERVAL = "95 % intervals, where there are three repeats"
+
+Side = tuple[Callable[[pd.DataFrame], Iterable[Any]], str, dict[str, Any]]  # layers, label of y, others of `Panel`
+
+
+def law_words(curves: pd.DataFrame, looks: Looks, points: pd.DataFrame, before: str = "") -> str:
+    """Return the law of each series of `curves`, once a name; with its setting where a name has several laws."""
+    rows = curves.drop_duplicates("series")
+    rows = rows.assign(name=[before + looks[series].label for series in rows["series"]])
+    rows["setting"] = rows["series"].map(points.drop_duplicates("series").set_index("series")["setting"])
+    rows.loc[rows.groupby("name")["law"].transform("nunique") > 1, "name"] += ", " + rows["setting"]
+    told = rows[["name", "law"]].drop_duplicates().itertuples(index=False)
+    return "; ".join(f"{name}: {law_label(law)}" for name, law in told)
+
+
+def against_workers(
+    analysis: Analysis,
+    name: str,
+    words: Sequence[str],
+    sides: Sequence[Side],
+    *,
+    rows: pd.DataFrame,
+    data: pd.DataFrame,
+    base: bool = True,
+    **how: Any,
+) -> Figure:
+    """Return a figure with a panel for each setting that has one and each of the `sides`; `rows`: all to be drawn.
+
+    `words`: what is drawn, what the bars are, and more; the caption adds what its rows have, and the baseline (`base`).
+    """
+    settings, panels = kit.settings_of(rows, most=kit.MAX_PANELS // len(sides)), []
+    for setting in settings:
+        own = rows[rows["setting"] == setting]
+        axes = {"title": setting if len(settings) > 1 else "", "nodes": own, "beyond": "extrapolated"}
+        axes |= {"lost": own[own["missing"]]} if "missing" in own else {}
+        panels += [Panel(layers=list(layers(own)), y=y, **{**axes, **more}) for layers, y, more in sides]
+    shown, kind, (what, bars, *rest) = rows[rows["setting"].isin(settings)], analysis.provenance["baseline"], words
+    told = [what, f"Points: medians over repeats; bars: {bars}.", *rest]
+    if base:
+        baseline = baseline_words(analysis.points, kind, plain="one plain PyTorch worker")
+        told += [f"Baseline ({kind}): {baseline}.", kit.work_words(shown), kit.repeats_words(shown)]
+    told += [kit.boundary_words(shown).strip(), kit.left_out(rows, settings).strip()]
+    title, shape = name.replace("_", " ").capitalize(), (2, 0.84, 0.52)
+    how = {"title": title, "alt": what, "looks": series_styles(analysis.points), "shape": shape, **how}
+    return Figure(name=name, caption=" ".join(filter(None, told)), data=data, panels=panels, **how)
+
 
 _CELL = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing"]
 _RATE = "samples_per_s"
@@ -65,8 +114,8 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
         ends: dict[str, Any] = {"low": low, "high": high, "ends": interval}
         yield Points(rows=own[~own["missing"]], y=column, **ends, scale=scale, unit=unit, apart=True)
 
-    looks, laws = series_styles(analysis.points), curves[["series", "law"]].drop_duplicates()
-    told = "; ".join(f"{looks[series].label}: {law_label(law)}" for series, law in laws.itertuples(index=False))
+    looks = series_styles(analysis.points)
+    told = law_words(curves, looks, analysis.points)
     absent = sorted(set(analysis.points.loc[analysis.points["backend"] != "serial", "series"]) - set(points["series"]))
     words = [
         f"{name.capitalize()} against the number of workers, {formula}, X = {analysis.rate_unit} of all workers.",
@@ -77,7 +126,7 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
         * bool(told),
         f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}." * bool(absent),
     ]
-    named = ", ".join(law_label(law) for law in laws["law"].unique())
+    named = ", ".join(law_label(law) for law in curves["law"].unique())
     legend = [_entry(f"selected law: {named}", 1.7)] * bool(named)
     legend += [
         _entry(law_label(law), 0.9, linestyle=THIN_LAWS[law]) for law in THIN_LAWS if few and law in set(thin["law"])
@@ -122,8 +171,8 @@ def epoch_time(analysis: Analysis) -> Figure | None:
         yield Points(rows=own, unit="s per epoch", line=True, ends=ends, **spread("epoch_s"))
 
     words = [
-        "Time per epoch against the number of workers: training samples / X, X = samples/s of all workers in the timed "
-        "window, without evaluation and checkpoints; ideal: that of the baseline / N.",
+        "Time per epoch against the number of workers: training samples / X, X = samples/s in the timed window; ideal: "
+        "that of the baseline / N.",
         "fastest to slowest repeat",
     ]
     sides = [(layers, "Time per epoch / s", {"log": "xy"})]
@@ -156,8 +205,7 @@ def weak_scaling(analysis: Analysis) -> Figure | None:
         yield Points(rows=rows, y="mean_s", low="min_s", high="max_s", scale=1000, unit="ms per step", line=True)
 
     words = [
-        "Weak scaling: every worker keeps its batch; throughput of all workers, and mean time per step where it is "
-        "known. Ideal: N times the throughput of the baseline, and its step.",
+        "Weak scaling: every worker keeps its batch. Ideal: N times the throughput of the baseline, and its step.",
         "lowest to highest repeat",
     ]
     sides = [(of_rate, f"1000 {analysis.rate_unit}", {"log": "xy"}), (of_step, "Mean step / ms", {"log": "x"})]
@@ -194,8 +242,7 @@ def regression(analysis: Analysis) -> Figure | None:
         yield Points(rows=own, unit="\u00d7", ends=ends, **spread(column, "", "_min", "_max"))
 
     words = [
-        "Regression lines of the speedup, S(N) = slope N + intercept, by least squares over the runs of each series; "
-        "the slope with its 95 % interval is what a further worker brings.",
+        "Regression lines of the speedup, S(N) = slope N + intercept, by least squares over the runs of each series.",
         RANGE,
         "Bands: 95 % of the line, the baseline taken as exact.",
     ]
@@ -231,7 +278,7 @@ def forecast(analysis: Analysis) -> Figure | None:
         "Throughput of all workers against their number, both axes logarithmic.",
         RANGE,
         "On grey, hollow: forecast by a weighted combination of laws, with the 95 % interval of a single run; ideal: N "
-        "times the baseline, or the smallest measured count where there is none.",
+        "times the baseline.",
     ]
     hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": PAPER, "markersize": 5, "linestyle": EXTRAPOLATED_DASH}
     legend = [_entry("forecast", 1.2, **hollow), Patch(facecolor=QUIET, alpha=0.2, label="95 % interval")]

@@ -86,10 +86,6 @@ def text(table: pd.DataFrame, calibration: Calibration) -> str:
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def _scenarios(table: pd.DataFrame) -> list[str]:
-    return [f"{name}" for name in dict.fromkeys(table["scenario"])]
-
-
 def _constant_lines(calibration: Calibration, *, several: bool) -> list[str]:
     """Return what the simulation begins with; `several`: some of it is on several nodes."""
     it, sources = calibration.scenario, calibration.sources
@@ -159,7 +155,7 @@ def write_simulation(
 def drawing(table: pd.DataFrame, calibration: Calibration) -> Figure:
     """Return speedup, efficiency and the parts of the step against workers."""
     it, sources = calibration.scenario, calibration.sources
-    names = _scenarios(table)
+    names = list(map(str, dict.fromkeys(table["scenario"])))
     looks = {
         name: replace(look, dash=style.EXTRAPOLATED_DASH if place and look.dash == "-" else look.dash)
         for place, (name, look) in enumerate(zip(names, style.looks_in_order(names), strict=True))
@@ -176,9 +172,8 @@ def drawing(table: pd.DataFrame, calibration: Calibration) -> Figure:
         alt="Speedup, efficiency and parts of the step against workers; the values are in its CSV file.",
         caption=f"Simulated, not measured: {it.scaling} scaling, computing known with {it.batch} samples per worker, "
         f"{plural(it.network.workers_per_node, 'worker')} per node, gradients of {it.gradient_bytes:,.0f} bytes. "
-        "Speedup is over one worker that computes alone; grey: N workers, N times as fast. Efficiency: speedup / N, "
-        "with the 95 % intervals of the table. Bars: what the mean step of the first scenario is made of. "
-        f"Computing from {sources.get('computing', 'given constants')}; network from "
+        "Speedup is over one worker that computes alone; efficiency with the 95 % intervals of the table. Bars: the "
+        f"mean step of the first scenario. Computing from {sources.get('computing', 'given constants')}; network from "
         f"{sources.get('network', 'given constants')}.",
         data=table,
         panels=[

@@ -9,11 +9,11 @@ import pandas as pd
 
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures.workers import against_workers
+from horovod_study.report.figures.scaling import against_workers
 from horovod_study.report.grammar import Curve, Figure, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import series_styles
-from horovod_study.text.words import plural, span
+from horovod_study.text.words import plural
 
 
 class Quantity(NamedTuple):
@@ -93,8 +93,7 @@ def load(analysis: Analysis) -> Figure | None:
         alt=f"{'; '.join(panel.label for panel in panels)}: over the timed window; the values are in its CSV file.",
         caption=f"The machine over the timed window, {setting}, at the largest worker count of each series: "
         f"{'; '.join(panel.words for panel in panels)}. The window is cut into {SLICES} stretches of equal steps. "
-        "Lines: medians over repeats; bands: lowest to highest repeat. Repeats: "
-        f"{span(shown['repeats'].min(), shown['repeats'].max())}. The other cells are in the CSV file.",
+        "Lines: medians over repeats; bands: lowest to highest repeat. The other cells are in the CSV file.",
         data=known,
         panels=[drawn(each) for each in panels],
         looks=looks,

@@ -10,10 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
-from horovod_study.report.figures.workers import INTERVAL, against_workers
+from horovod_study.report.figures.scaling import INTERVAL, Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Looks, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
@@ -47,16 +46,14 @@ def synchronisation(analysis: Analysis) -> Figure | None:
     def of_epoch(own: pd.DataFrame) -> Iterator[Any]:
         return iter([_Batches(rows=own), *layers(own, "sync_per_epoch_s", 1.0, "s")])
 
-    sides = [(lambda own: layers(own, "sync_s", 1000.0, "ms"), "Waiting / ms per step", {"beyond": ""})]
+    sides: list[Side] = [(lambda own: layers(own, "sync_s", 1000.0, "ms"), "Waiting / ms per step", {})]
     epochs = bool(known["sync_per_epoch_s_median"].notna().any())
     sides += [(of_epoch, "Waiting / s per epoch", {})] if epochs else []
-    laws = [f"{looks[series].label}: {law_label(law)}"
-            for series, law in lines[["series", "law"]].drop_duplicates().itertuples(index=False)]  # fmt: skip
+    laws = law_words(lines, looks, analysis.points)
     words = [
         "Waiting for gradients against workers, per step and, times the batches of an epoch (pale bars), per epoch.",
         INTERVAL,
-        f"Lines: the law selected by AICc ({'; '.join(dict.fromkeys(laws))}) with its 95 % band, on grey extrapolated."
-        * bool(laws),
+        f"Lines: the law selected by AICc ({laws}) with its 95 % band, on grey extrapolated." * bool(laws),
         "Lines without a band join the points on equal nodes." * (not known["series"].isin(lines["series"]).all()),
         _hidden(cells, style.series_labels(analysis.synchronisation)),
     ]
@@ -84,8 +81,8 @@ class _Batches:
         own = self.rows.drop_duplicates("workers").sort_values("workers", kind="stable")
         twin, measured = axes.twinx(), float(own["workers"].max())
         if last > measured:
-            twin.axvspan(measured, last + 1, color=style.SHADE, linewidth=0, zorder=0)
-        width = 0.3 * float(own["workers"].diff().min()) if len(own) > 1 else 0.6
+            twin.axvspan(measured, 1.3 * last, color=style.SHADE, linewidth=0, zorder=0)
+        width = min(0.06 * measured + 0.2, 0.3 * float(own["workers"].diff().min()))  # whole at the last count
         twin.bar(own["workers"], own["batches_per_epoch"], width=width, color=style.GRID, linewidth=0, zorder=1)
         twin.set_ylim(0, own["batches_per_epoch"].max() * 1.1)
         twin.set_ylabel("Batches per epoch", color=style.QUIET)
@@ -135,14 +132,18 @@ def boundary(analysis: Analysis) -> Figure | None:
         "Waiting for gradients per step against workers, on one and on more nodes: of each run "
         f"{'medians' if (shown['per_step'] == MEDIAN).all() else 'means'} over steps.",
         "lowest to highest repeat",
-        "Arrows: the jump between equal workers on fewer and on more nodes (mean over repeats, 95 % interval in "
-        "brackets); dotted: the next worker count already needs another node: not the jump of the node alone.",
+        "Arrows: the jump between equal workers on fewer and on more nodes." * (DIRECT in set(known["kind"])),
+        "Dotted: the next worker count already needs another node: not the jump of the node alone."
+        * (INDIRECT in set(known["kind"])),
+        "Sizes of the jumps: means over repeats, 95 % intervals in brackets." * (0 < len(told) <= _MOST_JUMPS),
         "The sizes of the jumps are in the CSV file." * (len(told) > _MOST_JUMPS),
         _hidden(analysis.nodes, {series: look.label for series, look in looks.items()}),
     ]
     sides = [(layers, "Waiting for gradients / ms per step", {"beyond": None})]
     data = pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")])
-    legend = [_jump_entry(row, looks[row["series"]], labels[row["series"]]) for row in told[:_MOST_JUMPS]]
+    settings = shown.drop_duplicates("series").set_index("series")["setting"]
+    named = {series: labels[series] + f", {settings[series]}" * (settings.nunique() > 1) for series in settings.index}
+    legend = [_jump_entry(row, looks[row["series"]], named[row["series"]]) for row in told[:_MOST_JUMPS]]
     legend *= len(told) <= _MOST_JUMPS
     how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "legend": legend}
     return against_workers(analysis, "boundary", words, sides, base=False, **how)

@@ -4,6 +4,5 @@ style         fonts, sizes, the colour, marker and dash of every series and of e
 panels        grids of panels, axes of worker counts, legends, points with their spread, node boundaries
 interactive   figures inside a page: inline SVG, and what the page's script has to know of it
 files         figures and texts of one result, written into one folder; figures as PGF, in the letters of LaTeX
-markup        tables as HTML
-typeset       tables as LaTeX and CSV
+typeset       tables as LaTeX, CSV and HTML
 """

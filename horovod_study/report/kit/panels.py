@@ -18,25 +18,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
+from horovod_study.report.kit import style
 from horovod_study.report.kit.interactive import belongs, mark
-from horovod_study.report.kit.style import (
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    LapStyle,
-    SeriesStyle,
-    folded,
-    small,
-    text_in,
-)
 from horovod_study.text.numbers import prefixed
-from horovod_study.text.words import span
+from horovod_study.text.words import cut, listed, span
 
-MAX_PANELS = 6
-"""Of one figure; further settings are in its CSV file and in the tables of the page."""
-
-MAX_HEIGHT_IN = 8.4
-"""Of all panels together: a page has room for them, their legend and a caption."""
+MAX_PANELS = 6  # of one figure; further settings are in its CSV file and in the tables of the page
+MAX_HEIGHT_IN = 8.4  # of all panels together: a page has room for them, their legend and a caption
 
 
 def grid(
@@ -47,9 +35,9 @@ def grid(
     They are beside each other where the figure is wide, never taller than a page. `aspect` and `alone`: height of a
     panel over its width, beside others, at most `most`, and alone in its row.
     """
-    columns = 1 if width_in < NARROW_IN else min(count, most)
+    columns = 1 if width_in < style.NARROW_IN else min(count, most)
     rows = math.ceil(count / columns)
-    ratio = 0.66 if width_in < NARROW_IN else alone if columns == 1 else aspect
+    ratio = 0.66 if width_in < style.NARROW_IN else alone if columns == 1 else aspect
     height_in = min(max(1.75, ratio * width_in / columns), MAX_HEIGHT_IN / rows)
     figure = Figure(figsize=(width_in, rows * height_in + 0.45), layout="constrained")
     made = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -72,10 +60,11 @@ def settings_of(rows: pd.DataFrame, *, most: int) -> list[str]:
 def left_out(rows: pd.DataFrame, shown: Sequence[str]) -> str:
     """Return the sentence that names the settings which have no panel; empty where all have one."""
     rest = [setting for setting in rows["setting"].drop_duplicates() if setting not in set(shown)]
-    return f" In the CSV file only: {', '.join(rest)}." if rest else ""
+    drawn = f" Drawn: {shown[0]}." if len(shown) == 1 else ""  # which has no title
+    return f"{drawn} In the CSV file only: {', '.join(rest)}." if rest else ""
 
 
-def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str] = (), **changes: Any) -> None:
+def line_of(axes: Axes, x: Any, y: Any, look: style.SeriesStyle, *, tips: Sequence[str] = (), **changes: Any) -> None:
     """Draw a line of a series through `x` and `y`, each (N,); `changes` of how it looks, as `Axes.plot` takes them."""
     how: dict[str, Any] = {"linestyle": look.dash, "linewidth": 1.2, "zorder": 2, **changes}
     drawn = axes.plot(x, y, color=look.color, **how)
@@ -88,7 +77,7 @@ def point_bars(
     axes: Axes,
     x: Sequence[float] | pd.Series,
     values: Sequence[pd.Series],
-    look: SeriesStyle,
+    look: style.SeriesStyle,
     *,
     tips: Sequence[str] = (),
     resolved: pd.Series | None = None,
@@ -108,7 +97,7 @@ def point_bars(
 
 def judged_handles() -> list[Line2D]:
     """Return the entries of a legend that say what filled and hollow points are."""
-    grey = SeriesStyle(label="", color=QUIET, marker="o", filled=True, dash="none")
+    grey = style.SeriesStyle(label="", color=style.QUIET, marker="o", filled=True, dash="none")
     return [
         Line2D([], [], linestyle="none", **marker(replace(grey, filled=filled)), label=label)
         for filled, label in ((True, "resolved"), (False, "not resolved"))
@@ -146,13 +135,13 @@ def law_pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:
     return [(extrapolated, piece) for extrapolated, piece in parts if len(piece) > 1]
 
 
-def entry(look: SeriesStyle, label: str = "", **changes: Any) -> Line2D:
+def entry(look: style.SeriesStyle, label: str = "", **changes: Any) -> Line2D:
     """Return the entry of a legend that stands for a series: its line and its points."""
     how: dict[str, Any] = {"linestyle": look.dash, "linewidth": 1.2, **marker(look), **changes}
     return Line2D([], [], color=look.color, label=label or look.label, **how)
 
 
-def handles(styles: Mapping[str, SeriesStyle], series: Iterable[str], **changes: Any) -> list[Any]:
+def handles(styles: Mapping[str, style.SeriesStyle], series: Iterable[str], **changes: Any) -> list[Any]:
     """Return one legend entry per look of these series; the ring of a baseline has no line."""
     found: dict[tuple[Any, ...], Any] = {}
     for look in (styles[str(name)] for name in series):
@@ -170,7 +159,7 @@ def label_ticks(axis: Axis, locator: Locator, write: Callable[[float], str] = "{
 
 def note_at(axes: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, float], **how: Any) -> None:
     """Write small letters beside a point of the data; `offset` in points of a letter."""
-    axes.annotate(text, at, xytext=offset, textcoords="offset points", **{"size": small(), **how})
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", **{"size": style.small(), **how})
 
 
 def apart(values: Iterable[float], far: Callable[[float, float], bool]) -> list[float]:
@@ -182,45 +171,47 @@ def apart(values: Iterable[float], far: Callable[[float, float], bool]) -> list[
     return sorted(kept)
 
 
-def marker(look: SeriesStyle) -> dict[str, Any]:
+def marker(look: style.SeriesStyle) -> dict[str, Any]:
     """Return how the points of a series look: filled, hollow, or a ring that leaves what is inside it visible."""
     if look.ring:
         return {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgecolor": look.color}
     if look.filled:
-        face, edge, width = look.color, PAPER, 0.6
+        face, edge, width = look.color, style.PAPER, 0.6
     else:
-        face, edge, width = PAPER, look.color, 1.1
+        face, edge, width = style.PAPER, look.color, 1.1
     size = {"marker": look.marker, "markersize": 5}
     return {**size, "markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": width}
 
 
-def face(look: LapStyle) -> dict[str, Any]:
+def face(look: style.LapStyle) -> dict[str, Any]:
     """Return how a part of a bar looks."""
-    edge = look.edge or (QUIET if look.hatch else PAPER)
+    edge = look.edge or (style.QUIET if look.hatch else style.PAPER)
     return {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
 
 
-def swatch(look: LapStyle) -> Patch:
+def swatch(look: style.LapStyle) -> Patch:
     """Return the entry of a legend that stands for a part of a bar."""
     return Patch(**face(look), label=look.label)
 
 
 def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any) -> None:
-    """Put a legend below the whole figure, in as many columns as fit; what is too long for a line is broken.
+    """Put a legend below the whole figure, in as many columns as fit; what is too long for a line is broken,
+    and of a very long name the middle is left out.
 
     The figure grows by the lines that the legend has beyond two.
     """
     if not handles:
         return
-    size = small()
+    size = style.small()
     em_in = size / 72
     lead_in = (mpl.rcParams["legend.handlelength"] + mpl.rcParams["legend.handletextpad"]) * em_in
     gap_in = mpl.rcParams["legend.columnspacing"] * em_in
     room_in = width_in - 2 * em_in
-    labels = [folded(str(handle.get_label()), room_in - lead_in) for handle in handles]
+    whole = [str(handle.get_label()) for handle in handles]
+    labels = [style.folded(cut(label, 200, first=100, dots="\u2026"), room_in - lead_in) for label in whole]
     for columns in range(len(handles), 0, -1):
         parts = [part for part in np.array_split(np.arange(len(handles)), columns) if len(part)]
-        wide_in = sum(max(text_in(labels[place]) for place in part) + lead_in for part in parts)
+        wide_in = sum(max(style.text_in(labels[place]) for place in part) + lead_in for part in parts)
         if wide_in + gap_in * (columns - 1) <= room_in:
             break
     lines = max(sum(labels[place].count("\n") + 1 for place in part) for part in parts)
@@ -229,9 +220,12 @@ def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any)
     figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns, **more)
 
 
-def count_axis(axes: Axes, counts: Sequence[float], last: float, wide_in: float, *, logarithmic: bool) -> None:
+def count_axis(
+    axes: Axes, counts: Sequence[float], last: float, wide_in: float, *, logarithmic: bool, at: Sequence[float] = ()
+) -> None:
     """Name counts on the axis of x of a panel of `wide_in` inches that ends at `last`: all whole ones where they fit,
     else those that were measured; of many near each other, round numbers or, on a logarithmic axis, powers of two.
+    A linear axis has room for marks that stand `at` other places.
     """
     kinds = sorted({float(count) for count in counts})
     if logarithmic:
@@ -239,7 +233,8 @@ def count_axis(axes: Axes, counts: Sequence[float], last: float, wide_in: float,
         margin = math.exp(0.05 * max(math.log(kinds[-1] / kinds[0]), math.log(2)))
         axes.set_xlim(kinds[0] / margin, kinds[-1] * margin)
     else:
-        axes.set_xlim(*_worker_span(last))
+        left, right = _worker_span(last)
+        axes.set_xlim(min([left, *(each - 0.04 * last for each in at)]), max([right, *(1.03 * each for each in at)]))
 
     whole = [float(count) for count in range(1, int(last) + 1)] if not logarithmic and last <= 12 else []
     shown = _fitting(axes, whole, wide_in)
@@ -265,7 +260,7 @@ def decade_axis(axes: Axes, wide_in: float) -> None:
 
 def _fitting(axes: Axes, places: Iterable[float], wide_in: float) -> list[float]:
     """Return those places of x whose names fit beside those of the places before them, in a panel of `wide_in`."""
-    at = {place: (_inches(axes, place, wide_in), text_in(prefixed(place)) / 2 + 0.05) for place in places}
+    at = {place: (_inches(axes, place, wide_in), style.text_in(prefixed(place)) / 2 + 0.05) for place in places}
     return apart(at, lambda one, other: abs(at[one][0] - at[other][0]) >= at[one][1] + at[other][1])
 
 
@@ -295,7 +290,7 @@ def node_boundaries(axes: Axes, rows: pd.DataFrame, *, first: bool = False) -> l
         for x, nodes in found[:1] if first else found:
             words[nodes, round(x, 9), f"{partition}: {nodes}" if told else f"{nodes} nodes"] = None
     for x in {x for _, x, _ in words}:
-        axes.axvline(x, color=QUIET, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+        axes.axvline(x, color=style.QUIET, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
     return [(x, word) for _, x, word in sorted(words)]
 
 
@@ -306,14 +301,15 @@ def words_above(axes: Axes, words: Sequence[tuple[float, str]], wide_in: float) 
     """
     taken: dict[int, list[tuple[float, float]]] = {}
     for x, word in words:
-        wide, room = text_in(word), 0.85 * wide_in
+        wide, room = style.text_in(word), 0.85 * wide_in
         left = max(0.0, min(_inches(axes, x, wide_in) - wide / 2, room - wide))
         rows = range(3 if ":" in word else 1)
         free = (row for row in rows if all(left > end or left + wide < begin for begin, end in taken.get(row, ())))
         if (row := next(free, None)) is not None:
             taken.setdefault(row, []).append((left - 0.08, left + wide + 0.08))
             at = ((left + wide / 2) / room, 1.0)
-            note_at(axes, word, at, (0, 3 + 1.3 * small() * row), xycoords="axes fraction", ha="center", color=QUIET)
+            above = (0, 3 + 1.3 * style.small() * row)
+            note_at(axes, word, at, above, xycoords="axes fraction", ha="center", color=style.QUIET)
     return max(taken, default=-1) + 1
 
 
@@ -350,7 +346,8 @@ def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, i
 def work_words(points: pd.DataFrame) -> str:
     """Return the sentences of a caption that say what each way of scaling keeps fixed."""
     texts = points.loc[points["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
-    return " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in texts.to_dict("records"))
+    alike = texts.groupby("work", sort=False)["setting"]
+    return " ".join(f"Scaling, {listed(list(settings))}: {work}." for work, settings in alike)
 
 
 def repeats_words(rows: pd.DataFrame, what: str = "repeats") -> str:

@@ -21,7 +21,7 @@ from matplotlib.text import Text
 from matplotlib.textpath import TextToPath
 
 from horovod_study.analysis.series.points import REPORTED
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, refuse
 from horovod_study.records import COMMAND
 from horovod_study.runtimes import LIBRARIES
 
@@ -58,13 +58,10 @@ class FigureFormat:
 
     def __post_init__(self) -> None:
         wide_mm, text_mm, column_mm = (_MM_PER_IN * each for each in (self.width_in, PRINT_WIDTH_IN, COLUMN_WIDTH_IN))
-        if not 40 <= round(wide_mm, 3) <= 400:  # below, labels leave no room for data; above, it is a poster
-            raise ConfigError(
-                f"--width: a figure is 40 to 400 mm wide, not {wide_mm:g} mm; give text ({text_mm:.0f} mm), column "
-                f"({column_mm:.0f} mm) or a number of mm"
-            )
-        if self.font not in FAMILIES:
-            raise ConfigError(f"--font: {self.font!r} is not known; allowed: {', '.join(FAMILIES)}")
+        wide = f"--width: a figure is 40 to 400 mm wide, not {wide_mm:g} mm; give text ({text_mm:.0f} mm), column "
+        wide += f"({column_mm:.0f} mm) or a number of mm"
+        font = f"--font: {self.font!r} is not known; allowed: {', '.join(FAMILIES)}"
+        refuse("", (not 40 <= round(wide_mm, 3) <= 400, wide), (self.font not in FAMILIES, font))
 
     @classmethod
     def of(cls, width: str, font: str = "sans") -> "FigureFormat":
@@ -254,13 +251,14 @@ def without_glyph(figure: Figure) -> str:
 def folded(text: str, room_in: float) -> str:
     """Break a text after blanks, slashes and commas into lines of at most `room_in` inches; inside style().
 
-    Nothing is lost: without the line breaks it is the same text.
+    A longer word than 24 letters also breaks anywhere behind these. Nothing is lost: without the line breaks it is the
+    same text.
     """
     lines = []
     for given in text.split("\n"):
         line = ""
         # A line may break after a blank, a comma and a colon, and after a slash before a capital: `samples/s` is one.
-        for word in re.split(r"(?<=[ ,:])(?=[^ ])|(?<=/)(?=[A-Z])", given):
+        for word in re.split(r"(?<=[ ,:])(?=[^ ])|(?<=/)(?=[A-Z])|(?<=[^ ,:]{24})(?=[^ ])", given):
             if line and text_in((line + word).rstrip()) > room_in:
                 lines.append(line)
                 line = ""

@@ -1,10 +1,8 @@
 """The page a study ends in.
 
 html        report.html, one file that needs nothing else: an answer and a list of sections (templates/, static/)
-sentences   the analysis in words: sentences with numbers, rounded to what they are worth
-waits       waiting for gradients in words, at a new node too
+sentences   the analysis in words, and in a few lines for a terminal: numbers rounded to what they are worth
 doubts      doubts, the worst first, each with what to type
-answer      what a study came to, in a few lines for a terminal
 tables      the tables of a study for print: LaTeX and CSV
 paper       a section of a thesis in LaTeX, with its appendix and citations
 check       page, figures and tables compared with the raw rows

@@ -35,36 +35,18 @@ from horovod_study.report.page.html import write_report
 from horovod_study.text.words import cut, plural, printable, wrapped
 
 _PICTURES = (".pdf", ".svg", ".png", ".pgf")
-SHOWN = 8
-"""So many findings of one kind are told listed on the terminal."""
+SHOWN = 8  # findings of one kind, on the terminal
 WIDE = 100
 _PARTS = ("figures", "tables", "report.html")
 
+_SUCH = "in such a run:"
 NOT_COVERED: Sequence[tuple[str, str]] = (
-    (
-        "a run that was changed before it was analysed, together with the digests in its run.json",
-        "a digest is not a signature: such a change is found where it contradicts another file, rank or repeat",
-    ),
-    (
-        "in such a run: earlier evaluations whose test_mse, g0_rmse_mpa and a_rmse were changed together, and the "
-        "initial parameters of the only run of its seed",
-        "neither predictions nor the first checkpoint are kept",
-    ),
-    ("in such a run: dates that were all moved together", "no file holds a second clock; times of files are no proof"),
-    (
-        "in such a run: time between steps on a GPU, of somebody's own script, or with checkpoints or resumes",
-        "device and host keep two clocks, and what is between two steps is told by no row",
-    ),
-    (
-        "in such a run: single values of system samples, means and joules within some percent, and a window longer "
-        "than its steps by less than 1 % and 10 ms a stretch",
-        "a stretch of the window begins and ends some milliseconds before and after its steps",
-    ),
-    (
-        "in such a run: what it tells in one place only, such as names of hosts and processes, machine and versions "
-        "(other runs may differ: versions-differ), options that nothing is read back of, bench.json",
-        "there is nothing to compare it with",
-    ),
+    ("a run changed before it was analysed, with the digests in its run.json", "a digest is not a signature"),
+    (f"{_SUCH} earlier evaluations, parameters before the first step", "no prediction and no first checkpoint is kept"),
+    (f"{_SUCH} dates that were all moved together", "no file holds a second clock"),
+    (f"{_SUCH} time between steps on a GPU, of other scripts, with checkpoints or resumes", "no row tells of it"),
+    (f"{_SUCH} samples of the system within some percent, 1 % of the window", "stretches end beside their steps"),
+    (f"{_SUCH} what it tells in one place only: names, versions, options, bench.json", "nothing compares with it"),
     ("data of curves, and trained parameters", "data sets and checkpoints are not read"),
 )
 """What a check of this kind cannot find, and why; listed in every result."""
@@ -296,9 +278,6 @@ def _not_covered(study: Study, source: Mapping[str, Any]) -> list[tuple[str, str
     return [*NOT_COVERED, *((what, why) for those, what, why in cases if those)]
 
 
-# ------------------------------------------------------------------------------------------------------- files
-
-
 def _loaded(directory: Path) -> Analysis:
     frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
     return Analysis(**{**frames, **documents})
@@ -466,8 +445,6 @@ def _texts(where: str, old: Sequence[Any], new: Sequence[Any], tolerance: float)
             found.append(Fault(name="cell-differs", text=text, where=where, column=place, kept=kept, again=again))
     return found
 
-
-# ----------------------------------------------------------------------------------------------------- terminal
 
 _COUNTED = {"rows": "step rows", "print_tables": "tables for print", "page": "texts of the page"}
 

@@ -21,8 +21,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
-from horovod_study.analysis.forecast.study_forecast import FEWEST_COUNTS, FORECAST
-from horovod_study.analysis.series.points import REPORTED, baseline_words
+from horovod_study.analysis.forecast.study_forecast import FORECAST
+from horovod_study.analysis.series.points import REPORTED
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.config.workload import packaged
@@ -33,38 +33,22 @@ from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.interactive import css_name, inline, script_json
-from horovod_study.report.kit.markup import to_html
-from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
-from horovod_study.report.page.doubts import doubts_of
-from horovod_study.report.page.sentences import base_of, headline, learned, outside, sentences, subheadline
+from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
+from horovod_study.report.kit.typeset import to_html
+from horovod_study.report.page.doubts import told_doubts
+from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
 from horovod_study.report.page.tables import tables, write_tables
-from horovod_study.report.page.waits import jumped, waiting
-from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
+from horovod_study.text.numbers import THIN, fixed, short_rate
 from horovod_study.text.tables import Cell, Column, Group, Table
 from horovod_study.text.words import cut, listed, plural
 
 OPTIONS = packaged().options
 
-SYNCHRONISATION = ("synchronisation", "transport_ratio", "batch_size")
-LEARNING = ("learning", "targets", "sensitivity")
-"""The figures of the sections on synchronisation and on learning."""
-
 _GROWTH = ("losttime", "losttime-plain", "losttime-wrapped")
-_WAITING = ("synchronisation", "transports", "knees", "cycle")
-_SCORES = ("limits", "holdout", "workers")
 
-MAX_CSV = 60_000
-"""Letters of a figure's data up to which the page carries it for download; beyond, its button leads to figures/."""
-LONG_NAME = 60
-"""Letters of a series' name up to which the legend fits below a figure that is half as wide as the page."""
-MAX_ROWS = 32
-"""Rows up to which a table is in sight."""
-MAX_SAID = 4
-"""Paragraphs of a section that are in sight."""
-MAX_DOUBTS = 5
-"""Doubts that are in sight, the worst."""
-MAX_NAMES = 600
-"""Letters of the names of the series that share a doubt."""
+MAX_CSV = 60_000  # letters of a figure's data for download; beyond, its button leads to figures/
+MAX_ROWS = 32  # of a table in sight
+MAX_DOUBTS = 5  # in sight
 
 
 class Section(NamedTuple):
@@ -78,8 +62,8 @@ class Section(NamedTuple):
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
-    aside: str = ""  # all of it is folded: always, or where the study has few worker counts
     drawn: bool = False  # there is none without a figure
+    more: bool = False  # the figures that no section shows are in it, folded
 
 
 SECTIONS = (
@@ -87,34 +71,34 @@ SECTIONS = (
     Section("scaling", "Scaling", ("speedup", "efficiency")),
     Section("step", "Inside a step", ("breakdown", "losses"), folded=(*_GROWTH, "breakdown")),
     Section("nodes", "Across nodes", ("boundary",), folded=("boundary",)),
-    Section("synchronisation", "Synchronisation", SYNCHRONISATION, folded=_WAITING, aside="few"),
-    Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", *_SCORES), aside="few"),
-    Section("learning", "Learning", LEARNING, folded=("targets", "learning"), drawn=True),
+    Section(
+        *("synchronisation", "Synchronisation", ("synchronisation", "transport_ratio", "batch_size")),
+        folded=("synchronisation", "transports", "knees", "cycle"),
+    ),
+    Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", "limits", "holdout", "workers")),
+    Section("learning", "Learning", ("learning", "targets"), folded=("targets", "learning"), drawn=True),
     Section("resources", "Energy and hours", ("resources",), folded=("resources",), drawn=True),
-    Section("points", "All points", tables=("points", "turns")),
     Section("doubts", "Doubts", tables=("worst", "failed"), folded=("others",)),
-    Section("method", "How it was measured", tables=("measurement", "environment", "commands")),
-    Section("more-figures", "More figures", aside="always"),  # those that no other section shows
+    Section(
+        "points",
+        "All points, and how they were measured",
+        (),
+        ("points", "turns", "measurement"),
+        ("environment", "commands"),
+        more=True,
+    ),
 )
 """What follows the answer, in its order."""
 
 
 def write_report(
-    analysis: Analysis,
-    directory: Path,
-    *,
-    look: FigureFormat = TEXT,
-    pgf: bool = False,
-    against: Any = None,
-    second_process: bool = False,
+    analysis: Analysis, directory: Path, *, against: Any = None, second_process: bool = False, **how: Any
 ) -> list[Path]:
     """Write report.html, the files of its figures (figures/) and of its tables (tables/); return the paths, page first.
 
-    `look` and `pgf` are those of `figures.write_figures`; `against` is a comparison with another study
-    (analysis/against.py) that the page shows, too. With `second_process` another Python writes the
-    figures of a study of many points meanwhile; the program must be one that can be imported without running
-    (`__main__` guard).
-    Raises RecordError when the directory cannot be written.
+    `against`: a comparison with another study (analysis/against.py) that the page shows, too. With `second_process`
+    another Python writes the figures of many points meanwhile; the program must be one that can be imported without
+    running. `how`: `look` and `pgf` as `write_figures` takes them. Raises RecordError where nothing can be written.
     """
     page, figures = directory / "report.html", directory / "figures"
     with ExitStack() as stack:
@@ -122,10 +106,10 @@ def write_report(
         if second_process and len(analysis.points) >= 30:  # drawing then takes longer than starting a second Python
             # Not forked: other libraries' threads may hold locks at this moment.
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
-            drawn = pool.submit(write_figures, analysis, figures, look=look, pgf=pgf)
+            drawn = pool.submit(write_figures, analysis, figures, **how)
         text = render(analysis, against=against)
         tables = write_tables(analysis, directory / "tables")
-        written = write_figures(analysis, figures, look=look, pgf=pgf) if drawn is None else drawn.result()
+        written = write_figures(analysis, figures, **how) if drawn is None else drawn.result()
     with writing(page, "choose a writable folder"):
         write_file(page, text)  # last: a new page stands for new figures and tables
     return [page, *written, *tables]
@@ -133,13 +117,9 @@ def write_report(
 
 def render(analysis: Analysis, *, against: Any = None) -> str:
     """Return the page as text; equal analyses give equal pages."""
-    environment = Environment(
-        loader=PackageLoader("horovod_study", "report/page/templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    lines: Any = dict.fromkeys(("autoescape", "trim_blocks", "lstrip_blocks"), True)
+    loader = PackageLoader("horovod_study", "report/page/templates")
+    environment = Environment(loader=loader, undefined=StrictUndefined, **lines)
     labels, printed = series_labels(analysis.points), tables(analysis)
     beside = [] if against is None else [compared.figure(against)]
     figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
@@ -162,11 +142,10 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
         under=[text for text in (subheadline(analysis), outside(analysis)) if text],
         findings=sentences(analysis),
         ratios_are=ratios_are(analysis.points),
-        tiles=_tiles(analysis, labels),
-        doubts=len(doubts_of(provenance, labels)),
+        doubts=len(told_doubts(analysis)),
         failures=len(provenance["failed"]),
         sections=_sections(analysis, figures, made, _leads(analysis, figures, made, labels, against)),
-        most=MAX_SAID,
+        most=4,
         files=[(table.name, table.title) for table in printed],
         policy=policy,
         script=Markup(script),
@@ -182,32 +161,26 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
 def _sections(
     analysis: Analysis, drawn: Mapping[str, Any], made: Mapping[str, Table], leads: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Return the sections that this study has, as the template shows them; folded ones last."""
-    parallel = analysis.points[(analysis.points["backend"] != "serial") & ~analysis.points["missing"].astype(bool)]
-    several = parallel.groupby("series")["workers"].nunique()
-    single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
-    few = bool(len(several) and single and 1 < parallel["workers"].max() and several.max() < FEWEST_COUNTS)
+    """Return the sections that this study has, as the template shows them."""
     rest = set(drawn).difference(*(each.figures for each in SECTIONS))
     found = []
     for each in SECTIONS:
-        own = rest if each.aside == "always" else each.figures
-        figures = [figure for name, figure in drawn.items() if name in own]
+        figures, more = ([drawn[name] for name in drawn if name in own] for own in (each.figures, rest))
         tables = [made[name] for name in (*each.tables, *each.folded) if name in made]
         lead = leads.get(each.place, ())
         if (figures or tables or lead) if not each.drawn else figures:
             first = [] if figures or any(table.name in each.tables for table in tables) else tables[:1]
-            titles = [each["title"] for each in figures] + [table.title for table in tables]
             found.append(
                 {
                     "place": each.place,
                     "title": each.title,
-                    "aside": ", ".join(titles) if each.aside == "always" or (few and each.aside) else "",
                     "lead": lead,
                     "figures": figures,
+                    "more": more if each.more else [],
                     "tables": [_table(table, in_sight=table.name in each.tables or table in first) for table in tables],
                 }
             )
-    return sorted(found, key=lambda section: bool(section["aside"]))
+    return found
 
 
 def _table(table: Table, *, in_sight: bool) -> tuple[str, Markup]:
@@ -223,7 +196,7 @@ def _figure(drawing: Figure) -> dict[str, Any]:
     # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
     label, rows = html.escape(drawing.alt, quote=True), csv_of(drawing.data)
     longest = max((len(look.label) for look in drawing.looks.values()), default=0)
-    svg = inline(drawing, width_in=SCREEN_WIDTH_IN if longest <= LONG_NAME else 6.3)
+    svg = inline(drawing, width_in=SCREEN_WIDTH_IN if longest <= 60 else 6.3)  # beyond, the legend needs the page
     return {
         "name": drawing.name,
         "title": drawing.title,
@@ -233,17 +206,11 @@ def _figure(drawing: Figure) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- sentences
-
-
 def _leads(
     analysis: Analysis, drawn: Mapping[str, Any], made: Mapping[str, Table], labels: Mapping[str, str], against: Any
 ) -> dict[str, Sequence[str]]:
     """Return what each section says first, by its id."""
-    passed = (
-        "All checks passed: at least three repeats everywhere, spreads of 10 % at most, baselines present, no failed "
-        "runs, steps that add up."
-    )
+    passed = "All checks passed: three repeats, spreads of 10 % at most, baselines, no failed runs, steps that add up."
     backends, counts = set(analysis.points["backend"]), analysis.provenance["runs"]
     states = [f"{count} of {counts['total']} runs {state}" for state, count in counts.items() if state != "total"]
     method = [f"{_HOW.get(backends.pop() if len(backends) == 1 else '', _HOW[''])} {', '.join(states)}."]
@@ -258,15 +225,13 @@ def _leads(
     )
     found: dict[str, Sequence[str]] = {
         "scaling": [*_scaling(analysis, drawn)],
-        "step": [*_step(analysis)]
-        if len(analysis.accounting)
-        else ["No finished run recorded the parts of its steps."],
+        "step": [*_step(analysis)],
         "nodes": jumped(analysis),
         "synchronisation": waiting(analysis),
-        "forecast": [*_forecast(analysis, made, labels)],
+        "forecast": [*_forecast(analysis, labels)],
         "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
         "doubts": [] if "worst" in made else [passed],
-        "method": method,
+        "points": method,
     }
     if against is not None:
         found["against"] = [f"{compared.headline(against)}.", *against.doubts, *compared.texts(against)]
@@ -274,44 +239,27 @@ def _leads(
 
 
 def _scaling(analysis: Analysis, drawn: Mapping[str, Any]) -> Iterable[str]:
-    """Yield what speedups are over, and what each way of scaling keeps fixed."""
-    points, provenance = analysis.points, analysis.provenance
+    """Yield why no speedup is drawn."""
     if "speedup" not in drawn:
-        why = [found["withheld"] for found in provenance["findings"] if found.get("withheld")]
+        why = [found["withheld"] for found in analysis.provenance["findings"] if found.get("withheld")]
         yield f"No speedup is drawn: {why[0] if why else 'there is no point of several workers with a baseline'}."
-    plain = "one plain PyTorch worker without a communication library"
-    told = [f"Baseline: {baseline_words(points, provenance['baseline'], plain=plain)}."]
-    scaled = points[points["mode"] != "single"].drop_duplicates("setting")
-    for work, own in scaled.groupby("work", sort=False)["setting"]:
-        settings = listed([f"{setting}" for setting in own])
-        told.append(f"{settings[0].upper()}{settings[1:]}: {work}.")
-    yield " ".join(told)
 
 
 def _step(analysis: Analysis) -> Iterable[str]:
     """Yield whether the recorded steps add up."""
     ranks = analysis.accounting[analysis.accounting["rank"].notna() & (analysis.accounting["why_not"] == "")]
-    yield "The parts of a step add up to it; what no part covers is shown as unexplained."
+    told = "The parts of a step add up to it; what no part covers is shown as unexplained."
+    yield told if len(analysis.accounting) else "No finished run recorded the parts of its steps."
     if len(ranks):
         yield (
-            f"Of {plural(int(ranks['steps'].sum()), 'recorded step', ',')}, added up rank by rank, "
+            f"Of {fixed(ranks['steps'].sum(), 0)} recorded steps, added up rank by rank, "
             f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
             f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
         )
 
 
-def _forecast(analysis: Analysis, made: Mapping[str, Table], labels: Mapping[str, str]) -> Iterable[str]:
-    """Yield how to read laws and forecasts, and in a sentence for each reason which series have no forecast."""
-    if "laws" in made:
-        yield (
-            "Each law is fitted to the speedups of all repeats. The selected one has the fewest parameters among those "
-            "that the data support about equally well (within 2 units of AICc, and by errors at counts left out)."
-        )
-    if "forecast" in made:
-        yield (
-            "A forecast is not a measurement. Its hold-out error is that of the same method, applied to the largest "
-            "measured counts without knowing them."
-        )
+def _forecast(analysis: Analysis, labels: Mapping[str, str]) -> Iterable[str]:
+    """Yield in a sentence for each reason which series have no forecast."""
     told = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
     lacking: dict[str, list[str]] = {}
     for series, scored in analysis.holdout["series"].items():
@@ -324,37 +272,8 @@ def _forecast(analysis: Analysis, made: Mapping[str, Table], labels: Mapping[str
 _HOW = {
     REPORTED: "No run was recorded: the numbers are those of a table, which does not say how they were measured.",
     COMMAND: "Each run is a whole command, from its start to its end; no step was seen in it.",
-    "": "Every worker trains on batches of its own; the throughput is the samples of all workers in the timed window "
-    "over the seconds of the slowest one. Warm-up steps, tests and writing are outside the window.",
+    "": "Every worker trains on batches of its own. Warm-up steps, tests and writing are outside the timed window.",
 }
-
-
-def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the figures of the headline one by one, with what they are relative to."""
-    findings = [found for found in analysis.provenance["findings"] if found["series"][0]["speedup"] is not None]
-    if not findings:
-        return None
-    found = max(findings, key=lambda each: (each["workers"], each["series"][0]["speedup"]))
-    best, step = found["series"][0], found["step"]
-    low, high = best["low"], best["high"]
-    interval = f"{plural(best['repeats'], 'repeat')}, no interval"
-    if low is not None:
-        interval = f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"
-    tiles = [
-        ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base_of(found)}; {interval}"),
-        ("Efficiency", percent(best["efficiency"]), f"of {plural(found['workers'], 'ideal worker')}"),
-        ("Throughput", rounded(best["samples_per_s"]), f"{analysis.rate_unit}, all workers together"),
-    ]
-    if step is not None and (share := step["share"]["sync"]) is not None:
-        wait = f"{milliseconds(share * step['step_s'])} of {milliseconds(step['step_s'])}{THIN}ms per step"
-        tiles.append(("Waiting for gradients", percent(share), wait))
-    what = dict.fromkeys(  # of a table label and partition are the name of the curve
-        (labels[best["series"]], plural(found["workers"], "worker"), found["setting"], found["partition"])
-    )
-    return {"what": ", ".join(filter(None, what)), "tiles": tiles}
-
-
-# ---------------------------------------------------------------------------------------------------- own tables
 
 
 def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> Iterable[Table]:
@@ -368,8 +287,8 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     limited = Table(columns=(Column("To know", "text"),), groups=tuple(limits))
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
     doubts = [
-        (Cell(each.text, cut("; ".join(each.names), MAX_NAMES)), Cell(each.command, each.remedy))
-        for each in doubts_of(analysis.provenance, labels)
+        (Cell(each.text, cut("; ".join(each.names), 600)), Cell(each.command, each.remedy))
+        for each in told_doubts(analysis)
     ]
     commands = [(f"{command}",) for command in analysis.provenance["commands"]]
     rest = doubts[MAX_DOUBTS:]

@@ -17,9 +17,8 @@ from horovod_study.config.documents import read_bytes
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import Figure
-from horovod_study.report.kit.style import series_labels
 from horovod_study.report.kit.typeset import caption_command, latex, to_latex
-from horovod_study.report.page.doubts import doubts_of
+from horovod_study.report.page.doubts import told_doubts
 from horovod_study.report.page.sentences import answer, learned, sentences
 from horovod_study.report.page.tables import tables
 from horovod_study.text.tables import table_of
@@ -102,8 +101,7 @@ def _section(analysis: Analysis, figures: Sequence[Figure], results: Sequence[st
         yield f"\\caption[{{{latex(each.title)}}}]{{{command}}}\\label{{fig:{each.name}}}"
         yield "\\end{figure}"
     yield "\n\\subsection{Threats to validity}"
-    doubts = doubts_of(analysis.provenance, series_labels(analysis.points))
-    items = [latex(each.text) for each in doubts] or ["The analysis found nothing to doubt."]
+    items = [latex(each.text) for each in told_doubts(analysis)] or ["The analysis found nothing to doubt."]
     if "hosts" in analysis.runs and analysis.runs["hosts"].dropna().nunique() == 1:
         items.append("All runs used the same host: others of its kind may differ.")
     if len(analysis.forecast):
@@ -126,14 +124,12 @@ def _method(analysis: Analysis) -> Iterable[str]:
     if libraries := [words for name, words in _LIBRARIES.items() if name in set(analysis.runs["backend"])]:
         yield f"Workers communicated through {listed(libraries)}."
     if measured := told["measurement"]:
-        repeats, excluded, steps, window = (
-            _span(measured, name) for name in ("repeats", "excluded_steps", "steps", "window_s")
-        )
+        spans = (_span(measured, name) for name in ("repeats", "excluded_steps", "steps", "window_s"))
         yield (
-            f"Each point has {repeats} repeats, each a process of its own. Of a run the first steps were left out"
-            f" ({excluded}: warm-up, and what came before the step time was steady), and {steps} steps were timed"
-            f" ({window}~s); Table~\\ref{{tab:measurement}} has them by series."
-        )
+            "Each point has {} repeats, each a process of its own. Of a run the first steps were left out ({}: warm-up,"
+            " and what came before the step time was steady), and {} steps were timed ({}~s);"
+            " Table~\\ref{{tab:measurement}} has them by series."
+        ).format(*spans)
     yield (
         "Throughput is samples of all workers over the seconds of the slowest worker. A point is the median over its"
         f" repeats; speedup is its throughput over that of {_BASELINES[told['baseline']]}, with the same batch and data"

@@ -1,5 +1,6 @@
 """The analysis in words: sentences with numbers, rounded to what their intervals say they are worth."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,26 +8,26 @@ import pandas as pd
 
 from horovod_study.analysis.series.culprits import WORTH
 from horovod_study.analysis.study import Analysis
+from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT
 from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.records import COMMAND
 from horovod_study.report.kit.style import LAPS, series_labels
-from horovod_study.text.numbers import THIN, known, milliseconds, number, percent, rounded, scientific, with_interval
+from horovod_study.report.page.doubts import told_doubts
+from horovod_study.report.page.tables import place, tables
+from horovod_study.text.numbers import (
+    THIN,
+    known,
+    milliseconds,
+    number,
+    percent,
+    rounded,
+    scientific,
+    signed,
+    with_interval,
+    with_unit,
+)
+from horovod_study.text.tables import to_lines, with_columns
 from horovod_study.text.words import listed, plural
-
-ENVIRONMENT = {
-    "partition": "Partition",
-    "host": "Host",
-    "cpu_model": "Processor",
-    "cores": "Cores",
-    "os": "Operating system",
-    "python": "Python",
-    "torch": "PyTorch",
-    "horovod": "Horovod",
-    "mpi": "MPI",
-    "package": "horovod_study",
-}
-"""What is said of the place where runs were recorded, by the keys of provenance.json."""
-
 
 _BASES = {"plain": "one plain worker", "wrapped": "one worker of the same library"}
 
@@ -46,7 +47,8 @@ def headline(analysis: Analysis) -> str:
         return f"The smallest test MSE is {scientific(best['best_mse_median'], 3)}, with {best['setting']}"
     found = _largest(analysis)
     best = found["series"][0]
-    start, low, high = _start(found, findings), best["low"], best["high"]
+    labels, low, high = series_labels(analysis.points), best["low"], best["high"]
+    start = _start(found, findings, labels)
     if found.get("apart"):
         return f"{start} train models of their own: no speedup"
     if best["speedup"] is None:
@@ -54,7 +56,7 @@ def headline(analysis: Analysis) -> str:
         return f"{start}: {rounded(best['samples_per_s'])} {analysis.rate_unit}{why}"
     if found["workers"] == 1:
         return f"{start}: no run with several workers has finished yet"
-    start += _way(found, best, series_labels(analysis.points))
+    start += _way(found, best, labels)
     one = base_of(found) if base_of(found) == _BASES["plain"] else "one"
     if low is not None and low <= 1 <= high:
         times = with_interval(best["speedup"], low, high)
@@ -66,18 +68,18 @@ def headline(analysis: Analysis) -> str:
 def _way(found: Mapping[str, Any], best: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """Return over which library and transport a series of a finding ran; of a table, and of a command, nothing."""
     label = labels[best["series"]]
-    if label == found["partition"] or found["mode"] == COMMAND:
-        return ""
-    return f" over {label}"
+    return f" over {label}" if label != found["partition"] and found["mode"] != COMMAND else ""
 
 
-def _start(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
+def _start(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
     """Return what distinguishes this finding from the others, and its workers, as the start of a sentence."""
-    places = {each["partition"] for each in findings}
-    words = [f"on {found['partition']}"] if places != {"local"} else []
+    workers, place = plural(found["workers"], "worker"), found["partition"]
+    words = [f"on {place}"] if {each["partition"] for each in findings} != {"local"} else []
+    if labels[found["series"][0]["series"]] == place:  # of a table, which names series and no place
+        words, workers = [], f"{workers} of {place}"
     if len({each["setting"] for each in findings}) > 1:
         words.append(f"with {found['setting']}")
-    text = ", ".join(filter(None, (" ".join(words), plural(found["workers"], "worker"))))
+    text = ", ".join(filter(None, (" ".join(words), workers)))
     return f"{text[0].upper()}{text[1:]}"
 
 
@@ -124,10 +126,6 @@ def _largest(analysis: Analysis) -> Mapping[str, Any]:
     return max(analysis.provenance["findings"], key=size)
 
 
-WHOLE = 1.05
-"""A part that grew by so much of the loss is all of it; the others then shrank by no more than noise."""
-
-
 def _loss(found: Mapping[str, Any]) -> str:
     """Return the largest part of the time that a step lost against ideal scaling.
 
@@ -142,17 +140,13 @@ def _loss(found: Mapping[str, Any]) -> str:
     if not all(known(part) for part in growth.values()):
         return ""
     lap, part = max(growth.items(), key=lambda each: each[1])
-    if not 0.005 <= part <= WHOLE:
+    if not 0.005 <= part <= 1.05:  # all of it, where the others shrank by no more than noise
         return ""
-    return f"{percent(min(part, 1.0))} of the loss is {_name(lap)}"
-
-
-def _name(lap: str) -> str:
-    return "waiting for gradients" if lap == "sync" else LAPS[lap].label
+    return f"{percent(min(part, 1.0))} of the loss is {LAPS[lap].label.removesuffix(' (sync)')}"
 
 
 def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
-    """Return the worker count from which on another one costs more than it gives, with its interval; empty if open."""
+    """Return the knee, from which on one more worker gains little, with its interval; empty if open."""
     document = analysis.holdout["series"].get(found["series"][0]["series"])
     if document is None or document["recommendation"] is None:
         return ""
@@ -164,7 +158,8 @@ def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
         return ""
     told = "by forecast, " if knee["workers"] > found["workers"] else ""
     count = plural(knee["workers"], "worker")
-    return f"{told}more than {count} cost more than they give [{knee['low']:.0f}, {knee['high']:.0f}]"
+    ends = f"[{knee['low']:.0f}, {knee['high']:.0f}]"
+    return f"{told}from {count} on {ends} one more gains less than half of the mean worker"
 
 
 def learned(analysis: Analysis) -> list[str]:
@@ -172,12 +167,9 @@ def learned(analysis: Analysis) -> list[str]:
     best, labels, text = _best(analysis), series_labels(analysis.points), []
     if best is None:
         return []
-    floor = ""
-    if known(best["floor_mse"]):
-        floor = (
-            f"; the statistical floor of the test curves is {scientific(best['floor_mse'])}, an efficiency of "
-            f"{percent(best['efficiency'])}"
-        )
+    numbers = scientific(best["floor_mse"]), percent(best["efficiency"])
+    floor = "; the statistical floor of the test curves is {}, an efficiency of {}".format(*numbers)
+    floor *= known(best["floor_mse"])
     text.append(
         f"The smallest test MSE is {scientific(best['best_mse_median'], 3)}, reached by {_who(best, labels)} after "
         f"{best['best_epoch']:.3g} epochs and {rounded(best['best_train_s'], 3)}{THIN}s of training{floor}."
@@ -236,25 +228,23 @@ def _fast(analysis: Analysis, found: Mapping[str, Any]) -> str:
     """Return how fast the series of a finding are."""
     best, *others = found["series"]
     labels = series_labels(analysis.points)
-    start = _start(found, analysis.provenance["findings"])
-    start += _way(found, best, labels)
+    start = _start(found, analysis.provenance["findings"], labels) + _way(found, best, labels)
+    run = "runs" if found["workers"] == 1 else "run"
     if best["speedup"] is None:
         why = f"no speedup: {found['withheld']}" if found.get("withheld") else "there is no baseline"
         return f"{start}: {rounded(best['samples_per_s'])} {analysis.rate_unit}; {why}."
     rest = [f"over {labels[each['series']]} {_times(each)} times" for each in others if each["speedup"] is not None]
     return (
-        f"{start} run {_times(best)} times as fast as {base_of(found)}, an efficiency of {percent(best['efficiency'])}"
+        f"{start} {run} {_times(best)} times as fast as {base_of(found)}, an efficiency of "
+        f"{percent(best['efficiency'])}, at {rounded(best['samples_per_s'])} {analysis.rate_unit}"
         f"{'; ' * bool(rest)}{listed(rest) if rest else ''}."
     )
 
 
 def _times(result: Mapping[str, Any]) -> str:
-    value = with_interval(result["speedup"], result["low"], result["high"])
-    return value if result["low"] is not None else f"{value} [{plural(result['repeats'], 'repeat')}, no interval]"
-
-
-_FEWEST_PAIRS = 3
-"""As many as the repeats that an interval takes everywhere on the page."""
+    if result["low"] is None or result.get("repeats") == 1:  # of one run over itself, whose ends are both 1
+        return f"{number(result['speedup'])} [{plural(result['repeats'], 'repeat')}, no interval]"
+    return with_interval(result["speedup"], result["low"], result["high"])
 
 
 def _difference(found: Mapping[str, Any], workers: int, pairs: pd.DataFrame, labels: Mapping[str, str]) -> str:
@@ -265,7 +255,7 @@ def _difference(found: Mapping[str, Any], workers: int, pairs: pd.DataFrame, lab
     fast, slow, resolved = found["faster"], found["slower"], found["resolved"]
     ratio, low, high = found["ratio"], found["low"], found["high"]
     same = (pairs["quantity"] == "samples_per_s") & (pairs["workers"] == workers) & pairs["ratio_low"].notna()
-    same &= (pairs["pairs"] >= _FEWEST_PAIRS) & pairs["a"].isin([fast, slow]) & pairs["b"].isin([fast, slow])
+    same &= (pairs["pairs"] >= 3) & pairs["a"].isin([fast, slow]) & pairs["b"].isin([fast, slow])
     for row in pairs[same].to_dict("records"):
         ratio, low, high = (float(row[name]) for name in ("ratio", "ratio_low", "ratio_high"))
         fast, slow, resolved = row["b"], row["a"], row["verdict"] == RESOLVED
@@ -296,7 +286,90 @@ def _step(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
         lap, part = max(growth.items(), key=lambda each: each[1])
         than = "an ideal share of the baseline's step" if found["mode"] == "strong" else "the step of the baseline"
         text += (
-            f". That is {milliseconds(grown)}{THIN}ms longer than {than}; what grew most is {_name(lap)}, by "
-            f"{milliseconds(part * grown)}{THIN}ms"
+            f". That is {milliseconds(grown)}{THIN}ms longer than {than}; what grew most is "
+            f"{LAPS[lap].label.removesuffix(' (sync)')}, by {milliseconds(part * grown)}{THIN}ms"
         )
     return [f"{text}."]
+
+
+def waiting(analysis: Analysis) -> list[str]:
+    """Return what waiting takes at their largest counts in the three series that it takes the most of."""
+    cells, labels = analysis.synchronisation, series_labels(analysis.synchronisation)
+    cells = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
+    largest = cells.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
+    largest = largest.sort_values("share_median", ascending=False, kind="stable").head(3)
+    return [
+        f"{named(labels, row)}, {plural(row['workers'], 'worker')}: {_wait(row)}." for row in largest.to_dict("records")
+    ]
+
+
+def named(labels: Mapping[str, str], row: Mapping[Any, Any]) -> str:
+    """Return the name of a row's series, with its setting."""
+    return ", ".join(filter(None, (labels[row["series"]], row["setting"])))
+
+
+def _wait(row: Mapping[Any, Any]) -> str:
+    """Return what waiting takes of a step and of an epoch, where that is known."""
+    wait, epoch = (
+        [row[f"{name}_{end}"] for end in ("median", "low", "high")] for name in ("sync_s", "sync_per_epoch_s")
+    )
+    text = (
+        f"in the median repeat waiting for gradients takes {with_unit(*(1000 * each for each in wait), unit='ms')} of "
+        f"a mean step, {percent(row['share_median'])}"
+    )
+    if not math.isfinite(epoch[0]):
+        return text
+    return f"{text}, and {with_unit(*epoch, unit='s')} of an epoch of {row['batches_per_epoch']:.0f} batches"
+
+
+def jumped(analysis: Analysis) -> list[str]:
+    """Return what the first node boundary of each series adds to a step, one sentence per series."""
+    labels = series_labels(analysis.nodes)
+    found = []
+    for _, rows in analysis.boundary.groupby("series", sort=False):
+        first = rows[rows["fewer_nodes"] == rows["fewer_nodes"].min()]
+        direct = first[first["kind"] == DIRECT]
+        row = (direct if len(direct) else first).to_dict("records")[-1]
+        found.append(f"{named(labels, row)}: {_jump(row)}.")
+    return found
+
+
+def _jump(row: Mapping[Any, Any]) -> str:
+    """Return what waits longer by how much from fewer to more nodes; the whole step where its wait is hidden."""
+    hidden = not math.isfinite(row["jump_s"])
+    start, part = ("step_", "step") if hidden else ("", "sync")
+    what = "step, in which synchronisation is hidden," if hidden else "wait for gradients per step"
+    jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
+    fewer, more = (
+        place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node")))
+        + (f" over {row[f'{side}_path']}" if row[f"{side}_path"] else "")
+        for side in ("fewer", "more")
+    )
+    before, after = (milliseconds(row[f"{side}_{part}_s"]) for side in ("fewer", "more"))
+    resolved = row[f"{start}resolved"]
+    verdict = "too few repeats to tell" if pd.isna(resolved) else "resolved" if resolved else "not resolved"
+    mixed = "; part of it is due to the further workers" if row["kind"] == INDIRECT else ""
+    return (
+        f"from {fewer} to {more} the {row['per_step']} {what} goes from {before}{THIN}ms to {after}{THIN}ms, by "
+        f"{signed(with_unit(jump, low, high, unit='ms'))} ({verdict}){mixed}"
+    )
+
+
+def answer_lines(analysis: Analysis) -> list[str]:
+    """Return headline, points, doubts and cost, with the numbers of the page."""
+    found = {table.name: table for table in tables(analysis)}
+    lines = answer(analysis)
+    if "points" in found:
+        shown = ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency", "Outside")
+        kept = [place for place, column in enumerate(found["points"].columns) if column.head in shown]
+        lines += ["", *to_lines(with_columns(found["points"], kept)), ""]
+    if doubts := told_doubts(analysis):
+        lines.append(f"{plural(len(doubts), 'doubt')}: see the page")
+    # Rows of a table do not say how long they took.
+    if "wall_s" in analysis.runs and analysis.runs["wall_s"].notna().any():
+        runs = analysis.runs[analysis.runs["wall_s"].notna()]
+        hours = float((runs["wall_s"] * runs["workers"]).sum()) / 3600
+        unit = "GPU hours" if (runs["device"] == "cuda").all() else "worker hours"
+        minutes = float(runs["wall_s"].sum()) / 60
+        lines.append(f"cost: {plural(len(runs), 'run')}, {minutes:,.1f} min of training, {hours:,.3g} {unit}")
+    return [line.replace(THIN, " ") for line in lines]

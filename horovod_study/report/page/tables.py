@@ -27,13 +27,10 @@ from horovod_study.report.figures import resources
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import FORMS, document
-from horovod_study.report.page.sentences import ENVIRONMENT
-from horovod_study.report.page.waits import place
+from horovod_study.report.page.doubts import told_doubts
 from horovod_study.text.numbers import MINUS, THIN, alone, fixed, known, percent, places, signed, significant
 from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, grouped, with_columns
 from horovod_study.text.words import listed, plural
-
-__all__ = ["Table", "tables", "write_tables"]
 
 
 class _Declared:
@@ -62,15 +59,8 @@ def tables(analysis: Analysis) -> list[Table]:
     """Return the tables that the study has data for, in the order of the report."""
     words = _words(analysis)
     # Labels as in the figures; some frames have series of their own.
-    frames = (
-        analysis.cycle,
-        analysis.knees,
-        analysis.batches,
-        analysis.synchronisation,
-        analysis.nodes,
-        analysis.points,
-    )
-    labels = {series: label for frame in frames for series, label in series_labels(frame).items()}
+    names = ("cycle", "knees", "batches", "synchronisation", "nodes", "points")
+    labels = {series: label for name in names for series, label in series_labels(getattr(analysis, name)).items()}
     found = [_made(name.format(**words), told, analysis, words, labels) for name, told in _TABLES.items()]
     return [table for table in found if table is not None]
 
@@ -145,9 +135,6 @@ def _made(
     return with_columns(
         table, [place for place, column in enumerate(columns) if not texts[place] <= {NOTHING, "", column.usual}]
     )
-
-
-# ---------------------------------------------------------------------------------------------------- rows
 
 
 def _points(analysis: Analysis) -> pd.DataFrame:
@@ -238,6 +225,19 @@ def _synchronisation(analysis: Analysis) -> pd.DataFrame:
     under = [told.get(series, "") for series in cells["series"]]
     cells = cells.drop(columns=["reduction", "horovod_defaults"]).assign(_under=under)
     return cells if cells["sync_s_median"].notna().any() else cells[:0]
+
+
+def place(workers: float, nodes: float, per_node: str) -> str:
+    """Return where workers sat, in words: `2 workers on 1 node`, `5 workers on 2 nodes (4 + 1)`."""
+    text = f"{plural(workers, 'worker')} on {plural(nodes, 'node')}"
+    parts = [part.partition("x") for part in per_node.split()]
+    if nodes == 1 or not parts:
+        return text
+    if sum(int(times) for times, _, _ in parts) <= 4:
+        shares = " + ".join(share for times, _, share in parts for _ in range(int(times)))
+    else:
+        shares = ", ".join(f"{share} on {times}" for times, _, share in parts)
+    return f"{text} ({shares})"
 
 
 def _side(side: str, row: Row) -> str:
@@ -339,6 +339,18 @@ def _measurement(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+_ENVIRONMENT = (
+    *(("host", "Host"), ("cpu_model", "Processor"), ("cores", "Cores"), ("os", "Operating system")),
+    *(("python", "Python"), ("torch", "PyTorch"), ("horovod", "Horovod"), ("mpi", "MPI"), ("package", "horovod_study")),
+)
+
+
+_ENVIRONMENT = (
+    *(("host", "Host"), ("cpu_model", "Processor"), ("cores", "Cores"), ("os", "Operating system")),
+    *(("python", "Python"), ("torch", "PyTorch"), ("horovod", "Horovod"), ("mpi", "MPI"), ("package", "horovod_study")),
+)
+
+
 def _environment(analysis: Analysis) -> pd.DataFrame:
     found = analysis.provenance["environment"]
     table = pd.DataFrame(
@@ -349,8 +361,8 @@ def _environment(analysis: Analysis) -> pd.DataFrame:
                 "_is": f"{each[key]}",
             }
             for number, each in enumerate(found, start=1)
-            for key, word in ENVIRONMENT.items()
-            if key != "partition" and each.get(key) not in (None, "")
+            for key, word in _ENVIRONMENT
+            if each.get(key) not in (None, "")
         ]
     )
     if len(found) > 1 and len(table):  # what all of them share is said once
@@ -361,11 +373,11 @@ def _environment(analysis: Analysis) -> pd.DataFrame:
     return table
 
 
-# ---------------------------------------------------------------------------------------------------- declared
-
 _PLACE = (Column("Workers", "count", "workers", names=True), Column("Nodes", "count", "nodes", usual="1"))
 _REPEATS = Column("Repeats", "count", "repeats")
 _95 = "Brackets: 95 % intervals"
+_HOURS = "{worker_hours_per_epoch}"
+_RATES = "samples_per_s_median samples_per_s_ci95_low samples_per_s_ci95_high"
 _HEADS = {"sync": "Waiting", "residual": "Unex-\nplained"}
 _LAPS = [Column(_HEADS.get(lap, lap.capitalize()), "number", itemgetter(lap), "ms") for lap in LAPS]
 _GROWTH = (
@@ -381,14 +393,7 @@ _TABLES: Mapping[str, _Declared] = {
         f"(evaluation, checkpoints). {_95}; none from fewer than three repeats.",
         *_PLACE,
         Column("Repeats", "of", "repeats _tried"),
-        Column(
-            "Throughput",
-            "rate",
-            "samples_per_s_median samples_per_s_ci95_low samples_per_s_ci95_high",
-            "{rate}",
-            under="samples_per_s_min samples_per_s_max",
-            strong=True,
-        ),
+        Column("Throughput", "rate", _RATES, "{rate}", under="samples_per_s_min samples_per_s_max", strong=True),
         Column("Step", "number", "mean_step_s", "ms"),
         Column("Speedup", "interval", "speedup_{base}", strong=True),
         Column("Speedup\nover {other}", "interval", "speedup_{other}", page_only=True),
@@ -400,8 +405,8 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Karp-Flatt\nfraction", "number", "karp_flatt", page_only=True),
         Column("Notes", "text", "_notes", doubt="_no_result"),
         rows=_points,
-        keep="series setting mode partition backend transport workers nodes batch repeats failed samples_per_s_median "
-        "samples_per_s_ci95_low samples_per_s_ci95_high samples_per_s_min samples_per_s_max mean_step_s step_s_median "
+        keep=f"series setting mode partition backend transport workers nodes batch repeats failed {_RATES} "
+        "samples_per_s_min samples_per_s_max mean_step_s step_s_median "
         "speedup_plain speedup_plain_low speedup_plain_high efficiency_plain efficiency_plain_low "
         "efficiency_plain_high speedup_wrapped speedup_wrapped_low speedup_wrapped_high efficiency_wrapped "
         "efficiency_wrapped_low efficiency_wrapped_high karp_flatt waiting_share outside_share_median "
@@ -486,7 +491,8 @@ _TABLES: Mapping[str, _Declared] = {
     ),
     "boundary": _Declared(
         "What another node adds",
-        "Waiting for gradients per step on fewer and on more nodes, means over repeats. Direct: equal workers; "
+        "Waiting for gradients per step on fewer and on more nodes: medians over steps (means where a run has no "
+        "median), then means over repeats. Direct: equal workers; "
         f"indirect: part of it is due to the further workers, of which the next count needs another node. {_95}.",
         Column("From", "text", partial(_side, "fewer"), wrap=0.2),
         Column("To", "text", partial(_side, "more"), wrap=0.2),
@@ -497,9 +503,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Jump", "change", "jump_s low_s high_s", "ms", strong=True),
         Column("Beyond\ngrowth", "change", "beyond_s beyond_low_s beyond_high_s", "ms", page_only=True),
         Column("Jump of\nthe step", "interval", "step_jump_s step_low_s step_high_s", "ms", page_only=True),
-        Column(
-            "Verdict", "text", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], "unknown")
-        ),
+        Column("Verdict", "text", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], NOTHING)),
     ),
     "transports": _Declared(
         "Backends compared, pair by pair",
@@ -630,16 +634,8 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Energy\nper sample", "interval", "energy_per_sample_j", "{energy_per_sample_j}", strong=True),
         Column("Energy\nratio", "interval", "energy_ratio"),
         Column("Speedup\nper joule", "number", "speedup_per_joule", page_only=True),
-        Column(
-            "{worker} time\nper epoch", "interval", "worker_hours_per_epoch", "{worker_hours_per_epoch}", strong=True
-        ),
-        Column(
-            "{worker} time\nof a run",
-            "number",
-            "worker_hours_of_run_median",
-            "{worker_hours_per_epoch}",
-            page_only=True,
-        ),
+        Column("{worker} time\nper epoch", "interval", "worker_hours_per_epoch", _HOURS, strong=True),
+        Column("{worker} time\nof a run", source="worker_hours_of_run_median", unit=_HOURS, page_only=True),
         rows=_resources,
     ),
     "measurement": _Declared(
@@ -669,10 +665,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("No.", "count", "_number"),
         Column("Doubt", "text", "doubt", wrap=0.9),
         rows=lambda analysis: pd.DataFrame(
-            [
-                {"_number": number, "doubt": f"{each}"}
-                for number, each in enumerate(analysis.provenance["doubts"], start=1)
-            ]
+            [{"_number": number, "doubt": each.text} for number, each in enumerate(told_doubts(analysis), 1)]
         ),
     ),
     "failed": _Declared(

@@ -86,8 +86,7 @@
 
   function addTools(figure, plot, svg, title) {
     const tools = make("div", { class: "tools", role: "group", "aria-label": `${title}: files` });
-    const name = figure.dataset.figure;
-    const data = figure.querySelector('script[type="application/json"]');
+    const [name, data] = [figure.dataset.figure, figure.querySelector('script[type="application/json"]')];
     const add = (kind, type, text) => {
       const button = make("button", { type: "button", "data-action": kind, "aria-label": `${kind.toUpperCase()} of ${title}` }, kind.toUpperCase());
       button.addEventListener("click", () => save(`${name}.${kind}`, type, text()));

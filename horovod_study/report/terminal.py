@@ -1,0 +1,506 @@
+"""What verbs print: the account of steps, where synchronisation goes, other tools' traces, timers, equality."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps import traces
+from horovod_study.analysis.steps.accounting import CLOSES_S, Accounting, ResidualGate
+from horovod_study.analysis.steps.attribution import Arm, Attribution
+from horovod_study.analysis.steps.breakdown import BASES, PARTS, shown
+from horovod_study.analysis.steps.timeline import PHASES, Timeline
+from horovod_study.analysis.steps.traces import COLUMNS
+from horovod_study.errors import refuse
+from horovod_study.records import finite
+from horovod_study.report.kit import style
+from horovod_study.report.kit.files import write_result
+from horovod_study.text.numbers import MINUS, THIN, fixed, known, milliseconds, percent, quoted
+from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
+from horovod_study.text.words import cut, plural, span, wrapped
+
+HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
+_CELL = ["series", "workers", "nodes"]
+
+
+def write_accounting(found: Accounting, gate: ResidualGate | None, directory: Path) -> list[Path]:
+    """Write accounting.json and .txt, and the numbers as .csv (cells, and runs and ranks); return the paths."""
+    texts = {
+        "accounting.json": {**finite(found), "gate": finite(gate)},
+        "accounting.txt": account_lines(found, gate),
+        "accounting.csv": found.cells,
+        "accounting-runs.csv": found.run_rows(),
+    }
+    return write_result(directory, texts)
+
+
+def account_lines(found: Accounting, gate: ResidualGate | None) -> list[str]:
+    """Return the whole account as lines."""
+    doubts = [f"  {line}" for doubt in found.doubts for line in wrapped(doubt, 112, deeper="  ")]
+    notes = ["incomplete or doubtful runs", *doubts] if doubts else []
+    blocks = (_step_lines(found), _residual_lines(found), *_growth_lines(found), notes, gate_lines(gate))
+    return [line for block in blocks if block for line in ("", *block)][1:]
+
+
+def _step_lines(found: Accounting) -> list[str]:
+    """Return ms per step and shares of every run, and of every worker count."""
+    parts, groups = shown(found.cells, PARTS), list[Group]()
+
+    def row(label: str, seconds: Mapping[Any, float], *, shares: bool = True) -> tuple[str, ...]:
+        told = [fixed(1e3 * seconds[part], 3) if known(seconds[part]) else NOTHING for part in parts]
+        of = [seconds[part] / seconds["step"] if seconds["step"] > 0 else math.nan for part in parts]
+        return label, *(f"{ms} {f'({_share(share)})' * shares}" for ms, share in zip(told, of, strict=True))
+
+    for _, cell in found.cells.groupby(_CELL, sort=False):
+        rows, laps, head = list[tuple[str, ...]](), cell.set_index("lap"), cell.iloc[0]
+        for run in found.runs:
+            if found.series[run.run] == head["series"] and run.workers == head["workers"]:
+                rows.append(row(f"  {cut(run.run, 29, first=0, dots='…')}", run.parts_s))
+                ranks = run.ranks if len(found.runs) == 1 and len(run.ranks) > 1 else ()
+                rows += [row(f"    rank {rank.rank} on {rank.host}", rank.parts_s) for rank in ranks]
+        if repeats := max(0, laps["repeats"].iloc[0] - 1):
+            rows.append(row(f"  mean of {repeats + 1} repeats", laps["mean_s"].to_dict()))
+            rows.append(row(f"  median of {repeats + 1} (no sum)", laps["median_s"].to_dict(), shares=False))
+        where = f"{plural(head['workers'], 'worker')} on {plural(head['nodes'], 'node')}"
+        groups.append(Group(title=f"{head['series']}, {where}", rows=tuple(rows)))
+    lines = _lines(("ms per step, and share of it", *(HEADS[part] for part in parts)), groups)
+    untold = [f"{run.run}: no account: {run.why_not}" for run in found.runs if run.why_not]
+    return lines + [line for each in untold for line in wrapped(each, 110, deeper="  ")]
+
+
+def _residual_lines(found: Accounting) -> list[str]:
+    """Return the table of what no part covers, whether the steps add up, and which steps were left out."""
+    heads = ("mean", "median", "p99", "worst", "in step", "of rank", "steps", "not closed")
+    rows = []
+    for run in found.runs:
+        if (shares := run.residual) is not None:
+            counts = (f"{sum(getattr(rank, name) for rank in run.ranks):,}" for name in ("steps", "open_steps"))
+            told = (_share(each) for each in (shares.mean, shares.median, shares.p99, shares.worst))
+            name = f"  {cut(run.run, 29, first=0, dots='…')}"
+            rows.append((name, *told, f"{shares.worst_step:,}", f"{shares.worst_rank}", *counts))
+    lines = to_lines(table_of(("unexplained, share of the step", *heads), rows)) if rows else []
+    gaps = [rank.gap_s for run in found.runs if not run.why_not for rank in run.ranks]
+    if gaps:
+        lines.append(
+            f"the parts of a step miss it by at most {max(gaps) * 1e6:.3g} us; more than {CLOSES_S * 1e6:g} us counts "
+            "as not adding up"
+        )
+    for reason in dict.fromkeys(run.excluded_by for run in found.runs if run.excluded):
+        left_out = [run.excluded for run in found.runs if run.excluded_by == reason]
+        lines.append(f"excluded {span(min(left_out), max(left_out))} steps of each rank ({reason}), kept in the rows")
+    return lines
+
+
+def _growth_lines(found: Accounting) -> list[list[str]]:
+    """Return T(N) - T(1) by part against each baseline: ms with its interval, share of the whole growth, note."""
+    blocks = []
+    for kind in BASES:
+        groups = []
+        minus = f"minus_{kind}"
+        grown = found.cells[(found.cells["workers"] > 1) & found.cells["lap"].isin(shown(found.cells, PARTS))]
+        for _, cell in grown.groupby(_CELL, sort=False):
+            step = cell[cell["lap"] == "step"].iloc[0]
+            if math.isfinite(step[f"{minus}_s"]):
+                rows = [
+                    (
+                        f"  {HEADS[row['lap']]}",
+                        quoted(*(1e3 * row[f"{minus}{end}_s"] for end in ("", "_low", "_high"))) or NOTHING,
+                        _share(row[f"growth_{kind}"]),
+                        row["note"],
+                    )
+                    for row in cell.to_dict("records")
+                ]
+                title = f"{step['series']}, {plural(step['workers'], 'worker')}: {step[f'interval_{kind}']}"
+                groups.append(Group(title=title, rows=tuple(rows)))
+        if groups:
+            heads = (f"T(N) {MINUS} T(1) in ms, T(1): {kind}", "ms [95 %]", "share", "")
+            blocks.append(_lines(heads, groups, texts=(0, 3)))
+    return blocks
+
+
+def _lines(heads: Sequence[str], groups: Sequence[Group], texts: Sequence[int] = (0,)) -> list[str]:
+    return to_lines(Table(columns=table_of(heads, (), texts=texts).columns, groups=tuple(groups)))
+
+
+def gate_lines(gate: ResidualGate | None) -> list[str]:
+    """Return the verdict of `--max-residual`: one line per thing that is over it."""
+    if gate is None:
+        return []
+    judged = f"{plural(gate.runs, 'run')} and {plural(gate.growths, 'growth')} T(N) {MINUS} T(1) judged"
+    verdict = "over it: " + plural(len(gate.over), "thing") if gate.over else "nothing is over it"
+    return [
+        *(f"over: {each.text}" for each in gate.over),
+        *(f"not judged: {each}" for each in gate.not_judged),
+        f"at most {100 * gate.allowed:g} % unexplained is allowed; {judged}; {verdict}",
+    ]
+
+
+def _share(value: float) -> str:
+    return f"{fixed(100 * value, 2)} %" if math.isfinite(value) else NOTHING
+
+
+_ROWS = (
+    ("step", "step"),
+    ("sync", "synchronisation"),
+    ("floor", "  transfer floor"),
+    ("skew", "  skew"),
+    ("runtime", "  runtime"),
+    ("least", "    where nothing disturbs"),
+    ("pack", "    packing, norm"),
+    ("rest", "    cycle, negotiation, other"),
+    ("unexplained", "  unexplained"),
+)
+
+
+def write_attribution(found: Attribution, directory: Path) -> list[Path]:
+    """Write attribution.json and attribution.txt (the table); return the paths."""
+    lines = [*attribution_table(found), "", *(f"Doubt: {text}." for text in found.doubts)]
+    return write_result(directory, {"attribution.json": finite(found), "attribution.txt": lines})
+
+
+def attribution_table(found: Attribution) -> list[str]:
+    """Return the parts of every arm: ms per step with 95 % intervals, share of the synchronisation and of the step."""
+    lines = []
+    for arm in found.arms:
+        hooks, rounds = ", hooks" * (arm.reduction == "hooks"), f", {plural(arm.rounds, 'round')}" * bool(arm.rounds)
+        lines.append(
+            f"{style.runtime_label(arm.backend, arm.transport)}{hooks}, {arm.arm} ({plural(arm.workers, 'worker')}, "
+            f"batch {arm.batch}, {plural(len(arm.runs), 'run')}{rounds})"
+        )
+        known = [(name, words) for name, words in _ROWS if name in arm.seconds]
+        rows = [(words, _told(arm.seconds[name], 1e3), *_shares(arm, name)) for name, words in known]
+        lines += to_lines(table_of(("", "ms", "of sync", "of step"), rows), indent=2)
+        told = [f"{name} {_told(each, 100, ' %')}" for name, each in arm.efficiency.items()]
+        beside = [f"efficiency (100 %: {arm.baseline}): {', '.join(told)}"] if told else []
+        if arm.over_shipped is not None:
+            beside.append(f"step over that with shipped settings: {_told(arm.over_shipped, 100, ' %')}")
+        if arm.slow_rank is not None:
+            host = [*arm.hosts, *[""] * arm.workers][arm.slow_rank]
+            late = _told(arm.seconds[f"lag {arm.slow_rank}"], 1e3)
+            where = f"rank {arm.slow_rank}{f' on {host}' if host else ''}"
+            beside.append(f"{where} is slow: its gradients come {late} ms after the mean worker's")
+        if arm.why_not:
+            left = arm.seconds.get("exposed")
+            rest = f"{_told(left, 1e3)} ms are transfer and runtime that backward did not hide; " if left else ""
+            beside.append(f"not decomposed: {rest}{arm.why_not}")
+        lines += [line for each in beside for line in wrapped(each, 100, "  ", "    ")] + [""]
+    return lines[:-1]
+
+
+def _told(estimate: Interval, scale: float, unit: str = "") -> str:
+    value, _, ends = quoted(*(scale * each for each in (estimate.value, estimate.low, estimate.high))).partition(" ")
+    return f"{value}{unit} {ends}".rstrip()
+
+
+def _shares(arm: Arm, name: str) -> list[str]:
+    """Return the share of the synchronisation and of the step; of the step itself only that."""
+    wholes = [arm.seconds[whole].value if whole in arm.seconds else 0.0 for whole in ("sync", "step")]
+    shares = [f"{fixed(100 * arm.seconds[name].value / whole, 1)} %" if whole > 0 else "" for whole in wholes]
+    return shares if name != "step" else ["", shares[1]]
+
+
+_TIMELINE = "timeline"
+_MOST_TENSORS = 15  # so many tensors are printed, those that take longest; the CSV file has all
+
+_THOUGHT = {
+    "negotiation": "waiting until every rank has announced the tensor",
+    "queue": "waiting for the operation to begin",
+    "copy": "into and out of the fusion buffer",
+    "operation": "the transfer",
+    "other": "other activities",
+    "rest": "the runtime's own work",
+}
+
+
+def write_timeline(found: Timeline, directory: Path, *, source: str) -> list[Path]:
+    """Write timeline.json, .csv (every tensor and activity) and .txt; return the paths."""
+    texts = {
+        f"{_TIMELINE}.json": {"source": source, **finite(found)},
+        f"{_TIMELINE}.csv": found.table,
+        f"{_TIMELINE}.txt": [
+            *timeline_lines(found, source=source),
+            "",
+            *(f"Doubt: {doubt}." for doubt in found.doubts),
+        ],
+    }
+    return write_result(directory, texts)
+
+
+def timeline_lines(found: Timeline, *, source: str) -> list[str]:
+    """Return what the command prints: what was read, the phases together, the tensors, and which rank came last."""
+    every_s = found.cycles["median_s"]
+    between = "" if every_s is None else f" ({every_s * 1e3:.3g} ms from one to the next, median)"
+    together = []
+    for name, own in found.together.items():
+        activities = found.table.loc[found.table["phase"] == name, "activity"].unique()
+        named = f" ({', '.join(activities)})" if name in ("operation", "other") and len(activities) else ""
+        share = "" if own["share"] is None else percent(own["share"], decimals=1)
+        together.append((name, f"{own['per_step_s'] * 1e3:.3f}", share, f"{_THOUGHT[name]}{named}"))
+    apart = [
+        (cut(row["tensor"], 40, first=18), *(f"{row[f'{phase}_s'] * 1e3:.3f}" for phase in PHASES))
+        for row in found.tensors.head(_MOST_TENSORS).to_dict("records")
+    ]
+    more = len(found.tensors) - _MOST_TENSORS
+    last = "Which rank came last is not in the file; --cache-capacity 0 notes it, but negotiates more."
+    if found.last_rank is not None:
+        rank, count = max(found.last_rank.items(), key=lambda each: (each[1], -each[0]))
+        of = plural(sum(found.last_rank.values()), "negotiation")
+        last = f"Rank {rank} announced its tensor last in {count} of {of}."
+    return [
+        source,
+        f"{plural(found.steps, 'step')}, {plural(found.collectives, 'collective')} of "
+        f"{plural(len(found.tensors), 'tensor')} in {plural(sum(found.operations.values()), 'operation')}, "
+        f"{plural(found.cycles['count'] or 0, 'cycle')}{between}",
+        "",
+        f"all tensors together, each moment counted once: under way for {found.busy_s * 1e3:.3f} ms per step",
+        *to_lines(table_of(("phase", "ms per step", "share", ""), together, texts=(0, 3))),
+        "",
+        "ms per collective (mean)",
+        *to_lines(table_of(("tensor", *PHASES), apart)),
+        *([f"and {plural(more, 'other tensor')}, see {_TIMELINE}.csv"] if more > 0 else []),
+        "",
+        last,
+    ]
+
+
+_SHOWN = 20
+_RANKS = ("rank", "host", "steps", *("comm." if name == "communication" else name for name in COLUMNS), "last in")
+_SIZES = ("collective", "bytes", "ranks", "calls", "time", "shortest", "of all")
+
+
+def foreign(places: Sequence[Path], out: Path | None) -> dict[str, Any] | None:
+    """Return what files of other tools among `places` say: document, lines, files, doubts; None where there are none.
+
+    Traces of torch.profiler, one of each rank: laps, communication that computing does not cover, who is late. Records
+    of NCCL Inspector: collectives by size, and who comes last. ConfigError: places of several kinds.
+    """
+    kinds = (
+        (traces.trace_paths, "rank_traces", rank_lines),
+        (traces.inspector_paths, "nccl_inspector", inspector_lines),
+    )
+    for find, name, lines_of in kinds:
+        paths = {place: find(place) for place in places}
+        if any(paths.values()):
+            refuse("", *((not own, f"explain: {place} is of another kind than the others; name one kind")
+                         for place, own in paths.items()))  # fmt: skip
+            every = [path for own in paths.values() for path in own]
+            if name == "rank_traces":
+                read = [traces.read_trace(traces.trace_document(path), source=f"{path}") for path in every]
+                found = traces.compare(read)
+            else:
+                found = traces.inspect({f"{path.resolve()}": traces.inspector_lines(path) for path in every})
+            document, lines = finite(found), lines_of(found)
+            files = write_result(out, {f"{name}.txt": lines, f"{name}.json": document}) if out else None
+            return {"document": document, "lines": lines, "files": files, "doubts": found["doubts"]}
+    return None
+
+
+def rank_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the table of ranks that `compare` made (ms of a step, means over steps), then what it says."""
+    rows = [
+        (str(each["rank"]), each["host"] or NOTHING, str(each["steps"]),
+         *(_ms(each["seconds"][name].value) or NOTHING for name in COLUMNS),
+         percent(each["last"]) if known(each["last"]) else NOTHING)
+        for each in found["ranks"]
+    ]  # fmt: skip
+    said = ["ms of a step; comm.: communication; exposed: what of it no computing covers", ""]
+    who = "rank {rank}" if found["named"] else "the process of {source}"
+    bare = [each for each in found["ranks"] if known(each["seconds"]["exposed"].value)]
+    if bare:
+        worst = max(bare, key=lambda each: each["seconds"]["exposed"].value)
+        exposed, step = worst["seconds"]["exposed"], worst["seconds"]["step"].value
+        share = f", {percent(exposed.value / step)} of its step" if known(step) else ""
+        said.append(f"Exposed communication is largest on {who.format_map(worst)}: {_ms(exposed)} ms{share}.")
+    late = next((each for each in found["ranks"] if each["source"] == found["late_file"]), None)
+    if late is not None:
+        name = who.format_map(late) + (f" on {late['host']}" if late["host"] else "")
+        said.append(
+            f"{name[0].upper()}{name[1:]} comes {_ms(late['seconds']['late'])} ms after the first one to its "
+            f"collectives, and is the last one in {percent(late['last'])} of the steps; longer: {found['cause']}."
+        )
+    elif known(found["ranks"][0]["last"]):
+        said.append("No rank is later than the others beyond doubt.")
+    return [line.replace(THIN, " ") for line in (*to_lines(table_of(_RANKS, rows, texts=(1,))), *said)]
+
+
+def _ms(seconds: Interval | float, factor: float = 1e3) -> str:
+    if not isinstance(seconds, Interval):
+        return milliseconds(seconds) if known(seconds) else ""
+    return quoted(*(factor * each for each in (seconds.value, seconds.low, seconds.high)))
+
+
+def inspector_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the table of collectives that `inspect` made, those that take most time first, then what it says."""
+    whole = sum(each["total_s"] for each in found["sizes"])
+    rows = [
+        (each["kind"], *(f"{each[name]:,}" for name in ("bytes", "ranks", "calls")),
+         *(_ms(each[name], 1e6) for name in ("time", "shortest")), percent(each["total_s"] / whole))
+        for each in found["sizes"]
+    ]  # fmt: skip
+    said = [f"and {len(rows) - _SHOWN} sizes more, all in nccl_inspector.json (--out)"] * (len(rows) > _SHOWN)
+    said += ["us of the mean rank and of the one that came last, medians; of all: of the time", ""]
+    who = "No rank comes later than the others beyond doubt."
+    if late := found["late"]:
+        host = f" on {late['host']}" if late["host"] else ""
+        who = (
+            f"Rank {late['rank']}{host} of communicator {late['communicator']} comes {_ms(late['late'], 1e6)} us after "
+            f"the first one, and is the last one to {percent(late['last'])} of its collectives."
+        )
+    return [line.replace(THIN, " ") for line in (*to_lines(table_of(_SIZES, rows[:_SHOWN])), *said, who)]
+
+
+_NAMES = {"control": "off again (control)", "nothing": "nothing kept, not even losses"}
+_HEADS = ("", "step, ms", "overhead", "95 % interval", "writing", "calls, us", "")
+
+
+def timers_text(costs: Sequence[Mapping[str, Any]], cases: Sequence[Mapping[str, Any]]) -> str:
+    """Return everything as tables, and the verdicts; `costs`: of `timer_cost`, `cases`: what was measured."""
+    machine = cases[0]["environment"]
+    head = (
+        f"# {machine['cpu_model']}, {machine['cores']} cores, PyTorch {machine['torch']}; {cases[0]['measured']}\n"
+        "# overhead: against mode off in blocks of steps that alternated, trimmed mean over the rounds with its 95 % "
+        "interval;\n"
+        "# writing: the part of it that rows take; calls: what they take alone, everything in the cache"
+    )
+    verdicts = [f"batch {each['batch']}, {plural(each['workers'], 'worker')}: {each['verdict']}" for each in costs]
+    return "\n\n".join([head, *map(_table, costs), "\n".join(verdicts)])
+
+
+def _table(cost: Mapping[str, Any]) -> str:
+    head = (
+        f"batch {cost['batch']}, {plural(cost['workers'], 'worker')} ({cost['runtime']}), {cost['device']}: "
+        f"{cost['rounds']} rounds of {cost['steps_per_block']} steps each, {cost['seconds']:.0f} s"
+    )
+    rows = [("off", f"{cost['off_step_s'] * 1e3:.3f}", *[""] * 5)]
+    for each in (cost["control"], *cost["variants"]):
+        ends = "" if each["low"] is None else f"[{each['low']:+.2f}, {each['high']:+.2f}]"
+        calls = "" if each["calls_us"] is None else f"{each['calls_us']:.1f}"
+        edges = ""
+        if each["edges_percent"] is not None and each["edges_percent"] - each["percent"] > 0.5:
+            edges = f"{each['edges_percent']:+.2f} % with start and stop every {each['edges_steps']} steps"
+        shares = f"{each['percent']:+.2f} %", ends, f"{each['writing_percent']:+.2f} %"
+        rows.append((_NAMES.get(each["way"], each["way"]), f"{each['step_s'] * 1e3:.3f}", *shares, calls, edges))
+    return "\n".join([head, *to_lines(table_of(_HEADS, rows, texts=(0, 6)))])
+
+
+Case = Mapping[str, Any]
+_ERRORS = ["relative_error", "max_error", "gradient_error", "gradient_error_later"]
+_KEYS = ["runtime", "workers", "reduction", "dtype", "shards", "batch", "steps", "optimizer", "lr"]
+_KINDS = (
+    *("", "parameters\n||p-q||/||q||", "largest\nelement", "gradient\nin step 1", "gradient\nlater"),
+    *("float32 rounding\nof the gradient", "moved by\nat least", ""),
+)
+_MOST = 8  # failures of one reason each
+
+
+def _frame(cases: Sequence[Case]) -> pd.DataFrame:
+    """Return a row for each case and tensor; an error that is no number is NaN."""
+    about = [*_KEYS, "passed", "judged", "float32_rounding"]
+    rows = [{**case, **each, "tensor": each["name"]} for case in cases for each in case["tensors"]]
+    return pd.DataFrame(rows, columns=[*about, "tensor", *_ERRORS]).astype(dict.fromkeys([*_ERRORS, about[-1]], float))
+
+
+def equality_text(result: Mapping[str, Any]) -> str:
+    """Return the tables, what is the same in both kinds of training, what was left out, and the verdict."""
+    cases = [case for case in result["cases"] if case["tensors"]]
+    rows = _frame(cases)
+    parts = [
+        f"Parallel against sequential training, {plural(result['steps'], 'step', ',')} of at most "
+        f"{plural(result['batch'], 'curve', ',')}: relative error ||p - q|| / ||q|| of every\nweight and bias p "
+        "against the sequential q, the worst of all ranks, of even and uneven shards and of the optimisers."
+        + (f"\nWrong on purpose: --break {result['broken']}." if result["broken"] else "")
+    ]
+    parts += [_tensors(rows[rows["dtype"] == dtype], bound) for dtype, bound in result["bounds"].items()]
+    if cases:
+        parts += [_kinds(rows, result["moved"]), _conditions(cases)]
+    parts.append("\n".join(_failures([case for case in result["cases"] if not case["passed"]])))
+    parts.append("\n".join(f"not available: {name}: {why}" for name, why in result["unavailable"].items()))
+    return "\n\n".join([*filter(None, parts), equality_summary(result)])
+
+
+def equality_summary(result: Mapping[str, Any]) -> str:
+    """Return the verdict in a line, with the worst judged error of each precision."""
+    cases = result["cases"]
+    verdict = "equal" if result["passed"] else "NOT EQUAL"
+    worst = [f"{verdict}: {sum(case['passed'] for case in cases)} of {len(cases)} cases passed"]
+    for dtype, bound in result["bounds"].items():
+        judged = [case for case in cases if case["dtype"] == dtype and case["judged"] and case["tensors"]]
+        if judged:
+            case = max(judged, key=_worst)
+            where = f"{case['worst']}, {case['runtime']}, {plural(case['workers'], 'worker', ',')}"
+            worst.append(f"worst in {dtype} {_number(_worst(case))} ({where}; bound {bound:g})")
+    return "; ".join(worst)
+
+
+def write_equality(result: Mapping[str, Any], out: Path) -> list[Path]:
+    """Write verify.txt, verify.json and verify.csv (a row for each case and tensor) to `out`; return the paths."""
+    rows = _frame(result["cases"])[[*_KEYS, "tensor", *_ERRORS, "passed"]]
+    return write_result(out, {"verify.txt": equality_text(result), "verify.json": result, "verify.csv": rows})
+
+
+def _tensors(here: pd.DataFrame, bound: float) -> str:
+    """Return the table of one precision: a row for each runtime, number of workers and reduction."""
+    if here.empty:
+        return ""
+    judged = bool(here["judged"].any())
+    names, told = list(dict.fromkeys(here["tensor"])), []
+    shown = here[here["judged"]] if judged else here
+    by = ["runtime", "workers", "reduction"]
+    passed = here.groupby(by)["passed"].all().to_dict()
+    for key, own in shown.groupby(by, sort=False):
+        worst = own.fillna(math.inf).groupby("tensor")["relative_error"].max()
+        verdict = "FAILED" if not passed[key] else "equal" if judged else "reported"
+        told.append([*map(str, key), *map(_number, worst[names]), verdict])
+    heads = ("runtime", "workers", "reduction", *(name.replace(".", "\n", 1) for name in names), "verdict")
+    about = f"{here['dtype'].iloc[0]}, {' and '.join(dict.fromkeys(shown['optimizer']))}"
+    lines = to_lines(table_of(heads, told, texts=(0, 2, len(heads) - 1)))
+    return "\n".join([f"{about}, {f'bound {bound:g}' if judged else 'no bound'}", *lines])
+
+
+def _kinds(rows: pd.DataFrame, moved: Mapping[str, Mapping[str, float]]) -> str:
+    """Return what else was measured, the worst of all cases of a precision and an optimiser."""
+    told = []
+    for (dtype, optimizer), own in rows.groupby(["dtype", "optimizer"], sort=False):
+        name, rounding = f"{dtype} {optimizer}", own["float32_rounding"].max()
+        errors = [*own[_ERRORS].fillna(math.inf).max(), rounding, min(moved[name].values())]
+        told.append([name, *map(_number, errors), "judged" if own["judged"].iloc[0] else "reported"])
+    return "\n".join(to_lines(table_of(_KINDS, told, texts=(0, 7))))
+
+
+def _conditions(cases: Sequence[Case]) -> str:
+    """Say of each condition in how many cases it is the same as in sequential training."""
+    held = [sum(case[f"same_{name}"] for case in cases) for name in ("order", "lr", "start", "operation")]
+    factors = [math.inf if case["gradient_factor"] is None else abs(case["gradient_factor"] - 1) for case in cases]
+    rates = " and ".join(sorted({f"{case['lr']:g}" for case in cases}))
+    return (
+        "the same in {} of {n} cases: order of the curves; in {}: rate ({rates}); in {}: start; in {}: average of the "
+        "gradients (times 1 +- {off} at worst)"
+    ).format(*held, n=len(cases), rates=rates, off=_number(max(factors)))
+
+
+def _failures(failed: Sequence[Case]) -> Iterator[str]:
+    reasons: dict[tuple[str, str], list[Case]] = {}
+    for case in failed:
+        reasons.setdefault((case["why"], case["worst"]), []).append(case)
+    for (why, worst), (first, *others) in [*reasons.items()][:_MOST]:
+        what = [first["runtime"], plural(first["workers"], "worker", ",")]
+        what += [str(first[name]) for name in ("reduction", "dtype", "optimizer", "shards") if first[name]]
+        error = f"; worst is {worst}, {_number(_worst(first))}" if worst else ""
+        yield f"FAILED {', '.join(what)}{f' (and {len(others)} more)' if others else ''}: {why}{error}"
+    if len(reasons) > _MOST:
+        yield f"{len(reasons) - _MOST} other failures are in --json"
+
+
+def _worst(case: Case) -> float:
+    """Return the largest error of a case, infinite where one is not a number or there is none."""
+    errors = [tensor["relative_error"] for tensor in case["tensors"]]
+    return max((math.inf if each is None or math.isnan(each) else each for each in errors), default=math.inf)
+
+
+def _number(value: float) -> str:
+    if math.isnan(value) or value == 0:
+        return NOTHING if value else "0"
+    return f"{value:.1e}" if math.isfinite(value) else "no number"
