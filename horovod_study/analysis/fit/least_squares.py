@@ -8,11 +8,10 @@ series with a worker count left out).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.fit.form import LawForm, Places, no_less_than_zero
+from horovod_study.analysis.fit.form import LawForm, no_less_than_zero
 from horovod_study.analysis.fit.rows import Sample, one_count, shortened
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import listed
@@ -22,30 +21,31 @@ EXACT = 1e-10  # residuals below this share of the largest speedup are rounding,
 _SCALES = frozenset({"gamma", "scale", "level", "base"})  # parameters that say how much, not how it scales
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Solved:
     """A law with the parameters of least squares, before the question of how well they are known."""
 
-    law: LawForm
+    law: LawForm  # in the form that was fitted
+    sample: Sample
     values: Floats  # (k,)
     error: float  # sum of squares over all rows
     aicc: float | None
     left_out: Floats | None  # (worker counts,) relative error of each, fitted without it; None with too few
     draws: Floats | None  # (B, k) bootstrap replicates; None with too few repeats
+    base_noise: float = math.inf  # the most that the noise of one baseline run is, in units of speedup
 
 
 def solve(law: LawForm, samples: Sequence[Sample]) -> list[Solved | str]:
     """Least squares of `law` on every sample, or why it cannot be; samples of the same places are solved at once."""
     found: list[Solved | str] = [""] * len(samples)
-    alike: dict[tuple[Any, ...], list[int]] = {}
+    alike: dict[tuple[float, ...], list[int]] = {}
     for i, sample in enumerate(samples):
-        where = sample.where
-        alike.setdefault((*where.workers, *where.nodes, *where.fullest), []).append(i)
+        alike.setdefault(tuple(sample.where.ravel()), []).append(i)
     for members in alike.values():
         where = samples[members[0]].where
         form = form_for(law, where)
         if form is None:
-            counts, least = np.unique(where.workers), law
+            counts, least = np.unique(where[0]), law
             while (less := least.reduced()) is not None:
                 least = less
             of = f"{shortened(counts)} workers do not determine {listed(least.parameters)}: measure more worker counts"
@@ -53,7 +53,7 @@ def solve(law: LawForm, samples: Sequence[Sample]) -> list[Solved | str]:
                 found[i] = one_count(counts[0]) if len(counts) < 2 else of
             continue
         # Together as many as keep the work of one call within a few million numbers.
-        chunk = max(1, 200_000 // len(where) ** 2)
+        chunk = max(1, 200_000 // where.shape[1] ** 2)
         for begin in range(0, len(members), chunk):
             some = members[begin : begin + chunk]
             for i, solved in zip(some, _solve_alike(form, [samples[i] for i in some]), strict=True):
@@ -61,11 +61,11 @@ def solve(law: LawForm, samples: Sequence[Sample]) -> list[Solved | str]:
     return found
 
 
-def form_for(law: LawForm, where: Places) -> LawForm | None:
+def form_for(law: LawForm, where: Floats) -> LawForm | None:
     """The form of a law with as many parameters as the places can determine; None if they cannot determine any."""
-    if len(np.unique(where.workers)) < 2:
+    if len(np.unique(where[0])) < 2:
         return None
-    several = where.several_nodes and bool(np.any(where.fullest > 1))
+    several = bool(np.any(where[1] > 1) and np.any(where[2] > 1))
     form: LawForm | None = (law.across() if several else None) or law
     while form is not None:
         less = form.reduced()
@@ -75,12 +75,12 @@ def form_for(law: LawForm, where: Places) -> LawForm | None:
     return form if form is not None and _determined(form, where) else None
 
 
-def distinct_places(law: LawForm, where: Places) -> int:
+def distinct_places(law: LawForm, where: Floats) -> int:
     """How many different places the law can see."""
-    return len(where) if law.by_nodes else len(np.unique(where.workers))
+    return where.shape[1] if law.by_nodes else len(np.unique(where[0]))
 
 
-def _determined(law: LawForm, where: Places) -> bool:
+def _determined(law: LawForm, where: Floats) -> bool:
     """Whether the places leave no combination of the parameters open, where all of them have an effect."""
     probe = np.array(
         [
@@ -106,6 +106,7 @@ def _solve_alike(law: LawForm, samples: Sequence[Sample]) -> list[Solved]:
     return [
         Solved(
             law=law,
+            sample=sample,
             values=values[i],
             error=float(np.sum((sample.speedup - curves[i][sample.place]) ** 2)),
             aicc=_aicc(float(misfit[i]), sample, len(values[i])),
@@ -141,34 +142,37 @@ def _replicates(law: LawForm, samples: Sequence[Sample], values: Floats) -> list
     return found
 
 
-def _left_out(law: LawForm, where: Places, weight: Floats, medians: Floats, values: Floats) -> Floats | None:
+def _left_out(law: LawForm, where: Floats, weight: Floats, medians: Floats, values: Floats) -> Floats | None:
     """Relative error of every distinct worker count, fitted without it: (B, counts); None where that leaves too few."""
-    counts, group = np.unique(where.workers, return_inverse=True)
-    for i in range(len(counts)):
-        rest = Places(*(each[group != i] for each in (where.workers, where.nodes, where.fullest)))
-        enough = distinct_places(law, rest) >= len(law.parameters) and len(np.unique(rest.workers)) > 1
+    from sklearn.model_selection import LeaveOneGroupOut
+
+    folds = [*LeaveOneGroupOut().split(where.T, groups=where[0])]
+    for kept, _ in folds:
+        rest = where[:, kept]
+        enough = distinct_places(law, rest) >= len(law.parameters) and len(np.unique(rest[0])) > 1
         if not (enough and _determined(law, rest)):
             return None
-    sets, number = len(medians), len(counts)
-    without = np.repeat(weight[:, np.newaxis], number, axis=1) * (group != np.arange(number)[:, np.newaxis])
-    targets = np.repeat(medians, number, axis=0)
-    start = np.repeat(values, number, axis=0)
-    without = without.reshape(sets * number, -1)
+    sets, number = len(medians), len(folds)
+    inside = np.array([np.isin(np.arange(where.shape[1]), kept) for kept, _ in folds])
+    without = (weight[:, np.newaxis] * inside).reshape(sets * number, -1)
+    targets, start = (np.repeat(each, number, axis=0) for each in (medians, values))
+    closed = law.linear and not _unbounded(law)
     found = (
         _closed(law, where, without, targets)
-        if law.linear
+        if closed
         else refit(law, where, without, targets, start, tolerance=1e-6, steps=20)
     )
     apart = ((law.at(where, found) - targets) / targets).reshape(sets, number, -1)
     # A worker count on several numbers of nodes is left out as a whole; its error is the mean over those places.
-    return np.stack([apart[:, i, group == i].mean(axis=1) for i in range(number)], axis=1)
+    return np.stack([apart[:, i, out].mean(axis=1) for i, (_, out) in enumerate(folds)], axis=1)
 
 
-def estimate(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Floats:
+def estimate(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Floats:
     """Least squares on the medians of places, `medians` (B, K), with weights (B, K) -> (B, k)."""
     lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
     if law.linear:
-        return _snapped(law, where, medians, _closed(law, where, weight, medians))
+        closed = _regression if _unbounded(law) else _closed
+        return _snapped(law, where, medians, closed(law, where, weight, medians))
     starts = [np.clip(np.array(law.starts(where, np.maximum(each, 1e-9))), lower, upper) for each in medians]
     number = max(len(each) for each in starts)
     tried = np.stack([np.concatenate([each, np.repeat(each[:1], number - len(each), axis=0)]) for each in starts])
@@ -187,8 +191,20 @@ def estimate(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Fl
     return _snapped(law, where, medians, found[np.arange(sets), best])
 
 
-def _closed(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Floats:
-    """Least squares of a law that is linear in its parameters: medians (B, K), weights (B, K) -> (B, k)."""
+def _unbounded(law: LawForm) -> bool:
+    return law.linear and all(math.isinf(low) for low, _ in law.ranges)
+
+
+def _regression(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Floats:
+    """Least squares of a law that is linear in parameters without bounds: medians (B, K), weights (B, K) -> (B, k)."""
+    from sklearn.linear_model import LinearRegression
+
+    terms, line = law.gradient(where, np.zeros(len(law.ranges))), LinearRegression(fit_intercept=False)
+    return np.stack([line.fit(terms, *each).coef_ for each in zip(medians, weight, strict=True)])
+
+
+def _closed(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Floats:
+    """Least squares of a law that is linear in bounded parameters: medians (B, K), weights (B, K) -> (B, k)."""
     zero = np.zeros(len(law.parameters))
     slopes, rest = law.gradient(where, zero), medians - law.at(where, zero)
     root = np.sqrt(weight)
@@ -198,17 +214,12 @@ def _closed(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Flo
         size = np.sum(weight * slopes[:, 0] ** 2, axis=1)
         best = np.sum(weight * slopes[:, 0] * rest, axis=1) / np.where(size > 0, size, 1.0)
         return np.asarray(np.clip(best, lower[0], upper[0]))[:, np.newaxis]
-    found = np.empty((len(medians), len(zero)))
-    for i in range(len(medians)):
-        rows = slopes * root[i, :, np.newaxis]
-        if math.isinf(lower[0]):
-            found[i] = np.linalg.lstsq(rows, rest[i] * root[i])[0]
-        else:
-            found[i] = no_less_than_zero(rows, rest[i] * root[i])
-    return found
+    return np.stack(
+        [no_less_than_zero(slopes * each[:, np.newaxis], y * each) for each, y in zip(root, rest, strict=True)]
+    )
 
 
-def _snapped(law: LawForm, where: Places, medians: Floats, values: Floats) -> Floats:
+def _snapped(law: LawForm, where: Floats, medians: Floats, values: Floats) -> Floats:
     """Values (B, k) that differ from a bound or from zero by rounding only, put there."""
     curve = law.at(where, values)
     close = 1e-13 * np.max(medians, axis=1)
@@ -224,7 +235,7 @@ def _snapped(law: LawForm, where: Places, medians: Floats, values: Floats) -> Fl
 
 def refit(
     law: LawForm,
-    where: Places,
+    where: Floats,
     weight: Floats,
     targets: Floats,
     start: Floats,
@@ -322,7 +333,7 @@ def _aicc(misfit: float, sample: Sample, parameters: int) -> float | None:
     RSS that of their medians, each weighted with its rows: repeats of a place share what is wrong with a law there, and
     what drifts between runs, so they are no further witnesses for or against it.
     """
-    n, k = len(sample.where), parameters + 1
+    n, k = len(sample.rows), parameters + 1
     if n - k - 1 <= 0:
         return None
     variance = max(misfit / float(sample.rows.sum()), (EXACT * float(sample.speedup.max())) ** 2)

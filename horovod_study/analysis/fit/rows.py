@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.form import Places, places
+from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
@@ -45,7 +45,7 @@ class Sample:
 
     speedup: Floats  # (R,)
     place: NDArray[np.intp]  # (R,) index of the place
-    where: Places  # K distinct places
+    where: Floats  # (3, K) distinct places: workers, nodes and workers on the fullest node
     rows: Floats  # (K,) rows per place
     medians: Floats  # (K,) median speedup of the runs, each the mean of its rows
     runs: tuple[int, ...]  # (K,) runs per place
@@ -77,13 +77,13 @@ def sample_of(
             raise AnalysisError(text)
     _check_numbers(n, s, kind)
     where = places(n, nodes, per_node=per_node)
-    keys = (where.fullest, where.nodes, n)
+    keys = where[::-1]
     order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
-    drift = Drift() if repeat is None else _drift(np.stack(keys[::-1], axis=1), np.log(s), np.asarray(repeat))
+    drift = Drift() if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
     s, labels = s[order], labels[order]
-    layout = np.stack([where.workers, where.nodes, where.fullest], axis=1)[order]
+    where = where[:, order]
 
-    new = np.concatenate([[True], np.any(layout[1:] != layout[:-1], axis=1)])
+    new = np.concatenate([[True], np.any(where[:, 1:] != where[:, :-1], axis=0)])
     first = np.flatnonzero(new)
     rows = np.diff(np.append(first, n.size))
     per_run = []  # per place: the mean speedup of each run
@@ -94,13 +94,13 @@ def sample_of(
     over_mean = np.array([over_variance_of_mean(number) for number in numbers])
     variance = [stats.variance_of_mean(each) if len(each) > 1 else np.nan for each in per_run]
     medians = np.array([np.median(each) for each in per_run])
-    counts = layout[first, 0]
-    base = None if scaled_by is None else int(np.flatnonzero(counts == scaled_by)[0])
+    where = where[:, first]
+    base = None if scaled_by is None else int(np.flatnonzero(where[0] == scaled_by)[0])
     enough = min(numbers) >= 3 and len(first) > 1
     return Sample(
         speedup=s,
         place=np.cumsum(new) - 1,
-        where=Places(counts, layout[first, 1], layout[first, 2]),
+        where=where,
         rows=rows.astype(np.float64),
         medians=medians,
         runs=numbers,

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.fit.fitted import fit
+from horovod_study.analysis.fit.fitting import fit
 from horovod_study.analysis.fit.rows import by_series, check_points, off_counts, off_doubts
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS

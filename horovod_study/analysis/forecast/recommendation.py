@@ -21,8 +21,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitted import fit
-from horovod_study.analysis.fit.fitting import SeriesFit
+from horovod_study.analysis.fit.fitting import SeriesFit, fit
 from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.prediction import Prediction, no_forecast, predict
@@ -246,12 +245,14 @@ def _peak(case: _Case, rows: pd.DataFrame, base: Base, fits: SeriesFit | None) -
         known = {} if fits is None else fits.fits
         speedup = rows["samples_per_s"] / base.samples_per_s
         usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
-        (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
-        if usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0:
-            low, high = (usl.law.peak_of(alpha=a, beta=b) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
-            ends = np.array([round(usl.peak), max(1, math.floor(low)), math.ceil(high)], dtype=np.float64)
+        (alpha_low, alpha_high), (beta_low, beta_high) = usl.intervals_["alpha"], usl.intervals_["beta"]
+        if usl.identifiable and math.isfinite(usl.peak()) and math.isfinite(beta_high) and beta_low > 0:
+            low, high = (
+                usl.form_.peak_of(alpha=a, beta=b) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low))
+            )
+            ends = np.array([round(usl.peak()), max(1, math.floor(low)), math.ceil(high)], dtype=np.float64)
         else:
-            refuted = next((doubt for doubt in usl.doubts if "has its peak" in doubt), "")
+            refuted = next((doubt for doubt in usl.doubts_ if "has its peak" in doubt), "")
             why_not = refuted or "the points do not tell beta from 0, so a peak is not identified"
     except AnalysisError as error:
         why_not = f"{error}"

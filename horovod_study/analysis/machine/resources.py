@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitted import ScalingFit
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
+from horovod_study.analysis.laws import Law
 from horovod_study.analysis.series import points
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
@@ -54,7 +54,7 @@ class _FittedQuantity:
     doubts: tuple[str, ...]
 
     @property
-    def laws(self) -> Mapping[str, ScalingFit]:
+    def laws(self) -> Mapping[str, Law]:
         return {} if self.fit is None else self.fit.fits
 
     @property
