@@ -546,6 +546,13 @@ class TestContradictions:
 
 
 class TestDoubts:
+    def test_one_point_that_decides_the_slope(self):
+        n, wave = np.repeat([1, 2, 4, 8, 16], 3), 1 + 0.005 * np.tile([-1, 0, 1], 5)
+        straight, bent = 100 * n * wave, np.where(n == 16, 900, 100 * n) * wave
+        assert not any("one point" in doubt for doubt in fit_series(points(n, straight))[""].fits["linear"].doubts_)
+        doubts = fit_series(points(n, bent))[""].fits["linear"].doubts_
+        assert "one point decides the slope: it is 0.539 with 16 workers, 1 without, and 0.999 of" in doubts[-1]
+
     def test_a_clean_sweep_of_five_repeats_has_none(self):
         table = sweep("amdahl", 4, repeats=5, noise=0.005)
         series = fit_series(table)[""]

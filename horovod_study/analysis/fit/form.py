@@ -118,7 +118,7 @@ class LawForm:
 
     def for_mode(self, mode: str) -> Any:
         """This law for "strong" scaling (a fixed total of work), or as it is for any other mode."""
-        return form_of(self.__class__, mode="strong" if mode == "strong" else "weak")
+        return self.form(mode="strong" if mode == "strong" else "weak")
 
     def across(self) -> Any:
         """The form with constants of its own across nodes, where there is one."""
@@ -131,7 +131,7 @@ class LawForm:
     def form(self, **flags: Any) -> Any:
         """This law with other flags."""
         own = {name: getattr(self, name) for name in ("mode", "quantity", "multi_node", "scaled")}
-        return form_of(self.__class__, **{**own, **flags})
+        return type(self)(**{**own, **flags})
 
     def at(self, where: Any, values: Floats) -> Floats:
         """Speedup at K places or worker counts, for parameter vectors `values` (..., k), as (..., K)."""
@@ -165,15 +165,6 @@ class LawForm:
 
     def _arguments(self, where: Floats) -> Floats:
         return where if self.by_nodes else where[:1]
-
-
-_FORMS: dict[Any, Any] = {}
-
-
-def form_of(law: Any, **flags: Any) -> Any:
-    """Return the one object of a form: laws that are alike are solved together."""
-    key = law, *sorted(flags.items())
-    return _FORMS.get(key) or _FORMS.setdefault(key, law(**flags))
 
 
 def no_less_than_zero(rows: Floats, target: Floats) -> Floats:

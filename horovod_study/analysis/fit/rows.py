@@ -124,6 +124,8 @@ def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
     than chance explains: the mean square between repeats over the rest is F-distributed around a ratio that r
     determines. Its likelihood weighs a grid of r, half of whose prior is at 0.
     """
+    if len(np.unique(repeat)) < 3:
+        return Drift()
     table = pd.DataFrame({"repeat": repeat, "place": np.unique(place, axis=0, return_inverse=True)[1].ravel()})
     table = table.assign(log=log).pivot_table(index="place", columns="repeat", values="log").dropna(axis=1)
     counts, runs = table.shape

@@ -66,7 +66,8 @@ class Linear(Monotone):
         """
         super().learn(solved, **how)
         sample, (low, high) = self.solved_.sample, self.intervals_["slope"]
-        n, y, weight, moved = sample.where[0], sample.medians, np.sqrt(sample.rows), {}
+        n, y, weight = sample.where[0], sample.medians, np.sqrt(sample.rows)
+        moved: dict[float, float] = {}
         for at in np.unique(n) if len(np.unique(n)) > 3 else ():
             slope = float(np.polyfit(n[n != at], y[n != at], 1, w=weight[n != at])[0])
             moved |= {} if low <= slope <= high else {at: slope}
