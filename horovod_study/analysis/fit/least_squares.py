@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_study.analysis.fit.form import LawForm, no_less_than_zero
+from horovod_study.analysis.fit.form import LawForm
 from horovod_study.analysis.fit.rows import Sample, one_count, shortened
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import listed
@@ -132,11 +132,8 @@ def _replicates(law: LawForm, samples: Sequence[Sample], values: Floats) -> list
             weights.append(np.broadcast_to(samples[i].rows, drawn.shape))
         targets = np.concatenate([drawn for _, drawn in some])
         weight, start = np.concatenate(weights), np.concatenate(starts)
-        if law.linear and len(law.ranges) == 1:
-            fitted = _closed(law, where, weight, targets)
-        else:
-            # what is left after such a step is far smaller
-            fitted = refit(law, where, weight, targets, start, tolerance=(1e-4), steps=40)
+        # what is left after such a step is far smaller
+        fitted = refit(law, where, weight, targets, start, tolerance=1e-4, steps=40)
         for (i, _), draws in zip(some, np.split(fitted, len(some)), strict=True):
             found[i] = draws.copy()
     return found
@@ -156,12 +153,8 @@ def _left_out(law: LawForm, where: Floats, weight: Floats, medians: Floats, valu
     inside = np.array([np.isin(np.arange(where.shape[1]), kept) for kept, _ in folds])
     without = (weight[:, np.newaxis] * inside).reshape(sets * number, -1)
     targets, start = (np.repeat(each, number, axis=0) for each in (medians, values))
-    closed = law.linear and not _unbounded(law)
-    found = (
-        _closed(law, where, without, targets)
-        if closed
-        else refit(law, where, without, targets, start, tolerance=1e-6, steps=20)
-    )
+    tolerance, steps = (1e-12, 60) if law.linear else (1e-6, 20)
+    found = refit(law, where, without, targets, start, tolerance=tolerance, steps=steps)
     apart = ((law.at(where, found) - targets) / targets).reshape(sets, number, -1)
     # A worker count on several numbers of nodes is left out as a whole; its error is the mean over those places.
     return np.stack([apart[:, i, out].mean(axis=1) for i, (_, out) in enumerate(folds)], axis=1)
@@ -170,9 +163,8 @@ def _left_out(law: LawForm, where: Floats, weight: Floats, medians: Floats, valu
 def estimate(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Floats:
     """Least squares on the medians of places, `medians` (B, K), with weights (B, K) -> (B, k)."""
     lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
-    if law.linear:
-        closed = _regression if _unbounded(law) else _closed
-        return _snapped(law, where, medians, closed(law, where, weight, medians))
+    if law.linear and np.isinf(lower).all():
+        return _snapped(law, where, medians, _regression(law, where, weight, medians))
     starts = [np.clip(np.array(law.starts(where, np.maximum(each, 1e-9))), lower, upper) for each in medians]
     number = max(len(each) for each in starts)
     tried = np.stack([np.concatenate([each, np.repeat(each[:1], number - len(each), axis=0)]) for each in starts])
@@ -191,32 +183,12 @@ def estimate(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Fl
     return _snapped(law, where, medians, found[np.arange(sets), best])
 
 
-def _unbounded(law: LawForm) -> bool:
-    return law.linear and all(math.isinf(low) for low, _ in law.ranges)
-
-
 def _regression(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Floats:
     """Least squares of a law that is linear in parameters without bounds: medians (B, K), weights (B, K) -> (B, k)."""
     from sklearn.linear_model import LinearRegression
 
     terms, line = law.gradient(where, np.zeros(len(law.ranges))), LinearRegression(fit_intercept=False)
     return np.stack([line.fit(terms, *each).coef_ for each in zip(medians, weight, strict=True)])
-
-
-def _closed(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Floats:
-    """Least squares of a law that is linear in bounded parameters: medians (B, K), weights (B, K) -> (B, k)."""
-    zero = np.zeros(len(law.parameters))
-    slopes, rest = law.gradient(where, zero), medians - law.at(where, zero)
-    root = np.sqrt(weight)
-    lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
-    if len(zero) == 1:
-        # Clipping one parameter is exact: the sum of squares is a parabola.
-        size = np.sum(weight * slopes[:, 0] ** 2, axis=1)
-        best = np.sum(weight * slopes[:, 0] * rest, axis=1) / np.where(size > 0, size, 1.0)
-        return np.asarray(np.clip(best, lower[0], upper[0]))[:, np.newaxis]
-    return np.stack(
-        [no_less_than_zero(slopes * each[:, np.newaxis], y * each) for each, y in zip(root, rest, strict=True)]
-    )
 
 
 def _snapped(law: LawForm, where: Floats, medians: Floats, values: Floats) -> Floats:
