@@ -247,9 +247,8 @@ def _peak(case: _Case, rows: pd.DataFrame, base: Base, fits: SeriesFit | None) -
         usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
         (alpha_low, alpha_high), (beta_low, beta_high) = usl.intervals_["alpha"], usl.intervals_["beta"]
         if usl.identifiable and math.isfinite(usl.peak()) and math.isfinite(beta_high) and beta_low > 0:
-            low, high = (
-                usl.form_.peak_of(alpha=a, beta=b) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low))
-            )
+            peak_of = usl.form_.peak_of
+            low, high = peak_of(alpha=alpha_high, beta=beta_high), peak_of(alpha=alpha_low, beta=beta_low)
             ends = np.array([round(usl.peak()), max(1, math.floor(low)), math.ceil(high)], dtype=np.float64)
         else:
             refuted = next((doubt for doubt in usl.doubts_ if "has its peak" in doubt), "")
