@@ -351,7 +351,8 @@ def test_without_a_forecast_there_is_no_knee(analysis):
 
 
 @pytest.mark.parametrize(
-    ("partition", "start"), [("local", "<h1>2 workers run"), ("alpha", "<h1>On alpha, 2 workers run")]
+    ("partition", "start"),
+    [("local", "<h1>2 workers over Horovod/MPI run"), ("alpha", "<h1>On alpha, 2 workers over Horovod/MPI run")],
 )
 @pytest.mark.usefixtures("no_figures")
 def test_the_headline_says_where_unless_it_is_here(partition, start):

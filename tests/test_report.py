@@ -557,6 +557,8 @@ def test_what_an_earlier_report_drew_is_gone_with_it_and_nothing_else_is(tmp_pat
 
 def test_an_edited_list_of_an_earlier_report_removes_nothing(tmp_path):
     records.write_source(tmp_path, tmp_path, report={"files": ["tables/a.csv", "../b.csv", "figures/c.svg"]})
+    assert records.earlier_report(tmp_path) == []
+    records.write_source(tmp_path, tmp_path, report={"files": ["tables/a.csv", "figures/c.svg"]})
     assert records.earlier_report(tmp_path) == ["figures/c.svg", "tables/a.csv"]
     source = tmp_path / records.SOURCE
     source.write_text(source.read_text().replace("tables/a.csv", "tables/b.csv"))

@@ -163,9 +163,7 @@ def test_failed_cell_is_shown_with_its_reason_and_the_rest_goes_on(tmp_path, beh
     assert 1 == result.exit_code
     assert ["done", "done", "failed"] == states(result)
     log = f"RUNS/tiny/logs/{study.cells()[2].key}.log"
-    assert re.search(
-        rf"failed horovod/mpi, 2 workers, repeat 1: {re.escape(reason)} \(after \d s; see {log}\)", output
-    )
+    assert re.search(rf"failed horovod/mpi, 2 workers, repeat 1: {re.escape(reason)} \(after \d s; see {log}\)", output)
     assert output.endswith(
         "study tiny: 2 of 3 cells done (1 failed)\n"
         f"  failed: horovod/mpi, 2 workers, repeat 1: {reason}; see {log}\n"

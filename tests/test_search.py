@@ -289,7 +289,7 @@ def test_a_real_search_and_its_continuation(
     assert main(["strain", "search", "search.yaml", "--trials", "1"]) == 0
     first = capsys.readouterr()
     golden.line(first.err, "1 trials", "runs/tiny")
-    assert re.search(r"\[1/1\] done trial 0: test MSE \d\.\d{3}e-\d\d; .* lr=\S+ batch=\d+ widths=\d-\d-\d", first.err)
+    assert re.search(r"\[1/1\] done trial 0: test MSE \d\.\d{3}e-\d\d; lr=\S+ batch=\d+ widths=\d-\d-\d", first.err)
     golden.line(first.err, "--config runs/tiny/best.yaml")
     golden.line(first.out, "1 finished", "10")
     assert "figure: runs/tiny/search.png" in first.out and Path("runs/tiny/search.png").exists()

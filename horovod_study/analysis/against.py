@@ -134,7 +134,7 @@ def _joined(after: Analysis, before: Analysis) -> tuple[pd.DataFrame, pd.DataFra
     by = ["study", "partition", "parallel", "backend", "transport", "ref_batch", "setting", *key[1:]]
     cells = cells.sort_values(by, ignore_index=True).assign(place=lambda table: table.index)
     runs = of_both("runs").sort_values(["study", "repeat", "run"])
-    runs = runs[measured(runs)].reset_index(drop=True)
+    runs = runs[measured(runs)].reset_index(drop=True).copy()
     places = _texts(cells, key).assign(cell=cells.index)
     runs["cell"] = _texts(runs, key).merge(places, how="left", on=key)["cell"].to_numpy()
     # Of cells that alternated, the page says the rate that follows from the ratios within rounds: the same here.

@@ -44,7 +44,7 @@ def to_latex(table: Table) -> str:
     notes = [f"\\par{{\\footnotesize\\noindent {latex(note)}\\par}}" for note in table.notes]
     if len(head) + len(body) - 2 > PAGE_LINES:
         lines = [
-            "\\begingroup\\scriptsize\\setlength{\\tabcolsep}{3pt}\\setlength{\\LTcapwidth}{\\linewidth}%",
+            "\\begingroup\\scriptsize\\setlength{\\tabcolsep}{2pt}\\setlength{\\LTcapwidth}{\\linewidth}%",
             *(f"\\begin{{longtable}}{spec}", f"{caption}\\\\", *head, "\\endfirsthead"),
             f"\\multicolumn{{{_wide(table)}}}{{@{{}}l@{{}}}}{{\\itshape {title} (continued)}}\\\\",
             *(*head, "\\endhead", "\\bottomrule", "\\endfoot", *body, "\\end{longtable}", *notes, "\\endgroup"),

@@ -34,7 +34,7 @@ REMEDIES = {
 """What to do and what to type about each kind of doubt (analysis.series.culprits.Kind), the worst first."""
 
 
-class Doubt(NamedTuple):
+class ToldDoubt(NamedTuple):
     """A doubt; `names`: the series that share it, where they are many."""
 
     text: str
@@ -43,7 +43,7 @@ class Doubt(NamedTuple):
     command: str
 
 
-def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[Doubt]:
+def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[ToldDoubt]:
     """Return the doubts of Analysis.provenance, the worst first; `labels`: series -> its name for readers.
 
     A doubt that SHARED series have in common stands at the place of the first, with their names.
@@ -54,7 +54,7 @@ def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[
     for doubt in doubts:
         series, _, text = doubt.partition(": ")
         sharing.setdefault(text if series in labels else doubt, []).append(series)
-    found: dict[str, tuple[int, Doubt]] = {}
+    found: dict[str, tuple[int, ToldDoubt]] = {}
     for doubt, told_kind in zip(doubts, chain(kinds, repeat("other")), strict=False):
         kind = f"{told_kind}" if told_kind in ranks else "other"
         series, _, text = doubt.partition(": ")
@@ -65,5 +65,5 @@ def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[
         remedy, command = REMEDIES[kind]
         if "table" in kinds and kind != "table":  # which no study can measure again
             remedy, command = "add what is missing to the table, each as a row of its own", _TABLE
-        found.setdefault(told, (ranks.index(kind), Doubt(told, names, remedy, command)))
+        found.setdefault(told, (ranks.index(kind), ToldDoubt(told, names, remedy, command)))
     return [doubt for _, doubt in sorted(found.values(), key=lambda each: each[0])]
