@@ -14,7 +14,7 @@ Where the speedup was divided by runs of the same series, their noise moves all 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ from horovod_study.analysis.fit.rows import (
 )
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS, Law
 from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
-from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import COMMANDS, finite
 from horovod_study.text.words import cut
@@ -47,7 +46,7 @@ _BAD = 0.10  # error of a selected law from which on none describes the points
 _HOPELESS = 0.25  # error of a law at counts left out from which on it is not selected
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SeriesFit:
     """All laws fitted to one series, the one selected, and every reason to doubt them."""
 
@@ -58,27 +57,26 @@ class SeriesFit:
     base_samples_per_s: float  # throughput of one worker of that baseline
     mode: str  # "strong", "weak", "mixed" or "unknown", from the recorded batch sizes
     assumed: str | None  # what the laws took for granted because nothing was recorded about it
-    fits: Mapping[str, Law] = field(default_factory=dict)
+    fits: dict[str, Law] = field(default_factory=dict)
     selected: str | None = None
     doubts: tuple[str, ...]
-    refused: Mapping[str, str] = field(default_factory=dict, repr=False)  # laws that do not apply -> why
-    possible: bool = field(default=True, repr=False)  # whether all numbers can be; else no law is selected
+    refused: Mapping[str, str] = field(repr=False)  # laws that do not apply -> why
+    possible: bool = field(repr=False)  # whether all numbers can be; else no law is selected
     contradicted: Sequence[str] = field(default=(), repr=False)  # those of the doubts that are about what laws deny
 
     @property
     def laws(self) -> dict[str, Any]:
         """The documents of all fits, with where they turn; its interval of the selected one."""
+
+        def ends(interval: tuple[float, float] | None) -> Any:
+            return None if interval is None or math.isinf(interval[0]) else finite(interval)
+
         laws = {}
         for name, fitted in self.fits.items():
-            laws[name] = {
-                **finite(fitted),
-                "peak": fitted.peak(),
-                "peak_ci95": _ends(fitted.peak_ci95() if name == self.selected else None),
-                "knee": fitted.knee(),
-                "knee_ci95": _ends(fitted.knee_ci95() if name == self.selected else None),
-                "limit": fitted.limit(),
-                "bottleneck": fitted.bottleneck(),
-            }
+            peak, knee = (fitted.peak_ci95(), fitted.knee_ci95()) if name == self.selected else (None, None)
+            places = {"peak": fitted.peak(), "peak_ci95": ends(peak), "knee": fitted.knee(), "knee_ci95": ends(knee)}
+            limits = {"limit": fitted.limit(), "bottleneck": fitted.bottleneck()}
+            laws[name] = {**finite(fitted), **places, **limits}
         return laws
 
 
@@ -158,7 +156,7 @@ def fit_series(
     Columns: workers, samples_per_s (samples/s of all workers); optional series, batch_size (per worker), nodes,
     workers_per_node, and train_samples (size of the data set; a fixed one gives Amdahl's law its meaning for epochs).
     Rows of one worker count are its repeats, in their order unless `repeat` numbers them: runs of one repeat may share
-    noise (`rows.Drift`). `points.attrs["doubts"]` (see importers) joins the doubts.
+    noise. `points.attrs["doubts"]` (see importers) joins the doubts.
     Speedup is throughput over `baseline_samples_per_s` (one number, or one per series name), else over what
     `baselines.base_of` says.
 
@@ -192,21 +190,18 @@ def fit_series(
             each.base_noise = noise
     bent = [each for laws_of in good.values() for each in laws_of if each.law.needs_profile]
     ends = {id(each): end for each, end in zip(bent, profiles(bent), strict=True)}
-    answers = {}
     for name, (one, sample) in asked.items():
-        fits = {}
         for each in good[name]:
-            why_not, copy = one.refused.get(each.law.name, ""), clone(LAWS[each.law.name].for_mode(one.mode))
-            fits[each.law.name] = copy.learn(each, why_not=why_not, ends=ends.get(id(each)))
+            law, why_not = each.law.name, one.refused.get(each.law.name, "")
+            one.fits[law] = clone(LAWS[law].for_mode(one.mode)).learn(each, why_not=why_not, ends=ends.get(id(each)))
         refused = [f"{law} is not fitted: {why}" for law, why in solved[name].items() if isinstance(why, str)]
-        selected, why, against = (
-            _select_possible(fits, sample) if sample is not None and one.possible else (None, [], [])
-        )
-        of_laws = _law_doubts(fits, selected)
-        odd = [f"{law} does not apply to {one.mode} scaling: {f.why_not_}" for law, f in fits.items() if f.why_not_]
-        doubts = (*one.doubts, *refused, *of_laws, *odd, *why, *against)
-        answers[name] = replace(one, fits=fits, selected=selected, doubts=doubts, contradicted=against)
-    return answers
+        why: list[str] = []
+        if sample is not None and one.possible:
+            one.selected, why, one.contradicted = _select_possible(one.fits, sample)
+        odd = [f"{law} does not apply to {one.mode} scaling: {f.why_not_}" for law, f in one.fits.items() if f.why_not_]
+        of_laws = _law_doubts(one.fits, one.selected)
+        one.doubts = (*one.doubts, *refused, *of_laws, *odd, *why, *one.contradicted)
+    return {name: one for name, (one, _) in asked.items()}
 
 
 def _ask(
@@ -214,8 +209,7 @@ def _ask(
 ) -> tuple[SeriesFit, Sample | None]:
     """One series before its laws are fitted, and its rows; None with one distinct worker count."""
     n, x = (rows[each].to_numpy(dtype=np.float64) for each in ("workers", "samples_per_s"))
-    nodes, per_node = _nodes(rows)
-    mode, why_not, assumed, mode_doubts = _mode(rows)
+    mode, refused, assumed, mode_doubts = _mode(rows)
     odd = [f"no law is selected: {why}" for why in impossibilities(rows, base.samples_per_s)]
     doubts = [*of_file, *odd, *point_doubts(n, x, base.samples_per_s), *mode_doubts, *filter(None, [base.doubt])]
     sample = None
@@ -225,8 +219,16 @@ def _ask(
             raise AnalysisError(message if not name else f"series {cut(name, 60)!r}: {message}")
         doubts.append(message)
     else:
-        speedup, repeat = x / base.samples_per_s, rows["repeat"]
-        sample = sample_of(n, speedup, nodes, per_node, scaled_by=base.workers, seed=seed, repeat=repeat)
+        # Nodes and workers per full node of every row; None where that is not known for all of them.
+        unknown = np.full(len(n), np.nan)
+        nodes, per_node = (
+            rows[each].to_numpy(dtype=np.float64) if each in rows else unknown for each in ("nodes", "workers_per_node")
+        )
+        nodes = np.where(np.isnan(nodes), np.ceil(n / per_node), nodes)
+        several = not np.isnan(nodes).any() and nodes.max() > 1
+        full = per_node if several and not np.isnan(per_node).any() else None
+        of: dict[str, Any] = {"scaled_by": base.workers, "seed": seed, "repeat": rows["repeat"]}
+        sample = sample_of(n, x / base.samples_per_s, nodes if several else None, full, **of)
     return SeriesFit(
         name=name,
         baseline=base.words,
@@ -234,7 +236,7 @@ def _ask(
         mode=mode,
         assumed=assumed,
         doubts=tuple(doubts),
-        refused=why_not,
+        refused=refused,
         possible=not odd,
     ), sample
 
@@ -246,18 +248,6 @@ def _law_doubts(fits: Mapping[str, Law], selected: str | None) -> Iterator[str]:
             yield from [f"{law}: {doubt}" for doubt in fitted.doubts_]
         elif fitted.applies:
             yield from [f"{law}: {doubt}" for doubt in fitted.doubts_ if doubt.startswith(NOT_IDENTIFIABLE)][:1]
-
-
-def _nodes(rows: pd.DataFrame) -> tuple[Floats | None, Floats | None]:
-    """Nodes and workers per full node of every row; None where that is not known for all of them."""
-    n = rows["workers"].to_numpy(dtype=np.float64)
-    unknown = np.full(len(n), np.nan)
-    nodes = rows["nodes"].to_numpy(dtype=np.float64) if "nodes" in rows else unknown
-    per_node = rows["workers_per_node"].to_numpy(dtype=np.float64) if "workers_per_node" in rows else unknown
-    nodes = np.where(np.isnan(nodes), np.ceil(n / per_node), nodes)
-    if np.isnan(nodes).any() or nodes.max() <= 1:
-        return None, None
-    return nodes, None if np.isnan(per_node).any() else per_node
 
 
 def _select(fits: Mapping[str, Law], noise: float) -> tuple[str | None, list[str]]:
@@ -281,8 +271,12 @@ def _select(fits: Mapping[str, Law], noise: float) -> tuple[str | None, list[str
     least = min(off.values(), default=None)
     limit = math.inf if least is None else max(_CLEARLY * least, least + max(_SAME, noise))
     left = {name: fits[name] for name, error in off.items() if error <= limit} or fits
-    # Those that apply and show it, those that apply, those that show it, any: the first kind that is there.
-    kinds = {name: (f.applies, _shown(f)) for name, f in left.items()}
+    # Those that apply and show it, those that apply, those that show it, any: the first kind that is there. Points show
+    # what a law of costs is about by all parameters and one cost above zero; USL bends to any noise of a straight line.
+    kinds = {}
+    for name, f in left.items():
+        costs = f.form_.costs
+        kinds[name] = f.applies, not costs or (f.identifiable and any(f.intervals_[cost][0] > 0 for cost in costs))
     left = {name: f for name, f in left.items() if kinds[name] == max(kinds.values())}
     scored = {name: f.aicc_ for name, f in left.items() if f.aicc_ is not None}
     if scored:
@@ -305,15 +299,6 @@ def _select(fits: Mapping[str, Law], noise: float) -> tuple[str | None, list[str
             "of the fit: none of them describes these points well"
         )
     return selected, doubts
-
-
-def _shown(fitted: Law) -> bool:
-    """Whether the points show what the law is about: of a law of costs, all parameters and one cost above zero.
-
-    USL bends to any noise of a straight line.
-    """
-    costs = fitted.form_.costs
-    return not costs or (fitted.identifiable and any(fitted.intervals_[cost][0] > 0 for cost in costs))
 
 
 def _select_possible(fits: Mapping[str, Law], sample: Sample) -> tuple[str | None, list[str], list[str]]:
@@ -361,29 +346,24 @@ def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str
 
     The batch per worker says it: constant is weak, a constant total is strong.
     """
+    assumed, doubts = None, []
     if rows.attrs.get("unit") == COMMANDS:
         assumed = "the same work with every worker count (strong scaling): what is known is the time of whole commands"
-        return "strong", _refused("strong", "a whole command is fixed work"), assumed, []
-    if "batch_size" not in rows or rows["batch_size"].isna().any():
+        mode, why = "strong", "a whole command is fixed work"
+    elif "batch_size" not in rows or rows["batch_size"].isna().any():
         return "unknown", {}, "fixed work per worker (weak scaling): batch sizes are not recorded", []
-    batch = rows["batch_size"].to_numpy(dtype=np.float64)
-    total = batch * rows["workers"].to_numpy(dtype=np.float64)
-    if np.ptp(batch) == 0:
-        if "train_samples" in rows and rows["train_samples"].notna().all() and rows["train_samples"].nunique() == 1:
-            # Over a fixed data set epochs scale strongly while steps scale weakly, with the same points.
-            return "weak", {}, None, []
-        why = f"{batch[0]:g} samples per worker make the work of a step grow with the workers"
-        return "weak", _refused("weak", why), None, []
-    if np.ptp(total) <= 0.01 * total.max():
-        return "strong", _refused("strong", f"{np.median(total):g} samples in all workers are fixed work"), None, []
-    doubt = f"batch sizes differ ({shortened(np.unique(batch))}): neither strong nor weak scaling"
-    return "mixed", _refused("mixed", "neither the batch per worker nor its total is fixed"), None, [doubt]
-
-
-def _refused(mode: str, why: str) -> dict[str, str]:
-    """The laws whose parameters mean something else in this scaling mode, each with the reason."""
-    return {law.name: why + (law.misread if mode != "mixed" else "") for law in LAWS.values() if mode not in law.modes}
-
-
-def _ends(interval: tuple[float, float] | None) -> Any:
-    return None if interval is None or math.isinf(interval[0]) else finite(interval)
+    else:
+        batch = rows["batch_size"].to_numpy(dtype=np.float64)
+        total = batch * rows["workers"].to_numpy(dtype=np.float64)
+        if np.ptp(batch) == 0:
+            mode, why = "weak", f"{batch[0]:g} samples per worker make the work of a step grow with the workers"
+            if "train_samples" in rows and rows["train_samples"].notna().all() and rows["train_samples"].nunique() == 1:
+                # Over a fixed data set epochs scale strongly while steps scale weakly, with the same points.
+                return mode, {}, None, []
+        elif np.ptp(total) <= 0.01 * total.max():
+            mode, why = "strong", f"{np.median(total):g} samples in all workers are fixed work"
+        else:
+            mode, why = "mixed", "neither the batch per worker nor its total is fixed"
+            doubts = [f"batch sizes differ ({shortened(np.unique(batch))}): neither strong nor weak scaling"]
+    misread = {law.name: why + law.misread * (mode != "mixed") for law in LAWS.values() if mode not in law.modes}
+    return mode, misread, assumed, doubts

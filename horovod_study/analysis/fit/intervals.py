@@ -56,28 +56,24 @@ def reach_of(solved: Solved, jacobian: Floats) -> tuple["Noise", str, Floats, Fl
     if solved.draws is None:
         noise, method = _from_residuals(solved, jacobian)
     else:
-        noise = _from_repeats(solved.sample, jacobian)
+        # from the spread of the runs at each place, one source each
+        sample, influence = solved.sample, influence_of(jacobian, solved.sample.rows)
+        variance, freedom = sample.own * sample.run_variance, np.array(sample.runs) - 1.0
+        if sample.base is not None:
+            influence[:, sample.base] -= influence @ sample.medians / sample.where[0, sample.base]
+        moves, source = influence * np.sqrt(variance), np.arange(len(variance))
+        if sample.shared is not None:
+            # How much it is, is known from as many repeats for all of it together.
+            shared = influence @ (sample.medians[:, np.newaxis] * sample.shared)
+            moves, source = np.hstack([moves, shared]), np.append(source, np.full(shared.shape[1], len(freedom)))
+            freedom = np.append(freedom, sample.repeats - 1.0)
+        noise = Noise(moves=moves, source=source, freedom=freedom)
         method = "bootstrap over runs within each worker count, stretched by Student t for few repeats"
-        if solved.sample.drift.own < _DRIFTS:
+        if sample.own < _DRIFTS:
             method += ", and widened by what runs that follow each other share"
     reach, stretch = noise.reach(np.eye(len(solved.values)))
     # Where a parameter has no effect at all the points say nothing about it.
     return noise, method, np.where(np.any(jacobian != 0, axis=0), reach, np.inf), stretch
-
-
-def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
-    """Noise of the parameters from the spread of the runs at each place, one source each; jacobian is (K, k)."""
-    influence, variance = influence_of(jacobian, sample.rows), sample.drift.own * sample.run_variance
-    freedom = np.array(sample.runs) - 1.0
-    if sample.base is not None:
-        influence[:, sample.base] -= influence @ sample.medians / sample.where[0, sample.base]
-    moves, source = influence * np.sqrt(variance), np.arange(len(variance))
-    if sample.drift.shared is not None:
-        # How much it is, is known from as many repeats for all of it together.
-        shared = influence[:, : len(sample.rows)] @ (sample.medians[:, np.newaxis] * sample.drift.shared)
-        moves, source = np.hstack([moves, shared]), np.append(source, np.full(shared.shape[1], len(freedom)))
-        freedom = np.append(freedom, sample.drift.runs - 1.0)
-    return Noise(moves=moves, source=source, freedom=freedom)
 
 
 def _from_residuals(solved: Solved, jacobian: Floats) -> tuple[Noise, str]:
@@ -98,10 +94,8 @@ def _from_residuals(solved: Solved, jacobian: Floats) -> tuple[Noise, str]:
         moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
     of_median = np.sqrt([over_variance_of_mean(number) for number in sample.runs])[sample.place]
     size = np.where(at_base, np.minimum(of_base, solved.base_noise), sizes) * of_median
-    return (
-        Noise(moves=moves * size, source=at_base.astype(np.intp), freedom=np.full(2, float(freedom))),
-        f"Student t from the residuals, noise {model} (too few repeats for a bootstrap over runs)",
-    )
+    told = f"Student t from the residuals, noise {model} (too few repeats for a bootstrap over runs)"
+    return Noise(moves=moves * size, source=at_base.astype(np.intp), freedom=np.full(2, float(freedom))), told
 
 
 def _residual_spread(solved: Solved) -> tuple[str, Floats, Floats, int] | None:

@@ -7,7 +7,8 @@ series with a worker count left out).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,21 +19,14 @@ from horovod_study.text.words import listed
 
 TOGETHER = 20  # series whose replicates are fitted in one go
 EXACT = 1e-10  # residuals below this share of the largest speedup are rounding, not misfit
-_SCALES = frozenset({"gamma", "scale", "level", "base"})  # parameters that say how much, not how it scales
 
 
-@dataclass(slots=True, kw_only=True)
-class Solved:
-    """A law with the parameters of least squares, before the question of how well they are known."""
+Solved: TypeAlias = SimpleNamespace
+"""A law with the parameters of least squares, before the question of how well they are known.
 
-    law: LawForm  # in the form that was fitted
-    sample: Sample
-    values: Floats  # (k,)
-    error: float  # sum of squares over all rows
-    aicc: float | None
-    left_out: Floats | None  # (worker counts,) relative error of each, fitted without it; None with too few
-    draws: Floats | None  # (B, k) bootstrap replicates; None with too few repeats
-    base_noise: float = math.inf  # the most that the noise of one baseline run is, in units of speedup
+law (in the form that was fitted), sample, values (k,), error (sum of squares over all rows), aicc (None: too few
+places), left_out (relative error of each worker count, fitted without it; None with too few), draws ((B, k) bootstrap
+replicates; None with too few repeats), base_noise (the most that the noise of one baseline run is, in speedup)."""
 
 
 def solve(law: LawForm, samples: Sequence[Sample]) -> list[Solved | str]:
@@ -82,13 +76,11 @@ def distinct_places(law: LawForm, where: Floats) -> int:
 
 def _determined(law: LawForm, where: Floats) -> bool:
     """Whether the places leave no combination of the parameters open, where all of them have an effect."""
-    probe = np.array(
-        [
-            0.5 if (low, high) == (0.0, 1.0) else 0.1 if low == 0.0 and name not in _SCALES else max(1.0, 2.0 * low)
-            for name, (low, high) in law.bounds.items()
-        ]
-    )
-    jacobian = law.gradient(where, probe)
+    probe = []
+    for name, (low, high) in law.bounds.items():
+        free = max(1.0, 2.0 * low) if low != 0.0 or name in ("gamma", "scale", "level", "base") else 0.1
+        probe.append(0.5 if (low, high) == (0.0, 1.0) else free)
+    jacobian = law.gradient(where, np.array(probe))
     scale = np.linalg.norm(jacobian, axis=0)
     return bool(np.linalg.matrix_rank(jacobian / np.where(scale > 0, scale, 1), tol=1e-9) == len(probe))
 
@@ -112,6 +104,7 @@ def _solve_alike(law: LawForm, samples: Sequence[Sample]) -> list[Solved]:
             aicc=_aicc(float(misfit[i]), sample, len(values[i])),
             left_out=None if left_out is None else left_out[i],
             draws=draws[i],
+            base_noise=math.inf,
         )
         for i, sample in enumerate(samples)
     ]
@@ -164,7 +157,11 @@ def estimate(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Fl
     """Least squares on the medians of places, `medians` (B, K), with weights (B, K) -> (B, k)."""
     lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
     if law.linear and np.isinf(lower).all():
-        return _snapped(law, where, medians, _regression(law, where, weight, medians))
+        from sklearn.linear_model import LinearRegression
+
+        terms, line = law.gradient(where, np.zeros(len(lower))), LinearRegression(fit_intercept=False)
+        lines = [line.fit(terms, *each).coef_ for each in zip(medians, weight, strict=True)]
+        return _snapped(law, where, medians, np.stack(lines))
     starts = [np.clip(np.array(law.starts(where, np.maximum(each, 1e-9))), lower, upper) for each in medians]
     number = max(len(each) for each in starts)
     tried = np.stack([np.concatenate([each, np.repeat(each[:1], number - len(each), axis=0)]) for each in starts])
@@ -181,14 +178,6 @@ def estimate(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Fl
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
     best = np.argmax(misfit <= misfit.min(axis=1, keepdims=True) * (1 + 1e-9), axis=1)
     return _snapped(law, where, medians, found[np.arange(sets), best])
-
-
-def _regression(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Floats:
-    """Least squares of a law that is linear in parameters without bounds: medians (B, K), weights (B, K) -> (B, k)."""
-    from sklearn.linear_model import LinearRegression
-
-    terms, line = law.gradient(where, np.zeros(len(law.ranges))), LinearRegression(fit_intercept=False)
-    return np.stack([line.fit(terms, *each).coef_ for each in zip(medians, weight, strict=True)])
 
 
 def _snapped(law: LawForm, where: Floats, medians: Floats, values: Floats) -> Floats:

@@ -5,8 +5,8 @@ Letters: R rows (observations), K distinct places (a worker count on a number of
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -27,32 +27,19 @@ _MEDIAN_OVER_MEAN = {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 
 _CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  # of a run with the next, and priors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """What runs that follow each other share, as it changes what is known of the medians of the K places."""
+Sample: TypeAlias = SimpleNamespace
+"""Rows of one series in the form that all laws share: per place and per run.
 
-    own: float = 1.0  # probability that they share nothing
-    shared: Floats | None = None  # (K, sources) relative deviations of the medians where they do, times its square root
-    runs: int = 0  # repeats that say so
+Laws are fitted to the medians over the runs of a place, which are what a report shows and what speedups are over.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Rows of one series in the form that all laws share: per place and per run.
-
-    Laws are fitted to the medians over the runs of a place, which are what a report shows and what speedups are over.
-    """
-
-    speedup: Floats  # (R,)
-    place: NDArray[np.intp]  # (R,) index of the place
-    where: Floats  # (3, K) distinct places: workers, nodes and workers on the fullest node
-    rows: Floats  # (K,) rows per place
-    medians: Floats  # (K,) median speedup of the runs, each the mean of its rows
-    runs: tuple[int, ...]  # (K,) runs per place
-    run_variance: Floats  # (K,) variance of the median over runs; NaN with one run
-    base: int | None  # place that the speedups were divided by
-    drift: Drift
-    drawn: Floats | None  # (B, K) bootstrap medians, rescaled by their own baseline
+speedup (R,), place (R,)   rows, and the index of their place
+where (3, K)               distinct places: workers, nodes and workers on the fullest node
+rows, medians, runs (K,)   rows per place, median speedup of the runs, each the mean of its rows, and their number
+run_variance (K,)          variance of the median over runs; NaN with one run
+base                       place that the speedups were divided by; None where it is none
+own, shared, repeats       what runs that follow each other share (`_drift`)
+drawn (B, K)               bootstrap medians, rescaled by their own baseline; None with too few runs
+"""
 
 
 def sample_of(
@@ -79,7 +66,8 @@ def sample_of(
     where = places(n, nodes, per_node=per_node)
     keys = where[::-1]
     order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
-    drift = Drift() if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
+    drift = (1.0, None, 0) if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
+    own, shared, repeats = drift
     s, labels = s[order], labels[order]
     where = where[:, order]
 
@@ -106,8 +94,10 @@ def sample_of(
         runs=numbers,
         run_variance=over_mean * np.array(variance),
         base=base,
-        drift=drift,
-        drawn=_draw(per_run, medians, np.sqrt(over_mean), base, seed, drift) if enough else None,
+        own=own,
+        shared=shared,
+        repeats=repeats,
+        drawn=_draw(per_run, medians, np.sqrt(over_mean), base, seed, own, shared) if enough else None,
     )
 
 
@@ -116,28 +106,32 @@ def over_variance_of_mean(runs: int) -> float:
     return _MEDIAN_OVER_MEAN.get(runs, stats.MEDIAN_VARIANCE)
 
 
-def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
+def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> tuple[float, Floats | None, int]:
     """Estimate what places (R, 3), workers first, share in the logarithms (R,) of their runs; `repeat` (R,) labels.
+
+    Return the probability that they share nothing; (K, sources) relative deviations of the medians where they do, times
+    the square root of its probability, or None; and the number of repeats that say so.
 
     Runs are taken to follow each other repeat by repeat, from the fewest to the most workers. If their noise has
     correlation r with that of the next, r^2 with the one after, then the places have more in common within a repeat
     than chance explains: the mean square between repeats over the rest is F-distributed around a ratio that r
     determines. Its likelihood weighs a grid of r, half of whose prior is at 0.
     """
+    nothing = 1.0, None, 0
     if len(np.unique(repeat)) < 3:
-        return Drift()
+        return nothing
     table = pd.DataFrame({"repeat": repeat, "place": np.unique(place, axis=0, return_inverse=True)[1].ravel()})
     table = table.assign(log=log).pivot_table(index="place", columns="repeat", values="log").dropna(axis=1)
     counts, runs = table.shape
     if counts < 3 or runs < 3 or counts * runs > _LONG:
-        return Drift()
+        return nothing
     rest = table.to_numpy() - table.to_numpy().mean(axis=1, keepdims=True)
     shared = rest.mean(axis=0)
     within = float(np.sum(rest**2)) / (counts * (runs - 1))
     between = counts * float(shared @ shared) / (runs - 1)
     alone = float(np.sum((rest - shared) ** 2)) / ((runs - 1) * (counts - 1))
     if within <= _EXACT_NOISE**2:
-        return Drift()
+        return nothing
     found = max(between, _EXACT_NOISE**2) / max(alone, _EXACT_NOISE**2)
     first, second = runs - 1, (runs - 1) * (counts - 1)
     number = np.arange(runs * counts).reshape(runs, counts)
@@ -157,7 +151,7 @@ def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
     share /= share.sum()
     size, along = np.linalg.eigh(np.einsum("i,ikl->kl", share[1:], np.array(covariances[1:])))
     shared = along * np.sqrt(np.maximum(size, 0.0) * over_variance_of_mean(runs))
-    return Drift(own=float(share[0]), shared=shared, runs=runs)
+    return float(share[0]), shared, runs
 
 
 def _seen(alike: Floats) -> float:
@@ -165,7 +159,15 @@ def _seen(alike: Floats) -> float:
     return float((np.trace(alike) - alike.sum() / len(alike)) / (len(alike) - 1))
 
 
-def _draw(per_run: list[Floats], medians: Floats, wider: Floats, base: int | None, seed: int, drift: Drift) -> Floats:
+def _draw(
+    per_run: list[Floats],
+    medians: Floats,
+    wider: Floats,
+    base: int | None,
+    seed: int,
+    own: float,
+    shared: Floats | None,
+) -> Floats:
     """Bootstrap medians (B, K) of the runs of each place, and what places share, over their own baseline.
 
     m - 1 of the m runs are drawn with replacement. Medians of so few are few different numbers: it is their mean that
@@ -176,9 +178,9 @@ def _draw(per_run: list[Floats], medians: Floats, wider: Floats, base: int | Non
     for i, runs in enumerate(per_run):
         pick = generator.integers(len(runs), size=(_REPLICATES, len(runs) - 1))
         drawn[:, i] = medians[i] * (runs[pick].mean(axis=1) / runs.mean()) ** wider[i]
-    if drift.shared is not None:
-        moved = np.exp(generator.standard_normal((_REPLICATES, len(medians))) @ drift.shared.T)
-        drawn = (medians + math.sqrt(drift.own) * (drawn - medians)) * moved
+    if shared is not None:
+        moved = np.exp(generator.standard_normal((_REPLICATES, len(medians))) @ shared.T)
+        drawn = (medians + math.sqrt(own) * (drawn - medians)) * moved
     return drawn if base is None else drawn * (medians[base] / drawn[:, [base]])
 
 

@@ -64,12 +64,11 @@ class Linear(Monotone):
         A robust line (H. Theil 1950, P. Sen 1968) then has a slope outside the 95 % interval, and without this count
         both slopes are alike: they differ by less than half of that interval.
         """
-        from scipy.stats import theilslopes
-
         super().learn(solved, **how)
         sample, (low, high) = self.solved_.sample, self.intervals_["slope"]
         n, y, weight = sample.where[0], sample.medians, np.sqrt(sample.rows)
-        robust = float(theilslopes(y, n).slope)
+        more, less = np.nonzero(np.subtract.outer(n, n) > 0)
+        robust = float(np.median((y[more] - y[less]) / (n[more] - n[less])))
         if low <= robust <= high or len(np.unique(n)) < 4:
             return self
         without = {at: float(np.polyfit(n[n != at], y[n != at], 1, w=weight[n != at])[0]) for at in np.unique(n)}

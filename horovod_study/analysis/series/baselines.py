@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.impossible import impossible
@@ -43,11 +44,13 @@ def base_of(rows: pd.DataFrame, name: str = "", given: float | Mapping[str, floa
                 f"baseline{of} is {given!r}: give samples/s of one worker for each series, above 0 and at most 1e15"
             )
         return Base(samples_per_s=float(given), words=f"{given:g} samples/s (given)")
-    smallest = int(rows["workers"].min())
-    first = rows[rows["workers"] == smallest]
-    if "nodes" in first and first["nodes"].notna().all():
-        first = first[first["nodes"] == first["nodes"].min()]
-    median = float(first["samples_per_s"].median())
+    workers, rates = rows["workers"].to_numpy(), rows["samples_per_s"].to_numpy(dtype=np.float64)
+    smallest = int(workers.min())
+    rates = rates[workers == smallest]
+    if "nodes" in rows:
+        nodes = rows["nodes"].to_numpy(dtype=np.float64, na_value=np.nan)[workers == smallest]
+        rates = rates if np.isnan(nodes).any() else rates[nodes == nodes.min()]
+    median = float(np.nanmedian(rates))
     if rows.attrs.get("unit") == SPEEDUP and abs(median - 1) >= 0.02:
         return Base(samples_per_s=1.0, words=OWN)
     text = f"median of {smallest} worker{'s' * (smallest > 1)} of this series"
@@ -67,13 +70,15 @@ def impossibilities(rows: pd.DataFrame, base_samples_per_s: float) -> list[str]:
 
     Columns workers, samples_per_s; optional sync_s, batch_size. A series has one sentence of each rule, of the worst.
     """
-    medians = rows.groupby("workers")["samples_per_s"].median()
+    known = rows[["workers", "samples_per_s"]].dropna()
+    counts, rates = known["workers"].to_numpy(), known["samples_per_s"].to_numpy(dtype=np.float64)
     found: dict[str, tuple[float, str]] = {}
-    for workers, rate in medians.items():
+    unit = rows.attrs.get("unit", "samples/s")
+    for workers in np.unique(counts).tolist():
+        rate = float(np.median(rates[counts == workers]))
         values: dict[str, Any] = {"rate": rate, "workers": workers, "speedup": rate / base_samples_per_s}
-        unit = rows.attrs.get("unit", "samples/s")
         for rule in ("rate", "speedup"):
-            size = values[rule] / float(workers)  # type: ignore[arg-type]
+            size = values[rule] / workers
             if (why := impossible(rule, **values, unit=unit)) and size > found.get(rule, (0.0, ""))[0]:
                 found[rule] = (size, why)
     said = [why for _, why in found.values()]
