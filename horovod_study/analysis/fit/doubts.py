@@ -62,16 +62,13 @@ def parameter_doubts(solved: Solved, ci95: Mapping[str, tuple[float, float]]) ->
     if len(blind) == len(values):
         yield "nothing is known about its uncertainty: no point is left over to see the noise in"
         return
-    for i, (name, (lowest, highest)) in enumerate(zip(law.parameters, law.ranges, strict=True)):
+    for i, (name, (lowest, highest)) in enumerate(law.bounds.items()):
         low, high = ci95[name]
         if name in blind:
             yield f"{NOT_IDENTIFIABLE}: {name} has no effect at these worker counts"
-            continue
-        if values[i] in (lowest, highest) and high > low:
-            end = high if values[i] == lowest else low
-            yield (
-                f"{NOT_IDENTIFIABLE}: {name} is at its bound {values[i]:g}; the other end of its interval is {end:.3g}"
-            )
+        elif values[i] in (lowest, highest) and high > low:
+            bound, end = f"{name} is at its bound {values[i]:g}", high if values[i] == lowest else low
+            yield f"{NOT_IDENTIFIABLE}: {bound}; the other end of its interval is {end:.3g}"
         elif _spans(law, where, values, i, low, high):
             yield f"{NOT_IDENTIFIABLE}: the interval of {name} ({low:.3g} to {high:.3g}) spans its range"
         elif math.isfinite(lowest) and low <= lowest and high > low:
@@ -96,12 +93,8 @@ def _spans(law: LawForm, where: Floats, values: Floats, i: int, low: float, high
     if low > lowest:
         return False
     # A cost that hides would look like none: what counts is how much it could be.
-    nothing = np.array(
-        [
-            0.0 if other in law.costs else 1.0 if other == law.hiding else values[j]
-            for j, other in enumerate(law.parameters)
-        ]
-    )
+    fixed = {**dict.fromkeys(law.costs, 0.0), law.hiding: 1.0}
+    nothing = np.array([fixed.get(other, value) for other, value in zip(law.parameters, values, strict=True)])
     only = np.where(np.arange(len(values)) == i, high, nothing)
     without, alone = law.at(where, nothing), law.at(where, only)
     if law.linear:

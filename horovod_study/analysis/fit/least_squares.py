@@ -92,22 +92,15 @@ def _solve_alike(law: LawForm, samples: Sequence[Sample]) -> list[Solved]:
     medians = np.stack([sample.medians for sample in samples])
     values = estimate(law, where, weight, medians)
     curves = law.at(where, values)
-    misfit = np.sum(weight * (medians - curves) ** 2, axis=1)
-    left_out = _left_out(law, where, weight, medians, values)
-    draws = _replicates(law, samples, values)
-    return [
-        Solved(
-            law=law,
-            sample=sample,
-            values=values[i],
-            error=float(np.sum((sample.speedup - curves[i][sample.place]) ** 2)),
-            aicc=_aicc(float(misfit[i]), sample, len(values[i])),
-            left_out=None if left_out is None else left_out[i],
-            draws=draws[i],
-            base_noise=math.inf,
-        )
-        for i, sample in enumerate(samples)
-    ]
+    misfits = np.sum(weight * (medians - curves) ** 2, axis=1).tolist()
+    left_out, draws = _left_out(law, where, weight, medians, values), _replicates(law, samples, values)
+    solved = []
+    for i, sample in enumerate(samples):
+        errors = {"error": float(np.sum((sample.speedup - curves[i][sample.place]) ** 2)), "base_noise": math.inf}
+        known = {"left_out": None if left_out is None else left_out[i], "draws": draws[i]}
+        aicc = _aicc(misfits[i], sample, len(law.ranges))
+        solved.append(Solved(law=law, sample=sample, values=values[i], aicc=aicc, **errors, **known))
+    return solved
 
 
 def _replicates(law: LawForm, samples: Sequence[Sample], values: Floats) -> list[Floats | None]:

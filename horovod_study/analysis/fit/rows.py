@@ -16,7 +16,7 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.stats import Floats
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import AnalysisError, refuse
 from horovod_study.text.words import listed
 
 _REPLICATES = 1000
@@ -55,13 +55,13 @@ def sample_of(
 ) -> Sample:
     n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
     labels = np.arange(n.size) if runs is None else pd.factorize(np.asarray(runs), sort=True)[0]
-    for wrong, text in (
+    refuse(
+        "",
         (n.shape != s.shape or n.size == 0, f"{n.size} worker counts and {s.size} speedups: give one per worker count"),
         (labels.shape != n.shape, f"{n.size} rows but {labels.size} run labels: give one label per row"),
         (scaled_by and scaled_by not in n, f"speedups cannot be scaled by {scaled_by} workers: no row has that count"),
-    ):
-        if wrong:
-            raise AnalysisError(text)
+        error=AnalysisError,
+    )
     _check_numbers(n, s, kind)
     where = places(n, nodes, per_node=per_node)
     keys = where[::-1]
@@ -229,8 +229,7 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
     counts, group, medians = medians_at(n, x)
     repeats = np.bincount(group)
 
-    few = counts[repeats < 3]
-    if len(few):
+    if len(few := counts[repeats < 3]):
         which = "every worker count" if len(few) == len(counts) else f"{shortened(few)} workers"
         doubts.append(f"fewer than 3 repeats at {which}: the spread between runs is not known there")
     if len(counts) < 4:

@@ -100,16 +100,14 @@ class CostLaw(Law):
         work, own, units, values = self._parts(n, *values, **named)
         if self.quantity:
             return values[0] + sum(value * each for value, each in zip(values[1:], units, strict=True))
-        for value, each in zip(values, units, strict=False):
-            own = own + value * each
+        own = sum((value * each for value, each in zip(values, units, strict=False)), own)
         return work / own * (values[len(units)] if len(values) > len(units) else 1.0)
 
     def slopes(self, n: Any, *values: Any) -> tuple[Any, ...]:
         work, own, units, values = self._parts(n, *values)
         if self.quantity:
             return (1.0, *units)
-        for value, each in zip(values, units, strict=False):
-            own = own + value * each
+        own = sum((value * each for value, each in zip(values, units, strict=False)), own)
         rate, scaled = work / own, len(values) > len(units)
         fall = -(values[len(units)] if scaled else 1.0) * rate / own
         return (*(fall * each for each in units), *([rate] if scaled else []))

@@ -321,8 +321,7 @@ def _over(above: float, below: float) -> float:
 
 
 def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the limitations of the convergence, in a stable order; `rows`: of the targets, cell by cell."""
-    found: tuple[list[str], ...] = ([], [], [])
+    """Yield the limitations of the convergence, cell by cell, as `rows`, of the targets, are; then those of several."""
     alike, blurred, largest = list[_Cell](), list[_Cell](), 0.0
     levels = len(rows) // max(1, len(cells))
     for at, cell in enumerate(cells):
@@ -333,24 +332,23 @@ def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterat
         needed = [row["samples"] for row in rows[at * levels : (at + 1) * levels] if row["samples"] > 0]
         share = max(run["warmup_samples"] for run in cell["runs"]) / max(needed, default=math.inf)
         if lowest < _BELOW_FLOOR * floor:
-            found[0].append(
+            yield (
                 f"{place}: a test MSE of {lowest:.3g} is below {_BELOW_FLOOR:g} of the statistical floor of the test "
                 f"set, {floor:.3g}: test curves have been trained on, or one of both is wrong; do not use these runs."
             )
         if lost:
-            found[1].append(
+            yield (
                 f"{place}: {lost} of {plural(len(cell['runs']), 'run')} ended with a test MSE that is not a number: "
                 "the training diverged, and meets no target; a lower learning rate or a warm-up is the usual remedy."
             )
         if len(budgets) > 1 and cell["schedule"] != "constant":
-            found[2].append(
+            yield (
                 f"{place}: runs of {' and '.join(budgets)} count as repeats, but the learning rate of a "
                 f"{cell['schedule']} schedule depends on the length of the run; analyse them separately."
             )
         alike += [cell] * (len(cell["runs"]) > 1 and len(seeds) == 1 and not math.isnan(min(seeds)))
-        blurred, largest = ([*blurred, cell], max(largest, share)) if share > 0.05 else (blurred, largest)
-    for texts in found:
-        yield from texts
+        if share > 0.05:
+            blurred, largest = [*blurred, cell], max(largest, share)
     if alike:  # which no interval over repeats would show
         yield (
             "All repeats have one seed, so they learn the same and do not show how much the test MSE scatters: "
