@@ -195,8 +195,10 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
     # Whether the largest two counts say that more workers no longer bring more: the throughput is level or falls.
     # Neighbours such as 7 and 8 say no such thing, for curves jump with divisibility, nor does the first step to two
     # nodes.
-    wider, total = np.diff(np.log(counts))[-1:], np.diff(log_rate + np.log(counts))[-1:]
-    level = wider.size and wider >= WIDER and total <= LEVEL * wider and not (nodes[-2] == 1 and nodes[-1] > 1)
+    level, total = False, log_rate + np.log(counts)
+    if len(counts) > 1:
+        wider, higher = math.log(counts[-1] / counts[-2]), total[-1] - total[-2]
+        level = bool(wider >= WIDER and higher <= LEVEL * wider and not (nodes[-2] == 1 and nodes[-1] > 1))
     return _Known(
         workers=counts,
         log_rate=log_rate,
@@ -208,7 +210,7 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
         steps=steps,
         strong=bool(fixed and not steady),
         per_node=workers_per_node,
-        level=bool(level),
+        level=level,
         network=network,
     )
 
