@@ -5,22 +5,16 @@ Linear, Gustafson, Power, Log2, Constant      sums and powers
 Law                                           what a law of one's own is a subclass of
 """
 
-from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS, Law
-from horovod_study.analysis.laws.costs import USL, Amdahl, Overlap, Ring, Tree
-from horovod_study.analysis.laws.lines import Constant, Gustafson, Linear, Log2, Power
-
-__all__ = [
-    "LAWS",
-    "QUANTITY_LAWS",
-    "USL",
-    "Amdahl",
-    "Constant",
-    "Gustafson",
-    "Law",
-    "Linear",
-    "Log2",
-    "Overlap",
-    "Power",
-    "Ring",
-    "Tree",
-]
+from horovod_study.analysis.laws import LAWS as LAWS
+from horovod_study.analysis.laws import QUANTITY_LAWS as QUANTITY_LAWS
+from horovod_study.analysis.laws import Law as Law
+from horovod_study.analysis.laws.costs import USL as USL
+from horovod_study.analysis.laws.costs import Amdahl as Amdahl
+from horovod_study.analysis.laws.costs import Overlap as Overlap
+from horovod_study.analysis.laws.costs import Ring as Ring
+from horovod_study.analysis.laws.costs import Tree as Tree
+from horovod_study.analysis.laws.lines import Constant as Constant
+from horovod_study.analysis.laws.lines import Gustafson as Gustafson
+from horovod_study.analysis.laws.lines import Linear as Linear
+from horovod_study.analysis.laws.lines import Log2 as Log2
+from horovod_study.analysis.laws.lines import Power as Power

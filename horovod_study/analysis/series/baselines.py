@@ -56,13 +56,9 @@ def base_of(rows: pd.DataFrame, name: str = "", given: float | Mapping[str, floa
     text = f"median of {smallest} worker{'s' * (smallest > 1)} of this series"
     if smallest == 1:
         return Base(samples_per_s=median, words=text, workers=1)
-    return Base(
-        samples_per_s=median / smallest,
-        words=f"{text}, divided by {smallest}",
-        workers=smallest,
-        doubt=f"no 1-worker point: amdahl and gustafson take {smallest} workers as perfectly scaled; "
-        "give the baseline to have their s",
-    )
+    doubt = f"no 1-worker point: amdahl and gustafson take {smallest} workers as perfectly scaled; give the baseline"
+    words = f"{text}, divided by {smallest}"
+    return Base(samples_per_s=median / smallest, words=words, workers=smallest, doubt=f"{doubt} to have their s")
 
 
 def impossibilities(rows: pd.DataFrame, base_samples_per_s: float) -> list[str]:
@@ -72,8 +68,7 @@ def impossibilities(rows: pd.DataFrame, base_samples_per_s: float) -> list[str]:
     """
     known = rows[["workers", "samples_per_s"]].dropna()
     counts, rates = known["workers"].to_numpy(), known["samples_per_s"].to_numpy(dtype=np.float64)
-    found: dict[str, tuple[float, str]] = {}
-    unit = rows.attrs.get("unit", "samples/s")
+    found, unit = dict[str, tuple[float, str]](), rows.attrs.get("unit", "samples/s")
     for workers in np.unique(counts).tolist():
         rate = float(np.median(rates[counts == workers]))
         values: dict[str, Any] = {"rate": rate, "workers": workers, "speedup": rate / base_samples_per_s}
