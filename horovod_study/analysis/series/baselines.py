@@ -66,14 +66,13 @@ def impossibilities(rows: pd.DataFrame, base_samples_per_s: float) -> list[str]:
 
     Columns workers, samples_per_s; optional sync_s, batch_size. A series has one sentence of each rule, of the worst.
     """
-    known = rows[["workers", "samples_per_s"]].dropna()
-    counts, rates = known["workers"].to_numpy(), known["samples_per_s"].to_numpy(dtype=np.float64)
-    found, unit = dict[str, tuple[float, str]](), rows.attrs.get("unit", "samples/s")
-    for workers in np.unique(counts).tolist():
-        rate = float(np.median(rates[counts == workers]))
+    medians = rows.groupby("workers")["samples_per_s"].median()
+    found: dict[str, tuple[float, str]] = {}
+    for workers, rate in medians.items():
         values: dict[str, Any] = {"rate": rate, "workers": workers, "speedup": rate / base_samples_per_s}
+        unit = rows.attrs.get("unit", "samples/s")
         for rule in ("rate", "speedup"):
-            size = values[rule] / workers
+            size = values[rule] / float(workers)  # type: ignore[arg-type]
             if (why := impossible(rule, **values, unit=unit)) and size > found.get(rule, (0.0, ""))[0]:
                 found[rule] = (size, why)
     said = [why for _, why in found.values()]
