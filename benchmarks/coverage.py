@@ -23,7 +23,6 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.fit.fitted import ScalingFit
 from horovod_study.analysis.fit.fitting import fit_quantity, fit_series
 from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
@@ -120,7 +119,7 @@ def noise_of(kind: str, places: int, repeats: int, rng: np.random.Generator) -> 
     return drawn.reshape(repeats, places).T
 
 
-def sweeps(case: Case, *, repeats: int, kind: str, noise: float, seeds: range) -> Iterator[ScalingFit]:
+def sweeps(case: Case, *, repeats: int, kind: str, noise: float, seeds: range) -> Iterator[Law]:
     """The law of `case` fitted to one noisy sweep per seed."""
     n = np.repeat(case.counts, repeats)
     nodes = None if case.nodes is None else np.repeat(case.nodes, repeats)
@@ -150,9 +149,9 @@ def coverage(case: Case, *, repeats: int, kind: str, noise: float, seeds: range)
     truth = {**case.truth, CURVE: curve}
     ends: dict[str, list[tuple[float, float]]] = {name: [] for name in truth}
     for fitted in sweeps(case, repeats=repeats, kind=kind, noise=noise, seeds=seeds):
-        low, high = fitted.interval(far.workers, far.nodes)
+        low, high = fitted.interval(far[0], far[1])
         for name in truth:
-            ends[name].append((low[0], high[0]) if name == CURVE else fitted.ci95[name])
+            ends[name].append((low[0], high[0]) if name == CURVE else fitted.intervals_[name])
     found = {}
     for name, value in truth.items():
         low, high = np.array(ends[name]).T

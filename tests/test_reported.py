@@ -92,7 +92,7 @@ def test_a_page_has_the_base_of_fit_and_its_laws_meet_the_points(text: str) -> N
     assert (points["efficiency_wrapped"] * points.index).to_dict() == pytest.approx(points["speedup_wrapped"].to_dict())
     (told,) = found.fits["series"].values()
     for law in ("linear", "amdahl", "usl"):
-        assert told["laws"][law]["params"] == pytest.approx(dict(own.fits[law].params), rel=1e-5, abs=1e-5)
+        assert told["laws"][law]["params"] == pytest.approx(dict(own.fits[law].params_), rel=1e-5, abs=1e-5)
     taken = any("no row of one worker" in doubt for doubt in found.provenance["doubts"])
     assert taken == (own.base_samples_per_s == 1 / 8) == bool("8 workers" in told["baseline"])
 

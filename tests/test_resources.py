@@ -91,8 +91,8 @@ def test_the_energy_law_that_was_planted_is_found_with_an_interval_around_it():
 
     assert found.series == MPI and found.censored == 0
     assert found.fit.selected == "power"
-    assert power.params["exponent"] == pytest.approx(0.5, abs=0.02)
-    low, high = power.ci95["exponent"]
+    assert power.params_["exponent"] == pytest.approx(0.5, abs=0.02)
+    low, high = power.intervals_["exponent"]
     assert low < 0.5 < high and high - low < 0.05
 
 
@@ -100,7 +100,7 @@ def test_a_quantity_that_does_not_change_is_constant():
     found = fitted(metered(per_sample_j=lambda n: 0.03, scatter=0.01), quantity="energy_per_sample_j")
 
     assert found.fit.selected == "constant"
-    assert next(iter(found.fit.fits["constant"].params.values())) == pytest.approx(0.03, rel=0.02)
+    assert next(iter(found.fit.fits["constant"].params_.values())) == pytest.approx(0.03, rel=0.02)
 
 
 # ---------------------------------------------------------------------------------------------------- not known
@@ -205,7 +205,7 @@ def test_samples_to_target_grow_as_planted_and_cost_hours_and_joules():
     linear = samples.fit.fits["linear"]
     assert samples.censored == 0 and samples.target_mse == target
     # one epoch in 75,000; ln MSE is not linear in samples between epochs, hence the tolerance
-    assert linear.params["slope"] == pytest.approx(0.05 * 8 * 75_000, rel=0.02)
+    assert linear.params_["slope"] == pytest.approx(0.05 * 8 * 75_000, rel=0.02)
     assert row["worker_hours"] == pytest.approx(4 * row["wall_s"] / 3600)
     assert row["energy_j"] == pytest.approx(row["samples"] * 0.02)
     assert row["worker_hours_at_least"] != row["worker_hours_at_least"], "known, hence no bound"
@@ -222,8 +222,8 @@ def test_a_missed_target_is_a_lower_bound_and_not_a_value_for_a_law():
 
     assert set(late["workers"]) == {8} and (late["samples"] == 8 * 75_000).all()
     assert (found.censored, without.censored) == (3, 0)
-    assert {name: fit.params for name, fit in found.fit.fits.items()} == {
-        name: fit.params for name, fit in without.fit.fits.items()
+    assert {name: fit.params_ for name, fit in found.fit.fits.items()} == {
+        name: fit.params_ for name, fit in without.fit.fits.items()
     }
     text = "3 of 12 runs did not meet the target, at 8 workers: these are lower bounds, and the laws are fitted to the "
     assert any(doubt.startswith(text + "other worker counts; ") for doubt in found.doubts)

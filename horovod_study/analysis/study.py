@@ -340,7 +340,7 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
     frames = []
     for name, series in fits.items():
         for law, fit in series.fits.items() if series.possible else ():
-            grid = fit.grid(fit.workers[1], whole=fit.law.staircase)
+            grid = fit.grid(fit.workers_[-1], whole=fit.staircase)
             speedup, (low, high) = fit(grid), fit.interval(grid)
             values = {"workers": grid, "speedup": speedup, "low": low, "high": high}
             values |= {"efficiency": speedup / grid, "efficiency_low": low / grid, "efficiency_high": high / grid}

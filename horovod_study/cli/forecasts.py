@@ -3,7 +3,7 @@
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,10 +89,7 @@ def predict(options: argparse.Namespace) -> Result:
         "",
         (options.rolling and not scored, "--rolling: goes with --holdout; give that too"),
         (idle, "nothing is asked for: give --workers to forecast, --holdout or --recommend"),
-        (
-            options.baseline is not None and not laws,
-            "--baseline: is of the laws alone; leave it out",
-        ),
+        (options.baseline is not None and not laws, "--baseline: is of the laws alone; leave it out"),
         (several, "--recommend looks at every worker count: give --batch with one value, or --global-batch"),
     )
     if laws:
@@ -102,13 +99,13 @@ def predict(options: argparse.Namespace) -> Result:
     if scored:
         hide = None if options.holdout is True else options.holdout
         scores = holdout.score(points, hide=hide, rolling=options.rolling, **known)
-        _refuse(options, "no forecast can be scored", {name: one.why_not for name, one in scores.items()})
+        _refuse(options, "no forecast can be scored", scores)
     answers = {}
     if recommended or not (options.json or len(options.batch or ()) > 1):
         (each,) = options.batch or [None]  # the batch at every worker count that may be recommended
         answers = recommendation.recommend(points, questions, **known, **{**batch, "batch": each})
     if recommended:
-        _refuse(options, "no worker count can be recommended", {name: one.why_not for name, one in answers.items()})
+        _refuse(options, "no worker count can be recommended", answers)
     parts = {
         "forecast": {"series": finite(forecasts)},
         "holdout": holdout.document(scores) if scores else {},
@@ -117,7 +114,15 @@ def predict(options: argparse.Namespace) -> Result:
     # One thing asked for is the document; of several, the first is, and the others are keys of it.
     first, *others = [name for name, known in zip(parts, (forecasts, scores, answers), strict=True) if known]
     unit = points.attrs.get("unit", "samples/s")
-    lines = [line for name, each in forecasts.items() for line in _forecast_lines(name, each, unit)]
+    lines = []
+    for name, made in forecasts.items():
+        rows = [
+            (f"{one.workers:,} workers", f"{one.samples_per_s:,.6g}", f"[{one.low:,.6g}, {one.high:,.6g}]", one.law)
+            for one in made
+        ]
+        lines.append(f"{cut(printable(name), 60) or 'all points'}: {unit} with 95 % interval")
+        lines += to_lines(table_of(("",) * 4, rows, texts=(2, 3)), indent=2)
+        lines += [f"  doubt: {doubt}" for doubt in dict.fromkeys(doubt for one in made for doubt in one.doubts)]
     lines += [line for name, one in scores.items() for line in holdout.lines(name, one, unit)]
     lines += holdout.summary_lines(scores) if len(scores) > 1 else []
     only = None if recommended else ("knee",)
@@ -126,23 +131,12 @@ def predict(options: argparse.Namespace) -> Result:
     return Result(document={**parts[first], **{name: parts[name] for name in others}}, lines=lines)
 
 
-def _forecast_lines(name: str, forecasts: Sequence[Any], unit: str) -> list[str]:
-    rows = [
-        (f"{one.workers:,} workers", f"{one.samples_per_s:,.6g}", f"[{one.low:,.6g}, {one.high:,.6g}]", one.law)
-        for one in forecasts
-    ]
-    return [
-        f"{cut(printable(name), 60) or 'all points'}: {unit} with 95 % interval",
-        *to_lines(table_of(("",) * 4, rows, texts=(2, 3)), indent=2),
-        *(f"  doubt: {doubt}" for doubt in dict.fromkeys(doubt for one in forecasts for doubt in one.doubts)),
-    ]
-
-
-def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) -> None:
+def _refuse(options: argparse.Namespace, what: str, series: Mapping[str, Any]) -> None:
     """Raise AnalysisError where every series has a reason against `what` was asked for; the first one is told."""
-    name, first = next(iter(why_not.items()))
+    name, first = next(iter(series.items()))
     where = f"{options.points}, series {name!r}" if name else str(options.points)
-    refuse("", (all(why_not.values()), f"{where}: {what}: {first}"), error=AnalysisError)
+    every = all(one.why_not for one in series.values())
+    refuse("", (every, f"{where}: {what}: {first.why_not}"), error=AnalysisError)
 
 
 def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:

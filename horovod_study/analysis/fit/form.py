@@ -7,7 +7,6 @@ B parameter sets evaluated at once, K places (a place is a worker count on a num
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,28 +16,15 @@ from scipy import optimize
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 
+REACH = 1.5  # curves are drawn to this multiple of the largest worker count measured; what is beyond is extrapolated
 MAX_WORKERS = 10_000_000  # beyond this count nobody looks for a peak or a knee
 EVERY_MODE = frozenset({"strong", "weak", "mixed"})
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where points were measured: worker counts, nodes and workers on the fullest node, each of shape (K,)."""
+def places(workers: ArrayLike, nodes: ArrayLike | None = None, *, per_node: ArrayLike | None = None) -> Floats:
+    """Places of `workers` (K,): workers, nodes and workers on the fullest node, (3, K).
 
-    workers: Floats
-    nodes: Floats
-    fullest: Floats
-
-    def __len__(self) -> int:
-        return len(self.workers)
-
-    @property
-    def several_nodes(self) -> bool:
-        return bool(np.any(self.nodes > 1))
-
-
-def places(workers: ArrayLike, nodes: ArrayLike | None = None, *, per_node: ArrayLike | None = None) -> Places:
-    """Places of `workers` (K,). Nodes are filled one after another with `per_node` workers where that is known.
+    Nodes are filled one after another with `per_node` workers where that is known.
 
     With `nodes` alone the fullest node has N/M workers, rounded up; without either all workers share one node.
     Raises AnalysisError where there are more nodes than workers, or workers than places on the nodes.
@@ -59,7 +45,7 @@ def places(workers: ArrayLike, nodes: ArrayLike | None = None, *, per_node: Arra
         full = np.broadcast_to(np.asarray(per_node, dtype=np.float64), n.shape)
         # A node cannot be fuller than full, nor leave another one empty.
         fullest = np.where(m > 1, np.clip(np.minimum(full, n - m + 1), evenly, None), n)
-    return Places(n, m, fullest)
+    return np.stack([n, m, fullest])
 
 
 class LawForm:
@@ -98,7 +84,7 @@ class LawForm:
         moved = [[each + 1e-30j * (i == j) for j, each in enumerate(values)] for i in range(len(values))]
         return tuple(np.imag(self.curve(*first, *each)) / 1e-30 for each in moved)
 
-    def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
+    def starts(self, where: Floats, s: Floats) -> list[tuple[float, ...]]:
         """Return first guesses from K places and their S, shape (K,)."""
         ends = [(low, high) if math.isfinite(high - low) else (1e-3, 1.0) for low, high in self.bounds.values()]
         return [*itertools.product(*((low + (high - low) / 10, high) for low, high in ends))]
@@ -132,7 +118,7 @@ class LawForm:
 
     def for_mode(self, mode: str) -> Any:
         """This law for "strong" scaling (a fixed total of work), or as it is for any other mode."""
-        return form_of(self.__class__, mode="strong" if mode == "strong" else "weak")
+        return self.form(mode="strong" if mode == "strong" else "weak")
 
     def across(self) -> Any:
         """The form with constants of its own across nodes, where there is one."""
@@ -145,29 +131,29 @@ class LawForm:
     def form(self, **flags: Any) -> Any:
         """This law with other flags."""
         own = {name: getattr(self, name) for name in ("mode", "quantity", "multi_node", "scaled")}
-        return form_of(self.__class__, **{**own, **flags})
+        return type(self)(**{**own, **flags})
 
-    def at(self, where: Places | ArrayLike, values: Floats) -> Floats:
+    def at(self, where: Any, values: Floats) -> Floats:
         """Speedup at K places or worker counts, for parameter vectors `values` (..., k), as (..., K)."""
-        where = where if isinstance(where, Places) else places(where)
+        where = where if np.ndim(where) == 2 else places(where)
         columns = np.moveaxis(values, -1, 0)[..., np.newaxis]
-        return np.broadcast_to(self.curve(*self._arguments(where), *columns), (*values.shape[:-1], len(where)))
+        return np.broadcast_to(self.curve(*self._arguments(where), *columns), (*values.shape[:-1], where.shape[1]))
 
-    def gradient(self, where: Places | ArrayLike, values: Floats) -> Floats:
+    def gradient(self, where: Any, values: Floats) -> Floats:
         """dS/dparameter at K places or worker counts, for parameter vectors `values` (..., k), as (..., K, k)."""
-        where = where if isinstance(where, Places) else places(where)
+        where = where if np.ndim(where) == 2 else places(where)
         columns = np.moveaxis(values, -1, 0)[..., np.newaxis]
-        shape = (*values.shape[:-1], len(where))
+        shape = (*values.shape[:-1], where.shape[1])
         slopes = self.slopes(*self._arguments(where), *columns)
         return np.stack([np.broadcast_to(slope, shape) for slope in slopes], axis=-1)
 
-    def with_slopes(self, where: Places, values: Floats) -> tuple[Floats, Floats]:
+    def with_slopes(self, where: Floats, values: Floats) -> tuple[Floats, Floats]:
         """Speedup (K, B) and dS/dparameter (k, K, B) for B parameter sets `values` (k, B).
 
         The long axis comes last here: thousands of sets are solved at once.
         """
         layout = [each[:, np.newaxis] for each in self._arguments(where)]
-        shape = (len(where), values.shape[1])
+        shape = (where.shape[1], values.shape[1])
         slopes = np.empty((len(values), *shape))
         for slope, each in zip(slopes, self.slopes(*layout, *values), strict=True):
             slope[:] = each
@@ -177,17 +163,8 @@ class LawForm:
         vector = np.array([[values.get(name, 1.0) for name in self.parameters]])
         return float(best_counts(self, vector, power=power, per_node=per_node)[0])
 
-    def _arguments(self, where: Places) -> tuple[Floats, ...]:
-        return (where.workers, where.nodes, where.fullest) if self.by_nodes else (where.workers,)
-
-
-_FORMS: dict[Any, Any] = {}
-
-
-def form_of(law: Any, **flags: Any) -> Any:
-    """Return the one object of a form: laws that are alike are solved together."""
-    key = law, *sorted(flags.items())
-    return _FORMS.get(key) or _FORMS.setdefault(key, law(**flags))
+    def _arguments(self, where: Floats) -> Floats:
+        return where if self.by_nodes else where[:1]
 
 
 def no_less_than_zero(rows: Floats, target: Floats) -> Floats:

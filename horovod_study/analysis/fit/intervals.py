@@ -51,44 +51,38 @@ class Noise:
         return np.where(known, t * np.sqrt(np.where(known, variance, 0.0)), nothing), t / stats.Z95
 
 
-def reach_of(
-    solved: Solved, sample: Sample, base_noise: float, jacobian: Floats
-) -> tuple["Noise", str, Floats, Floats]:
+def reach_of(solved: Solved, jacobian: Floats) -> tuple["Noise", str, Floats, Floats]:
     """Noise of the parameters, how it was found, half of their linear 95 % intervals (k,), and t/z (k,)."""
     if solved.draws is None:
-        noise, method = _from_residuals(solved, sample, jacobian, base_noise)
+        noise, method = _from_residuals(solved, jacobian)
     else:
-        noise = _from_repeats(sample, jacobian)
+        # from the spread of the runs at each place, one source each
+        sample, influence = solved.sample, influence_of(jacobian, solved.sample.rows)
+        variance, freedom = sample.own * sample.run_variance, np.array(sample.runs) - 1.0
+        if sample.base is not None:
+            influence[:, sample.base] -= influence @ sample.medians / sample.where[0, sample.base]
+        moves, source = influence * np.sqrt(variance), np.arange(len(variance))
+        if sample.shared is not None:
+            # How much it is, is known from as many repeats for all of it together.
+            shared = influence @ (sample.medians[:, np.newaxis] * sample.shared)
+            moves, source = np.hstack([moves, shared]), np.append(source, np.full(shared.shape[1], len(freedom)))
+            freedom = np.append(freedom, sample.repeats - 1.0)
+        noise = Noise(moves=moves, source=source, freedom=freedom)
         method = "bootstrap over runs within each worker count, stretched by Student t for few repeats"
-        if sample.drift.own < _DRIFTS:
+        if sample.own < _DRIFTS:
             method += ", and widened by what runs that follow each other share"
     reach, stretch = noise.reach(np.eye(len(solved.values)))
     # Where a parameter has no effect at all the points say nothing about it.
     return noise, method, np.where(np.any(jacobian != 0, axis=0), reach, np.inf), stretch
 
 
-def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
-    """Noise of the parameters from the spread of the runs at each place, one source each; jacobian is (K, k)."""
-    influence, variance = influence_of(jacobian, sample.rows), sample.drift.own * sample.run_variance
-    freedom = np.array(sample.runs) - 1.0
-    if sample.base is not None:
-        influence[:, sample.base] -= influence @ sample.medians / sample.where.workers[sample.base]
-    moves, source = influence * np.sqrt(variance), np.arange(len(variance))
-    if sample.drift.shared is not None:
-        # How much it is, is known from as many repeats for all of it together.
-        shared = influence[:, : len(sample.where)] @ (sample.medians[:, np.newaxis] * sample.drift.shared)
-        moves, source = np.hstack([moves, shared]), np.append(source, np.full(shared.shape[1], len(freedom)))
-        freedom = np.append(freedom, sample.drift.runs - 1.0)
-    return Noise(moves=moves, source=source, freedom=freedom)
-
-
-def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise: float) -> tuple[Noise, str]:
+def _from_residuals(solved: Solved, jacobian: Floats) -> tuple[Noise, str]:
     """Noise of the parameters from the residuals of the fit, and how it was found.
 
     The misfit of a wrong law is no noise of the baseline: `base_noise` is an upper limit for the latter.
     """
-    k = len(solved.values)
-    spread = _residual_spread(solved, sample)
+    k, sample = len(solved.values), solved.sample
+    spread = _residual_spread(solved)
     if spread is None:
         nothing = Noise(moves=np.full((k, 1), np.inf), source=np.zeros(1, dtype=np.intp), freedom=np.ones(1))
         return nothing, "none: no point is left over to see the noise in"
@@ -99,14 +93,12 @@ def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise
         # A baseline run moves its own point and, the other way, all points.
         moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
     of_median = np.sqrt([over_variance_of_mean(number) for number in sample.runs])[sample.place]
-    size = np.where(at_base, np.minimum(of_base, base_noise), sizes) * of_median
-    return (
-        Noise(moves=moves * size, source=at_base.astype(np.intp), freedom=np.full(2, float(freedom))),
-        f"Student t from the residuals, noise {model} (too few repeats for a bootstrap over runs)",
-    )
+    size = np.where(at_base, np.minimum(of_base, solved.base_noise), sizes) * of_median
+    told = f"Student t from the residuals, noise {model} (too few repeats for a bootstrap over runs)"
+    return Noise(moves=moves * size, source=at_base.astype(np.intp), freedom=np.full(2, float(freedom))), told
 
 
-def _residual_spread(solved: Solved, sample: Sample) -> tuple[str, Floats, Floats, int] | None:
+def _residual_spread(solved: Solved) -> tuple[str, Floats, Floats, int] | None:
     """Noise of the rows: proportional to the speedup, unless constant noise is clearly likelier; None without a rest.
 
     What it is in words, standard deviations of the speedups (R,), the same as they count for the baseline, and degrees
@@ -114,7 +106,7 @@ def _residual_spread(solved: Solved, sample: Sample) -> tuple[str, Floats, Float
     Residuals are taken orthogonal to what the parameters and the common scale of all points can do,
     which leaves sigma^2 with as many degrees of freedom as directions remain (restricted likelihood).
     """
-    s = sample.speedup
+    sample, s = solved.sample, solved.sample.speedup
     curve = solved.law.at(sample.where, solved.values)[sample.place]
     slopes = solved.law.gradient(sample.where, solved.values)[sample.place]
     if sample.base is not None:
@@ -149,14 +141,39 @@ def _baseline_rows(sample: Sample) -> NDArray[np.bool_]:
     return np.asarray(sample.place == (-1 if sample.base is None else sample.base))
 
 
-def baseline_noise(solved: Sequence[Solved], sample: Sample) -> float:
+def baseline_noise(solved: Sequence[Solved]) -> float:
     """Noise of one baseline run in units of speedup, as the law with the best AICc leaves it; inf when none says."""
-    scored = [each for each in solved if each.aicc is not None]
-    at_base = _baseline_rows(sample)
-    if not scored or not at_base.any():
+    best = min((each for each in solved if each.aicc is not None), key=lambda each: each.aicc or 0.0, default=None)
+    if best is None or best.sample.base is None:
         return math.inf
-    spread = _residual_spread(min(scored, key=lambda each: each.aicc or 0.0), sample)
-    return math.inf if spread is None else float(spread[2][at_base].max())
+    spread = _residual_spread(best)
+    return math.inf if spread is None else float(spread[2][_baseline_rows(best.sample)].max())
+
+
+def intervals_of(
+    solved: Solved, ends: tuple[Floats, Floats] | None = None
+) -> tuple[Noise, str, dict[str, tuple[float, float]], tuple[Floats, Floats]]:
+    """Noise of the parameters, how it was found, their 95 % intervals by name, and the ends (k,), (k,) of these before
+    the bounds of the law cut them; `ends` are those of a profiled law where they have been found before.
+    """
+    law, values, draws = solved.law, solved.values, solved.draws
+    noise, method, reach, stretch = reach_of(solved, law.gradient(solved.sample.where, values))
+    low, high = values - reach, values + reach
+    if law.needs_profile:
+        low, high = profiles([solved])[0] if ends is None else ends
+        method = f"profile of least squares, its width by {'the spread of the runs' if draws is not None else method}"
+    elif draws is not None:
+        linear, (low, high) = (low, high), stretched(values, draws, stretch)
+        # Percentiles do not hold where a parameter meets its bound (Andrews 2000), neither its own nor those of others
+        # that make up for it: there the linear theory has a say, too.
+        bounds = np.array(law.ranges)
+        if np.mean(np.any((draws <= bounds[:, 0]) | (draws >= bounds[:, 1]), axis=1)) > 0.025:
+            low, high = np.minimum(low, linear[0]), np.maximum(high, linear[1])
+    ci95 = {
+        name: (max(float(low[i]), least), min(float(high[i]), most))
+        for i, (name, (least, most)) in enumerate(law.bounds.items())
+    }
+    return noise, method, ci95, (low, high)
 
 
 def stretched(values: Floats, drawn: Floats, stretch: Floats) -> tuple[Floats, Floats]:
@@ -168,12 +185,12 @@ def stretched(values: Floats, drawn: Floats, stretch: Floats) -> tuple[Floats, F
     )
 
 
-def profiles(asked: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Floats, Floats]]:
-    """Ends (k,), (k,) of the intervals of each solved law with its sample and baseline noise; alike ones together."""
+def profiles(asked: Sequence[Solved]) -> list[tuple[Floats, Floats]]:
+    """Ends (k,), (k,) of the intervals of each solved law; alike ones together."""
     found = [(np.empty(0), np.empty(0))] * len(asked)
     alike: dict[tuple[Any, ...], list[int]] = {}
-    for i, (solved, sample, _) in enumerate(asked):
-        alike.setdefault((id(solved.law), *sample.where.workers), []).append(i)
+    for i, solved in enumerate(asked):
+        alike.setdefault((id(solved.law), *solved.sample.where[0]), []).append(i)
     for members in alike.values():
         for begin in range(0, len(members), TOGETHER):
             some = members[begin : begin + TOGETHER]
@@ -182,16 +199,16 @@ def profiles(asked: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Floats
     return found
 
 
-def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Floats, Floats]]:
+def _profiled(alike: Sequence[Solved]) -> list[tuple[Floats, Floats]]:
     """Ends of the intervals by the profile of least squares (Venzon and Moolgavkar 1988), of one law and its places.
 
     A parameter is moved away from its estimate, all others are fitted again, and the interval ends where the sum of
     squares has risen by what half of the linear interval costs in the linear theory. For a law that is nearly linear
     that is the linear interval; where parameters make up for each other it follows the valley.
     """
-    law, where = alike[0][0].law, alike[0][1].where
+    law, where = alike[0].law, alike[0].sample.where
     k = len(law.ranges)
-    columns = [_profile_columns(*each) for each in alike]
+    columns = [_profile_columns(each) for each in alike]
     own, rise, first, along, values, medians, rows = (np.concatenate(each) for each in zip(*columns, strict=True))
     which, sign = np.tile(np.arange(k), 2 * len(alike)), np.tile(np.repeat([-1.0, 1.0], k), len(alike))
     lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
@@ -241,7 +258,7 @@ def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Float
     return [(low, high) for low, high in ends]
 
 
-def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Floats, Floats]) -> Floats | None:
+def as_likely(solved: Solved, ends: tuple[Floats, Floats]) -> Floats | None:
     """Parameter vectors (B, k) at the edge of those that the points allow together with 95 %; None where all are.
 
     These have a sum of squares up to that of the estimate and _JOINTLY times what the `ends` of the profile, of one
@@ -250,8 +267,8 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
     through the valley by hit and run (Smith 1984): a random direction, or that from one chain to another, is followed
     to both edges, which are kept, and the chain goes on somewhere between them.
     """
-    law, where, values = solved.law, sample.where, solved.values
-    rise = _profile_columns(solved, sample, base_noise)[1]
+    law, sample, values = solved.law, solved.sample, solved.values
+    rise, where = _profile_columns(solved)[1], sample.where
     lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
     least = np.sum(sample.rows * (sample.medians - law.at(where, values)) ** 2)
     scale = (ends[1] - ends[0]) / 2
@@ -289,12 +306,12 @@ _JOINTLY = 6.0
 _CHAINS, _TURNS, _HALVINGS = 48, 60, 14
 
 
-def _profile_columns(solved: Solved, sample: Sample, base_noise: float) -> tuple[Floats, ...]:
+def _profile_columns(solved: Solved) -> tuple[Floats, ...]:
     """Both ends of all k parameters as 2k columns: estimates, goal of the rise, first reach, slopes of the others
     (2k, k), all values (2k, k), medians and rows (2k, K)."""
-    values, k = solved.values, len(solved.values)
+    sample, values, k = solved.sample, solved.values, len(solved.values)
     jacobian = solved.law.gradient(sample.where, values)
-    reach = reach_of(solved, sample, base_noise, jacobian)[2]
+    reach = reach_of(solved, jacobian)[2]
     influence = influence_of(jacobian, sample.rows)
     with np.errstate(all="ignore"):  # where a parameter hardly moves the curve, its influence overflows
         spread = influence / sample.rows @ influence.T

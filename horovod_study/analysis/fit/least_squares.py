@@ -7,45 +7,39 @@ series with a worker count left out).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import TypeAlias
 
 import numpy as np
 
-from horovod_study.analysis.fit.form import LawForm, Places, no_less_than_zero
+from horovod_study.analysis.fit.form import LawForm
 from horovod_study.analysis.fit.rows import Sample, one_count, shortened
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import listed
 
 TOGETHER = 20  # series whose replicates are fitted in one go
 EXACT = 1e-10  # residuals below this share of the largest speedup are rounding, not misfit
-_SCALES = frozenset({"gamma", "scale", "level", "base"})  # parameters that say how much, not how it scales
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solved:
-    """A law with the parameters of least squares, before the question of how well they are known."""
+Solved: TypeAlias = SimpleNamespace
+"""A law with the parameters of least squares, before the question of how well they are known.
 
-    law: LawForm
-    values: Floats  # (k,)
-    error: float  # sum of squares over all rows
-    aicc: float | None
-    left_out: Floats | None  # (worker counts,) relative error of each, fitted without it; None with too few
-    draws: Floats | None  # (B, k) bootstrap replicates; None with too few repeats
+law (in the form that was fitted), sample, values (k,), error (sum of squares over all rows), aicc (None: too few
+places), left_out (relative error of each worker count, fitted without it; None with too few), draws ((B, k) bootstrap
+replicates; None with too few repeats), base_noise (the most that the noise of one baseline run is, in speedup)."""
 
 
 def solve(law: LawForm, samples: Sequence[Sample]) -> list[Solved | str]:
     """Least squares of `law` on every sample, or why it cannot be; samples of the same places are solved at once."""
     found: list[Solved | str] = [""] * len(samples)
-    alike: dict[tuple[Any, ...], list[int]] = {}
+    alike: dict[tuple[float, ...], list[int]] = {}
     for i, sample in enumerate(samples):
-        where = sample.where
-        alike.setdefault((*where.workers, *where.nodes, *where.fullest), []).append(i)
+        alike.setdefault(tuple(sample.where.ravel()), []).append(i)
     for members in alike.values():
         where = samples[members[0]].where
         form = form_for(law, where)
         if form is None:
-            counts, least = np.unique(where.workers), law
+            counts, least = np.unique(where[0]), law
             while (less := least.reduced()) is not None:
                 least = less
             of = f"{shortened(counts)} workers do not determine {listed(least.parameters)}: measure more worker counts"
@@ -53,7 +47,7 @@ def solve(law: LawForm, samples: Sequence[Sample]) -> list[Solved | str]:
                 found[i] = one_count(counts[0]) if len(counts) < 2 else of
             continue
         # Together as many as keep the work of one call within a few million numbers.
-        chunk = max(1, 200_000 // len(where) ** 2)
+        chunk = max(1, 200_000 // where.shape[1] ** 2)
         for begin in range(0, len(members), chunk):
             some = members[begin : begin + chunk]
             for i, solved in zip(some, _solve_alike(form, [samples[i] for i in some]), strict=True):
@@ -61,11 +55,11 @@ def solve(law: LawForm, samples: Sequence[Sample]) -> list[Solved | str]:
     return found
 
 
-def form_for(law: LawForm, where: Places) -> LawForm | None:
+def form_for(law: LawForm, where: Floats) -> LawForm | None:
     """The form of a law with as many parameters as the places can determine; None if they cannot determine any."""
-    if len(np.unique(where.workers)) < 2:
+    if len(np.unique(where[0])) < 2:
         return None
-    several = where.several_nodes and bool(np.any(where.fullest > 1))
+    several = bool(np.any(where[1] > 1) and np.any(where[2] > 1))
     form: LawForm | None = (law.across() if several else None) or law
     while form is not None:
         less = form.reduced()
@@ -75,20 +69,18 @@ def form_for(law: LawForm, where: Places) -> LawForm | None:
     return form if form is not None and _determined(form, where) else None
 
 
-def distinct_places(law: LawForm, where: Places) -> int:
+def distinct_places(law: LawForm, where: Floats) -> int:
     """How many different places the law can see."""
-    return len(where) if law.by_nodes else len(np.unique(where.workers))
+    return where.shape[1] if law.by_nodes else len(np.unique(where[0]))
 
 
-def _determined(law: LawForm, where: Places) -> bool:
+def _determined(law: LawForm, where: Floats) -> bool:
     """Whether the places leave no combination of the parameters open, where all of them have an effect."""
-    probe = np.array(
-        [
-            0.5 if (low, high) == (0.0, 1.0) else 0.1 if low == 0.0 and name not in _SCALES else max(1.0, 2.0 * low)
-            for name, (low, high) in law.bounds.items()
-        ]
-    )
-    jacobian = law.gradient(where, probe)
+    probe = []
+    for name, (low, high) in law.bounds.items():
+        free = max(1.0, 2.0 * low) if low != 0.0 or name in ("gamma", "scale", "level", "base") else 0.1
+        probe.append(0.5 if (low, high) == (0.0, 1.0) else free)
+    jacobian = law.gradient(where, np.array(probe))
     scale = np.linalg.norm(jacobian, axis=0)
     return bool(np.linalg.matrix_rank(jacobian / np.where(scale > 0, scale, 1), tol=1e-9) == len(probe))
 
@@ -100,20 +92,15 @@ def _solve_alike(law: LawForm, samples: Sequence[Sample]) -> list[Solved]:
     medians = np.stack([sample.medians for sample in samples])
     values = estimate(law, where, weight, medians)
     curves = law.at(where, values)
-    misfit = np.sum(weight * (medians - curves) ** 2, axis=1)
-    left_out = _left_out(law, where, weight, medians, values)
-    draws = _replicates(law, samples, values)
-    return [
-        Solved(
-            law=law,
-            values=values[i],
-            error=float(np.sum((sample.speedup - curves[i][sample.place]) ** 2)),
-            aicc=_aicc(float(misfit[i]), sample, len(values[i])),
-            left_out=None if left_out is None else left_out[i],
-            draws=draws[i],
-        )
-        for i, sample in enumerate(samples)
-    ]
+    misfits = np.sum(weight * (medians - curves) ** 2, axis=1).tolist()
+    left_out, draws = _left_out(law, where, weight, medians, values), _replicates(law, samples, values)
+    solved = []
+    for i, sample in enumerate(samples):
+        errors = {"error": float(np.sum((sample.speedup - curves[i][sample.place]) ** 2)), "base_noise": math.inf}
+        known = {"left_out": None if left_out is None else left_out[i], "draws": draws[i]}
+        aicc = _aicc(misfits[i], sample, len(law.ranges))
+        solved.append(Solved(law=law, sample=sample, values=values[i], aicc=aicc, **errors, **known))
+    return solved
 
 
 def _replicates(law: LawForm, samples: Sequence[Sample], values: Floats) -> list[Floats | None]:
@@ -131,44 +118,43 @@ def _replicates(law: LawForm, samples: Sequence[Sample], values: Floats) -> list
             weights.append(np.broadcast_to(samples[i].rows, drawn.shape))
         targets = np.concatenate([drawn for _, drawn in some])
         weight, start = np.concatenate(weights), np.concatenate(starts)
-        if law.linear and len(law.ranges) == 1:
-            fitted = _closed(law, where, weight, targets)
-        else:
-            # what is left after such a step is far smaller
-            fitted = refit(law, where, weight, targets, start, tolerance=(1e-4), steps=40)
+        # what is left after such a step is far smaller
+        fitted = refit(law, where, weight, targets, start, tolerance=1e-4, steps=40)
         for (i, _), draws in zip(some, np.split(fitted, len(some)), strict=True):
             found[i] = draws.copy()
     return found
 
 
-def _left_out(law: LawForm, where: Places, weight: Floats, medians: Floats, values: Floats) -> Floats | None:
+def _left_out(law: LawForm, where: Floats, weight: Floats, medians: Floats, values: Floats) -> Floats | None:
     """Relative error of every distinct worker count, fitted without it: (B, counts); None where that leaves too few."""
-    counts, group = np.unique(where.workers, return_inverse=True)
-    for i in range(len(counts)):
-        rest = Places(*(each[group != i] for each in (where.workers, where.nodes, where.fullest)))
-        enough = distinct_places(law, rest) >= len(law.parameters) and len(np.unique(rest.workers)) > 1
+    from sklearn.model_selection import LeaveOneGroupOut
+
+    folds = [*LeaveOneGroupOut().split(where.T, groups=where[0])]
+    for kept, _ in folds:
+        rest = where[:, kept]
+        enough = distinct_places(law, rest) >= len(law.parameters) and len(np.unique(rest[0])) > 1
         if not (enough and _determined(law, rest)):
             return None
-    sets, number = len(medians), len(counts)
-    without = np.repeat(weight[:, np.newaxis], number, axis=1) * (group != np.arange(number)[:, np.newaxis])
-    targets = np.repeat(medians, number, axis=0)
-    start = np.repeat(values, number, axis=0)
-    without = without.reshape(sets * number, -1)
-    found = (
-        _closed(law, where, without, targets)
-        if law.linear
-        else refit(law, where, without, targets, start, tolerance=1e-6, steps=20)
-    )
+    sets, number = len(medians), len(folds)
+    inside = np.array([np.isin(np.arange(where.shape[1]), kept) for kept, _ in folds])
+    without = (weight[:, np.newaxis] * inside).reshape(sets * number, -1)
+    targets, start = (np.repeat(each, number, axis=0) for each in (medians, values))
+    tolerance, steps = (1e-12, 60) if law.linear else (1e-6, 20)
+    found = refit(law, where, without, targets, start, tolerance=tolerance, steps=steps)
     apart = ((law.at(where, found) - targets) / targets).reshape(sets, number, -1)
     # A worker count on several numbers of nodes is left out as a whole; its error is the mean over those places.
-    return np.stack([apart[:, i, group == i].mean(axis=1) for i in range(number)], axis=1)
+    return np.stack([apart[:, i, out].mean(axis=1) for i, (_, out) in enumerate(folds)], axis=1)
 
 
-def estimate(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Floats:
+def estimate(law: LawForm, where: Floats, weight: Floats, medians: Floats) -> Floats:
     """Least squares on the medians of places, `medians` (B, K), with weights (B, K) -> (B, k)."""
     lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
-    if law.linear:
-        return _snapped(law, where, medians, _closed(law, where, weight, medians))
+    if law.linear and np.isinf(lower).all():
+        from sklearn.linear_model import LinearRegression
+
+        terms, line = law.gradient(where, np.zeros(len(lower))), LinearRegression(fit_intercept=False)
+        lines = [line.fit(terms, *each).coef_ for each in zip(medians, weight, strict=True)]
+        return _snapped(law, where, medians, np.stack(lines))
     starts = [np.clip(np.array(law.starts(where, np.maximum(each, 1e-9))), lower, upper) for each in medians]
     number = max(len(each) for each in starts)
     tried = np.stack([np.concatenate([each, np.repeat(each[:1], number - len(each), axis=0)]) for each in starts])
@@ -187,28 +173,7 @@ def estimate(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Fl
     return _snapped(law, where, medians, found[np.arange(sets), best])
 
 
-def _closed(law: LawForm, where: Places, weight: Floats, medians: Floats) -> Floats:
-    """Least squares of a law that is linear in its parameters: medians (B, K), weights (B, K) -> (B, k)."""
-    zero = np.zeros(len(law.parameters))
-    slopes, rest = law.gradient(where, zero), medians - law.at(where, zero)
-    root = np.sqrt(weight)
-    lower, upper = (np.array(side) for side in zip(*law.ranges, strict=True))
-    if len(zero) == 1:
-        # Clipping one parameter is exact: the sum of squares is a parabola.
-        size = np.sum(weight * slopes[:, 0] ** 2, axis=1)
-        best = np.sum(weight * slopes[:, 0] * rest, axis=1) / np.where(size > 0, size, 1.0)
-        return np.asarray(np.clip(best, lower[0], upper[0]))[:, np.newaxis]
-    found = np.empty((len(medians), len(zero)))
-    for i in range(len(medians)):
-        rows = slopes * root[i, :, np.newaxis]
-        if math.isinf(lower[0]):
-            found[i] = np.linalg.lstsq(rows, rest[i] * root[i])[0]
-        else:
-            found[i] = no_less_than_zero(rows, rest[i] * root[i])
-    return found
-
-
-def _snapped(law: LawForm, where: Places, medians: Floats, values: Floats) -> Floats:
+def _snapped(law: LawForm, where: Floats, medians: Floats, values: Floats) -> Floats:
     """Values (B, k) that differ from a bound or from zero by rounding only, put there."""
     curve = law.at(where, values)
     close = 1e-13 * np.max(medians, axis=1)
@@ -224,7 +189,7 @@ def _snapped(law: LawForm, where: Places, medians: Floats, values: Floats) -> Fl
 
 def refit(
     law: LawForm,
-    where: Places,
+    where: Floats,
     weight: Floats,
     targets: Floats,
     start: Floats,
@@ -322,7 +287,7 @@ def _aicc(misfit: float, sample: Sample, parameters: int) -> float | None:
     RSS that of their medians, each weighted with its rows: repeats of a place share what is wrong with a law there, and
     what drifts between runs, so they are no further witnesses for or against it.
     """
-    n, k = len(sample.where), parameters + 1
+    n, k = len(sample.rows), parameters + 1
     if n - k - 1 <= 0:
         return None
     variance = max(misfit / float(sample.rows.sum()), (EXACT * float(sample.speedup.max())) ** 2)

@@ -5,18 +5,18 @@ Letters: R rows (observations), K distinct places (a worker count on a number of
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.form import Places, places
+from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.stats import Floats
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import AnalysisError, refuse
 from horovod_study.text.words import listed
 
 _REPLICATES = 1000
@@ -27,32 +27,19 @@ _MEDIAN_OVER_MEAN = {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 
 _CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  # of a run with the next, and priors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """What runs that follow each other share, as it changes what is known of the medians of the K places."""
+Sample: TypeAlias = SimpleNamespace
+"""Rows of one series in the form that all laws share: per place and per run.
 
-    own: float = 1.0  # probability that they share nothing
-    shared: Floats | None = None  # (K, sources) relative deviations of the medians where they do, times its square root
-    runs: int = 0  # repeats that say so
+Laws are fitted to the medians over the runs of a place, which are what a report shows and what speedups are over.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Rows of one series in the form that all laws share: per place and per run.
-
-    Laws are fitted to the medians over the runs of a place, which are what a report shows and what speedups are over.
-    """
-
-    speedup: Floats  # (R,)
-    place: NDArray[np.intp]  # (R,) index of the place
-    where: Places  # K distinct places
-    rows: Floats  # (K,) rows per place
-    medians: Floats  # (K,) median speedup of the runs, each the mean of its rows
-    runs: tuple[int, ...]  # (K,) runs per place
-    run_variance: Floats  # (K,) variance of the median over runs; NaN with one run
-    base: int | None  # place that the speedups were divided by
-    drift: Drift
-    drawn: Floats | None  # (B, K) bootstrap medians, rescaled by their own baseline
+speedup (R,), place (R,)   rows, and the index of their place
+where (3, K)               distinct places: workers, nodes and workers on the fullest node
+rows, medians, runs (K,)   rows per place, median speedup of the runs, each the mean of its rows, and their number
+run_variance (K,)          variance of the median over runs; NaN with one run
+base                       place that the speedups were divided by; None where it is none
+own, shared, repeats       what runs that follow each other share (`_drift`)
+drawn (B, K)               bootstrap medians, rescaled by their own baseline; None with too few runs
+"""
 
 
 def sample_of(
@@ -68,22 +55,23 @@ def sample_of(
 ) -> Sample:
     n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
     labels = np.arange(n.size) if runs is None else pd.factorize(np.asarray(runs), sort=True)[0]
-    for wrong, text in (
+    refuse(
+        "",
         (n.shape != s.shape or n.size == 0, f"{n.size} worker counts and {s.size} speedups: give one per worker count"),
         (labels.shape != n.shape, f"{n.size} rows but {labels.size} run labels: give one label per row"),
         (scaled_by and scaled_by not in n, f"speedups cannot be scaled by {scaled_by} workers: no row has that count"),
-    ):
-        if wrong:
-            raise AnalysisError(text)
+        error=AnalysisError,
+    )
     _check_numbers(n, s, kind)
     where = places(n, nodes, per_node=per_node)
-    keys = (where.fullest, where.nodes, n)
+    keys = where[::-1]
     order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
-    drift = Drift() if repeat is None else _drift(np.stack(keys[::-1], axis=1), np.log(s), np.asarray(repeat))
+    drift = (1.0, None, 0) if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
+    own, shared, repeats = drift
     s, labels = s[order], labels[order]
-    layout = np.stack([where.workers, where.nodes, where.fullest], axis=1)[order]
+    where = where[:, order]
 
-    new = np.concatenate([[True], np.any(layout[1:] != layout[:-1], axis=1)])
+    new = np.concatenate([[True], np.any(where[:, 1:] != where[:, :-1], axis=0)])
     first = np.flatnonzero(new)
     rows = np.diff(np.append(first, n.size))
     per_run = []  # per place: the mean speedup of each run
@@ -94,20 +82,22 @@ def sample_of(
     over_mean = np.array([over_variance_of_mean(number) for number in numbers])
     variance = [stats.variance_of_mean(each) if len(each) > 1 else np.nan for each in per_run]
     medians = np.array([np.median(each) for each in per_run])
-    counts = layout[first, 0]
-    base = None if scaled_by is None else int(np.flatnonzero(counts == scaled_by)[0])
+    where = where[:, first]
+    base = None if scaled_by is None else int(np.flatnonzero(where[0] == scaled_by)[0])
     enough = min(numbers) >= 3 and len(first) > 1
     return Sample(
         speedup=s,
         place=np.cumsum(new) - 1,
-        where=Places(counts, layout[first, 1], layout[first, 2]),
+        where=where,
         rows=rows.astype(np.float64),
         medians=medians,
         runs=numbers,
         run_variance=over_mean * np.array(variance),
         base=base,
-        drift=drift,
-        drawn=_draw(per_run, medians, np.sqrt(over_mean), base, seed, drift) if enough else None,
+        own=own,
+        shared=shared,
+        repeats=repeats,
+        drawn=_draw(per_run, medians, np.sqrt(over_mean), base, seed, own, shared) if enough else None,
     )
 
 
@@ -116,26 +106,32 @@ def over_variance_of_mean(runs: int) -> float:
     return _MEDIAN_OVER_MEAN.get(runs, stats.MEDIAN_VARIANCE)
 
 
-def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
+def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> tuple[float, Floats | None, int]:
     """Estimate what places (R, 3), workers first, share in the logarithms (R,) of their runs; `repeat` (R,) labels.
+
+    Return the probability that they share nothing; (K, sources) relative deviations of the medians where they do, times
+    the square root of its probability, or None; and the number of repeats that say so.
 
     Runs are taken to follow each other repeat by repeat, from the fewest to the most workers. If their noise has
     correlation r with that of the next, r^2 with the one after, then the places have more in common within a repeat
     than chance explains: the mean square between repeats over the rest is F-distributed around a ratio that r
     determines. Its likelihood weighs a grid of r, half of whose prior is at 0.
     """
+    nothing = 1.0, None, 0
+    if len(np.unique(repeat)) < 3:
+        return nothing
     table = pd.DataFrame({"repeat": repeat, "place": np.unique(place, axis=0, return_inverse=True)[1].ravel()})
     table = table.assign(log=log).pivot_table(index="place", columns="repeat", values="log").dropna(axis=1)
     counts, runs = table.shape
     if counts < 3 or runs < 3 or counts * runs > _LONG:
-        return Drift()
+        return nothing
     rest = table.to_numpy() - table.to_numpy().mean(axis=1, keepdims=True)
     shared = rest.mean(axis=0)
     within = float(np.sum(rest**2)) / (counts * (runs - 1))
     between = counts * float(shared @ shared) / (runs - 1)
     alone = float(np.sum((rest - shared) ** 2)) / ((runs - 1) * (counts - 1))
     if within <= _EXACT_NOISE**2:
-        return Drift()
+        return nothing
     found = max(between, _EXACT_NOISE**2) / max(alone, _EXACT_NOISE**2)
     first, second = runs - 1, (runs - 1) * (counts - 1)
     number = np.arange(runs * counts).reshape(runs, counts)
@@ -155,7 +151,7 @@ def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
     share /= share.sum()
     size, along = np.linalg.eigh(np.einsum("i,ikl->kl", share[1:], np.array(covariances[1:])))
     shared = along * np.sqrt(np.maximum(size, 0.0) * over_variance_of_mean(runs))
-    return Drift(own=float(share[0]), shared=shared, runs=runs)
+    return float(share[0]), shared, runs
 
 
 def _seen(alike: Floats) -> float:
@@ -163,7 +159,15 @@ def _seen(alike: Floats) -> float:
     return float((np.trace(alike) - alike.sum() / len(alike)) / (len(alike) - 1))
 
 
-def _draw(per_run: list[Floats], medians: Floats, wider: Floats, base: int | None, seed: int, drift: Drift) -> Floats:
+def _draw(
+    per_run: list[Floats],
+    medians: Floats,
+    wider: Floats,
+    base: int | None,
+    seed: int,
+    own: float,
+    shared: Floats | None,
+) -> Floats:
     """Bootstrap medians (B, K) of the runs of each place, and what places share, over their own baseline.
 
     m - 1 of the m runs are drawn with replacement. Medians of so few are few different numbers: it is their mean that
@@ -174,9 +178,9 @@ def _draw(per_run: list[Floats], medians: Floats, wider: Floats, base: int | Non
     for i, runs in enumerate(per_run):
         pick = generator.integers(len(runs), size=(_REPLICATES, len(runs) - 1))
         drawn[:, i] = medians[i] * (runs[pick].mean(axis=1) / runs.mean()) ** wider[i]
-    if drift.shared is not None:
-        moved = np.exp(generator.standard_normal((_REPLICATES, len(medians))) @ drift.shared.T)
-        drawn = (medians + math.sqrt(drift.own) * (drawn - medians)) * moved
+    if shared is not None:
+        moved = np.exp(generator.standard_normal((_REPLICATES, len(medians))) @ shared.T)
+        drawn = (medians + math.sqrt(own) * (drawn - medians)) * moved
     return drawn if base is None else drawn * (medians[base] / drawn[:, [base]])
 
 
@@ -225,8 +229,7 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
     counts, group, medians = medians_at(n, x)
     repeats = np.bincount(group)
 
-    few = counts[repeats < 3]
-    if len(few):
+    if len(few := counts[repeats < 3]):
         which = "every worker count" if len(few) == len(counts) else f"{shortened(few)} workers"
         doubts.append(f"fewer than 3 repeats at {which}: the spread between runs is not known there")
     if len(counts) < 4:

@@ -10,8 +10,6 @@ results have in common, times the heavy-tailed likelihood of the known points, e
 docs/metrics.md, "Another batch", has all of it. Letters: P known points, G cells of the grid, M forecasts.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from horovod_study.analysis.stats import Floats
@@ -42,67 +40,51 @@ _PRIOR = np.outer(
 ).ravel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepModel:
-    """The weighted grid, and the last known point, from which forecasts start."""
+    """The grid, weighted by known points, each (P,): workers, samples per worker and step, seconds per step.
 
-    weight: Floats  # (G,) sums to 1
-    first: float  # smallest worker count
-    batches: tuple[float, float]  # smallest and largest known batch per worker
-    last: tuple[float, float, float]  # workers, batch, log step of the last point
+    Several batches of one worker count are points of their own; repeats of a point are to be their median.
+    `batches` are the smallest and largest known batch per worker, `last` is the last known point, from which forecasts
+    start: workers, batch, log step.
+    """
+
+    def __init__(self, workers: Floats, batch: Floats, step_s: Floats) -> None:
+        order = np.lexsort((batch, workers))
+        n, b, log_step = workers[order], batch[order], np.log(step_s[order])
+        self._first, self.batches = float(n[0]), (float(b.min()), float(b.max()))
+        self.last = float(n[-1]), float(b[-1]), float(log_step[-1])
+        score = np.log(_PRIOR)
+        for i in range(1, len(n)):
+            apart = self._log_step(n[i], b[i]) - self._log_step(n[i - 1], b[i - 1])
+            variance = 2 * _POINT**2 + _PER_DOUBLING**2 * np.log2(n[i] / n[i - 1])
+            variance += _PER_HALVING**2 * abs(np.log2(b[i] / b[i - 1]))
+            squares = (log_step[i] - log_step[i - 1] - apart) ** 2 / variance
+            score -= (_FREEDOM + 1) / 2 * np.log1p(squares / _FREEDOM)
+        weight = np.exp(score - score.max())
+        self._weight = weight / weight.sum()  # (G,)
 
     def _log_step(self, workers: float, batch: float) -> Floats:
-        """(G,) log step in units of c."""
-        return _log_step(workers / self.first, batch / self.batches[1], 1 / self.batches[1])
+        """(G,) log step in units of c; workers relative to the fewest known, batch and one sample to the largest."""
+        largest = self.batches[1]
+        shared = _SHARING * max(0.0, -float(np.log(batch)))
+        more = np.maximum(_FIXED + _GROWN * np.log2(workers / self._first), 0.0)  # fewer save no more than it all
+        return np.asarray(np.log(max(batch, 1.0) / largest + more) + shared, dtype=np.float64)
 
-    def _moments(self, values: Floats) -> tuple[float, float]:
-        mean = float(self.weight @ values)
-        return mean, float(self.weight @ (values - mean) ** 2)
+    def _moments(self, values: Floats, batch: float) -> tuple[float, float]:
+        """Mean and variance over the grid, with that of a batch outside the known ones, and of a shared sample."""
+        mean, (low, high) = float(self._weight @ values), self.batches
+        away = max(0.0, float(np.log2(low / batch)), float(np.log2(batch / high)))
+        beyond = _PER_HALVING**2 * away + (_SHARING_ERROR * max(0.0, -float(np.log(batch)))) ** 2
+        return mean, float(self._weight @ (values - mean) ** 2) + beyond
 
     def log_step(self, workers: float, batch: float) -> tuple[float, float]:
         """Log of the step in seconds with `batch` samples on each of `workers`, and its standard deviation."""
         n, b, log_step = self.last
-        mean, variance = self._moments(self._log_step(workers, batch) - self._log_step(n, b))
-        variance += 2 * _POINT**2 + _PER_DOUBLING**2 * abs(np.log2(workers / n)) + self._beyond(batch)
+        mean, variance = self._moments(self._log_step(workers, batch) - self._log_step(n, b), batch)
+        variance += 2 * _POINT**2 + _PER_DOUBLING**2 * abs(np.log2(workers / n))
         return log_step + mean, float(np.sqrt(variance))
 
     def change(self, workers: float, before: float, after: float) -> tuple[float, float]:
         """What batch `after` instead of `before` adds to the log of the step, and its standard deviation."""
-        mean, variance = self._moments(self._log_step(workers, after) - self._log_step(workers, before))
-        return mean, float(np.sqrt(variance + self._beyond(after)))
-
-    def _beyond(self, batch: float) -> float:
-        """Variance of a batch outside the known ones, and of one sample shared by several workers."""
-        low, high = self.batches
-        away = max(0.0, float(np.log2(low / batch)), float(np.log2(batch / high)))
-        return _PER_HALVING**2 * away + (_SHARING_ERROR * max(0.0, -float(np.log(batch)))) ** 2
-
-
-def step_model(workers: Floats, batch: Floats, step_s: Floats) -> StepModel:
-    """Weigh the grid by known points, each (P,): workers, samples per worker and step, seconds per step.
-
-    Several batches of one worker count are points of their own; repeats of a point are to be their median.
-    """
-    order = np.lexsort((batch, workers))
-    n, b, log_step = workers[order], batch[order], np.log(step_s[order])
-    score = np.log(_PRIOR)
-    for i in range(1, len(n)):
-        one, other = (_log_step(n[j] / n[0], b[j] / b.max(), 1 / b.max()) for j in (i, i - 1))
-        variance = 2 * _POINT**2 + _PER_DOUBLING**2 * np.log2(n[i] / n[i - 1])
-        variance += _PER_HALVING**2 * abs(np.log2(b[i] / b[i - 1]))
-        squares = (log_step[i] - log_step[i - 1] - (one - other)) ** 2 / variance
-        score -= (_FREEDOM + 1) / 2 * np.log1p(squares / _FREEDOM)
-    weight = np.exp(score - score.max())
-    return StepModel(
-        weight=weight / weight.sum(),
-        first=float(n[0]),
-        batches=(float(b.min()), float(b.max())),
-        last=(float(n[-1]), float(b[-1]), float(log_step[-1])),
-    )
-
-
-def _log_step(workers: float, batch: float, sample: float) -> Floats:
-    """(G,) log step in units of c; workers relative to the fewest known, batch and one sample to the largest batch."""
-    shared = _SHARING * max(0.0, float(np.log(sample / batch)))
-    more = np.maximum(_FIXED + _GROWN * np.log2(workers), 0.0)  # fewer workers than known save no more than it all
-    return np.asarray(np.log(max(batch, sample) + more) + shared, dtype=np.float64)
+        mean, variance = self._moments(self._log_step(workers, after) - self._log_step(workers, before), after)
+        return mean, float(np.sqrt(variance))

@@ -8,7 +8,6 @@ Letters: K distinct worker counts, T targets.
 """
 
 import math
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
@@ -16,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.fit.fitted import fit
+from horovod_study.analysis.fit.fitting import fit
 from horovod_study.analysis.fit.rows import by_series, check_points, off_counts, off_doubts
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
@@ -27,14 +26,11 @@ from horovod_study.config.doors import Options, Text, Whole, asked, at_least, on
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import wrapped
 
 COMBINED = "combined"  # the name of `prediction.predict` among the laws
-
-_MIN_KNOWN = 2
-"""Fewer worker counts say nothing about a trend; the default hides no more than leaves three, where there are four."""
-
+_MIN_KNOWN = 2  # fewer worker counts say nothing about a trend; the default leaves three, where there are four
 _ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast is right to rounding
-
 
 Scores: TypeAlias = SimpleNamespace
 """Of one series: hidden and known (worker counts; those that stay known when all of `hidden` are hidden), laws (name ->
@@ -142,43 +138,43 @@ def _scores(
     """The scores of one series, of whose `counts` (K,) the largest are hidden, as many as each of `sizes` says."""
     from sklearn.model_selection import PredefinedSplit
 
-    targets: list[dict[str, Any]] = []
+    targets: dict[str, list[dict[str, Any]]] = {law: [] for law in (COMBINED, *laws)}
     refused: dict[str, str] = {}
     for size in sizes:
         split = PredefinedSplit(np.where(rows["workers"] > counts[-size - 1], 0, -1))
         known, hidden = (rows.iloc[places] for places in next(split.split()))
         measured = hidden.groupby("workers")["samples_per_s"].median()
-        place = {"known_to": counts[-size - 1]}
-        targets += _targets({"law": COMBINED, **place}, measured, _combined(known, hidden, per_node, bench))
-        for law in laws:
+        for law, own in targets.items():
             try:
-                forecasts = _single(LAWS[law], known, measured.index.to_numpy(), per_node)
+                if law == COMBINED:
+                    forecasts = _combined(known, hidden, per_node, bench)
+                else:
+                    forecasts = _single(LAWS[law], known, measured.index.to_numpy(), per_node)
             except AnalysisError as error:
+                if law == COMBINED:
+                    raise
                 refused[law] = f"cannot be fitted: {error}"
-            else:
-                targets += _targets({"law": law, **place}, measured, forecasts)
+                continue
+            for count, truth, (nodes, forecast, low, high) in zip(measured.index, measured, forecasts, strict=True):
+                slack = _ROUNDING * truth
+                inside = low - slack <= truth <= high + slack if math.isfinite(low) and math.isfinite(high) else None
+                place = {"law": law, "known_to": counts[-size - 1], "workers": int(count), "nodes": nodes}
+                values = {"measured": truth, "forecast": forecast, "low": low, "high": high}
+                own.append({**place, **values, "error": forecast / truth - 1, "covered": inside})
     most = sizes[-1]
-    scores = {
-        law: _law_score([each for each in targets if each["law"] == law], refused.get(law, ""))
-        for law in (COMBINED, *laws)
-    }
+    every = [each for own in targets.values() for each in own]
     return Scores(
         hidden=counts[-most:],
         known=counts[:-most],
-        laws=scores,
-        forecasts=sorted(targets, key=lambda each: (each["known_to"], each["workers"])),
+        laws={law: _law_score(own, refused.get(law, "")) for law, own in targets.items()},
+        forecasts=sorted(every, key=lambda each: (each["known_to"], each["workers"])),
         doubts=list(_doubts(rows, counts[-most - 1], most)),
         why_not=None,
     )
 
 
-_Forecasts: TypeAlias = list[tuple[int | None, float, float, float]]
-"""Nodes, samples/s and the ends of its interval, NaN without one, at each of the hidden counts."""
-
-
-def _combined(
-    known: pd.DataFrame, hidden: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
-) -> _Forecasts:
+def _combined(known: pd.DataFrame, hidden: pd.DataFrame, per_node: int | None, bench: Any) -> list[tuple[Any, ...]]:
+    """Nodes, samples/s and the ends of its interval at each of the hidden counts."""
     points, batch = known.drop(columns="series", errors="ignore"), None  # which whoever plans a run chooses
     if "batch_size" in known and not (known["batch_size"].isna().any() or hidden["batch_size"].isna().any()):
         batch = hidden.groupby("workers")["batch_size"].median().tolist()
@@ -187,7 +183,8 @@ def _combined(
     return [(one.nodes, one.samples_per_s, one.low, one.high) for one in made]
 
 
-def _single(law: Law, known: pd.DataFrame, counts: Any, per_node: int | None) -> _Forecasts:
+def _single(law: Law, known: pd.DataFrame, counts: Any, per_node: int | None) -> list[tuple[Any, ...]]:
+    """As `_combined` for one law; NaN without an interval."""
     base, nodes = base_of(known), known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
     speedup = known["samples_per_s"] / base.samples_per_s
     fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=base.workers)
@@ -199,14 +196,6 @@ def _single(law: Law, known: pd.DataFrame, counts: Any, per_node: int | None) ->
     low, high = (np.where(np.isfinite(ends[1]), side, math.nan).tolist() for side in ends)
     places = [None] * len(counts) if on is None else [int(each) for each in on]
     return list(zip(places, forecasts.tolist(), low, high, strict=True))
-
-
-def _targets(place: Mapping[str, Any], measured: pd.Series, forecasts: _Forecasts) -> Iterator[dict[str, Any]]:
-    for count, truth, (nodes, forecast, low, high) in zip(measured.index, measured, forecasts, strict=True):
-        slack = _ROUNDING * truth
-        covered = low - slack <= truth <= high + slack if math.isfinite(low) and math.isfinite(high) else None
-        found = {"forecast": forecast, "low": low, "high": high, "error": forecast / truth - 1, "covered": covered}
-        yield {**place, "workers": int(count), "nodes": nodes, "measured": truth, **found}
 
 
 def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
@@ -225,43 +214,31 @@ def _law_score(targets: Sequence[Mapping[str, Any]], refused: str = "") -> dict[
     """Return how well one law forecast its targets, JSON-ready: None is what is not known, or that it does not fail."""
     from sklearn.metrics import max_error, median_absolute_error
 
-    found: dict[str, Any] = dict.fromkeys(("median_ape", "worst_ape", "bias", "coverage", "median_width"))
-    if targets:
-        exact, errors = np.zeros(len(targets)), np.array([target["error"] for target in targets])
-        known = [target for target in targets if target["covered"] is not None]
-        covered = [target["covered"] for target in known]
-        widths = [(target["high"] - target["low"]) / target["forecast"] for target in known if target["forecast"] > 0]
-        found = {
-            "median_ape": float(median_absolute_error(exact, errors)),
-            "worst_ape": float(max_error(exact, errors)),
-            "bias": float(np.mean(errors)),
-            "coverage": sum(covered) / len(covered) if covered else None,
-            "median_width": float(np.median(widths)) if widths else None,
-        }
-        refused = refused or _fails(targets, found["median_ape"], covered)
-    return {"targets": len(targets), **found, "fails": refused or None}
-
-
-def _fails(targets: Sequence[Mapping[str, Any]], median: float, covered: Sequence[bool]) -> str:
-    # the first where its interval does not say so
-    told = not covered or 2 * sum(covered) > len(covered)
-    if median <= (0.50 if told else 0.10):
-        return ""
-    text = f"off by {100 * median:.0f} % in the median"
-    if covered:
-        text += f" ({sum(covered)} of {len(covered)} inside its 95 % interval)"
-    first, last = (end(targets, key=lambda each: each["workers"]) for end in (min, max))
-    fell, rose = last["measured"] < first["measured"], last["forecast"] > first["forecast"]
-    if last["workers"] > first["workers"] and fell and rose:
-        text += f"; it rises where the measured throughput falls, from {first['workers']} to {last['workers']} workers"
-    return text
+    names = ("median_ape", "worst_ape", "bias", "coverage", "median_width")
+    if not targets:
+        return {"targets": 0, **dict.fromkeys(names), "fails": refused or None}
+    exact, errors = np.zeros(len(targets)), np.array([target["error"] for target in targets])
+    known = [target for target in targets if target["covered"] is not None]
+    inside, median = sum(target["covered"] for target in known), float(median_absolute_error(exact, errors))
+    widths = [(target["high"] - target["low"]) / target["forecast"] for target in known if target["forecast"] > 0]
+    coverage, width = inside / len(known) if known else None, float(np.median(widths)) if widths else None
+    if not refused and median > (0.50 if not known or 2 * inside > len(known) else 0.10):
+        refused = f"off by {100 * median:.0f} % in the median"
+        refused += f" ({inside} of {len(known)} inside its 95 % interval)" if known else ""
+        first, last = (end(targets, key=lambda each: each["workers"]) for end in (min, max))
+        fell, rose = last["measured"] < first["measured"], last["forecast"] > first["forecast"]
+        if last["workers"] > first["workers"] and fell and rose:
+            between = f"from {first['workers']} to {last['workers']} workers"
+            refused += f"; it rises where the measured throughput falls, {between}"
+    values = (median, float(max_error(exact, errors)), float(np.mean(errors)), coverage, width)
+    return {"targets": len(targets), **dict(zip(names, values, strict=True)), "fails": refused or None}
 
 
 def lines(series: str, one: Scores, unit: str = "samples/s") -> list[str]:
     """The scores of one series for a terminal of 100 columns; `unit` is of throughputs."""
     name = series or "all points"
     if one.why_not:
-        return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
+        return wrapped(f"{name}: not scored: {one.why_not}", 100, "", " " * 23)
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
     text.append(f"  forecasts of the combination, {unit} with 95 % interval:")
     rows = [
@@ -275,51 +252,39 @@ def lines(series: str, one: Scores, unit: str = "samples/s") -> list[str]:
     ]
     text += to_lines(table_of(("", ""), rows, texts=(1,)), indent=4, gap=1)
     for doubt in one.doubts:
-        text += textwrap.wrap(f"  doubt: {doubt}", 100, subsequent_indent=" " * 9)
+        text += wrapped(f"doubt: {doubt}", 100, "  ", " " * 9)
     return text
 
 
 def summary_lines(scores: Mapping[str, Scores]) -> list[str]:
     """The scores over all series, and how the combination compares with the best single law that covers as much."""
     found = summarise(scores)
-    together = {law: over_all(scores.values(), law) for law in found}
     scored = sum(not one.why_not for one in scores.values())
-    text = [f"all {scored} series that could be scored, of {len(scores)}", *_table(together)]
+    text = [f"all {scored} series that could be scored, of {len(scores)}"]
+    text += _table({law: over_all(scores.values(), law) for law in found})
     failing = [f"{law} in {len(one['failed'])}" for law, one in found.items() if one["failed"]]
-    if failing:
-        text.append(f"  fails hold-out, number of series: {', '.join(failing)}")
-    own = found[COMBINED]
-    full = [
-        (one["median_ape"], law)
-        for law, one in found.items()
-        if law != COMBINED and one["targets"] == own["targets"] and one["median_ape"] is not None
-    ]
-    if full and own["median_ape"] is not None:
+    text += [f"  fails hold-out, number of series: {', '.join(failing)}"] if failing else []
+    own = found.pop(COMBINED)
+    full = [(one["median_ape"], law) for law, one in found.items() if one["targets"] == own["targets"] > 0]
+    if full:
         error, law = min(full)
         best = f"best single law ({law}) {_share(error)}"
         text.append(f"  median error: combination {_share(own['median_ape'])}, {best}")
     return text
 
 
-_HEADS = ("law", "targets", "median", "worst", "bias", "in 95 %", "width")
-
-
 def _table(scores: Mapping[str, dict[str, Any]]) -> list[str]:
-    rows = []
+    heads, rows = ("law", "targets", "median", "worst", "bias", "in 95 %", "width"), []
     for law, one in scores.items():
         unknown = "-" if one["targets"] else ""
-        bias = "" if one["bias"] is None else _signed(one["bias"])
-        told = [_share(each) or unknown for each in (one["coverage"], one["median_width"])]
-        rows.append((law, f"{one['targets']}", _share(one["median_ape"]), _share(one["worst_ape"]), bias, *told))
-    head, *told = to_lines(table_of(_HEADS, rows), indent=2)
+        told = [_share(one[name]) for name in ("median_ape", "worst_ape")]
+        told += [_signed(one["bias"]), *(_share(one[name]) or unknown for name in ("coverage", "median_width"))]
+        rows.append((law, f"{one['targets']}", *told))
+    head, *lines_of = to_lines(table_of(heads, rows), indent=2)
     text = [head]
-    for one, line in zip(scores.values(), told, strict=True):
-        fails = textwrap.wrap(f"fails: {one['fails']}", 100, initial_indent=_BELOW, subsequent_indent=_BELOW)
-        text += [line, *(fails if one["fails"] else [])]
+    for one, line in zip(scores.values(), lines_of, strict=True):
+        text += [line, *(wrapped(f"fails: {one['fails']}", 100, " " * 16) if one["fails"] else [])]
     return text
-
-
-_BELOW = " " * 16
 
 
 def _listed(counts: Sequence[int]) -> str:
@@ -334,5 +299,5 @@ def _share(value: float | None) -> str:
     return f"{100 * value:{',.1f' if abs(value) < 10 else ',.0f' if abs(value) < 1000 else '.2g'}} %"
 
 
-def _signed(value: float) -> str:
-    return f"{'+' if value >= 0 else ''}{_share(value)}"
+def _signed(value: float | None) -> str:
+    return f"{'+' if value is not None and value >= 0 else ''}{_share(value)}"

@@ -87,21 +87,16 @@ def _expected(
 ) -> tuple[float, float]:
     """Return how far the interval at the target is expected to reach down and up after `many` runs."""
     down = up = 0.0
-    template = rows.iloc[[int(np.argmin(np.abs(rows["workers"].to_numpy() - known.workers)))]]
+    template = rows.iloc[[int(np.argmin(np.abs(rows["workers"].to_numpy() - known.workers)))] * many]
+    new = {"workers": known.workers, "nodes": math.nan if known.nodes is None else known.nodes, "sync_s": math.nan}
+    template = template.assign(**{name: value for name, value in new.items() if name in rows})
     # As far apart as runs are, about the value: their mean is what is tried, their scatter is that of the others.
     apart = noise * (np.linspace(-1, 1, many) if many > 1 else np.zeros(1))
     for place, weight in _NODES:
         side = math.log(known.high / known.samples_per_s if place > 0 else known.samples_per_s / known.low)
         centre = known.samples_per_s * math.exp(place * side / stats.Z95)
-        made = pd.concat([template] * many).assign(
-            workers=known.workers,
-            samples_per_s=centre * np.exp(apart),
-            **({} if "nodes" not in rows else {"nodes": math.nan if known.nodes is None else known.nodes}),
-            **({} if "sync_s" not in rows else {"sync_s": math.nan}),
-        )
-        (then,) = predict(pd.concat([rows, made], ignore_index=True), workers=[target], workers_per_node=per_node)[
-            str(rows["series"].iloc[0])
-        ]
+        tried = pd.concat([rows, template.assign(samples_per_s=centre * np.exp(apart))], ignore_index=True)
+        ((then,),) = predict(tried, workers=[target], workers_per_node=per_node).values()
         down += weight * math.log(then.samples_per_s / then.low)
         up += weight * math.log(then.high / then.samples_per_s)
     return down, up
@@ -109,18 +104,12 @@ def _expected(
 
 def lines(series: str, step: NextStep, *, most: int = 6) -> list[str]:
     """Return what to measure next as a person reads it."""
-    head = (
-        f"{series or 'all points'}: at {step.target:,} workers {step.samples_per_s:,.4g} samples/s "
-        f"[{step.low:,.4g}, {step.high:,.4g}]"
-    )
+    now = f"{step.samples_per_s:,.4g} samples/s [{step.low:,.4g}, {step.high:,.4g}]"
+    text = [f"{series or 'all points'}: at {step.target:,} workers {now}"]
     if not step.choices:
-        return [head, "  no further run of these worker counts is expected to narrow that"]
-    return [
-        head,
-        *(
-            f"  {each['workers']:,} workers, {plural(each['runs'], 'run')}, {each['seconds']:.0f} s, "
-            f"{each['gpu_hours']:.3g} GPU hours: [{each['low']:,.4g}, {each['high']:,.4g}] expected, "
-            f"{100 * each['narrower']:.0f} % narrower"
-            for each in step.choices[:most]
-        ),
-    ]
+        text.append("  no further run of these worker counts is expected to narrow that")
+    for each in step.choices[:most]:
+        cost = f"{plural(each['runs'], 'run')}, {each['seconds']:.0f} s, {each['gpu_hours']:.3g} GPU hours"
+        then = f"[{each['low']:,.4g}, {each['high']:,.4g}] expected, {100 * each['narrower']:.0f} % narrower"
+        text.append(f"  {each['workers']:,} workers, {cost}: {then}")
+    return text

@@ -5,7 +5,7 @@ first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or
 So the forecast is a weighted mean of the laws in `trends` of the medians at each count, which weigh as they predicted
 the largest known counts. It is never above ideal scaling from the best per-worker throughput known. The interval
 combines the noise of one run, the errors about the largest known counts (growing with the doublings beyond the data),
-and the disagreement of the laws. A node boundary changes the regime: `_falls_at_boundary`, `_network_cost`.
+and the disagreement of the laws. A node boundary changes the regime: `_predict_series`, `_network_cost`.
 docs/metrics.md, "Forecast", has all of it; the constants here and in `trends` are no physics, they were chosen on
 published tables: benchmarks/published/README.md, "Two halves".
 
@@ -13,9 +13,10 @@ Letters: K distinct worker counts known, M counts to forecast.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from pydantic import Field, model_validator
 from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts, off_doubts
-from horovod_study.analysis.forecast.batch_size import StepModel, step_model
+from horovod_study.analysis.forecast.batch_size import StepModel
 from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, sync_trends, trends
 from horovod_study.analysis.laws.lines import POWER
 from horovod_study.analysis.machine.advice import network_of
@@ -131,47 +132,25 @@ def predict(
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Network:
-    """The all-reduce of all gradients, from a micro-benchmark."""
-
-    seconds: Callable[[int], float]
-    hosts: int
-    error: float  # of its logarithm, as a part of the step
-    doubt: str
+_Known: TypeAlias = SimpleNamespace
+"""The medians of one series, ascending in workers, all (K,): workers, log_rate (of samples/s per worker), nodes (NaN
+where not known), beyond (whether on several nodes), share (of the step that is exposed synchronisation; None where not
+known); and noise (relative spread of single runs), batch (samples per worker and step; NaN where it differs or is not
+known), steps (StepModel; None without batches), strong (the global batch is fixed), per_node, level (more workers bring
+no more), and network: the all-reduce of a micro-benchmark, or None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """The medians of one series, ascending in workers."""
-
-    workers: Floats  # (K,)
-    log_rate: Floats  # (K,) log of samples/s per worker
-    nodes: Floats  # (K,) NaN where not known
-    noise: float  # relative spread of single runs
-    share: Floats | None  # (K,) of the step that is exposed synchronisation
-    batch: float  # samples per worker and step; NaN where it differs or is not known
-    steps: StepModel | None  # of the batch; None where it is not known
-    strong: bool  # the global batch is fixed
-    per_node: int | None
-
-    @property
-    def beyond(self) -> Any:
-        """(K,) whether a count spans several nodes."""
-        return self.nodes > 1
-
-    def part(self, chosen: Any) -> tuple[Floats, Floats]:
-        return self.workers[chosen], self.log_rate[chosen]
-
-
-def _network(bench: Mapping[str, Any]) -> _Network:
+def _network(bench: Mapping[str, Any]) -> SimpleNamespace:
+    """The all-reduce of all gradients: seconds(workers), hosts, error of its logarithm as a part of the step, doubt."""
     source = "the micro-benchmark"
     told = fitted(bench, source=source, form=FittedModel)
     size = told.model.flat_bytes
     hosts = max((len({rank.host for rank in job.conditions.ranks}) for job in told.measured), default=1)
     found = network_of(bench, source=source, way=None, size=size)
-    spread = math.hypot(_MEASURED_NETWORK, found.error)
-    return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts, error=spread, doubt=found.doubt)
+    error = math.hypot(_MEASURED_NETWORK, found.error)
+    return SimpleNamespace(
+        seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts, error=error, doubt=found.doubt
+    )
 
 
 def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -186,7 +165,7 @@ def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return (kept if kept["workers"].nunique() > 1 else rows), off_doubts(off)
 
 
-def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
+def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleNamespace | None) -> _Known:
     n = rows["workers"].to_numpy(dtype=np.float64)
     x = rows["samples_per_s"].to_numpy(dtype=np.float64)
     counts, group, log_rate = medians_at(n, np.log(x / n))
@@ -204,7 +183,7 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
     steps, share = None, None
     if np.isfinite(batch).all():
         table = pd.DataFrame({"n": n, "b": batch, "s": n * batch / x}).groupby(["n", "b"], as_index=False)["s"].median()
-        steps = step_model(*(table[name].to_numpy() for name in "nbs"))
+        steps = StepModel(*(table[name].to_numpy() for name in "nbs"))
     if "sync_s" in rows:
         share = medians_at(n, np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))[2]
         share = share if np.isfinite(share).all() else None
@@ -212,28 +191,28 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
     errors = (np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()]
     away = np.abs(errors[errors != 0])
     limit = 3 * max(normal_deviation(away), _MIN_NOISE) if len(away) else math.inf
-    total = 2 * _MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
+    total_squares = 2 * _MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
+    # Whether the largest two counts say that more workers no longer bring more: the throughput is level or falls.
+    # Neighbours such as 7 and 8 say no such thing, for curves jump with divisibility, nor does the first step to two
+    # nodes.
+    level, total = False, log_rate + np.log(counts)
+    if len(counts) > 1:
+        wider, higher = math.log(counts[-1] / counts[-2]), total[-1] - total[-2]
+        level = bool(wider >= WIDER and higher <= LEVEL * wider and not (nodes[-2] == 1 and nodes[-1] > 1))
     return _Known(
         workers=counts,
         log_rate=log_rate,
         nodes=nodes,
-        noise=math.sqrt(total / (2 + (len(errors) - len(counts)))),
+        beyond=nodes > 1,
+        noise=math.sqrt(total_squares / (2 + (len(errors) - len(counts)))),
         share=share,
         batch=float(batch[0]) if steady else math.nan,
         steps=steps,
         strong=bool(fixed and not steady),
         per_node=workers_per_node,
+        level=level,
+        network=network,
     )
-
-
-def _falls_at_boundary(known: _Known) -> bool:
-    """Whether the points on several nodes are far below the trend (a power law) of those on one node."""
-    inside = known.nodes == 1
-    if not inside.any() or not known.beyond.any():
-        return False
-    n, log_rate = known.part(inside)
-    trend = fit_trend(POWER, n, np.exp(log_rate))
-    return bool(np.median(trend(known.workers[known.beyond]) - known.log_rate[known.beyond]) > _BOUNDARY)
 
 
 def _predict_series(
@@ -242,7 +221,7 @@ def _predict_series(
     workers: list[int],
     batches: list[float] | None,
     workers_per_node: int | None,
-    network: _Network | None,
+    network: SimpleNamespace | None,
 ) -> list[Prediction]:
     base = base_of(rows)
     odd = impossibilities(rows, base.samples_per_s)
@@ -251,32 +230,38 @@ def _predict_series(
         workers_per_node = int(rows["workers_per_node"].max())
     if any("is a part of" in each for each in odd):
         rows = rows.drop(columns="sync_s")
-    known = _known(rows, workers_per_node)
+    known, where = _known(rows, workers_per_node, network), f"series {name!r}" if name else "the points"
     if len(known.workers) < 2:
-        raise AnalysisError(f"{f'series {name!r}' if name else 'the points'}: {no_forecast(known.workers[0])}")
-    falls = _falls_at_boundary(known)
+        raise AnalysisError(f"{where}: {no_forecast(known.workers[0])}")
+    if batches is not None and known.steps is None:
+        raise AnalysisError(f"{where}: a forecast for a batch needs the column batch_size in every row")
+    # Whether the points on several nodes are far below the trend (a power law) of those on one.
+    inside, beyond, falls = known.nodes == 1, known.beyond, False
+    if inside.any() and beyond.any():
+        trend = fit_trend(POWER, known.workers[inside], np.exp(known.log_rate[inside]))
+        falls = bool(np.median(trend(known.workers[beyond]) - known.log_rate[beyond]) > _BOUNDARY)
     first, last = known.workers[0], known.workers[-1]
     counts = np.array(workers, dtype=np.float64)
-    outlook = _outlook(known, np.maximum(counts, last), falls, network)
+    outlook = _outlook(known, np.maximum(counts, last), falls)
     below = outlook
     if min(workers, default=first) < first:
-        below = _outlook(known, np.minimum(counts, first), falls, network, downwards=True)
-    best, least = float(known.log_rate.max()), known
+        below = _outlook(known, np.minimum(counts, first), falls, downwards=True)
+    least: tuple[Floats, ...] = (known.workers, known.log_rate, known.nodes)
+    best = float(known.log_rate.max())
     if base.workers is None and rows.attrs.get("unit") == SPEEDUP and first > 1:
         # One worker was not measured, and has the speedup 1.
-        best, workers_too = max(best, 0.0), np.append(1.0, known.workers)
-        nodes_too, rates_too = np.append(1.0, known.nodes), np.append(0.0, known.log_rate)
-        least = replace(known, workers=workers_too, log_rate=rates_too, nodes=nodes_too)
+        best = max(best, 0.0)
+        least = tuple(np.append(at_one, each) for at_one, each in zip((1.0, 0.0, 1.0), least, strict=True))
     ceiling = best + WIDTH * known.noise  # a single run may be lucky, an expectation is not above ideal
 
-    forecasts, inside = [], known.workers[known.nodes == 1]
+    forecasts = []
     for i, count in enumerate(workers):
-        nodes = 1 if len(inside) and count <= inside[-1] else None
+        nodes = 1 if inside.any() and count <= known.workers[inside][-1] else None
         if known.per_node is not None:
             nodes = math.ceil(count / known.per_node)
-        gap = float(np.min(np.abs(np.log2(least.workers / count))))
+        gap = float(np.min(np.abs(np.log2(least[0] / count))))
         weights: Mapping[str, float] = {}
-        if least.workers[0] <= count <= last:
+        if least[0][0] <= count <= last:
             centre, law = _between(least, count, nodes, falls), "interpolated"
             down = up = WIDTH * math.sqrt(known.noise**2 + outlook["mixture"].drift ** 2 * gap)
         else:
@@ -285,20 +270,28 @@ def _predict_series(
             weights = one["mixture"].weights
             top = max(weights, key=lambda name: weights[name])
             law = top if weights[top] > _CERTAIN and not _crosses(known, count) else "combined"
+        up = max(min(up, ceiling - centre), 0.0)
+        told: dict[str, Any] = {
+            "law": law,
+            "weights": weights,
+            "doubts": [*odd, *off, *_doubts(known, count, nodes, gap)],
+        }
+        ends: tuple[float, ...] = (centre, down, up, best)
+        if known.steps is not None:
+            ends, told = _at_batch(known, count, batches[i] if batches else None, ends, told)
+        centre, down, up, ideal = ends
         forecasts.append(
             Prediction(
                 workers=count,
                 nodes=nodes,
                 samples_per_s=count * math.exp(centre),
                 low=count * math.exp(centre - down),
-                high=count * math.exp(max(min(centre + up, ceiling), centre)),
-                law=law,
-                weights=weights,
-                ideal=count * math.exp(best),
-                doubts=(*odd, *off, *_doubts(known, count, nodes, gap, network)),
+                high=count * math.exp(centre + up),
+                ideal=count * math.exp(ideal),
+                **{**told, "doubts": tuple(told["doubts"])},
             )
         )
-    return _with_batches(name, known, forecasts, batches, measured=network is not None)
+    return forecasts
 
 
 def no_forecast(count: float) -> str:
@@ -306,137 +299,64 @@ def no_forecast(count: float) -> str:
     return f"all points have {count:g} workers; a forecast needs at least 2 distinct worker counts, better 4"
 
 
-def _with_batches(
-    name: str, known: _Known, forecasts: list[Prediction], batches: list[float] | None, *, measured: bool
-) -> list[Prediction]:
-    """The forecasts at the batches asked for; as they are where the points have these already.
+def _at_batch(
+    known: _Known, count: int, batch: float | None, ends: tuple[float, ...], told: dict[str, Any]
+) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """A forecast at the batch asked for: centre, how far down and up it reaches, ideal (logs per worker), what is told.
 
     Points of one batch are continued by the laws, and another batch changes the step; points of several batches are
     continued by the step's dependence on both. A measured all-reduce says more than published trainings.
+    Most trainings that the prior is from go from one node to several, so it has the network between nodes in it.
     """
-    model, varied = known.steps, math.isnan(known.batch) and not known.strong
-    if model is not None and not (varied or measured):
-        forecasts = [_shared(known, model, one) for one in forecasts]
-    if batches is None:
-        if model is None or not varied:
-            return forecasts
-        last = model.last[1]
-        assumed = (
-            f"the batch differs between the points: {last:g} samples per worker, the last, are assumed; give --batch"
-        )
-        return [_at_batch(known, model, one, last, (assumed,)) for one in forecasts]
-    if model is None:
-        where = f"series {name!r}" if name else "the points"
-        raise AnalysisError(f"{where}: a forecast for a batch needs the column batch_size in every row")
-    found = []
-    for one, batch in zip(forecasts, batches, strict=True):
-        if math.isclose(batch, _implied(known, model, one.workers), rel_tol=0.01):
-            found.append(replace(one, batch_size=batch))
-        elif math.isnan(known.batch):
-            found.append(_at_batch(known, model, one, batch))
-        else:
-            found.append(_other_batch(known, model, one, batch))
-    return found
-
-
-def _implied(known: _Known, model: StepModel, workers: int) -> float:
-    """Samples per worker and step where the batch, or that of all workers, stays what it is."""
-    return model.last[0] * model.last[1] / workers if known.strong else known.batch
-
-
-def _shared(known: _Known, model: StepModel, one: Prediction) -> Prediction:
-    """The forecast of the laws beyond the points, of which the step model, the more the fewer counts, has a share.
-
-    What laws say from two or three counts is hardly tested; the step model has published trainings behind it. Its
-    share, one in K or with a fixed global batch in K - 1, was taken for being simple; two counts of fixed work say
-    nothing about which of Amdahl's and all other laws they follow.
-    """
-    share, last = 1 / (len(known.workers) - known.strong), known.workers[-1]
-    if one.workers <= last or _level(known):
-        return one
-    batch = _implied(known, model, one.workers)
-    log_step, spread = model.log_step(one.workers, batch)
-    reach = WIDTH * math.hypot(spread, known.noise)
-    apart = math.log(one.workers * batch / one.samples_per_s) - log_step
-    centre = one.samples_per_s * math.exp(share * apart)
-    between = 4 * share * (1 - share) * apart**2  # of two opinions, in WIDTH standard deviations
-    down, up = (
-        math.sqrt((1 - share) * side**2 + share * reach**2 + between)
-        for side in (math.log(one.samples_per_s / one.low), math.log(one.high / one.samples_per_s))
-    )
-    weights = {name: (1 - share) * weight for name, weight in one.weights.items()}
-    return replace(
-        one,
-        samples_per_s=centre,
-        low=centre * math.exp(-down),
-        high=min(centre * math.exp(up), max(one.high, centre)),
-        law="batch" if share > _CERTAIN else one.law if share < 1 - _CERTAIN else "combined",
-        weights={"batch": share, **{name: weight for name, weight in weights.items() if weight}},
-    )
-
-
-def _at_batch(
-    known: _Known, model: StepModel, one: Prediction, batch: float, doubts: tuple[str, ...] = ()
-) -> Prediction:
-    """The forecast of the step model, in place of the one of the laws, which know no batch.
-
-    Most trainings that its prior is from go from one node to several, so it has the network between nodes in it.
-    """
-    log_step, spread = model.log_step(one.workers, batch)
-    centre, reach = math.log(batch) - log_step, WIDTH * math.hypot(spread, known.noise)
-    ideal = math.log(batch) - model.log_step(known.workers[0], batch)[0]
-    return replace(
-        one,
-        batch_size=batch,
-        samples_per_s=one.workers * math.exp(centre),
-        low=one.workers * math.exp(centre - reach),
-        high=one.workers * math.exp(centre + reach),
-        law="batch",
-        weights={"batch": 1.0},
-        ideal=one.workers * math.exp(ideal),
-        doubts=(*one.doubts, *doubts, *_batch_doubts(model, batch)),
-    )
-
-
-def _other_batch(known: _Known, model: StepModel, one: Prediction, batch: float) -> Prediction:
-    """The forecast at the one known batch, moved to another: what a step costs whatever its batch is a prior."""
-    longer, spread = model.change(one.workers, known.batch, batch)
-    factor = math.exp(math.log(batch / known.batch) - longer)
-    centre = one.samples_per_s * factor
-    reach = WIDTH * spread
-    return replace(
-        one,
-        batch_size=batch,
-        samples_per_s=centre,
-        low=centre * math.exp(-math.hypot(math.log(one.samples_per_s / one.low), reach)),
-        high=centre * math.exp(math.hypot(math.log(one.high / one.samples_per_s), reach)),
-        ideal=one.ideal * factor,
-        doubts=(
-            *one.doubts,
+    (centre, down, up, ideal), model, doubts = ends, known.steps, told["doubts"]
+    varied, last = math.isnan(known.batch) and not known.strong, known.workers[-1]
+    # Samples per worker and step where the batch, or that of all workers, stays what it is.
+    implied = model.last[0] * model.last[1] / count if known.strong else known.batch
+    if not varied and known.network is None and count > last and not known.level:
+        # What laws say from two or three counts is hardly tested; the step model has published trainings behind it.
+        # Its share, one in K or with a fixed global batch in K - 1, was taken for being simple; two counts of fixed
+        # work say nothing about which of Amdahl's and all other laws they follow.
+        share, high = 1 / (len(known.workers) - known.strong), centre + up
+        log_step, spread = model.log_step(count, implied)
+        apart = math.log(implied) - log_step - centre
+        centre += share * apart
+        # of two opinions, in WIDTH standard deviations
+        squares = share * WIDTH**2 * (spread**2 + known.noise**2) + 4 * share * (1 - share) * apart**2
+        down, up = (math.sqrt((1 - share) * side**2 + squares) for side in (down, up))
+        up = min(up, max(high - centre, 0.0))
+        weights = {name: (1 - share) * weight for name, weight in told["weights"].items() if share < 1 and weight}
+        law = "batch" if share > _CERTAIN else told["law"] if share < 1 - _CERTAIN else "combined"
+        told = {**told, "law": law, "weights": {"batch": share, **weights}}
+    if batch is None and varied:
+        batch = model.last[1]
+        differs = f"the batch differs between the points: {batch:g} samples per worker, the last, are assumed"
+        doubts.append(f"{differs}; give --batch")
+    elif batch is None:
+        return (centre, down, up, ideal), told
+    else:
+        told = {**told, "batch_size": batch}
+    if math.isclose(batch, implied, rel_tol=0.01):
+        return (centre, down, up, ideal), told
+    if math.isnan(known.batch):  # the step model, in place of the laws, which know no batch
+        log_step, spread = model.log_step(count, batch)
+        centre, ideal = (math.log(batch) - each for each in (log_step, model.log_step(known.workers[0], batch)[0]))
+        down = up = WIDTH * math.hypot(spread, known.noise)
+        told = {**told, "batch_size": batch, "law": "batch", "weights": {"batch": 1.0}}
+    else:  # what a step costs whatever its batch is a prior
+        longer, spread = model.change(count, known.batch, batch)
+        factor = math.log(batch / known.batch) - longer
+        centre, ideal = centre + factor, ideal + factor
+        down, up = (math.hypot(each, WIDTH * spread) for each in (down, up))
+        doubts.append(
             f"all points have {known.batch:g} samples per worker: what {batch:g} change is taken from published "
-            "trainings; one run with another batch would say it",
-            *_batch_doubts(model, batch),
-        ),
-    )
-
-
-def _batch_doubts(model: StepModel, batch: float) -> Iterator[str]:
+            "trainings; one run with another batch would say it"
+        )
     low, high = model.batches
     if batch < 1:
-        yield "fewer samples than workers: no gain is taken from sharing one sample between workers"
+        doubts.append("fewer samples than workers: no gain is taken from sharing one sample between workers")
     if max(low / batch, batch / high) > 4 and low < high:
-        yield f"a batch of {batch:g} is more than 4 times away from those measured, {low:g} to {high:g}"
-
-
-def _level(known: _Known) -> bool:
-    """Whether the largest two counts say that more workers no longer bring more: the throughput is level or falls.
-
-    Neighbours such as 7 and 8 say no such thing, for curves jump with divisibility, nor does the first step from one
-    node to two.
-    """
-    n, total = known.workers, known.log_rate + np.log(known.workers)
-    wider, higher = math.log(n[-1] / n[-2]), total[-1] - total[-2]
-    return bool(wider >= WIDER and higher <= LEVEL * wider and not (known.nodes[-2] == 1 and known.nodes[-1] > 1))
+        doubts.append(f"a batch of {batch:g} is more than 4 times away from those measured, {low:g} to {high:g}")
+    return (centre, down, up, ideal), told
 
 
 def _crosses(known: _Known, counts: Floats | float) -> Any:
@@ -445,29 +365,26 @@ def _crosses(known: _Known, counts: Floats | float) -> Any:
     return (np.asarray(counts) > max(known.per_node or 0, known.workers[-1])) & inside
 
 
-def _between(known: _Known, count: int, nodes: int | None, falls: bool) -> float:
+def _between(known: tuple[Floats, ...], count: int, nodes: int | None, falls: bool) -> float:
     """Log rate between known counts, straight in logarithms; on the far side of a fall at the node's end, beyond it."""
-    n, log_rate = known.workers, known.log_rate
-    if falls and nodes is not None and nodes > 1:
-        n, log_rate = known.part(known.beyond)
-    elif falls and nodes == 1:
-        n, log_rate = known.part(known.nodes == 1)
+    (n, log_rate, on), best = known, float(known[1].max())
+    if falls and nodes is not None:
+        side = on > 1 if nodes > 1 else on == 1
+        n, log_rate = n[side], log_rate[side]
     if len(n) > 1 and not n[0] <= count <= n[-1]:  # as from one of the two counts at that end to the other
-        n, log_rate = (n[:2], log_rate[:2]) if count < n[0] else (n[-2:], log_rate[-2:])
-        slope = min(float(log_rate[1] - log_rate[0]) / math.log(n[1] / n[0]), 0.0)
         end = 0 if count < n[0] else 1
-        return min(float(log_rate[end]) + slope * math.log(count / n[end]), float(known.log_rate.max()))
+        n, log_rate = (n[:2], log_rate[:2]) if end == 0 else (n[-2:], log_rate[-2:])
+        slope = min(float(log_rate[1] - log_rate[0]) / math.log(n[1] / n[0]), 0.0)
+        return min(float(log_rate[end]) + slope * math.log(count / n[end]), best)
     return float(np.interp(math.log(count), np.log(n), log_rate))
 
 
-def _outlook(
-    known: _Known, asked: Floats, falls: bool, network: _Network | None, *, downwards: bool = False
-) -> dict[str, Any]:
-    beyond = known.beyond
+def _outlook(known: _Known, asked: Floats, falls: bool, *, downwards: bool = False) -> dict[str, Any]:
+    beyond, network, level = known.beyond, known.network, known.level and not downwards
     chosen = np.ones(len(beyond), dtype=bool)
     if falls:
         chosen = known.nodes == 1 if downwards else beyond
-    n, log_rate = known.part(chosen)
+    n, log_rate = known.workers[chosen], known.log_rate[chosen]
     full = _crosses(known, asked)
     inside = np.where(full, float(known.per_node or 1), asked)
     inside = np.maximum(inside, n[-1]) if not downwards else inside
@@ -485,18 +402,18 @@ def _outlook(
         # Without batch sizes the work may be fixed, and that shows late.
         possible=("amdahl",) if known.strong or not math.isfinite(known.batch) else (),
     )
-    centre = np.minimum(mixture.centre, known.log_rate.max())
+    centre, flat = np.minimum(mixture.centre, known.log_rate.max()), log_rate[-1] + np.log(n[-1] / inside)
     if not mixture.regular and not downwards:
         # Nothing predicted the last points: whatever happens next, more workers are not taken to be slower than fewer.
-        centre = np.maximum(centre, log_rate[-1] + np.log(n[-1] / inside))
+        centre = np.maximum(centre, flat)
     high = centre
-    if _level(known) and not downwards:
-        centre = np.minimum(centre, log_rate[-1] + np.log(n[-1] / inside))
+    if level:
+        centre = np.minimum(centre, flat)
     gap = np.min(np.abs(np.log2(n[:, np.newaxis] / asked)), axis=0)
     wander = mixture.drift**2 * gap * np.maximum(1.0, (1 + gap) / 2)
     reach = WIDTH * np.sqrt(known.noise**2 + wander + mixture.spread**2)
     down = np.maximum(reach, centre - mixture.lowest + 2 * WIDTH * known.noise)
-    if _level(known) and not downwards:
+    if level:
         # As from the peak of Gunther's law without contention, 2 q / (1 + q^2) at q times its workers, or as from the
         # last count but one to the last, whichever is more.
         far, total = np.log(inside / known.workers[-1]), known.log_rate + np.log(known.workers)
@@ -504,7 +421,7 @@ def _outlook(
         down = np.maximum(down, np.maximum(np.log(np.cosh(far)), steep * far))
     slower = np.zeros((3, len(asked)))
     for i in np.flatnonzero(full):
-        slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]), network)
+        slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]))
     return {
         "centre": centre - slower[0],
         "down": np.hypot(down, slower[2] - slower[0]),
@@ -513,8 +430,9 @@ def _outlook(
     }
 
 
-def _network_cost(known: _Known, count: int, log_rate: float, network: _Network | None) -> tuple[float, float, float]:
+def _network_cost(known: _Known, count: int, log_rate: float) -> tuple[float, float, float]:
     """What the network between nodes takes from a full node's log rate: as expected, at least and at most (95 %)."""
+    network = known.network
     if network is not None and network.hosts > 1 and math.isfinite(known.batch):
         cost, error = network.seconds(count) * math.exp(log_rate) / known.batch, network.error
     else:
@@ -526,9 +444,9 @@ def _network_cost(known: _Known, count: int, log_rate: float, network: _Network 
     return math.log1p(cost), math.log1p(least), math.log1p(most)
 
 
-def _doubts(known: _Known, count: int, nodes: int | None, gap: float, network: _Network | None) -> list[str]:
-    doubts = []
-    if count > known.workers[-1] and _level(known):
+def _doubts(known: _Known, count: int, nodes: int | None, gap: float) -> list[str]:
+    doubts, network = [], known.network
+    if count > known.workers[-1] and known.level:
         (n, last), (x, at_last) = known.workers[-2:], known.workers[-2:] * np.exp(known.log_rate[-2:])
         doubts.append(
             f"throughput no longer rises: {x:,.4g} at {n:g} and {at_last:,.4g} at {last:g} workers; more than that is "

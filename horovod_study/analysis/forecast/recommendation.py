@@ -11,7 +11,6 @@ Letters: B drawn curves, C candidate worker counts, K knots at which the forecas
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
 
@@ -21,12 +20,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitted import fit
-from horovod_study.analysis.fit.fitting import SeriesFit
+from horovod_study.analysis.fit.fitting import SeriesFit, fit
 from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.prediction import Prediction, no_forecast, predict
-from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.laws import LAWS, Law
 from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong
@@ -35,16 +33,11 @@ from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import wrapped
 
 REACH = 8  # times the largest measured worker count: as far as answers are looked for
-
 TOGETHER = 2.0  # doublings within which a forecast errs to the same side
-
 MOST = 1e24  # samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a mistake
-
 DRAWS = 1000
 _MAX_CANDIDATES = 1024
 _ROUNDING = 1e-9
-
-
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -122,7 +115,6 @@ def recommend(
     A series with one distinct worker count has no answers and says why.
     Raises AnalysisError for rows that are not positive numbers.
     """
-    # Nine arguments: what a user may say about the points, given by name.
     check_points(points)
     known: dict[str, Any]
     known = {"workers_per_node": workers_per_node, "bench": bench, "batch": batch, "global_batch": global_batch}
@@ -139,27 +131,22 @@ def recommend(
         counts = np.arange(least, top + 1, dtype=np.float64)
         if len(counts) > _MAX_CANDIDATES:
             counts = np.unique(np.geomspace(least, top, _MAX_CANDIDATES).round())
-        case = _Case(questions or Questions(), most, forecasts, _draw(forecasts, draws, seed), counts)
+        case = _Case(questions=questions or Questions(), largest=most, forecasts=forecasts, counts=counts)
+        case.curves = _draw(forecasts, draws, seed)
         answers = _answers(case, seed)
         base = base_of(rows)
         odd = impossibilities(rows, base.samples_per_s)
         for one in answers.values():
             one.doubts = tuple(dict.fromkeys((*odd, *one.doubts)))
-        answers["usl_peak"] = _peak(case, rows, base, (fits or {}).get(name))
+        known_laws = fits[name].fits if fits and name in fits else {}
+        answers["usl_peak"] = _peak(case, rows, base, known_laws.get("usl"))
         ordered = {each: answers[each] for each in _NAMES if each in answers}
         found[name] = Recommendation(measured=(least, most), answers=ordered, why_not=None)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """One series, ready to be asked."""
-
-    questions: Questions
-    largest: int  # measured worker count
-    forecasts: Sequence[Prediction]
-    curves: Callable[[Any], Floats]  # of _draw
-    counts: Floats  # (C,) candidates
+_Case: TypeAlias = SimpleNamespace
+"""One series, ready to be asked: questions, largest (measured count), forecasts, curves (of _draw), counts (C,)."""
 
 
 def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> interpolate.PchipInterpolator:
@@ -204,29 +191,31 @@ _NAMES = {
 def _answers(case: _Case, seed: int) -> dict[str, Answer]:
     """Return the answers to what is asked, each the count where something is highest; but the peak of USL."""
     asked, share, samples = case.questions, case.questions.marginal, case.questions.samples
-    counts, n, top = case.counts, np.log(case.counts), int(case.counts[-1])
+    counts, n = case.counts, np.log(case.counts)
     # (1 + B, C) log of samples/s per worker, and of all workers: the forecast, and B curves
     rate: Floats = np.delete(case.curves(np.log2(counts)), (1, 2), axis=0)
     speed = rate + n
     less = f"where one more worker gains less than {100 * share:.4g} % of the mean worker"
     found = {"knee": _answer(case, less, _highest(speed - share * n, counts), samples)}
     found["cheapest"] = _answer(case, "the fewest GPU hours per sample", _highest(rate, counts), samples)
-    nobody = f"no count up to {top:,} is within it; the best, {{}}, takes {{}}"
+
+    def nobody(logs: Floats, words: Callable[[float], str], possible: Any) -> str:
+        best = int(np.argmax(logs))
+        least = f"the best, {counts[best]:,.0f}, takes {words(samples / math.exp(logs[best]))}"
+        return "" if possible else f"no count up to {int(counts[-1]):,} is within it; {least}"
+
     if samples and asked.deadline is not None:
         question = f"the fewest workers that finish {_plain(samples)} samples within {duration(asked.deadline)}"
         in_time = _first(speed >= math.log(samples / asked.deadline) - _ROUNDING, counts)
-        best = int(np.argmax(speed[0]))
-        least = nobody.format(f"{counts[best]:,.0f}", duration(samples / math.exp(speed[0][best])))
-        found["deadline"] = _answer(case, question, in_time, samples, why_not=least * bool(np.isinf(in_time[0])))
+        why_not = nobody(speed[0], duration, np.isfinite(in_time[0]))
+        found["deadline"] = _answer(case, question, in_time, samples, why_not=why_not)
     if samples and asked.gpu_hours is not None:
         question = f"the fastest within {_plain(asked.gpu_hours)} GPU hours for {_plain(samples)} samples"
         within = np.asarray(rate >= math.log(samples / (3600 * asked.gpu_hours)) - _ROUNDING)
-        affordable, best = np.any(within, axis=1), int(np.argmax(rate[0]))
         fastest = _highest(np.where(within, speed, speed.min() - 1), counts)
-        fastest[~affordable] = counts[0]  # the dearest curves allow the least
-        hours = f"{samples / math.exp(rate[0][best]) / 3600:,.3g} GPU hours"
-        least = nobody.format(f"{counts[best]:,.0f}", hours)
-        found["budget"] = _answer(case, question, fastest, samples, why_not="" if affordable[0] else least)
+        fastest[~within.any(axis=1)] = counts[0]  # the dearest curves allow the least
+        why_not = nobody(rate[0], lambda seconds: f"{seconds / 3600:,.3g} GPU hours", within[0].any())
+        found["budget"] = _answer(case, question, fastest, samples, why_not=why_not)
     if asked.target_samples:
         needed, doubts = _samples_needed(asked.target_samples, counts, len(rate) - 1, seed)  # (1 + B, C)
         for name, question, worth in (
@@ -239,22 +228,22 @@ def _answers(case: _Case, seed: int) -> dict[str, Answer]:
     return found
 
 
-def _peak(case: _Case, rows: pd.DataFrame, base: Base, fits: SeriesFit | None) -> Answer:
+def _peak(case: _Case, rows: pd.DataFrame, base: Base, usl: Law | None) -> Answer:
     """Where USL has its highest throughput; its interval from those of alpha and beta, the outer corners of both."""
     ends, why_not = np.full(3, math.inf), ""  # peak, low, high
     try:
-        known = {} if fits is None else fits.fits
         speedup = rows["samples_per_s"] / base.samples_per_s
-        usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
-        (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
-        if usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0:
-            low, high = (usl.law.peak_of(alpha=a, beta=b) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
-            ends = np.array([round(usl.peak), max(1, math.floor(low)), math.ceil(high)], dtype=np.float64)
-        else:
-            refuted = next((doubt for doubt in usl.doubts if "has its peak" in doubt), "")
-            why_not = refuted or "the points do not tell beta from 0, so a peak is not identified"
+        usl = usl or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
     except AnalysisError as error:
         why_not = f"{error}"
+    else:
+        alpha, beta, peak_of = usl.intervals_["alpha"], usl.intervals_["beta"], usl.form_.peak_of
+        if usl.identifiable and math.isfinite(usl.peak()) and math.isfinite(beta[1]) and beta[0] > 0:
+            high, low = (peak_of(alpha=each, beta=other) for each, other in zip(alpha, beta, strict=True))
+            ends = np.array([round(usl.peak()), max(1, math.floor(low)), math.ceil(high)], dtype=np.float64)
+        else:
+            refuted = next((doubt for doubt in usl.doubts_ if "has its peak" in doubt), "")
+            why_not = refuted or "the points do not tell beta from 0, so a peak is not identified"
     question = "where Gunther's law (USL) has its highest throughput"
     return _answer(case, question, ends, case.questions.samples, why_not=why_not)
 
@@ -272,14 +261,11 @@ def _samples_needed(given: Mapping[int, float], counts: Floats, draws: int, seed
 
     best = solved(samples)
     fitted = best[0] + best[1] * n
-    freedom = len(n) - 2
-    doubts = []
+    freedom, spread, doubts = len(n) - 2, 0.0, []
     if freedom < 1:
         doubts.append("samples to the target are known at two counts: their own uncertainty is not in the interval")
-        spread = 0.0
     else:
-        spread = math.sqrt(float(np.sum(np.log(samples / fitted) ** 2)) / freedom)
-        spread *= stats.stretch(float(freedom))
+        spread = float(np.linalg.norm(np.log(samples / fitted))) / math.sqrt(freedom) * stats.stretch(float(freedom))
     noise = np.random.default_rng([seed, 1]).standard_normal((draws, len(n))) * spread
     every = np.vstack([best, *(solved(fitted * np.exp(each)) for each in noise)])
     if counts[-1] > n[-1]:
@@ -287,7 +273,7 @@ def _samples_needed(given: Mapping[int, float], counts: Floats, draws: int, seed
     return every[:, :1] + every[:, 1:] * counts, doubts
 
 
-def _first(yes: np.ndarray[Any, np.dtype[np.bool_]], counts: Floats) -> Floats:
+def _first(yes: Any, counts: Floats) -> Floats:
     """The first of `counts` (C,) at which each row of `yes` (1 + B, C) is true, as (1 + B,); inf where none is."""
     return np.where(yes.any(axis=1), counts[np.argmax(yes, axis=1)], np.inf)
 
@@ -350,9 +336,11 @@ def in_words(one: Answer) -> str:
     return f"{one.workers:,} [{one.low:,}, {'...' if one.high is None else f'{one.high:,}'}]"
 
 
-def lines(name: str, found: Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s") -> list[str]:
+def lines(
+    series: str, found: Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s"
+) -> list[str]:
     """The answers of one series for a terminal of 100 columns, with doubts; `only` some; `unit` is of throughputs."""
-    series, (low, high) = name or "all points", found.measured
+    series, (low, high) = series or "all points", found.measured
     if found.why_not:
         return [f"{series}: no worker count is recommended: {found.why_not}"]
     text = [f"{series}: recommended workers with 95 % interval, measured {low:,} to {high:,}"]
@@ -362,13 +350,14 @@ def lines(name: str, found: Recommendation, *, only: Sequence[str] | None = None
     heads = to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)
     for head, one in zip(heads, answers.values(), strict=True):
         values: list[str] = []
-        text += [head, *wrapped(one.question, 100, " " * 4, " " * 6)]
-        for value in (each for each in words if vars(one)[each] is not None):
-            ends = (vars(one)[f"{value}{end}"] for end in ("", "_low", "_high"))
-            told, *interval = map(duration if value == "duration_s" else _plain, ends)
-            values.append(f"{told}{words[value]} [{', '.join(interval)}]")
-        for each in filter(None, (one.why_not, ", ".join(values), *(f"doubt: {doubt}" for doubt in one.doubts))):
-            text += wrapped(each, 100, " " * 4, " " * 6)
+        for name, word in words.items():
+            if vars(one)[name] is not None:
+                ends = (vars(one)[f"{name}{end}"] for end in _ENDS)
+                told, *interval = map(duration if name == "duration_s" else _plain, ends)
+                values.append(f"{told}{word} [{', '.join(interval)}]")
+        text.append(head)
+        for each in (one.question, one.why_not, ", ".join(values), *(f"doubt: {doubt}" for doubt in one.doubts)):
+            text += wrapped(each, 100, " " * 4, " " * 6) if each else []
     return text
 
 

@@ -23,13 +23,8 @@ from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.records import finite
 
 _MULTIPLES = (2, 4, 8)  # times the largest measured worker count
-
-MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"
-"""Kinds of rows: a worker count that was run, one that is forecast, and one between that only draws the line."""
-
-FEWEST_COUNTS = 3
-"""Worker counts that a forecast or a law of a study needs: through two points every law passes, and none is tested."""
-
+MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"  # kinds of rows; the last one only draws the line
+FEWEST_COUNTS = 3  # of a forecast or a law of a study: through two points every law passes, and none is tested
 DRAWS = 400  # fewer than for one series at a terminal: a study may have a hundred of them
 
 FORECAST_COLUMNS = (
@@ -114,15 +109,14 @@ def _lines(
         told |= {per_node * 2**i for i in range(40) if largest < per_node * 2**i < largest * _MULTIPLES[-1]}
     told = {count for count in told if most is None or count <= most}
     between = set(knots(largest, max(told), (), per_node)) - told
-    forecasts = predict(own, workers=sorted(told | between), workers_per_node=per_node)[name]
     lines: list[dict[str, Any]] = []
     for count, runs in own.groupby("workers", sort=True):
         x, nodes = runs["samples_per_s"].to_numpy(dtype=np.float64), runs["nodes"].to_numpy(dtype=np.float64)
         ends = {"samples_per_s_min": float(x.min()), "samples_per_s_max": float(x.max())}
         head = {"kind": MEASURED, "workers": count, "nodes": nodes[0], "law": MEASURED}
         lines.append({**head, "samples_per_s": float(np.median(x)), **ends})
-    for one in forecasts:
-        line = {name: getattr(one, name) for name in ("workers", "samples_per_s", "low", "high", "law")}
+    for one in predict(own, workers=sorted(told | between), workers_per_node=per_node)[name]:
+        line = {each: getattr(one, each) for each in ("workers", "samples_per_s", "low", "high", "law")}
         line |= {"kind": FORECAST if one.workers in told else CURVE, "doubts": "; ".join(one.doubts)}
         lines.append({**line, "nodes": math.nan if one.nodes is None else one.nodes})
     for line in lines:

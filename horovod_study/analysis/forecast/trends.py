@@ -13,7 +13,8 @@ Letters: K distinct worker counts known, M counts to forecast, P trends, E hold-
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -35,18 +36,6 @@ _SLACK = 0.02  # log, how much further than the worst USL a law may be off its l
 Curve = Callable[[Floats], Floats]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mixture:
-    """Forecast at M counts, in logarithms of samples/s per worker."""
-
-    centre: Floats  # (M,)
-    spread: Floats  # (M,) disagreement of the trends
-    lowest: Floats  # (M,) of the trends that are possible whatever the known counts say; the centre where none is named
-    drift: float  # error of the forecast one doubling ahead
-    regular: bool  # whether any trend predicted the larger known counts
-    weights: Mapping[str, float]
-
-
 def trends(*, strong: bool) -> tuple[Trend, ...]:
     """The trends that need worker counts only, with the priors of a fixed global batch or of a fixed one per worker.
 
@@ -64,11 +53,7 @@ def sync_trends(share: Mapping[float, float]) -> tuple[Trend, ...]:
 
 def bench_trend(seconds: Callable[[int], float], batch: float) -> Trend:
     """The step as computing plus an all-reduce of `seconds(workers)`, for `batch` samples per worker."""
-
-    def cost(n: Floats) -> Floats:
-        return np.array([seconds(int(count)) for count in n], dtype=np.float64)
-
-    return Trend(name="bench", of="bench", costs=(cost,), batch=batch)
+    return Trend(name="bench", of="bench", costs=(lambda n: np.array([seconds(int(each)) for each in n]),), batch=batch)
 
 
 def fit_trend(trend: Trend, n: Floats, rate: Floats) -> Curve:
@@ -127,8 +112,12 @@ def mix(
     *,
     drift: float,
     possible: Sequence[str] = (),
-) -> _Mixture:
+) -> SimpleNamespace:
     """Weigh the trends by what they say about the largest counts from the smaller ones, and let them forecast.
+
+    Return, in logarithms of samples/s per worker, the centre (M,), the spread (M,) of the trends, the lowest (M,) of
+    those that are possible, the drift (error of the forecast one doubling ahead), the weights, and whether the largest
+    counts are regular: any trend predicted them.
 
     `n`, `log_rate` (K,) ascending in workers; `drift` is the log error one doubling ahead before the data have a say.
     The trends named in `possible` stay possible, however badly they predicted the known counts.
@@ -156,7 +145,7 @@ def mix(
     broad = (1 - openness) * weights + openness * prior / prior.sum()
     squares = float(weights @ (age * errors**2 / ahead).sum(axis=1)) if len(ahead) else 0.0
     closest = float((age * (errors / ahead) ** 2).sum(axis=1).min() / age.sum()) if len(ahead) else math.inf
-    return _Mixture(
+    return SimpleNamespace(
         centre=centre,
         spread=np.sqrt(_mean(broad, (forecasts - centre) ** 2)),
         lowest=np.min(np.vstack([open_ended, centre]), axis=0),

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from horovod_study.analysis.costs import moved_share, ring_messages, rounds
-from horovod_study.analysis.fit.form import Places, no_less_than_zero
+from horovod_study.analysis.fit.form import no_less_than_zero
 from horovod_study.analysis.laws.law import STEPS, UNLIKELY, Law, Trend
 from horovod_study.analysis.stats import Floats
 
@@ -100,27 +100,25 @@ class CostLaw(Law):
         work, own, units, values = self._parts(n, *values, **named)
         if self.quantity:
             return values[0] + sum(value * each for value, each in zip(values[1:], units, strict=True))
-        for value, each in zip(values, units, strict=False):
-            own = own + value * each
+        own = sum((value * each for value, each in zip(values, units, strict=False)), own)
         return work / own * (values[len(units)] if len(values) > len(units) else 1.0)
 
     def slopes(self, n: Any, *values: Any) -> tuple[Any, ...]:
         work, own, units, values = self._parts(n, *values)
         if self.quantity:
             return (1.0, *units)
-        for value, each in zip(values, units, strict=False):
-            own = own + value * each
+        own = sum((value * each for value, each in zip(values, units, strict=False)), own)
         rate, scaled = work / own, len(values) > len(units)
         fall = -(values[len(units)] if scaled else 1.0) * rate / own
         return (*(fall * each for each in units), *([rate] if scaled else []))
 
-    def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
+    def starts(self, where: Floats, s: Floats) -> list[tuple[float, ...]]:
         """1/S is linear in 1/gamma and p_i/gamma, all of them zero or more; residuals are relative, or the largest N
         would drown the rest."""
         if self.quantity:
             return [(0.0,) * len(self.bounds)]
-        n = where.workers
-        work, own, units, _ = self._parts(n, where.nodes, where.fullest) if self.multi_node else self._parts(n)
+        n = where[0]
+        work, own, units, _ = self._parts(n, *where[1:]) if self.multi_node else self._parts(n)
         scale, own = s / work, own * np.ones_like(n)
         rows = np.stack(np.broadcast_arrays(*units), axis=1) * scale[:, np.newaxis]
         scaled, guesses = "gamma" in self.bounds, [((1e-6,) * len(units), float(np.max(scale)))]
@@ -306,8 +304,8 @@ class Overlap(CostLaw):
         found = (*(fall * by_exchange * each for each in units), fall * by_g)
         return (*found, rate) if self.scaled else found
 
-    def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
-        n, serial = where.workers, Ring(mode=self.mode, scaled=self.scaled)
+    def starts(self, where: Floats, s: Floats) -> list[tuple[float, ...]]:
+        n, serial = where[0], Ring(mode=self.mode, scaled=self.scaled)
         work, own, units, _ = self._parts(n)
         scale = float(np.max(s / n)) if self.scaled else 1.0
         # g = 1 is the ring; starting there, overlap never ends up worse.

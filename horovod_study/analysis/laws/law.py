@@ -1,5 +1,6 @@
 """A scaling law as an estimator of scikit-learn, and how forecasts continue it."""
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,9 +12,11 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from horovod_study.analysis.fit.fitted import ScalingFit, fit
-from horovod_study.analysis.fit.form import LawForm, Places, places
-from horovod_study.analysis.fit.least_squares import estimate, form_for
+from horovod_study.analysis.fit.doubts import NOT_IDENTIFIABLE, parameter_doubts, peak_and_limit
+from horovod_study.analysis.fit.form import REACH, LawForm, best_counts, places
+from horovod_study.analysis.fit.intervals import as_likely, intervals_of, stretched
+from horovod_study.analysis.fit.least_squares import Solved, estimate, form_for, solve
+from horovod_study.analysis.fit.rows import sample_of
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError, refuse
 
@@ -58,11 +61,19 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
 
     `fit(X, y)`: X of shape (points, 1 or 2), workers and, where laws with constants across nodes are to use them,
     nodes; y the speedup over one worker, or any positive quantity. Rows of one place are its repeats. Afterwards
-    parameters are attributes that end in `_`, `intervals_` their 95 % intervals, `form_` the form that was fitted
-    (fewer parameters where there are few places), and `fitted_` has doubts, AICc and errors at counts left out.
+    parameters are attributes that end in `_` (and `params_`), `intervals_` their 95 % intervals, `form_` is the form
+    that was fitted (fewer parameters where there are few places), `doubts_` says why not to trust it, and `rmse_`,
+    `aicc_` and the errors at counts left out, `loo_median_` and `loo_rms_`, how close it is.
+    A fitted law can be called with worker counts, (N,) -> (N,), and nodes where these are known.
 
     A law of one's own is a subclass with `name`, `bounds` and `curve`; from then on it is among `LAWS`.
     """
+
+    DOCUMENT = (
+        "formula=form_.formula params=params_ ci95=intervals_ rmse=rmse_ aicc=aicc_ loo_error=loo_median_ "
+        "loo_error_rms=loo_rms_ applies why_not?=why_not_ identifiable doubts=doubts_ "
+        "interval_method=interval_method_"
+    )
 
     place_of_quantity: ClassVar[int] = -1  # among the laws of quantities; below 0: it is none
     text: ClassVar[str] = ""  # its formula
@@ -70,6 +81,9 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
     of_nodes: ClassVar[bool] = False  # whether there are constants across nodes
     fitted_names: ClassVar[Mapping[str, str]] = {}  # of parameters whose attribute is not the name and `_`
     trends: ClassVar[tuple[Trend, ...]] = ()
+
+    intervals_: dict[str, tuple[float, float]]
+    doubts_: tuple[str, ...]
 
     def __init__(
         self, *, mode: str = "weak", quantity: bool = False, multi_node: bool = False, scaled: bool = True
@@ -84,7 +98,7 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
         super().__init_subclass__(**how)
         if own := cls.__dict__.get("name"):
             known, bounds = type(LAWS.get(own)), getattr(cls, "bounds", {})
-            taken = {"form", "fitted", "params", "intervals"} & set(bounds if isinstance(bounds, Mapping) else ())
+            taken = _OWN & set(bounds if isinstance(bounds, Mapping) else ())
             for wrong, why in (
                 (not bounds, "declares no bounds"),
                 (cls.curve is LawForm.curve, "has no curve"),
@@ -111,15 +125,11 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
         With weights, or values that are none of a scaling (fewer than one worker, nothing above zero), parameters are
         least squares of the rows, and there are no intervals.
         """
+        for name in [each for each in vars(self) if each.endswith("_")]:  # of an earlier fit
+            delattr(self, name)
         how: dict[str, Any] = {"y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
         points, y = validate_data(self, X, y, **how)
-        self._fit_rows(points, np.asarray(y), sample_weight)
-        return self
-
-    def _fit_rows(self, X: Floats, y: Floats, sample_weight: ArrayLike | None) -> None:
-        n, nodes = X[:, 0], X[:, 1] if X.shape[1] == 2 else None
-        for name in self.fitted_names_of(getattr(self, "params_", {})):
-            self.__dict__.pop(name, None)
+        y, n, nodes = np.asarray(y), points[:, 0], points[:, 1] if points.shape[1] == 2 else None
         refuse(
             type(self).__name__,
             (self.mode not in ("weak", "strong"), f"mode is {self.mode!r}; allowed: weak, strong"),
@@ -129,57 +139,171 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
             error=AnalysisError,
         )
         if sample_weight is None and (n >= 1).all() and (y > 0).all():
-            self.fitted_: ScalingFit | None = fit(self, n, y, nodes=nodes)
-            self.form_, self.intervals_ = self.fitted_.law, dict(self.fitted_.ci95)
-            found = self.fitted_.params
-        else:
-            weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
-            nothing = "weights must be 0 or more, and some above 0"
-            refuse("", (weight.min() < 0 or not weight.max() > 0, nothing), error=AnalysisError)
-            possible = nodes is not None and bool(((nodes >= 1) & (nodes <= n)).all())
-            if (n < 1).any() or (y <= 0).any() or (nodes is not None and not possible):
-                told = "fewer than one worker, nothing above zero, or nodes without workers: nodes are left out"
-                warnings.warn(told, stacklevel=3)
-            kept = weight > 0
-            where = self._where(X[kept], by_nodes=possible and self.of_nodes)
-            self.fitted_, self.intervals_, self.form_ = None, {}, form_for(self, where) or self
-            values = estimate(self.form_, where, weight[kept][np.newaxis], y[kept][np.newaxis])[0]
-            found = dict(zip(self.form_.parameters, values.tolist(), strict=True))
-        for name, value in zip(self.fitted_names_of(found), found.values(), strict=True):
-            setattr(self, name, value)
-        self.params_ = dict(found)
+            return self.learn(solve(self, [sample_of(n, y, nodes)])[0])
+        weight = _check_sample_weight(sample_weight, points, dtype=np.float64)
+        nothing = "weights must be 0 or more, and some above 0"
+        refuse("", (weight.min() < 0 or not weight.max() > 0, nothing), error=AnalysisError)
+        possible = nodes is not None and bool(((nodes >= 1) & (nodes <= n)).all())
+        if (n < 1).any() or (y <= 0).any() or (nodes is not None and not possible):
+            told = "fewer than one worker, nothing above zero, or nodes without workers: nodes are left out"
+            warnings.warn(told, stacklevel=2)
+        kept = weight > 0
+        where = places(np.maximum(n, 1.0), nodes if possible and self.of_nodes else None)[:, kept]
+        form = form_for(self, where) or self
+        self._take(form, where, estimate(form, where, weight[kept][np.newaxis], y[kept][np.newaxis])[0])
+        return self
+
+    def learn(self, solved: Solved | str, *, why_not: str = "", ends: tuple[Floats, Floats] | None = None) -> Self:
+        """Take what least squares found, with intervals and doubts; AnalysisError where it says why there is nothing.
+
+        `why_not` is why the law does not apply to the scaling mode of the points; `ends` are as in `intervals_of`.
+        """
+        if isinstance(solved, str):
+            raise AnalysisError(solved)
+        self._take(solved.law, solved.sample.where, solved.values)
+        self.solved_, self.why_not_ = solved, why_not
+        self.noise_, self.interval_method_, self.intervals_, self.ends_ = intervals_of(solved, ends)
+        self.peak_, self.limit_, refuted = peak_and_limit(solved.law, self.params_, solved.sample)
+        self.doubts_ = (*parameter_doubts(solved, self.intervals_), *refuted)
+        self.aicc_, self.rmse_ = solved.aicc, math.sqrt(solved.error / len(solved.sample.speedup))
+        errors = solved.left_out
+        self.loo_median_ = None if errors is None else float(np.median(np.abs(errors)))
+        self.loo_rms_ = None if errors is None else float(np.sqrt(np.mean(errors**2)))
+        return self
+
+    def _take(self, form: LawForm, where: Floats, values: Floats) -> None:
+        self.form_, self.values_, self.why_not_ = form, values, ""
+        self.params_ = dict(zip(form.parameters, values.tolist(), strict=True))
+        for name, value in self.params_.items():
+            setattr(self, self.fitted_names.get(name, f"{name}_"), value)
+        self.intervals_, self.doubts_ = {}, ()
+        self.workers_, nodes, fullest = where
+        self.per_node_ = float(fullest.max()) if nodes.max() > 1 else None
+        self.peak_, self.limit_ = float(form.peak_of(**self.params_)), float(form.limit_of(**self.params_))
 
     def predict(self, X: ArrayLike) -> Floats:
         """Return the speedup at X (points, 1 or 2), shape (points,)."""
         check_is_fitted(self)
         points = validate_data(self, X, reset=False, dtype=np.float64)
-        where = self._where(points, by_nodes=self.form_.by_nodes)
-        return np.array(self.form_.at(where, np.array([*self.params_.values()])))
+        nodes = points[:, 1] if points.shape[1] == 2 else None
+        return self(np.maximum(points[:, 0], 1.0), nodes)  # fewer than one worker is one
+
+    def __call__(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Floats:
+        """Return the speedup at worker counts `n`; without `nodes`, nodes are filled as the fullest one fitted was."""
+        counts = np.asarray(n, dtype=np.float64)
+        return np.array(self.form_.at(self._places(counts, nodes), self.values_)).reshape(counts.shape)
+
+    def interval(self, n: ArrayLike, nodes: ArrayLike | None = None) -> tuple[Floats, Floats]:
+        """Return the 95 % band of the curve at worker counts `n`: (low, high), shapes as `n`; never below zero."""
+        check_is_fitted(self, "noise_", msg="there are no intervals of a %(name)s that is not fitted, or with weights")
+        counts = np.asarray(n, dtype=np.float64)
+        where, form = self._places(counts, nodes), self.form_
+        values = np.array(form.at(where, self.values_))
+        reach, stretch = self.noise_.reach(form.gradient(where, self.values_))
+        if self.solved_.draws is not None:
+            low, high = stretched(values, form.at(where, self.solved_.draws), stretch)
+        else:
+            low, high = values - reach, values + reach
+            if self.edge_ is not None:
+                curves = form.at(where, self.edge_)
+                low, high = np.maximum(low, curves.min(axis=0)), np.minimum(high, curves.max(axis=0))
+        return np.maximum(low, 0.0).reshape(counts.shape), np.maximum(high, 0.0).reshape(counts.shape)
+
+    def grid(self, most: int, *, whole: bool = False) -> Floats:
+        """Return worker counts from 1 to REACH x `most`, (N,): the fitted ends, and enough between for a smooth line.
+
+        `whole`: for a law with steps, whole counts, between which no run could show them.
+        """
+        last = max(most + 1, math.ceil(REACH * most))
+        return np.unique([*np.linspace(1, last, 49).round(0 if whole else 4), self.workers_[0], self.workers_[-1]])
+
+    def extrapolates(self, n: float) -> bool:
+        """Return whether `n` is outside the worker counts that were fitted."""
+        return not self.workers_[0] <= n <= self.workers_[-1]
+
+    def peak(self) -> float:
+        """Return the worker count with the highest speedup; inf where it keeps rising, NaN where nodes decide or a
+        measured point refutes it."""
+        check_is_fitted(self)
+        return self.peak_
+
+    def limit(self) -> float:
+        """Return the speedup that no worker count exceeds; inf where there is no such bound, NaN where nodes decide or
+        more was measured."""
+        check_is_fitted(self)
+        return self.limit_
+
+    def knee(self) -> float:
+        """Return the worker count with the best speedup times efficiency; inf where more always improve it."""
+        check_is_fitted(self)
+        return float(self.form_.knee_of(self.per_node_, **self.params_))
+
+    def peak_ci95(self) -> tuple[float, float] | None:
+        """Return the 95 % interval of `peak()`, inf where it is open; None where it is not known."""
+        return None if math.isnan(self.peak()) else self._spread_of(1, self.peak())
+
+    def knee_ci95(self) -> tuple[float, float] | None:
+        """Return the 95 % interval of `knee()`, inf where it is open; None where it is not known."""
+        return self._spread_of(2, self.knee())
+
+    def bottleneck(self, n: float | None = None) -> str | None:
+        """Return what costs most at `n` (the largest fitted count): "contention", "communication" or "none"; else None.
+
+        usl says "contention" or "coherency", its word for communication of all with all. amdahl and gustafson know
+        serial work only ("contention"), ring, tree and overlap communication; the others claim nothing about causes.
+        """
+        return self.form_.bottleneck_of(self.workers_[-1] if n is None else n, **self.params_)
+
+    @property
+    def applies(self) -> bool:
+        """Whether the law is about the scaling mode of the points; `why_not_` says what stands against it."""
+        return not self.why_not_
+
+    @property
+    def identifiable(self) -> bool:
+        """Whether the points determine all parameters; `doubts_` says what stands against it."""
+        return not any(doubt.startswith(NOT_IDENTIFIABLE) for doubt in self.doubts_)
+
+    @functools.cached_property
+    def edge_(self) -> Floats | None:
+        """Parameters (B, k) as likely as the ends of a profile, of a law that has one and no replicates."""
+        if self.solved_.draws is not None or not self.form_.needs_profile:
+            return None
+        return as_likely(self.solved_, self.ends_)
+
+    def _spread_of(self, power: int, own: float) -> tuple[float, float] | None:
+        """Where the peak (1) or knee (2) of 250 parameter vectors is that are as likely as the interval says."""
+        check_is_fitted(self, "noise_")
+        values, moves, draws, per_node = self.values_, self.noise_.moves, self.solved_.draws, self.per_node_
+        if not self.identifiable or (draws is None and not np.isfinite(moves).all()):
+            return None
+        _, stretch = self.noise_.reach(np.eye(len(values)))
+        if draws is None:
+            generator = np.random.default_rng(0)
+            drawn = generator.multivariate_normal(values, moves @ moves.T, 250, method="svd")
+        else:
+            drawn = draws[:: len(draws) // 250]
+        drawn = np.clip(values + (drawn - values) * stretch, *np.array(self.form_.ranges).T)
+        where = best_counts(self.form_, drawn, power=power, per_node=per_node)
+        low, high = np.quantile(where, [0.025, 0.975], method="closest_observation")
+        if self.edge_ is not None:
+            where = best_counts(self.form_, self.edge_[:: 1 + len(self.edge_) // 1000], power=power, per_node=per_node)
+            low, high = max(low, where.min()), min(high, where.max())
+        return min(float(low), own), max(float(high), own)
+
+    def _places(self, n: Floats, nodes: ArrayLike | None) -> Floats:
+        n = n.ravel()
+        if not self.form_.by_nodes:
+            return np.stack([n, np.ones_like(n), n])
+        return places(n, per_node=self.per_node_) if nodes is None else places(n, np.ravel(nodes))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.regressor_tags.poor_score = True  # of data that are no scaling
         return tags
 
-    def peak(self) -> float:
-        """Return the worker count with the highest speedup; inf where it keeps rising."""
-        check_is_fitted(self)
-        return float(self.form_.peak_of(**self.params_))
 
-    def limit(self) -> float:
-        """Return the speedup that no worker count exceeds; inf where there is no such bound."""
-        check_is_fitted(self)
-        return float(self.form_.limit_of(**self.params_))
-
-    def knee(self) -> float:
-        """Return the worker count with the best speedup times efficiency; inf where more always improve it."""
-        check_is_fitted(self)
-        return float(self.form_.knee_of(**self.params_))
-
-    def fitted_names_of(self, params: Mapping[str, float]) -> list[str]:
-        """Return the attributes of fitted parameters."""
-        return [self.fitted_names.get(name, f"{name}_") for name in params]
-
-    def _where(self, X: Floats, *, by_nodes: bool) -> Places:
-        n = np.maximum(X[:, 0], 1.0)  # fewer than one worker is one
-        return places(n, X[:, 1]) if by_nodes else Places(n, np.ones_like(n), n)
+_OWN = frozenset(  # attributes of a fitted law that are none of its parameters
+    "form values params solved why_not noise interval_method intervals ends peak limit doubts aicc rmse loo_median "
+    "loo_rms workers per_node edge n_features_in".split()
+)

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from horovod_study.analysis.fit.form import Places
+from horovod_study.analysis.fit.least_squares import Solved
 from horovod_study.analysis.laws.law import UNLIKELY, Law, Trend
 from horovod_study.analysis.stats import Floats
 
@@ -32,7 +32,7 @@ class Monotone(Law):
     def slopes(self, n: Any, *values: Any) -> tuple[Any, ...]:
         return tuple(term(n) for term in self.terms.values()) if self.terms else super().slopes(n, *values)
 
-    def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
+    def starts(self, where: Floats, s: Floats) -> list[tuple[float, ...]]:
         return [(0.0,) * len(self.bounds)]  # of a closed form
 
     def peak_of(self, **values: float) -> float:
@@ -57,6 +57,28 @@ class Linear(Monotone):
         # The line through the origin and the last point.
         Trend(name="constant efficiency", place=6, of="last", strong_prior=UNLIKELY),
     )
+
+    def learn(self, solved: Solved | str, **how: Any) -> Self:
+        """Doubt, besides, a slope that one worker count decides.
+
+        A robust line (H. Theil 1950, P. Sen 1968) then has a slope outside the 95 % interval, and without this count
+        both slopes are alike: they differ by less than half of that interval.
+        """
+        super().learn(solved, **how)
+        sample, (low, high) = self.solved_.sample, self.intervals_["slope"]
+        n, y, weight = sample.where[0], sample.medians, np.sqrt(sample.rows)
+        more, less = np.nonzero(np.subtract.outer(n, n) > 0)
+        robust = float(np.median((y[more] - y[less]) / (n[more] - n[less])))
+        if low <= robust <= high or len(np.unique(n)) < 4:
+            return self
+        without = {at: float(np.polyfit(n[n != at], y[n != at], 1, w=weight[n != at])[0]) for at in np.unique(n)}
+        at = min(without, key=lambda at: abs(without[at] - robust))
+        if abs(without[at] - robust) < (high - low) / 2:
+            self.doubts_ += (
+                f"one point decides the slope: it is {self.values_[0]:.3g} with {at:g} workers, {without[at]:.3g} "
+                f"without, and {robust:.3g} of a robust line (Theil and Sen)",
+            )
+        return self
 
 
 class Gustafson(Monotone):
@@ -95,8 +117,8 @@ class Power(Monotone):
         rise = np.exp(exponent * np.log(n))
         return rise, scale * rise * np.log(n)
 
-    def starts(self, where: Places, s: Floats) -> list[tuple[float, ...]]:
-        x, y = np.log(where.workers), np.log(np.maximum(s, 1e-300))
+    def starts(self, where: Floats, s: Floats) -> list[tuple[float, ...]]:
+        x, y = np.log(where[0]), np.log(np.maximum(s, 1e-300))
         spread = float(np.sum((x - x.mean()) ** 2))
         exponent = float(np.clip(np.sum((x - x.mean()) * (y - y.mean())) / spread if spread > 0 else 0.0, -9.9, 9.9))
         at_largest = float(np.exp(y[-1] - exponent * x[-1]))

@@ -88,12 +88,12 @@ def convergence(
     met = [[[crossing(run, target) for run in cell["runs"]] for target in levels] for cell in cells]
     rows, crossings = [], []
     for cell, own in zip(cells, met, strict=True):
-        base = points.baseline_place(cells, cell, baseline)
+        base, identity = points.baseline_place(cells, cell, baseline), {name: cell[name] for name in _IDENTITY}
         named = {"base": "", "base_series": ""}
         if base is not None:
             named = {"base": baseline, "base_series": cells[base]["series"]}
         for place, target in enumerate(levels):
-            shared = {**_identity(cell), "target_mse": target}
+            shared = {**identity, "target_mse": target}
             row = {**shared, "repeats": cell["repeats"], **named, **_needed(own[place])}
             rows.append(row if base is None else row | _split(own[place], met[base][place]))
             crossings += [
@@ -106,10 +106,6 @@ def convergence(
         crossings=_frame(crossings, CROSSING_COLUMNS),
         doubts=tuple(_doubts(cells, rows)),
     )
-
-
-def _identity(cell: _Cell) -> dict[str, Any]:
-    return {name: cell[name] for name in _IDENTITY}
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
@@ -143,21 +139,17 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
 
 def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
     """Yield medians over the repeats that were evaluated after equally many samples."""
-    places = [{count: place for place, count in enumerate(run["samples"].tolist())} for run in cell["runs"]]
-    for count in sorted(set().union(*places)):
-        there = [(run, at[count]) for run, at in zip(cell["runs"], places, strict=True) if count in at]
-        every = {name: [run[name][place] for run, place in there] for name in _EVALUATED}
-        middle = {name: _finite(np.median(values)) for name, values in every.items()}
+    table = pd.concat(pd.DataFrame({name: run[name] for name in _EVALUATED}) for run in cell["runs"])
+    for _, rows in table.groupby("samples", sort=True):
+        middle = {name: _finite(np.median(rows[name])) for name in _EVALUATED}
         yield {
-            **_identity(cell),
+            **cell,
             **middle,
             **{f"{name}_median": value for name, value in middle.items()},
-            "repeats": cell["repeats"],
-            "samples": int(count),
-            "evaluations": len(there),
-            "test_mse_min": _finite(min(every["test_mse"])),
-            "test_mse_max": _finite(max(every["test_mse"])),
-            "floor_mse": cell["floor_mse"],
+            "samples": int(rows["samples"].iloc[0]),
+            "evaluations": len(rows),
+            "test_mse_min": _finite(rows["test_mse"].min()),
+            "test_mse_max": _finite(rows["test_mse"].max()),
             "efficiency": cell["floor_mse"] / middle["test_mse"],
         }
 
@@ -170,12 +162,10 @@ def _learning_row(cell: _Cell) -> dict[str, Any]:
     ended = [each for each in by_best if math.isfinite(each["test_mse"][-1])]
     at_best = {name: float(run[name][place]) if math.isfinite(best) else math.nan for name in _EVALUATED}
     return {
-        **{name: cell[name] for name in LEARNING_COLUMNS if name in cell},
-        "diverged": sum(not math.isfinite(value) for value in finals),
+        **cell,
+        "diverged": len(finals) - len(ended),
         "evaluations": int(np.median([len(each["samples"]) for each in cell["runs"]])),
-        "best_mse_median": best,
-        "best_mse_min": bests[0],
-        "best_mse_max": bests[-1],
+        **dict(zip(("best_mse_median", "best_mse_min", "best_mse_max"), (best, bests[0], bests[-1]), strict=True)),
         **{f"best_{name}": value for name, value in at_best.items()},
         "final_mse_median": _finite(finals[len(finals) // 2]),
         "efficiency": cell["floor_mse"] / best,
@@ -250,7 +240,10 @@ def _default_targets(cells: Sequence[_Cell]) -> list[float]:
         for low in (*bests[-1:], *middle):
             if low < narrowest * firsts[0]:
                 top = min(firsts[0], 1e3 * low) if math.isfinite(firsts[0]) else 10 * low
-                levels = {_rounded_up(low * (top / low) ** (step / 3)) for step in range(3)}
+                levels = set()
+                for value in (low * (top / low) ** (step / 3) for step in range(3)):
+                    place = math.floor(math.log10(value)) - 1
+                    levels.add(float(f"{math.ceil(value / 10**place - 1e-9)}e{place}"))
                 return sorted((level for level in levels if level < firsts[0]), reverse=True)
     return []
 
@@ -259,12 +252,6 @@ def _middle(values: Any) -> float:
     """Return the middle of some values, of an even number the larger; NaN where one is unknown."""
     ordered = sorted(float(value) for value in values)
     return math.nan if any(map(math.isnan, ordered)) else ordered[len(ordered) // 2]
-
-
-def _rounded_up(value: float) -> float:
-    """Return the smallest number with two significant digits that is not below `value`."""
-    place = math.floor(math.log10(value)) - 1
-    return float(f"{math.ceil(value / 10**place - 1e-9)}e{place}")
 
 
 def _median_run(met: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -281,7 +268,7 @@ def _median_run(met: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _needed(met: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what the median run needed to a target; `_at_least` what it cannot be below where that is not known."""
     own, times = _median_run(met), [run["train_s"] for run in met if run["reached"]]
-    row = dict.fromkeys(_NEEDED, math.nan) if own is None else {name: own[name] for name in _NEEDED}
+    row = {name: math.nan if own is None else own[name] for name in _NEEDED}
     bounds = {f"{name}_at_least": _middle(run[name] for run in met) for name in _NEEDED} if own is None else {}
     first = own is not None and own["at_first"]
     return {
@@ -302,8 +289,8 @@ def _split(met: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dic
     """Return what is known relative to the baseline: speedup = throughput ratio x statistical efficiency."""
     own, first = _median_run(met), _median_run(base)
     if first is None:
-        bound = {"speedup_at_least": _over(_middle(run["train_s"] for run in base), own["train_s"])} if own else {}
-        return bound
+        bound = _middle(run["train_s"] for run in base)
+        return {} if own is None else {"speedup_at_least": _over(bound, own["train_s"])}
     row = {"base_train_s": first["train_s"], "base_samples": first["samples"]}
     if own is None:
         return row | {"speedup_at_most": _over(first["train_s"], _middle(run["train_s"] for run in met))}
@@ -318,12 +305,13 @@ def _split(met: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dic
         "overhead_ratio": _over(_over(first["wall_s"], first["train_s"]), _over(own["wall_s"], own["train_s"])),
         "speedup_wall": _over(first["wall_s"], own["wall_s"]),
     }
+    ends = (math.nan, math.nan)
     if base is met:
-        row |= {"speedup_low": 1.0, "speedup_high": 1.0}
+        ends = (1.0, 1.0)
     elif all(run["reached"] and run["train_s"] > 0 for run in (*met, *base)):
         speedup = stats.median_ratio([run["train_s"] for run in base], [run["train_s"] for run in met])
-        row |= {"speedup_low": speedup.low, "speedup_high": speedup.high}
-    return row
+        ends = (speedup.low, speedup.high)
+    return row | {"speedup_low": ends[0], "speedup_high": ends[1]}
 
 
 def _over(above: float, below: float) -> float:
@@ -331,8 +319,7 @@ def _over(above: float, below: float) -> float:
 
 
 def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the limitations of the convergence, in a stable order; `rows`: of the targets, cell by cell."""
-    found: tuple[list[str], ...] = ([], [], [])
+    """Yield the limitations of the convergence, cell by cell, as `rows`, of the targets, are; then those of several."""
     alike, blurred, largest = list[_Cell](), list[_Cell](), 0.0
     levels = len(rows) // max(1, len(cells))
     for at, cell in enumerate(cells):
@@ -343,24 +330,23 @@ def _doubts(cells: Sequence[_Cell], rows: Sequence[Mapping[str, Any]]) -> Iterat
         needed = [row["samples"] for row in rows[at * levels : (at + 1) * levels] if row["samples"] > 0]
         share = max(run["warmup_samples"] for run in cell["runs"]) / max(needed, default=math.inf)
         if lowest < _BELOW_FLOOR * floor:
-            found[0].append(
+            yield (
                 f"{place}: a test MSE of {lowest:.3g} is below {_BELOW_FLOOR:g} of the statistical floor of the test "
                 f"set, {floor:.3g}: test curves have been trained on, or one of both is wrong; do not use these runs."
             )
         if lost:
-            found[1].append(
+            yield (
                 f"{place}: {lost} of {plural(len(cell['runs']), 'run')} ended with a test MSE that is not a number: "
                 "the training diverged, and meets no target; a lower learning rate or a warm-up is the usual remedy."
             )
         if len(budgets) > 1 and cell["schedule"] != "constant":
-            found[2].append(
+            yield (
                 f"{place}: runs of {' and '.join(budgets)} count as repeats, but the learning rate of a "
                 f"{cell['schedule']} schedule depends on the length of the run; analyse them separately."
             )
         alike += [cell] * (len(cell["runs"]) > 1 and len(seeds) == 1 and not math.isnan(min(seeds)))
-        blurred, largest = ([*blurred, cell], max(largest, share)) if share > 0.05 else (blurred, largest)
-    for texts in found:
-        yield from texts
+        if share > 0.05:
+            blurred, largest = [*blurred, cell], max(largest, share)
     if alike:  # which no interval over repeats would show
         yield (
             "All repeats have one seed, so they learn the same and do not show how much the test MSE scatters: "

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.impossible import impossible
@@ -43,23 +44,21 @@ def base_of(rows: pd.DataFrame, name: str = "", given: float | Mapping[str, floa
                 f"baseline{of} is {given!r}: give samples/s of one worker for each series, above 0 and at most 1e15"
             )
         return Base(samples_per_s=float(given), words=f"{given:g} samples/s (given)")
-    smallest = int(rows["workers"].min())
-    first = rows[rows["workers"] == smallest]
-    if "nodes" in first and first["nodes"].notna().all():
-        first = first[first["nodes"] == first["nodes"].min()]
-    median = float(first["samples_per_s"].median())
+    workers, rates = rows["workers"].to_numpy(), rows["samples_per_s"].to_numpy(dtype=np.float64)
+    smallest = int(workers.min())
+    rates = rates[workers == smallest]
+    if "nodes" in rows:
+        nodes = rows["nodes"].to_numpy(dtype=np.float64, na_value=np.nan)[workers == smallest]
+        rates = rates if np.isnan(nodes).any() else rates[nodes == nodes.min()]
+    median = float(np.nanmedian(rates))
     if rows.attrs.get("unit") == SPEEDUP and abs(median - 1) >= 0.02:
         return Base(samples_per_s=1.0, words=OWN)
     text = f"median of {smallest} worker{'s' * (smallest > 1)} of this series"
     if smallest == 1:
         return Base(samples_per_s=median, words=text, workers=1)
-    return Base(
-        samples_per_s=median / smallest,
-        words=f"{text}, divided by {smallest}",
-        workers=smallest,
-        doubt=f"no 1-worker point: amdahl and gustafson take {smallest} workers as perfectly scaled; "
-        "give the baseline to have their s",
-    )
+    doubt = f"no 1-worker point: amdahl and gustafson take {smallest} workers as perfectly scaled; give the baseline"
+    words = f"{text}, divided by {smallest}"
+    return Base(samples_per_s=median / smallest, words=words, workers=smallest, doubt=f"{doubt} to have their s")
 
 
 def impossibilities(rows: pd.DataFrame, base_samples_per_s: float) -> list[str]:

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitted import REACH
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
+from horovod_study.analysis.fit.form import REACH
 from horovod_study.analysis.series.culprits import of_kind
 from horovod_study.analysis.series.points import measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
@@ -118,7 +118,7 @@ def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFra
             continue
         law = fit.fits[fit.selected]
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
-        if own["workers"].nunique() < MIN_COUNTS or (own["nodes"].nunique() > 1 and not law.law.by_nodes):
+        if own["workers"].nunique() < MIN_COUNTS or (own["nodes"].nunique() > 1 and not law.form_.by_nodes):
             continue
         first, last = int(own["workers"].min()), int(own["workers"].max())
         most = max(last + 1, math.ceil(REACH * last))
@@ -146,7 +146,7 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
     found = []
     for series, fit in fitted.items():
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
-        if fit.selected is not None and own["nodes"].nunique() > 1 and not fit.fits[fit.selected].law.by_nodes:
+        if fit.selected is not None and own["nodes"].nunique() > 1 and not fit.fits[fit.selected].form_.by_nodes:
             crosses = "its waiting for gradients crosses a node boundary, and its worker counts are too few for a law"
             found.append(f"{series}: {crosses} that knows of nodes; {fit.selected}, the closest other, is not drawn.")
     several = cells[cells["workers"] > 1]
