@@ -369,6 +369,6 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Go
     path = tmp_path / "model.yaml"
     path.write_text("layers: [{name: x, parameters: 5, activations: 2, flop: 10}]")
     assert main(["predict", "--model-parallel", "--model", str(path)]) == 0
-    assert "the model: " + str(path) in capsys.readouterr().out
+    assert f"{path}, 1 layer" in capsys.readouterr().out
     assert main(["predict", "--model-parallel", "--bench", str(tmp_path / "none.json")]) == 2
     golden(capsys.readouterr().err, "bench.json")
