@@ -1,6 +1,6 @@
 """`make bench`: what recording costs - in time per step, in memory over a million steps, in bytes per row.
 
-timers       the timer modes alternating in one process, beside what a user would do otherwise: the verb
+timers       the timer modes alternating in one process: the verb
              `horovod-study bench timers`, with its control
 memory       a million steps without any work through the real clock, recorder and writer, on this process
 rows         bytes and microseconds per row, where rows are written often and where they are written in bulk
@@ -38,8 +38,8 @@ from horovod_study.text.progress import Line, say
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
-CASES = ((75, 1, False, 2.0), (75, 1, True, 0.75), (75, 2, False, 1.0), (1024, 1, False, 1.0))
-"""Batch, workers, whether beside other ways, and the part of --seconds: the first is the one that was promised."""
+CASES = ((75, 1, 2.0), (75, 2, 1.0), (1024, 1, 1.0))
+"""Batch, workers, and the part of --seconds: the first is the one that was promised."""
 WARMUP_STEPS = 20_000
 TRACED_STEPS = 100_000
 LIMITS = {"memory_mb": 50.0, "bytes_per_row": 100.0}
@@ -142,11 +142,11 @@ def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[d
     """Return the cost of the timer modes for the cases that this machine has cores for."""
     path, line = dataset.ensure("100000", seed=1, threads=available_cores()), Line()
     cases = []
-    for batch, count, beside, share in CASES:
+    for batch, count, share in CASES:
         if count in workers:
             cases += measure_timers(
                 folder,
-                {"dataset": str(path.absolute()), "seconds": share * seconds, "beside": beside},
+                {"dataset": str(path.absolute()), "seconds": share * seconds},
                 batch=[batch],
                 workers=[count],
                 over="horovod/mpi",

@@ -20,7 +20,7 @@ from horovod_study.config.run import LAPS
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs import timers
-from horovod_study.programs.timers import BESIDE, measure
+from horovod_study.programs.timers import measure
 from horovod_study.records import read_step_column
 from horovod_study.report.terminal import timers_text
 from horovod_study.studies.bench import measure_timers
@@ -60,9 +60,7 @@ def case(
         "device": "cpu",
         "ways": list(variants),
         "steps": dict.fromkeys(variants, 5),
-        "every": dict.fromkeys(variants, 1),
         "block_s": {name: blocks(percent) for name, percent in variants.items()},
-        "around_s": {},
         "drains": {name: [[512, drain_s if name != "light" else 3 * drain_s]] * 4 for name in variants},
         "calls_s": {"off": 1e-7, "light": 2e-6, "strict": 2.5e-6},
         "seconds": 60.0,
@@ -140,19 +138,6 @@ def test_fewer_than_five_rounds_have_no_interval() -> None:
     assert interval(light) == f"{light['percent']:.2f} %"
 
 
-def test_a_way_that_is_only_in_some_rounds_is_compared_with_off_in_those() -> None:
-    found = case(rounds=20, scatter=0.0, seed=3)
-    found["ways"].append("cProfile")
-    found["steps"]["cProfile"], found["every"]["cProfile"] = 20, 5
-    found["block_s"]["cProfile"] = [4 * 1.06 * seconds for seconds in found["block_s"]["off"][::5]]
-    found["around_s"]["cProfile"] = [0.5 * seconds for seconds in found["block_s"]["off"][::5]]
-    variant = way(timer_cost(found), "cProfile")
-
-    assert variant["percent"] == pytest.approx(6.0)
-    assert variant["edges_percent"] == pytest.approx(6.0 + 12.5), "half a block of 5 steps more in 20 steps"
-    assert variant["edges_steps"] == 20
-
-
 # ---------------------------------------------------------------------------------------------------------- report
 
 
@@ -190,19 +175,14 @@ def measured(
 
 @pytest.mark.slow
 def test_all_ways_take_turns_on_one_model(dataset: Path, tmp_path: Path) -> None:
-    found = measured(dataset, tmp_path, beside=True, rounds=6)
+    found = measured(dataset, tmp_path, rounds=6)
 
-    assert found["ways"] == ["off", "light", "strict", "control", *BESIDE]
-    assert {name: len(blocks) for name, blocks in found["block_s"].items()} == {
-        **dict.fromkeys(("off", "light", "strict", "control"), 6),
-        **dict.fromkeys(BESIDE, 2),
-    }
-    assert set(found["around_s"]) == set(BESIDE) - {"nothing"}
-    assert "nothing" not in found["drains"], "it keeps nothing"
+    assert found["ways"] == ["off", "light", "strict", "control"]
+    assert {name: len(blocks) for name, blocks in found["block_s"].items()} == dict.fromkeys(found["ways"], 6)
     assert all(seconds > 0 for blocks in found["block_s"].values() for seconds in blocks)
     assert 0 < found["calls_s"]["off"] < 1e-3 and 0 < found["calls_s"]["light"] < 1e-3
     cost = timer_cost({"runtime": "serial", **found})
-    assert [each["way"] for each in cost["variants"]] == ["light", "strict", *BESIDE]
+    assert [each["way"] for each in cost["variants"]] == ["light", "strict"]
     json.dumps(cost, allow_nan=False)
 
 
@@ -238,14 +218,6 @@ def test_captured_steps_take_turns_too(
     data_lap = ["data"] if loader == "memory" else []
     assert known["light"] == [*data_lap, "compute"]
     assert known["strict"] == [*data_lap, "forward", "backward", "sync", "update"]
-
-
-@pytest.mark.slow
-def test_graphs_have_no_hooks_on_layers(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
-    found = measured(dataset, tmp_path, {"cuda_graphs": True}, rounds=3, beside=True)
-
-    assert "module hooks" not in found["ways"] and "torch.profiler" in found["ways"]
 
 
 @pytest.mark.slow

@@ -116,8 +116,6 @@ def _timers_arguments(parser: Parser) -> None:
     add("--rounds", **COUNT, help="so many rounds instead, however long they take", more=True)
     block = "of one mode in a row (default: about 12 ms of them)"
     add("--steps-per-block", **COUNT, help=block, more=True)
-    beside = "let torch.profiler, cProfile and hooks on all layers alternate too, and a loop that keeps nothing"
-    add("--beside", **FLAG, help=beside, more=True)
     add("--seed", **COUNT, default=1, help="of the order in the rounds (default 1)", more=True)
 
 
@@ -128,7 +126,7 @@ def timers(options: argparse.Namespace) -> Result:
     from horovod_study.report.terminal import timers_text
     from horovod_study.studies.bench import measure_timers
 
-    plan = given(options, "seconds", "rounds", "steps_per_block", "beside", "seed")
+    plan = given(options, "seconds", "rounds", "steps_per_block", "seed")
     plan = {"dataset": str(_dataset(options).absolute()), **plan}
     of_runs = given(options, "widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels")
     where = given(options, "batch", "workers", "over")

@@ -143,7 +143,7 @@ def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:
     """The scaling laws of each series."""
     from horovod_study.analysis.fit.fitting import fit_series
     from horovod_study.records import finite
-    from horovod_study.report.laws import laws_text
+    from horovod_study.report.terminal import laws_text
 
     series = finite(fit_series(points, baseline_samples_per_s=baseline))
     notes = (

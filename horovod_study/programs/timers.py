@@ -7,9 +7,9 @@ their memory is elsewhere. So there is one model, one optimiser and one stream o
 alternate, one of each way in a round, in an order shuffled again in every round. What the machine does within a second
 hits all blocks of a round alike, and only blocks of one round are compared (analysis/steps/timers.py).
 
-A way is what is different: the clock that training has in a timer mode with a recorder of its own that writes rows to a
-file of its own, or a profiler around the step. `off` is there twice: the second one, `control`, shows what the method
-finds where there is nothing to be found.
+A way is what is different: the clock that training has in a timer mode, with a recorder of its own that writes rows to
+a file of its own. `off` is there twice: the second one, `control`, shows what the method finds where there is nothing
+to be found.
 
 With CUDA graphs, off and light share the graphs of the whole step; strict has graphs of its own, of the phases, as in
 training.
@@ -18,14 +18,12 @@ Rows are written between the blocks, as rarely as in training, and that is timed
 contain the writing would stand out, and be taken for a disturbance.
 """
 
-import cProfile
 import itertools
 import os
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,6 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch import nn
 
 from horovod_study import records
 from horovod_study.comm import Backend, fail_together, gpus
@@ -51,9 +48,6 @@ from horovod_study.workload.loaders import feed, open_loader, resident
 from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.trainer import train_step
 
-BESIDE = ("nothing", "torch.profiler", "cProfile", "module hooks")
-"""What a user would do otherwise; `nothing` keeps not even the losses, to see what mode off costs."""
-
 _LEAD_STEPS = 1  # steps at the begin of each block that are not timed: they follow steps of another way, and a barrier
 
 _MOST_ROUNDS = 20_000
@@ -61,22 +55,18 @@ _MOST_ROUNDS = 20_000
 
 @dataclass(kw_only=True)
 class _Variant:
-    """One way to make a step: its clock and recorder, what goes around a block, and what was found."""
+    """One way to make a step: its clock and recorder, and what was found."""
 
     clock: LapClock
     laps: tuple[str, ...]  # of each step
     phases: bool = False  # graphs of their own for forward and backward
-    every: int = 1  # in so many rounds once, from the first on: profilers cost so much that few blocks will do
+    recorder: Recorder
     steps: int = 0  # of a block that are timed
-    recorder: Recorder | None = None
-    around: Callable[[], AbstractContextManager[Any]] | None = None  # of a block, its untimed steps included
     block_s: list[float] = field(default_factory=list)  # of the timed steps
-    around_s: list[float] = field(default_factory=list)  # entering and leaving `around`
     drains: list[tuple[int, float]] = field(default_factory=list)  # rows, seconds
 
     def drain(self) -> None:
         """Write the rows, and note what that takes."""
-        assert self.recorder is not None
         rows, began = len(self.recorder), now()
         self.recorder.drain(self.clock)
         self.drains.append((rows, now() - began))
@@ -93,24 +83,20 @@ def measure(
     """Return what was measured on all ranks; collective, and the same on all of them.
 
     `plan`: the path of a `dataset`; `seconds`, or `rounds` of blocks; and where they are not the usual ones
-    `steps_per_block`, `seed` of the order, and `beside`: whether `BESIDE` alternate too. Files are written to `folder`.
+    `steps_per_block` and `seed` of the order. Files are written to `folder`.
 
-    `block_s`: for each way one number per round, or per `every`-th round, the first one included: the seconds of the
-    slowest rank for so many `steps`.
-    `drains`: for each way what writing rows took, [rows, seconds]. `around_s`: starting and stopping of what is around
-    a block. `calls_s`: for each timer mode the seconds that recording one step takes where there is no step, writing
-    included.
+    `block_s`: for each way one number per round: the seconds of the slowest rank for so many `steps`. `drains`: for
+    each way what writing rows took, [rows, seconds]. `calls_s`: for each timer mode the seconds that recording one step
+    takes where there is no step, writing included.
     """
-    plan = {"rounds": None, "steps_per_block": None, "beside": False, "seed": 1, **plan}
+    plan = {"rounds": None, "steps_per_block": None, "seed": 1, **plan}
     keep_freed_memory()
     torch.set_num_threads(config.threads)
     device = gpus.take(config.device, backend)
     places = backend.gather((os.uname().nodename, environment.affinity()))
     here = places[backend.rank][0]
     load = evidence.OtherLoad(sorted({core for host, cores in places if host == here for core in cores}))
-    ways = [*TIMER_MODES, "control", *(BESIDE if plan["beside"] else ())]
-    # None are called in a CUDA graph.
-    ways = [name for name in ways if not (config.cuda_graphs and name == "module hooks")]
+    ways = [*TIMER_MODES, "control"]
     with ExitStack() as stack:
         with fail_together(backend):
             steps = _ModelSteps(config, backend, device, Path(plan["dataset"]), stack)
@@ -121,8 +107,7 @@ def measure(
         calls_s = {mode: steps.calls(mode, rows_per_drain) for mode in TIMER_MODES}
     variants = steps.variants
     mine: dict[str, Any] = {"block_s": {name: each.block_s for name, each in variants.items()}}
-    mine["around_s"] = {name: each.around_s for name, each in variants.items() if each.around_s}
-    mine["drains"] = {name: each.drains for name, each in variants.items() if each.recorder is not None}
+    mine["drains"] = {name: each.drains for name, each in variants.items()}
     everybody = backend.gather({**mine, "calls_s": calls_s})
     samples = backend.gather(load.sample(at_least_s=0.0))
     others = evidence.other_cores(samples, [{"host": host} for host, _ in places])
@@ -138,7 +123,6 @@ def measure(
         "config": vars(config),
         "ways": ways,
         "steps": {name: variant.steps for name, variant in variants.items()},
-        "every": {name: variant.every for name, variant in variants.items()},
         "lead_steps": _LEAD_STEPS,
         "rows_per_drain": rows_per_drain,
         "seconds": now() - began,
@@ -208,30 +192,21 @@ class _ModelSteps:
         self._loss = torch.zeros((), device=device)
 
     def open_variants(self, names: Sequence[str], folder: Path, stack: ExitStack) -> None:
-        """Open the ways; those with a recorder write into folders of their own, until `stack` is left."""
+        """Open the ways, which write into folders of their own until `stack` is left."""
         self.variants: dict[str, _Variant] = {}
-        around: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            "torch.profiler": torch.profiler.profile,
-            "cProfile": cProfile.Profile,
-            "module hooks": lambda: _module_hooks(self._lone.bare_model),
-        }
         for name in names:
             captured = self._captured.get(phases := self._config.cuda_graphs and name == "strict")
             mode, stamps = name if name in TIMER_MODES else "off", None if captured is None else captured.stamps
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            writer = records.StepWriter(folder / name, self._backend.rank)
+            stack.callback(writer.close)
             self.variants[name] = variant = _Variant(
                 clock=open_clock(mode, self._device, stamps=stamps),
                 laps=ORDINARY_LAPS if captured is None else captured.laps,
                 phases=phases,
-                every=5 if name in BESIDE else 1,
-                around=around.get(name),
+                recorder=Recorder(writer, self._config.batch, rank=self._backend.rank),
             )
             variant.clock.start()  # an endless stretch
-            if name != "nothing":
-                own = folder / name.replace(" ", "-")
-                own.mkdir(parents=True, exist_ok=True)
-                writer = records.StepWriter(own, self._backend.rank)
-                stack.callback(writer.close)
-                variant.recorder = Recorder(writer, self._config.batch, rank=self._backend.rank)
 
     def calibrate(self, steps_per_block: int | None) -> int:
         """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""
@@ -244,12 +219,11 @@ class _ModelSteps:
         # cut into blocks of 1, 5, 15 and 50 steps give intervals of +-0.13, 0.15, 0.28 and 0.51 % where there is
         # nothing to be found.
         count = steps_per_block or max(2, round(0.012 / step_s))
-        for name, variant in self.variants.items():
-            variant.steps = max(count, 20) if name in BESIDE else count
+        for variant in self.variants.values():
+            variant.steps = count
             self.block(variant)
-            if variant.recorder is not None:
-                variant.drain()
-            variant.block_s, variant.around_s, variant.drains = [], [], []
+            variant.drain()
+            variant.block_s, variant.drains = [], []
         rows = max(1, min(DRAIN_STEPS, round(DRAIN_S / step_s)))
         # The losses of captured steps are in rings that ways share: they are read before one has gone round.
         return max(1, min(rows, RING // (2 * len(self.variants)))) if self._captured else rows
@@ -258,10 +232,9 @@ class _ModelSteps:
         """Make round after round, of every way a block, until there are enough."""
         shuffle, began, rounds, off = random.Random(plan["seed"]), now(), plan["rounds"], self.variants["off"]
         for done in itertools.count(1):
-            due = [variant for variant in self.variants.values() if (done - 1) % variant.every == 0]
-            for variant in shuffle.sample(due, len(due)):
+            for variant in shuffle.sample([*self.variants.values()], len(self.variants)):
                 self.block(variant)
-                if variant.recorder is not None and len(variant.recorder) >= rows_per_drain:
+                if len(variant.recorder) >= rows_per_drain:
                     variant.drain()
             spent_s = self._backend.maximum(now() - began)
             whole = min(1.0, spent_s / plan["seconds"] if rounds is None else done / rounds)
@@ -269,7 +242,7 @@ class _ModelSteps:
             if done >= (rounds or _MOST_ROUNDS) or (rounds is None and done >= 3 and spent_s >= plan["seconds"]):
                 break
         for variant in self.variants.values():  # too short for a full one
-            if variant.recorder is not None and len(variant.recorder) and not variant.drains:
+            if len(variant.recorder) and not variant.drains:
                 variant.drain()
 
     def calls(self, mode: str, rows_per_drain: int) -> float:
@@ -278,7 +251,6 @@ class _ModelSteps:
         Everything they need is in the processor's cache then, which it need not be in training.
         """
         clock, recorder, count = self.variants[mode].clock, self.variants[mode].recorder, 2000
-        assert recorder is not None
         recorder.drain(clock)
         if isinstance(clock.device, KernelStamps):  # without steps no kernel writes a time: a stamp would be a launch
             clock = LapClock()
@@ -298,21 +270,12 @@ class _ModelSteps:
         """Make a block of steps `variant`, untimed ones first, and note the seconds of the others on this rank."""
         self._streams[variant.phases].ready(_LEAD_STEPS + variant.steps)
         self._backend.barrier()
-        with ExitStack() as stack:
-            entered = now()
-            if variant.around is not None:
-                stack.enter_context(variant.around())
-            began = now()
-            self._make(variant, _LEAD_STEPS)
-            self._lone.wait()
-            opened = now()
-            self._make(variant, variant.steps)
-            self._lone.wait()
-            closed = now()
-            variant.block_s.append(closed - opened)
-            stack.close()
-            if variant.around is not None:
-                variant.around_s.append(now() - closed + began - entered)
+        self._make(variant, _LEAD_STEPS)
+        self._lone.wait()
+        opened = now()
+        self._make(variant, variant.steps)
+        self._lone.wait()
+        variant.block_s.append(now() - opened)
 
     def _make(self, variant: _Variant, count: int) -> None:
         clock, recorder, stream, step = variant.clock, variant.recorder, self._streams[variant.phases], self._step
@@ -330,31 +293,9 @@ class _ModelSteps:
             else:
                 loss = captured.take(batch, clock)
                 norm2 = captured.norm2
-            if recorder is not None:
-                recorder.add(step, 0, loss, None if arithmetic.scaler else norm2)
+            recorder.add(step, 0, loss, None if arithmetic.scaler else norm2)
             step += 1
         self._step, self._loss = step, loss
-
-
-@contextmanager
-def _module_hooks(model: nn.Module) -> Iterator[None]:
-    """Stamp the begin and the end of every layer's forward and backward, as hand-made timers do."""
-    stamps: list[tuple[str, float]] = []
-    with ExitStack() as stack, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")  # of the first layer
-        for name, layer in model.named_modules():
-            if next(layer.children(), None) is not None:
-                continue
-
-            def stamp(*_: Any, name: str = name) -> None:
-                stamps.append((name, now()))
-
-            register = [layer.register_forward_pre_hook, layer.register_forward_hook]
-            if next(layer.parameters(), None) is not None:
-                register += [layer.register_full_backward_pre_hook, layer.register_full_backward_hook]
-            for each in register:
-                stack.callback(each(stamp).remove)
-        yield
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ import math
 import os
 import resource
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -664,7 +665,8 @@ def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Stea
     sha256 = _common([each.ended.get("sha256") for each in ranks])
     everybody = []
     for each, own in zip(steps, ranks, strict=True):
-        summary = _summary({} if off else each.columns, first)
+        timed = {} if off else {name: values[first:].copy() for name, values in each.columns.items()}
+        summary = records.lap_summary(defaultdict(partial(np.empty, 0), timed).__getitem__)
         memory = (own.ended.get("rss_mb"), own.ended.get("pss_mb"))
         everybody.append({"steps": len(each), "summary": summary, "rows_lost": 0, "memory": memory})
     waits, waited_s = steps[0].waits, steps[0].waited_s
@@ -688,7 +690,3 @@ def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
     found = {"seconds": outside, "share": outside / whole, "samples_per_s": rate * inside / whole}
     found |= {"longest_s": float(gaps.max(initial=0.0)), "gaps": int((gaps > _GAP_S).sum())}
     return {**found, "after_s": steps.after_s}
-
-
-def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
-    return records.lap_summary(lambda name: columns[name][first:].copy() if name in columns else np.array([]))

@@ -1,4 +1,4 @@
-"""What verbs print: the account of steps, where synchronisation goes, other tools' traces, timers, equality."""
+"""What verbs print: laws, the account of steps, where synchronisation goes, other tools' traces, timers, equality."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import MINUS, THIN, fixed, known, milliseconds, percent, quoted
 from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
-from horovod_study.text.words import cut, plural, span, wrapped
+from horovod_study.text.words import cut, plural, printable, span, wrapped
 
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
 _CELL = ["series", "workers", "nodes"]
@@ -352,8 +352,7 @@ def inspector_lines(found: Mapping[str, Any]) -> list[str]:
     return [line.replace(THIN, " ") for line in (*to_lines(table_of(_SIZES, rows[:_SHOWN])), *said, who)]
 
 
-_NAMES = {"control": "off again (control)", "nothing": "nothing kept, not even losses"}
-_HEADS = ("", "step, ms", "overhead", "95 % interval", "writing", "calls, us", "")
+_HEADS = ("", "step, ms", "overhead", "95 % interval", "writing", "calls, us")
 
 
 def timers_text(costs: Sequence[Mapping[str, Any]], cases: Sequence[Mapping[str, Any]]) -> str:
@@ -374,16 +373,14 @@ def _table(cost: Mapping[str, Any]) -> str:
         f"batch {cost['batch']}, {plural(cost['workers'], 'worker')} ({cost['runtime']}), {cost['device']}: "
         f"{cost['rounds']} rounds of {cost['steps_per_block']} steps each, {cost['seconds']:.0f} s"
     )
-    rows = [("off", f"{cost['off_step_s'] * 1e3:.3f}", *[""] * 5)]
+    rows = [("off", f"{cost['off_step_s'] * 1e3:.3f}", *[""] * 4)]
     for each in (cost["control"], *cost["variants"]):
         ends = "" if each["low"] is None else f"[{each['low']:+.2f}, {each['high']:+.2f}]"
         calls = "" if each["calls_us"] is None else f"{each['calls_us']:.1f}"
-        edges = ""
-        if each["edges_percent"] is not None and each["edges_percent"] - each["percent"] > 0.5:
-            edges = f"{each['edges_percent']:+.2f} % with start and stop every {each['edges_steps']} steps"
         shares = f"{each['percent']:+.2f} %", ends, f"{each['writing_percent']:+.2f} %"
-        rows.append((_NAMES.get(each["way"], each["way"]), f"{each['step_s'] * 1e3:.3f}", *shares, calls, edges))
-    return "\n".join([head, *to_lines(table_of(_HEADS, rows, texts=(0, 6)))])
+        name = "off again (control)" if each["way"] == "control" else each["way"]
+        rows.append((name, f"{each['step_s'] * 1e3:.3f}", *shares, calls))
+    return "\n".join([head, *to_lines(table_of(_HEADS, rows))])
 
 
 Case = Mapping[str, Any]
@@ -504,3 +501,44 @@ def _number(value: float) -> str:
     if math.isnan(value) or value == 0:
         return NOTHING if value else "0"
     return f"{value:.1e}" if math.isfinite(value) else "no number"
+
+
+_LIMITS = {"knee": "workers at the knee:", "peak": "workers at the peak:", "limit": "speedup is never above"}
+
+
+def laws_text(name: str, one: Mapping[str, Any]) -> str:
+    """Return the laws of a series: a row for each that is about its kind of scaling, the others by name, the doubts."""
+    selected, told, rows = one["selected"], [], []
+    reasons: dict[str, list[str]] = {}
+    lines = [f"{cut(printable(name), 60) or 'all points'}: speedup relative to {one['baseline']}"]
+    for law, fitted in one["laws"].items():
+        known = fitted["identifiable"]
+        if law != selected and not (known and fitted["applies"]):
+            told.append(f"{law}: ")
+        if not fitted["applies"]:
+            reasons.setdefault(fitted["why_not"], []).append(law)
+            told.append(f"{law} does not apply")
+        if fitted["applies"] or law == selected:
+            parts = [_interval(each, value, fitted["ci95"].get(each)) for each, value in fitted["params"].items()]
+            aicc = NOTHING if fitted["aicc"] is None else f"{fitted['aicc']:.1f}"
+            off = NOTHING if fitted["loo_error"] is None else f"{100 * fitted['loo_error']:.1f} %"
+            mark = "*" if law == selected else " " if known else "?"
+            rows.append((f"{mark} {law}", f"{fitted['rmse']:.3g}", aicc, off, "  ".join(parts)))
+    lines += to_lines(table_of(("  law", "rmse", "AICc", "loo", "parameters"), rows, texts=(0, 4)))
+    for what, label in _LIMITS.items() if selected else ():
+        value = one["laws"][selected][what]
+        if value is not None and value > 1:
+            lines.append(f"  {_interval(label, value, one['laws'][selected].get(f'{what}_ci95'))}")
+    lines += [f"  - {', '.join(laws)}: not for {one['mode']} scaling ({why})" for why, laws in reasons.items()]
+    lines += [f"  assumed: {one['assumed']}"] if one["assumed"] else []
+    lines += [f"  doubt: {doubt}" for doubt in one["doubts"] if not doubt.startswith(tuple(told))]
+    return "\n".join(
+        part for line in lines for part in ([line] if "[" in line else wrapped(line, 100, deeper="      "))
+    )
+
+
+def _interval(name: str, value: float, ends: Any) -> str:
+    low, high = ends or (None, None)
+    return f"{name} {value:.5g}" + (
+        "" if low is None else f" [{low:.3g}, {'no end' if high is None else f'{high:.3g}'}]"
+    )

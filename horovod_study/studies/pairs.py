@@ -189,14 +189,6 @@ def _require_same_work(
             )
 
 
-def _effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Return how the runtimes differed in effect: reduction, and settings that the libraries of both know."""
-    found = {"reduction (in effect)": (a.effective.get("reduction"), b.effective.get("reduction"))}
-    one, other = (record.effective.get("settings") or {} for record in (a, b))
-    found |= {name: (one[name]["value"], other[name]["value"]) for name in one if name in other}
-    return {name: values for name, values in found.items() if values[0] != values[1]}
-
-
 # ------------------------------------------------------------------------------------------------------------ the runs
 
 
@@ -258,7 +250,11 @@ class Comparison:
             for each in named.values():
                 _require_same_work(self._run.workload, first.setdefault(workers, each), each, but=own)
             _require_same_work(self._run.workload, named["A"], named["B"])
-            self.differs |= _effective_differences(named["A"][1], named["B"][1])
+            one, other = (named[arm][1].effective for arm in ARMS)
+            both = {"reduction (in effect)": (one.get("reduction"), other.get("reduction"))}  # and what both know
+            a, b = (each.get("settings") or {} for each in (one, other))
+            both |= {name: (a[name]["value"], b[name]["value"]) for name in a if name in b}
+            self.differs |= {name: values for name, values in both.items() if values[0] != values[1]}
             keys = {cell.arm: cell.key for cell in cells}
             block: dict[str, Any] = {"workers": workers, "block": repeat + 1, "first": cells[0].arm}
             block |= {arm: _figures(self.directory / keys[arm], named[arm][1]) for arm in ARMS}

@@ -43,8 +43,9 @@ from horovod_study.studies.runner import RunOptions, end_unattended
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
+from horovod_study.text.numbers import quoted
 from horovod_study.text.progress import duration
-from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.tables import NOTHING, table_of, to_lines
 
 SECONDS = 2.0  # of a launch that does not alternate
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
@@ -98,8 +99,7 @@ def ratio_of(slices: Sequence[Slice], one: str, other: str) -> Interval:
 
 def words(ratio: Interval) -> str:
     """Return e.g. 1.052 [1.031, 1.074]."""
-    ends = f" [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio.known else ""
-    return f"{ratio.value:.3f}{ends}" if math.isfinite(ratio.value) else "-"
+    return quoted(ratio.value, ratio.low, ratio.high) or NOTHING
 
 
 class Race:

@@ -119,16 +119,12 @@ def _span(low: float, high: float | None, digits: int) -> str:
     return " to ".join(dict.fromkeys(texts))
 
 
-def _chance(p: float, digits: int) -> str:
-    return f"<{THIN}0.001" if p < 0.001 else fixed(p, min(3, max(2, significant(p, 1))))
-
-
 KINDS: Mapping[str, Callable[..., str]] = {
     "text": str,
     "count": lambda value, digits: fixed(value, 0),
     "number": alone,
     "share": lambda value, digits: percent(value / 100).removesuffix(f"{THIN}%"),  # in whole per cent from one on
-    "chance": _chance,  # a p value
+    "chance": lambda p, digits: f"<{THIN}0.001" if p < 0.001 else fixed(p, min(3, max(2, significant(p, 1)))),
     "of": lambda part, whole, digits: " of ".join(dict.fromkeys((fixed(part, 0), fixed(whole, 0)))),  # once if all
     "span": _span,  # `1 to 3`
     "interval": _interval,

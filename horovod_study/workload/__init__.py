@@ -5,9 +5,8 @@ material        the law, and the generator of labelled curves
 dataset         the files of a data set: making, checking, opening, split, batches
 floor           the Cramer-Rao bound: the smallest error that the noise of the curves allows
 curves          a user's own curves: tables and arrays, units, checks
-importing       a data set of them, with its provenance
+importing       a data set of them, with its provenance; the law fitted to them by least squares
 room            memory and disk, looked at before they are needed
-least_squares   the law fitted to curves
 loaders         how batches come to the device that computes
 model           the network
 optimizer       the update rule and the arithmetic of a step

@@ -9,6 +9,7 @@ from typing import Any
 from horovod_study.config.run import LAPS, RunConfig
 from horovod_study.text.progress import Line
 from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 from horovod_study.workload.evaluation import compared_to_floor
 
 
@@ -49,7 +50,10 @@ def summary(result: dict[str, Any]) -> str:
     """Return the closing table of a run as text."""
     lost = ", ".join(f"{rows:,} of rank {rank}" for rank, rows in enumerate(result["rows_lost"] or []) if rows)
     count, seconds, size = (result[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes"))
-    kept = f"{count} checkpoint{'s' * (count > 1)}"
+    kept, found, later = f"{count} checkpoint{'s' * (count > 1)}", result["steady"], ""
+    if found and found["step"] != found["declared"]:
+        more = plural(found["step"] - found["declared"], "step", ",")
+        later = f"{more} more than the declared {found['declared']:,} are outside the window"
     return "\n".join(
         [
             "",
@@ -63,7 +67,7 @@ def summary(result: dict[str, Any]) -> str:
                 else f"   step {result['step_ms_median']:.2f} ms (median), {result['step_ms_p90']:.2f} ms (p90)"
             )
             + f"   {result['steps']:,} steps in {result['window_s']:.1f} s",
-            *_steady_lines(result["steady"]),
+            *([f"  steady from step {found['step']:,} on: {later}"] if later else []),
             "",
             *_lap_lines(result["laps_share"], workers=result["workers"]),
             *([f"  step rows lost to a full disk: {lost}; times are those of the rows there are"] if lost else []),
@@ -71,16 +75,6 @@ def summary(result: dict[str, Any]) -> str:
             f"  recorded in {os.path.relpath(result['run_dir'])}",
         ]
     )
-
-
-def _steady_lines(found: Mapping[str, Any] | None) -> list[str]:
-    if not found or found["step"] == found["declared"]:
-        return []
-    more = found["step"] - found["declared"]
-    return [
-        f"  steady from step {found['step']:,} on: {more:,} step{'s' * (more > 1)} more than the declared "
-        f"{found['declared']:,} are outside the window"
-    ]
 
 
 def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]:

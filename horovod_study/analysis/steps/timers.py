@@ -21,21 +21,16 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = 0.5) -> dict[s
 
     `control` is mode off again, `variants` the other ways. Each has its `step_s`, the median over the rounds with
     writing; `percent` of the step with mode off and the ends `low` and `high` of its interval, None with fewer than 5
-    rounds; `writing_percent` of it; `calls_us`, microseconds a step that the calls take alone, None beside; and
-    `edges_percent`, with its start and stop every `edges_steps` steps.
+    rounds; `writing_percent` of it; `calls_us`, microseconds a step that the calls take alone.
     """
     steps = case["steps"]
-    blocks, around = (
-        {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case[kind].items()}
-        for kind in ("block_s", "around_s")
-    )
+    blocks = {name: np.asarray(values, dtype=np.float64) / steps[name] for name, values in case["block_s"].items()}
     off, nothing = blocks["off"], (0.0, 0.0, 0.0)
     base_s = math.exp(trimmed_mean(np.log(off))[0])
     writing = {name: trimmed_mean([s / rows for rows, s in found]) for name, found in case["drains"].items()}
 
     def overhead(name: str) -> dict[str, Any]:
-        beside = off[:: case["every"][name]]  # of the same rounds
-        logs = np.log(blocks[name] / beside)
+        logs = np.log(blocks[name] / off)
         mean, error, freedom = trimmed_mean(logs)
         written, ours = writing.get(name, nothing), writing.get("off", nothing)
         more = (written[0] - ours[0]) / base_s
@@ -43,7 +38,6 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = 0.5) -> dict[s
         # The writing's own scatter is added in square: it is timed apart from the blocks.
         spread = math.hypot(math.exp(mean) * error, written[1] / base_s, ours[1] / base_s)
         half = half_width(spread, freedom) if len(logs) >= 5 else None
-        edges = np.log((blocks[name] + around[name]) / beside) if name in around else None
         return {
             "way": name,
             "step_s": float(np.median(blocks[name])) + written[0],
@@ -52,8 +46,6 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = 0.5) -> dict[s
             "high": None if half is None else 100 * (center + half),
             "writing_percent": 100 * more,
             "calls_us": 1e6 * case["calls_s"][name] if name in case["calls_s"] else None,
-            "edges_percent": None if edges is None else 100 * math.expm1(trimmed_mean(edges)[0]),
-            "edges_steps": None if edges is None else steps[name],
         }
 
     control = overhead("control")

@@ -223,8 +223,10 @@ def _leads(
         for name, each in OPTIONS.items()
         if each.short_title and name in common
     )
+    withheld = [each["withheld"] for each in analysis.provenance["findings"] if each.get("withheld")]
+    alone = "there is no point of several workers with a baseline"
     found: dict[str, Sequence[str]] = {
-        "scaling": [*_scaling(analysis, drawn)],
+        "scaling": [] if "speedup" in drawn else [f"No speedup is drawn: {[*withheld, alone][0]}."],
         "step": [*_step(analysis)],
         "nodes": jumped(analysis),
         "synchronisation": waiting(analysis),
@@ -236,13 +238,6 @@ def _leads(
     if against is not None:
         found["against"] = [f"{compared.headline(against)}.", *against.doubts, *compared.texts(against)]
     return found
-
-
-def _scaling(analysis: Analysis, drawn: Mapping[str, Any]) -> Iterable[str]:
-    """Yield why no speedup is drawn."""
-    if "speedup" not in drawn:
-        why = [found["withheld"] for found in analysis.provenance["findings"] if found.get("withheld")]
-        yield f"No speedup is drawn: {why[0] if why else 'there is no point of several workers with a baseline'}."
 
 
 def _step(analysis: Analysis) -> Iterable[str]:

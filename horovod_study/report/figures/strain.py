@@ -1,16 +1,26 @@
-"""The figure of a learning-rate range test: loss against rate, with the rates that were read off it."""
+"""Figures of the worked example: a learning-rate range test, and Optuna's own of a hyper-parameter search."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib import figure as mpl
 
 from horovod_study.analysis.learning.lr_range import UNSTEADY, RangeTest
 from horovod_study.records import finite
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import COLORS, QUIET, SeriesStyle
+
+if TYPE_CHECKING:  # Optuna takes a second to load
+    from optuna import Study
 
 NAME = "lr_range"
 _LINE = SeriesStyle(label="running median", color=COLORS[0], marker=".", filled=True, dash="-")
@@ -57,3 +67,38 @@ def drawing(test: RangeTest, *, batch: int) -> Figure:
         panels=[Panel(layers=[*guides, *layers], y="Training loss (MSE)", x="Learning rate", log="y", decades=True)],
         looks={"line": _LINE, "step": _STEP},
     )
+
+
+CAPTION = (
+    "Test MSE (mean over both normalised targets) of {done} finished trials, in order with the best so far (search), "
+    "and against the values of the varied options (search_values). Trials that ended early are left out. Later trials "
+    "are where earlier ones did well."
+)
+
+
+def write_search(study: "Study", directory: Path) -> list[Path]:
+    """Write the figures (.pdf, .svg, .png) and their caption (.txt); return the paths, none when none has finished."""
+    from optuna.trial import TrialState
+    from optuna.visualization import matplotlib as plots
+
+    done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+    if not done:
+        return []
+    drawn: dict[str, Any] = {"search": plots.plot_optimization_history, "search_values": plots.plot_slice}
+    figures = {name: partial(_draw, plot, study) for name, plot in drawn.items()}
+    # Optuna would set its own look, and tells programmers that its figures are an experiment.
+    with warnings.catch_warnings(), patch.dict(plt.style.library, {"ggplot": {}}):
+        warnings.simplefilter("ignore")
+        return write_result(directory, {"search.txt": CAPTION.format(done=done)}, figures, choose="folder")
+
+
+def _draw(plot: Callable[..., Any], study: "Study", width_in: float) -> mpl.Figure:
+    panels = np.ravel(plot(study, target_name="Test MSE"))
+    figure: mpl.Figure = panels[0].get_figure()
+    plt.close(figure)
+    figure.suptitle("")
+    figure.set_size_inches(max(width_in, 1.8 * len(panels)), 0.5 * width_in)
+    figure.set_layout_engine("constrained")
+    for axes in panels:
+        axes.set(title="", yscale="log")
+    return figure
