@@ -30,7 +30,8 @@ from horovod_study import cli, files, records
 from horovod_study.cluster import doctor, identity
 from horovod_study.errors import StudyError
 from horovod_study.recording import command
-from horovod_study.report import export, grammar
+from horovod_study.report import export
+from horovod_study.report.kit import style
 from horovod_study.report.page import html
 from horovod_study.studies import lease
 from horovod_study.workload import checkpoint, dataset
@@ -309,8 +310,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick() -> Iterator[None]:
     """Pictures and the page are made in no time: what is tested is where they are written."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammar, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
-        patch.setattr(grammar, "settled", lambda figure: figure)
+        patch.setattr(style, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
+        patch.setattr(style, "settled", lambda figure: figure)
         patch.setattr(html, "render", lambda analysis, *, against=None: f"<html>{EDITION['number']}</html>\n" * 500)
         yield
 

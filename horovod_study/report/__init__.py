@@ -6,8 +6,7 @@
     page       report.html with its script, the tables for print, the check of all of it
     explanation  what `horovod-study explain` shows, of steps and of commands without any
     against    what `horovod-study report --against` shows
-    laws       what `horovod-study predict` shows of fitted laws
-    terminal   tables of other verbs: account, attribution, timeline, traces, timers, equality
+    terminal   tables of other verbs: laws, account, attribution, timeline, traces, timers, equality
     export     traces, trackers, Extra-P, and a study as one file to publish
 
 matplotlib is imported here and nowhere else.

@@ -15,5 +15,5 @@ of a study:
     usage            what processors and GPUs did
 
 of one verb:
-    bench, inspection (with the hosts over time), lr_range, search, simulation
+    bench, inspection (with the hosts over time), simulation, strain (range test, search)
 """
