@@ -93,7 +93,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
             deeper = "  " + " " * len("".join(re.findall(r"^(?:- |\d\. )", "".join(each))))
             lines += wrapped(each, width, "  ", deeper) if isinstance(each, str) else [f"  {line}" for line in each]
     # Narrow spaces kept numbers whole while lines were wrapped; not every terminal shows them.
-    return [line.replace(THIN, " ").rstrip() for line in lines]
+    return [line.replace(f"{THIN}%", " %").replace(THIN, ",").rstrip() for line in lines]
 
 
 def _first(found: Explanation) -> Iterable[str]:
@@ -280,7 +280,7 @@ def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
 
     def cell(value: Any) -> str:
         if isinstance(value, float):
-            return rounded(value, 3)
+            return rounded(value, 3).replace(THIN, ",")
         return NOTHING if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"
 
     cells = [tuple(cell(row[name]) for name in shown) for row in rows]

@@ -11,7 +11,7 @@ import math
 from typing import TypeGuard
 
 THIN = "\u202f"
-"""A narrow space that does not break: between a number and its unit."""
+"""A narrow space that does not break: between a number and its unit, and between thousands."""
 
 MINUS = "\u2212"
 
@@ -53,7 +53,7 @@ def fixed(value: float, decimals: int) -> str:
     """
     if decimals > _MOST_DECIMALS:
         return "0" if value == 0 else scientific(value)
-    text = f"{round(value, decimals):,.{max(0, decimals)}f}"
+    text = f"{round(value, decimals):,.{max(0, decimals)}f}".replace(",", THIN)
     return text.replace("-", MINUS if any(digit in text for digit in "123456789") else "")
 
 

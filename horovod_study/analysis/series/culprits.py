@@ -205,7 +205,7 @@ def told(row: Row) -> list[str]:
 
 
 def _said(rule: Culprit, row: Row) -> str:
-    return rule.words(row).replace(THIN, " ")  # as on every terminal
+    return rule.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
 
 
 def culprits(points: pd.DataFrame) -> Iterator[str]:
