@@ -350,12 +350,12 @@ def test_a_doubt_that_several_series_share_is_said_once():
     runs["run"] = runs["run"] + "-" + runs["batch"].astype(str)
     analysis = analyze(runs)
     page = html.render(analysis)
-    few = "fewer than 3 repeats at 1 and 2 workers, so no interval is given there and differences cannot be judged."
+    few = "at 1 and 2 workers fewer than 3 repeats, so no interval is given and differences cannot be judged."
 
     assert sum(doubt.endswith(few) for doubt in analysis.provenance["doubts"]) == 6
     assert page.count(few) == 1 and f"6 series: {few}" in page
     which = page.partition(f"6 series: {few}")[2].partition("</td>")[0]
-    assert which.count("; ") == 5 and "local horovod/mpi batch 150" in which
+    assert which.count("; ") == 5 and "Horovod/MPI, batch 150" in which
 
 
 def test_a_sync_that_nobody_saw_is_shown_as_unknown(page, analysis, golden):

@@ -804,7 +804,7 @@ def _flagged(points: pd.DataFrame, flag: str) -> Iterator[str]:
         spread = 100 * (fastest - slowest) / median
         most = 100 * float(rows[["efficiency_plain", "efficiency_wrapped"]].astype(float).max().max())
         told = _OF_FLAGS[flag].format(spread=spread.max(), most=most)
-        yield f"{series} at {worker_counts(rows['workers'])}: {told}."
+        yield f"{series}: at {worker_counts(rows['workers'])} {told}."  # series of the same rest are told together
 
 
 def command_words(rate_from: Iterable[str]) -> str:
