@@ -41,7 +41,7 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
     said = table["verdict"] + [f", {plural(count, 'pair')}" for count in table["pairs"]]
     shown = table.assign(pair=pair, resolved=table["verdict"] == RESOLVED, said=said)[pair.notna()]
     panels = []
-    for quantity, words in (("samples_per_s", "Throughput: more"), ("sync_s", "Waiting per step: less")):
+    for quantity, words in (("samples_per_s", "Throughput: more"), ("sync_s", "Waiting: less")):
         rows = shown[shown["quantity"] == quantity].sort_values(["workers", "nodes"], kind="stable")
         if len(rows):
             how: dict[str, Any] = {"by": "pair", "line": True, "apart": True, "resolved": "resolved", "note": "said"}
