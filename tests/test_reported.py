@@ -57,6 +57,14 @@ def test_what_the_table_does_not_say_is_empty() -> None:
     assert points["nodes"].isna().tolist() == [False] + [True] * 4, "one worker is on one node"
 
 
+def test_a_table_that_no_law_describes_has_a_page_without_law() -> None:
+    """Every law is refuted by the last point: the figures name none."""
+    found = analysed("workers,samples_per_s\n1,100\n2,110\n3,120\n4,105\n64,5000\n")
+
+    assert [each["selected"] for each in found.fits["series"].values()] == [None]
+    assert "Speedup" in html.render(found)
+
+
 def test_series_repeats_nodes_and_batches() -> None:
     text = "cluster,GPUs,GPUs/node,batch/GPU,img/s\n" + "".join(
         f"{name},{count},4,64,{rate * 100 * count * 0.95**repeat}\n"

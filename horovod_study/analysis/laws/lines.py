@@ -62,7 +62,7 @@ class Linear(Monotone):
         """Doubt, besides, a slope that one worker count decides.
 
         A robust line (H. Theil 1950, P. Sen 1968) then has a slope outside the 95 % interval, and without this count
-        both slopes are alike: they differ by less than half of that interval.
+        both slopes are alike: they differ by less than half of that interval, or a quarter of what it changes.
         """
         super().learn(solved, **how)
         sample, (low, high) = self.solved_.sample, self.intervals_["slope"]
@@ -73,7 +73,7 @@ class Linear(Monotone):
             return self
         without = {at: float(np.polyfit(n[n != at], y[n != at], 1, w=weight[n != at])[0]) for at in np.unique(n)}
         at = min(without, key=lambda at: abs(without[at] - robust))
-        if abs(without[at] - robust) < (high - low) / 2:
+        if abs(without[at] - robust) < max((high - low) / 2, abs(self.values_[0] - robust) / 4):
             self.doubts_ += (
                 f"one point decides the slope: it is {self.values_[0]:.3g} with {at:g} workers, {without[at]:.3g} "
                 f"without, and {robust:.3g} of a robust line (Theil and Sen)",
