@@ -28,8 +28,7 @@ Side = tuple[Callable[[pd.DataFrame], Iterable[Any]], str, dict[str, Any]]  # la
 
 def law_words(curves: pd.DataFrame, looks: Looks, points: pd.DataFrame, before: str = "") -> str:
     """Return the law of each series of `curves`, once a name; with its setting where a name has several laws."""
-    rows = curves.drop_duplicates("series")
-    if rows.empty:  # no law was selected
+    if (rows := curves.drop_duplicates("series")).empty:  # no law was selected
         return ""
     rows = rows.assign(name=[before + looks[series].label for series in rows["series"]])
     rows["setting"] = rows["series"].map(points.drop_duplicates("series").set_index("series")["setting"])
