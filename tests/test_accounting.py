@@ -626,7 +626,7 @@ def test_the_report_shows_the_account_and_its_doubts(tmp_path: Path, capsys: pyt
     table = pd.read_csv(tmp_path / "an" / "accounting.csv")
 
     assert list(table.columns) == list(accounting.RUN_COLUMNS)
-    assert "Of 2,660 recorded steps, added up rank by rank, 1 do not add up" in page
+    assert "Of 2 660 recorded steps, added up rank by rank, 1 do not add up" in page
     assert "bad: 1 step of 380 does not add up; the largest gap is 0.400 ms, in step 33 of rank 1." in page
     assert "7 step rows of 1 run at 2 workers are lost (the disk was full)" in page
 

@@ -151,9 +151,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     # experiments of minutes
     r"horovod-study explain --measure": ByTest(by="test_attribution.py", mentions=('"explain"', "--steps")),
     r"horovod-study bench( --(?!over).*)?": ByTest(by="test_bench.py", mentions=('"bench"', "--transport", "--sizes")),
-    r"horovod-study bench timers.*": ByTest(
-        by="test_timers.py", mentions=('"timers"', "--over", "--fail-above", "beside=True")
-    ),
+    r"horovod-study bench timers.*": ByTest(by="test_timers.py", mentions=('"timers"', "--over", "--fail-above")),
     r"horovod-study bench loading": ByTest(by="test_loading.py", mentions=('"loading"',)),
     r"mpirun -np 8 -H \S+ horovod-study bench .*": NotHere(reason="needs two machines"),
     r"horovod-study run \w+/\S+ \w+/\S+.*": ByTest(by="test_pairs.py", mentions=('"run"', "--workers")),
