@@ -96,7 +96,7 @@ def made(analysis):
 @pytest.fixture(scope="module")
 def written(analysis, tmp_path_factory):
     directory = tmp_path_factory.mktemp("tables")
-    return directory, write_tables(analysis, directory)
+    return directory, write_tables(tables(analysis), directory)
 
 
 def test_the_answer_in_a_terminal_has_the_numbers_of_the_page(analysis, made):
@@ -251,8 +251,8 @@ def test_laws_name_the_selected_one_and_keep_the_rest_for_the_csv(analysis, made
 
 def test_the_same_study_in_any_order_gives_the_same_bytes(tmp_path):
     runs = run_table((1, 2), ways=WAYS)
-    first = write_tables(analyze(runs), tmp_path / "one")
-    second = write_tables(analyze(runs.sample(frac=1, random_state=3)), tmp_path / "two")
+    first = write_tables(tables(analyze(runs)), tmp_path / "one")
+    second = write_tables(tables(analyze(runs.sample(frac=1, random_state=3))), tmp_path / "two")
 
     assert [path.name for path in first] == [path.name for path in second]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
@@ -261,7 +261,7 @@ def test_the_same_study_in_any_order_gives_the_same_bytes(tmp_path):
 def test_a_folder_that_cannot_be_written_is_one_line(analysis, tmp_path, golden):
     (tmp_path / "file").write_text("")
     with golden.raises(RecordError):
-        write_tables(analysis, tmp_path / "file")
+        write_tables(tables(analysis), tmp_path / "file")
 
 
 # ---------------------------------------------------------------------------------------------------- two forms

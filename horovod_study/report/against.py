@@ -143,7 +143,7 @@ def table(found: StudyComparison) -> Table:
         caption=f"{found.matching} Geometric means over repeats, changes of {found.names[0]} over {found.names[1]} "
         "with 95 % intervals (Welch t on logarithms). A verdict is given where p after Holm is below 0.05",
         columns=columns,
-        groups=grouped(columns, ((title, found.of(name)) for name, title in titles.items())),
+        groups=grouped(columns, ((title, found.of(name).to_dict("records")) for name, title in titles.items())),
         data=found.differences,
     )
 

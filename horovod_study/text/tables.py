@@ -172,9 +172,9 @@ def row_of(columns: Iterable[Column], row: Row) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def grouped(columns: Sequence[Column], parts: Iterable[tuple[str, "pd.DataFrame"]]) -> tuple[Group, ...]:
+def grouped(columns: Sequence[Column], parts: Iterable[tuple[str, Iterable[Row]]]) -> tuple[Group, ...]:
     """Return one group for each title with rows."""
-    rows_of = [(title, tuple(row_of(columns, row) for row in own.to_dict("records"))) for title, own in parts]
+    rows_of = [(title, tuple(row_of(columns, row) for row in own)) for title, own in parts]
     return tuple(Group(title=title, rows=rows) for title, rows in rows_of if rows)
 
 

@@ -123,8 +123,8 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
     excluded = next((name for name in ("warmup_steps", "excluded_steps") if name in table), "")
     table = table.assign(warmup_samples=points.numbers(table, excluded) * points.numbers(table, "global_batch"))
     by_run = dict(list(evaluations.sort_values("samples", kind="stable").groupby("run", sort=False)))
-    for rows in points.cells_of(table):
-        known = [row for row in rows.to_dict("records") if row["run"] in by_run]
+    for rows in points.rows_by(table):
+        known = [row for row in rows if row["run"] in by_run]
         if not known:
             continue
         floors = {row["floor_mse"] for row in known if math.isfinite(row["floor_mse"])}

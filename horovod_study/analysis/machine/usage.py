@@ -4,10 +4,12 @@ A cell is what its repeats say together, as in `points`. Every value of a run is
 its totals have it; docs/system.md says where each comes from.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import cells_of, measured, numbers, texts, whole_numbers, with_series
@@ -73,17 +75,27 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """
     table = with_series(runs)
     table = table[measured(table) & table["run"].isin(profiles["run"])]
-    courses: dict[str, pd.DataFrame] = {}  # run -> the middle of each slice
-    for run, own in profiles.groupby("run", sort=False):
-        own = own.sort_values("part", kind="stable")
-        at_s = (own["begin_s"] + own["end_s"]) / 2 - own["begin_s"].iloc[0]
-        places = ((np.arange(SLICES) + 0.5) / SLICES * len(own)).astype(np.int64)
-        course = own[list(OVER_TIME)].astype(float).assign(at_s=at_s)
-        courses[str(run)] = course.iloc[places].reset_index(drop=True)
-    frames = []
-    for cell in cells_of(table):
-        found = pd.concat([courses[name] for name in cell["run"]]).groupby(level=0).agg(["median", "min", "max"])
-        found.columns = found.columns.map("_".join)
-        found = found.rename(columns={"at_s_median": "at_s"}).assign(**_head(cell), slice=np.arange(SLICES))
-        frames.append(found[list(LOAD_COLUMNS)])
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(LOAD_COLUMNS))
+    ordered = profiles.sort_values(["run", "part"], kind="stable")
+    values = ordered[list(OVER_TIME)].to_numpy(dtype=np.float64)
+    begin_s, end_s = (ordered[name].to_numpy(dtype=np.float64) for name in ("begin_s", "end_s"))
+    courses: dict[str, NDArray[np.float64]] = {}  # run -> the middle of each slice, (SLICES, 1 + len(OVER_TIME))
+    for run, rows in ordered.groupby("run", sort=False).indices.items():
+        places = rows[((np.arange(SLICES) + 0.5) / SLICES * len(rows)).astype(np.int64)]
+        at_s = (begin_s[places] + end_s[places]) / 2 - begin_s[rows[0]]
+        courses[str(run)] = np.column_stack([at_s, values[places]])
+    cells = cells_of(table)
+    if not cells:
+        return pd.DataFrame(columns=list(LOAD_COLUMNS))
+    heads = pd.DataFrame([_head(cell) for cell in cells])
+    found = heads.loc[heads.index.repeat(SLICES)].reset_index(drop=True)
+    found["slice"] = np.tile(np.arange(SLICES), len(cells))
+    repeats = [np.stack([courses[name] for name in cell["run"]]) for cell in cells]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all NaN: no repeat knows it
+        for end in ("median", "min", "max"):
+            of = getattr(np, f"nan{end}")
+            table_of = np.concatenate([of(each, axis=0) for each in repeats])
+            found = found.assign(
+                **dict(zip([f"{name}_{end}" for name in ("at_s", *OVER_TIME)], table_of.T, strict=True))
+            )
+    return found.rename(columns={"at_s_median": "at_s"})[list(LOAD_COLUMNS)]

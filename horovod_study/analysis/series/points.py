@@ -567,6 +567,15 @@ def cells_of(table: pd.DataFrame) -> list[pd.DataFrame]:
     return [rows for _, rows in table.groupby(["series", *CELL], dropna=False, sort=False)]
 
 
+def rows_by(table: pd.DataFrame, keys: Sequence[str] = ("series", *CELL)) -> list[list[dict[Any, Any]]]:
+    """Return the rows of each cell as plain values; all are converted at once, for pandas takes as long for one."""
+    found: dict[int, list[dict[Any, Any]]] = {}
+    places = table.groupby(list(keys), dropna=False, sort=False).ngroup()
+    for place, row in zip(places, table.to_dict("records"), strict=True):
+        found.setdefault(place, []).append(row)
+    return list(found.values())
+
+
 def _derived(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the Karp-Flatt fraction with its 95 % interval, from that of the speedup (e falls as S grows), and POP's
     computation scalability: useful seconds per sample of the plain baseline over those here.

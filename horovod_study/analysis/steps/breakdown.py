@@ -19,6 +19,7 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.series import points
 from horovod_study.analysis.series.culprits import UNSTEADY, incredible, of_kind
+from horovod_study.analysis.series.points import rows_by
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import plural
 
@@ -74,7 +75,7 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
             values = folded(timed[[*points.LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
             names, moved = tuple(timed["repeat"]), 2 * points.disturbed_runs(timed).sum() >= len(timed)
             cells.append({**first, "repeats": len(timed), "values": values, "names": names, "disturbed": moved})
-    rows = [row for cell in cells for row in _rows(cell, cells).to_dict("records")]
+    rows = [row for cell in cells for row in _rows(cell, cells)]
     frame = pd.DataFrame(rows, columns=_COLUMNS)
     if frame.loc[frame["lap"] == "compute", "mean_s"].isna().all():
         frame = frame[frame["lap"] != "compute"].reset_index(drop=True)
@@ -130,27 +131,25 @@ def folded(values: Floats) -> Floats:
     return result
 
 
-def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> pd.DataFrame:
+def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of one cell."""
     values: Floats = cell["values"]  # (R, 8)
     means = values.mean(axis=0)
-    frame = pd.DataFrame({name: [cell[name]] * len(PARTS) for name in _OF_CELL})
-    frame["lap"], frame["note"] = PARTS, [_note(cell, means, part) for part in PARTS]
-    frame["mean_s"], frame["share"] = means, means / means[-1]
-    frame["median_s"], frame["min_s"] = np.median(values, axis=0), values.min(axis=0)
-    frame["max_s"] = values.max(axis=0)
+    notes = [_note(cell, means, part) for part in PARTS]
+    found: dict[str, Any] = {"lap": PARTS, "note": notes, "mean_s": means, "share": means / means[-1]}
+    found |= {"median_s": np.median(values, axis=0), "min_s": values.min(axis=0), "max_s": values.max(axis=0)}
+    same = {name: cell[name] for name in _OF_CELL}
     together = False
     for kind in BASES:
         minus, low, high, how, base = _growth(cell, cells, kind)
         worth = abs(minus[-1]) >= GROWTH_WORTH_SPLITTING * means[-1]
-        frame[f"minus_{kind}_s"], frame[f"growth_{kind}"] = minus, minus / minus[-1] if worth else math.nan
-        frame[f"minus_{kind}_low_s"], frame[f"minus_{kind}_high_s"] = low, high
-        frame[f"interval_{kind}"], frame[f"base_{kind}"] = how, base
+        found[f"minus_{kind}_s"], found[f"growth_{kind}"] = minus, minus / minus[-1] if worth else minus * math.nan
+        found[f"minus_{kind}_low_s"], found[f"minus_{kind}_high_s"] = low, high
+        same |= {f"interval_{kind}": how, f"base_{kind}": base}
         together |= not math.isnan(minus[_PLACES["compute"]]) and math.isnan(minus[_PLACES["update"]])
     if together:
-        known = not math.isnan(means[_PLACES["update"]])
-        frame.loc[_PLACES["compute"], "note"] = NOTES["together"] if known else ""
-    return frame
+        notes[_PLACES["compute"]] = "" if math.isnan(means[_PLACES["update"]]) else NOTES["together"]
+    return [same | dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]
 
 
 def _note(cell: dict[str, Any], means: Floats, part: str) -> str:
@@ -306,14 +305,16 @@ def losses(
     rows: list[dict[str, Any]] = []
     keys = ["series", "workers", "nodes", "batch"]
     same = (*keys, "partition", "backend", "transport", "mode", "repeats")
-    for key, cell in parts[parts["workers"] > 1].groupby(keys, sort=False, dropna=False):
-        laps = {str(row["lap"]): row for row in cell.to_dict("records")}
+    measured_parts = {tuple(of[0][name] for name in keys): of for of in rows_by(attribution, keys)}
+    for cell in rows_by(parts[parts["workers"] > 1], keys):
+        laps = {str(row["lap"]): row for row in cell}
         step = laps["step"]
+        key = tuple(step[name] for name in keys)
         measured, lost = float(step["mean_s"]), float(step[f"minus_{baseline}_s"])
         if not math.isfinite(lost):
             continue
-        own = attribution[(attribution[keys] == list(key)).all(axis=1)]
-        known = {str(row["part"]): row for row in own.to_dict("records")} if own["arm"].nunique() == 1 else {}
+        own = measured_parts.get(key, [])
+        known = {str(row["part"]): row for row in own} if len({row["arm"] for row in own}) == 1 else {}
         common = {column: about.loc[str(key[0]), column] for column in ("setting", "reduction", "horovod_defaults")}
         common |= {column: step[column] for column in same} | {"baseline": baseline, "note": ""}
         common["base"], place = step.get(f"base_{baseline}", ""), measured - lost

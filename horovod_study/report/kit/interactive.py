@@ -68,10 +68,9 @@ def inline(drawing: Any, *, width_in: float = SCREEN_WIDTH_IN) -> str:
     """Return a figure of the grammar as an `<svg>`; equal ones give equal texts."""
     with style(svg__fonttype="none"):
         figure = settled(drawing.draw(width_in))
-        figure.draw_without_rendering()  # bars have their places when they were drawn once
         _number(figure)
-        spots = "".join(_spots(figure))
         svg = to_bytes(figure, "svg").decode("utf-8")
+        spots = "".join(_spots(figure))  # bars have their places when they were drawn once
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # Names are unique in one SVG, but not among several on one page.
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{drawing.name}-", svg)

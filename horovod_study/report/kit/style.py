@@ -8,6 +8,7 @@ import functools
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -308,13 +309,13 @@ def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
     partition are the next that are free. Series that share all of it (stock settings, other reductions) differ by fill,
     then by marker; other batches and settings have panels of their own.
     """
-    rows = points[_NAMED].drop_duplicates("series")
-    # Of equal ways in one setting the first is filled, the second not, the third has another marker, ...
-    rows = rows.assign(
-        twin=rows.groupby(["partition", "backend", "transport", "setting"], sort=False, dropna=False).cumcount()
-    )
-    known, parallel = list(_USUAL), rows[rows["backend"] != "serial"]
-    ways = list(set(map(_way, parallel.to_dict("records"))))
+    rows, met = points[_NAMED].drop_duplicates("series").to_dict("records"), Counter[tuple[Any, ...]]()
+    for row in rows:
+        # Of equal ways in one setting the first is filled, the second not, the third has another marker, ...
+        key = tuple(str(row[name]) for name in ("partition", "backend", "transport", "setting"))
+        row["twin"], met[key] = met[key], met[key] + 1
+    known = list(_USUAL)
+    ways = list({_way(row) for row in rows if row["backend"] != "serial"})
     ways.sort(key=lambda key: (*key[:2], known.index(key[2:]) if key[2:] in known else len(known), key[2:]))
     told_by = 3 if len({key[1:3] for key in ways}) > 1 else 4
     colors_of = {backend: color for (backend, _), (color, _) in _USUAL.items()}
@@ -322,7 +323,7 @@ def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
     usual = {(0, *way): marker for way, (_, marker) in _USUAL.items()}
     markers = _places(ways, lambda key: usual.get((key[0], *key[2:])), len(MARKERS))
     labels, styles = series_labels(points), {}
-    for row in rows.to_dict("records"):
+    for row in rows:
         key, look = _way(row), dict[str, Any](_BASELINE)
         if row["backend"] != "serial":
             look = {"color": COLORS[colors[key[1:told_by]]], "marker": MARKERS[markers[key]]}
@@ -363,19 +364,22 @@ def looks_in_order(labels: Sequence[str]) -> list[SeriesStyle]:
 
 def series_labels(points: pd.DataFrame) -> dict[str, str]:
     """Return the shortest label of each series that says how it differs from the others of its setting."""
-    rows = points[_NAMED].drop_duplicates("series")
-    several = rows["partition"].nunique() > 1
-    plain = ~rows["backend"].isin([REPORTED, COMMAND])  # of others a name says it all
-    rows = rows.assign(label=[_runtime(row, several) for row in rows.to_dict("records")])
-    rows["horovod_defaults"] = rows["horovod_defaults"].astype(bool) & plain
-    of = rows.groupby(["setting", "label", "horovod_defaults"], dropna=False)
-    told, labels = of["reduction"].transform("nunique").gt(1) & plain, dict[str, str]()
-    for row, named in zip(rows.to_dict("records"), told, strict=True):
-        extra = ["stock settings"] * row["horovod_defaults"]
-        extra += [row["reduction"]] * (named and row["reduction"] not in ("own", "none"))
-        labels[row["series"]] = f"{row['label']} ({', '.join(extra)})" if extra else row["label"]
-    same = rows.groupby(["setting", "label", "horovod_defaults", "reduction"], dropna=False)["series"].transform("size")
-    return labels | {series: series for series in rows.loc[same > 1, "series"]}
+    rows = points[_NAMED].drop_duplicates("series").to_dict("records")
+    several = len({row["partition"] for row in rows}) > 1
+    reductions: dict[tuple[Any, ...], list[Any]] = {}
+    for row in rows:
+        plain = row["backend"] not in (REPORTED, COMMAND)  # of others a name says it all
+        row |= {"plain": plain, "label": _runtime(row, several), "stock": bool(row["horovod_defaults"]) and plain}
+        reductions.setdefault((row["setting"], row["label"], row["stock"]), []).append(row["reduction"])
+    labels = dict[str, str]()
+    for row in rows:
+        others = reductions[row["setting"], row["label"], row["stock"]]
+        extra = ["stock settings"] * row["stock"]
+        if row["plain"] and len(set(others)) > 1 and row["reduction"] not in ("own", "none"):
+            extra += [row["reduction"]]
+        label = f"{row['label']} ({', '.join(extra)})" if extra else row["label"]
+        labels[row["series"]] = row["series"] if others.count(row["reduction"]) > 1 else label
+    return labels
 
 
 def _runtime(row: Mapping[Any, Any], several: bool) -> str:

@@ -107,20 +107,21 @@ def write_report(
             # Not forked: other libraries' threads may hold locks at this moment.
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
             drawn = pool.submit(write_figures, analysis, figures, **how)
-        text = render(analysis, against=against)
-        tables = write_tables(analysis, directory / "tables")
+        made = tables(analysis)
+        text = render(analysis, against=against, printed=made)
+        files = write_tables(made, directory / "tables")
         written = write_figures(analysis, figures, **how) if drawn is None else drawn.result()
     with writing(page, "choose a writable folder"):
         write_file(page, text)  # last: a new page stands for new figures and tables
-    return [page, *written, *tables]
+    return [page, *written, *files]
 
 
-def render(analysis: Analysis, *, against: Any = None) -> str:
-    """Return the page as text; equal analyses give equal pages."""
+def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] | None = None) -> str:
+    """Return the page as text; equal analyses give equal pages. `printed`: its tables, where they are made already."""
     lines: Any = dict.fromkeys(("autoescape", "trim_blocks", "lstrip_blocks"), True)
     loader = PackageLoader("horovod_study", "report/page/templates")
     environment = Environment(loader=loader, undefined=StrictUndefined, **lines)
-    labels, printed = series_labels(analysis.points), tables(analysis)
+    labels, printed = series_labels(analysis.points), tables(analysis) if printed is None else printed
     beside = [] if against is None else [compared.figure(against)]
     figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
     made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}

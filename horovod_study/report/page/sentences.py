@@ -357,12 +357,11 @@ def _jump(row: Mapping[Any, Any]) -> str:
 
 def answer_lines(analysis: Analysis) -> list[str]:
     """Return headline, points, doubts and cost, with the numbers of the page."""
-    found = {table.name: table for table in tables(analysis)}
     lines = answer(analysis)
-    if "points" in found:
+    for points in tables(analysis, "points"):
         shown = ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency", "Outside")
-        kept = [place for place, column in enumerate(found["points"].columns) if column.head in shown]
-        lines += ["", *to_lines(with_columns(found["points"], kept)), ""]
+        kept = [place for place, column in enumerate(points.columns) if column.head in shown]
+        lines += ["", *to_lines(with_columns(points, kept)), ""]
     if doubts := told_doubts(analysis):
         lines.append(f"{plural(len(doubts), 'doubt')}: see the page")
     # Rows of a table do not say how long they took.

@@ -6,7 +6,7 @@ without any value.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -55,22 +55,22 @@ class _Declared:
         self.frame, self.need, self.rows, self.keep = frame, need, rows, keep
 
 
-def tables(analysis: Analysis) -> list[Table]:
-    """Return the tables that the study has data for, in the order of the report."""
+def tables(analysis: Analysis, *only: str) -> list[Table]:
+    """Return the tables that the study has data for, in the order of the report; those of the names `only`, if any."""
     words = _words(analysis)
     # Labels as in the figures; some frames have series of their own.
     names = ("cycle", "knees", "batches", "synchronisation", "nodes", "points")
     labels = {series: label for name in names for series, label in series_labels(getattr(analysis, name)).items()}
-    found = [_made(name.format(**words), told, analysis, words, labels) for name, told in _TABLES.items()]
+    asked = {name.format(**words): told for name, told in _TABLES.items()}
+    found = [_made(name, told, analysis, words, labels) for name, told in asked.items() if not only or name in only]
     return [table for table in found if table is not None]
 
 
-def write_tables(analysis: Analysis, directory: Path) -> list[Path]:
+def write_tables(made: Sequence[Table], directory: Path) -> list[Path]:
     """Write NAME.tex and NAME.csv of each table, and tables.tex, which shows them all; return the paths.
 
     Raises RecordError when the directory cannot be written.
     """
-    made = tables(analysis)
     texts = {f"{table.name}.{form}": write(table) for table in made for form, write in FORMS.items()}
     if made:
         texts["tables.tex"] = document([table.name for table in made])
@@ -113,21 +113,21 @@ def _made(
     settings = dict(zip(analysis.points["series"], analysis.points["setting"], strict=True))
     by = next((column for column in ("_group", "series") if column in rows.columns), None)
 
-    def title(group: str, first: "pd.Series[Any]") -> Cell:
+    def title(group: str, first: Row) -> Cell:
         more = (first.get("setting", settings.get(group)), first.get("_mode")) if by == "series" else ()
         text = ", ".join(filter(None, (labels.get(group, group), *more)))
         return Cell(text, first.get("_under", ""), doubts=first.get("_doubts", ()))
 
-    parts = (
-        [(title(f"{group}", own.iloc[0]), own) for group, own in rows.groupby(by, sort=False)] if by else [("", rows)]
-    )
+    parts: dict[str, list[Row]] = {}
+    for row in rows.to_dict("records"):  # of all at once: for a group of a few rows it takes as long
+        parts.setdefault(f"{row[by]}" if by else "", []).append(row)
     kept = [column for column in told.keep.split() or rows.columns if column in rows and not column.startswith("_")]
     table = Table(
         name=name,
         title=told.title.format(**words),
         caption=told.caption.format(**words),
         columns=tuple(columns),
-        groups=grouped(columns, parts),
+        groups=grouped(columns, ((title(group, own[0]) if by else "", own) for group, own in parts.items())),
         data=rows[kept].reset_index(drop=True) if data is None else data,
         notes=notes,
     )
@@ -195,9 +195,10 @@ def _laps(kind: str, analysis: Analysis) -> pd.DataFrame:
         base = _words(analysis)[kind]
         names, share = [f"minus_{base}_{end}" for end in ("s", "low_s", "high_s")], f"growth_{base}"
     parts = analysis.breakdown[analysis.breakdown["workers"] > bool(kind)]
-    rows = []
-    for _, cell in parts.groupby(["series", "workers", "nodes"], sort=False):
-        laps = {row["lap"]: row for row in cell.to_dict("records")}
+    rows, cells = [], dict[Any, dict[str, dict[Any, Any]]]()
+    for row in parts.to_dict("records"):
+        cells.setdefault((row["series"], row["workers"], row["nodes"]), {})[row["lap"]] = row
+    for laps in cells.values():
         value, low, high = (SCALES["ms"] * float(laps["step"].get(name, math.nan)) for name in names)
         if not known(value):
             continue
