@@ -560,7 +560,7 @@ def test_a_profiler_gets_the_ranges(
 
 def test_nvml_knows_the_gpu_of_this_process() -> None:
     """By its UUID: its numbers count all GPUs of the machine, those of PyTorch only the visible ones."""
-    told = evidence._gpu(GPU)
+    told = evidence.gpu_identity(GPU)
     assert told is not None and told["uuid"], "PyTorch tells no UUID"
     gpus = Gpus([told["uuid"]])
 
