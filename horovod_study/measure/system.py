@@ -212,7 +212,7 @@ class Sampler:
     def __init__(self, host: str) -> None:
         """Start the program, which at first only imports what it needs."""
         self.host, self.reason = host, ""  # why there are no samples
-        self._text, self._answer = b"", dict[str, Any]()
+        self._answer = dict[str, Any]()
         self._process: subprocess.Popen[bytes] | None = None
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         own = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -258,24 +258,17 @@ class Sampler:
 
         Once stopped, it gives the same answer again.
         """
-        self._answer = self._answer or self._ask()
-        return self._answer
-
-    def _ask(self) -> dict[str, Any]:
-        self._report("stop\n")
-        if self._process is not None and (line := self._line(_ANSWER_S)) is not None:
-            try:
-                answer: dict[str, Any] = json.loads(line)
-            except ValueError:
-                self._give_up(f"the sampler failed ({line})")
-            else:
-                self.close()
-                return answer
-        elif self._process is not None:
+        if self._process is not None:
+            self._report("stop\n")
+            line = self._line(_ANSWER_S)
             code = self._process.poll()
             ended = f"no answer within {_ANSWER_S:g} s" if code is None else f"exit code {code}"
-            self._give_up(f"the sampler did not live to the end ({ended})")
-        return {"reason": self.reason}
+            try:
+                self._answer = json.loads(line or "")
+                self.close()
+            except ValueError:
+                self._give_up("the sampler " + (f"failed ({line})" if line else f"did not live to the end ({ended})"))
+        return self._answer or {"reason": self.reason}
 
     def close(self) -> None:
         """End the sampler if it is still there; calling it again changes nothing."""
@@ -306,18 +299,13 @@ class Sampler:
     def _line(self, timeout_s: float) -> str | None:
         """Return the next line the sampler says; None if it has ended, or the time is over."""
         assert self._process is not None and self._process.stdout is not None
-        descriptor, until = self._process.stdout.fileno(), now() + timeout_s
-        while b"\n" not in self._text:
-            if not select.select([descriptor], [], [], max(0.0, until - now()))[0]:
-                return None
-            chunk = os.read(descriptor, 4096)
-            if not chunk:
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
-                return None
-            self._text += chunk
-        line, _, self._text = self._text.partition(b"\n")
-        return line.decode(errors="replace").strip()
+        if not select.select([self._process.stdout], [], [], max(0.0, timeout_s))[0]:
+            return None
+        if line := self._process.stdout.readline():  # not buffered: nothing is left where `select` does not see it
+            return line.decode(errors="replace").strip()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        return None
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Everything is measured in rounds. Within a round all sizes, operations and runti
 moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
 """
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -82,23 +81,10 @@ def model_facts(widths: str, batch: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- collectives
 
 
-def _row(rank: int) -> torch.Tensor:
-    """Return one period of a rank's test values, (PERIOD,): whole numbers whose sums are exact in float32."""
-    return ((torch.arange(PERIOD) * (rank + 1)) % PERIOD).float()
-
-
-def _fill(tensor: torch.Tensor, row: torch.Tensor) -> None:
-    whole = tensor.numel() // PERIOD * PERIOD
-    if whole:
-        tensor[:whole].view(-1, PERIOD).copy_(row.to(tensor.device))
-    tensor[whole:].copy_(row[: tensor.numel() - whole])
-
-
-def _differing(tensor: torch.Tensor, row: torch.Tensor) -> int:
-    row = row.to(tensor.device)
-    whole = tensor.numel() // PERIOD * PERIOD
-    body = (tensor[:whole].view(-1, PERIOD) != row).sum() if whole else 0
-    return int(body) + int((tensor[whole:] != row[: tensor.numel() - whole]).sum())
+def values_of(ranks: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the test values of `ranks`, shape and device of `like`: whole numbers, exact in float32."""
+    total = sum((torch.arange(PERIOD) * (rank + 1) % PERIOD).float() for rank in ranks)
+    return torch.as_tensor(total, device=like.device).repeat(-(-like.numel() // PERIOD))[: like.numel()]
 
 
 def _call(raw: Raw, operation: str, place: str, buffers: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -119,16 +105,14 @@ def count_wrong(
     repeating the operation does not overflow.
     """
     source, output = buffers
-    total = torch.stack([_row(each) for each in range(workers)]).sum(dim=0)
-    wanted = _row(0) if operation == "broadcast" else total
-    _fill(source, _row(rank))
+    source.copy_(values_of([rank], source))
     output.fill_(-1.0)
-    _call(raw, operation, place, (source, output))()
+    _call(raw, operation, place, buffers)()
     raw.settle()
+    wanted = values_of([0] if operation == "broadcast" else range(workers), source)
+    wrong = int(((output if place == "out" else source) != wanted).sum())
     if place == "out":
-        wrong = _differing(output, wanted) + _differing(source, _row(rank))
-    else:
-        wrong = _differing(source, wanted)
+        wrong += int((source != values_of([rank], source)).sum())
     source.fill_(0.0)
     return wrong
 
@@ -165,20 +149,19 @@ def measure_collectives(
     operations = (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
     keys = [(size, way, *each) for size in sizes for way in range(len(raws)) for each in operations]
 
-    @functools.cache
-    def buffers(device: torch.device) -> list[torch.Tensor]:
-        # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
-        return [torch.empty(max(sizes) // ELEMENT_BYTES, device=device).fill_(0.0) for _ in range(2)]
+    # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
+    buffers = {
+        device: [torch.empty(max(sizes) // ELEMENT_BYTES, device=device).fill_(0.0) for _ in range(2)]
+        for device in {raw.device for raw in raws}
+    }
 
-    def prepared(key: _Key, doing: str) -> tuple[Raw, list[torch.Tensor], Callable[[], None]]:
-        size, way, operation, place = key
-        raw = raws[way]
-        views = [each[: size // ELEMENT_BYTES] for each in buffers(raw.device)]
-        on_progress(f"{doing}{operation} of {in_words(size)} over {raw.name}")
-        return raw, views, _call(raw, operation, place, views)
+    def prepared(key: _Key, doing: str) -> tuple[Raw, list[torch.Tensor]]:
+        size, way, operation, _ = key
+        on_progress(f"{doing}{operation} of {in_words(size)} over {raws[way].name}")
+        return raws[way], [each[: size // ELEMENT_BYTES] for each in buffers[raws[way].device]]
 
     def wrong_now(key: _Key) -> int:
-        raw, views, _ = prepared(key, "checking ")
+        raw, views = prepared(key, "checking ")
         return count_wrong(raw, *key[2:], views, rank=backend.rank, workers=backend.workers)
 
     # Everything once, checked: the warm-up, and the time from which follows how often it is repeated.
@@ -188,9 +171,9 @@ def measure_collectives(
         wrong.append(wrong_now(key))
         # Agreed among the ranks: they must make the same number of calls.
         slow = backend.maximum(now() - began) > _SLOW_S
-        raw, _, call = prepared(key, "")
+        raw, views = prepared(key, "")
         raw.barrier()
-        mean_s, median_s = _timed(call, raw, 1 if slow else 20)
+        mean_s, median_s = _timed(_call(raw, *key[2:], views), raw, 1 if slow else 20)
         cost.append(median_s or mean_s)
     slowest = np.max(np.array(backend.gather(cost)), axis=0)
     slot_s = seconds / (len(keys) * rounds)
@@ -200,7 +183,8 @@ def measure_collectives(
     barriers: list[list[float]] = [[] for _ in raws]
     for number in range(rounds):
         for at in np.flatnonzero(number < enough).tolist():
-            raw, _, call = prepared(keys[at], f"round {number + 1} of {rounds}: ")
+            raw, views = prepared(keys[at], f"round {number + 1} of {rounds}: ")
+            call = _call(raw, *keys[at][2:], views)
             for _ in range(min(20, 1 + counts[at] // 10) if counts[at] > 1 else 0):  # a tenth as many to get warm
                 call()
             raw.barrier()
