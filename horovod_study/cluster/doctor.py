@@ -166,9 +166,7 @@ def _finding(check: Check, wrong: str | None, what: str, remedy: str = "", *, ho
     if wrong is None:
         return Finding(area=check.area, name=name, verdict="ok", what=text)
     text = ": ".join(filter(None, (text, wrong)))
-    remedy = remedy or check.remedy
-    verdict = check.otherwise
-    return Finding(area=check.area, name=name, verdict=verdict, what=text, remedy=remedy)
+    return Finding(area=check.area, name=name, verdict=check.otherwise, what=text, remedy=remedy or check.remedy)
 
 
 def _last(text: str) -> str:

@@ -10,8 +10,7 @@ Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and th
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +31,7 @@ from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """A contiguous part of the gradient buffer: its number, and first and last + 1 element."""
 
     number: int
@@ -118,11 +116,7 @@ class _Wire:
         """Make a part of the buffer ready to be read by MPI, which knows nothing of the device's queue of work."""
         if self.tensor is not self._buffer:
             self.tensor[start:stop].copy_(self._buffer[start:stop], non_blocking=True)
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait for what the device still has to compute."""
-        if self._on_device:
+        if self._on_device:  # wait for what it still has to compute
             torch.cuda.current_stream(self._buffer.device).synchronize()
 
     def deliver(self, start: int, stop: int) -> None:

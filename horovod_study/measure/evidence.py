@@ -56,20 +56,16 @@ def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in COMMUNICATION:
         setting = settings.get(name, settings.get(OPTIONS[name].variable))
-        if isinstance(setting, Mapping) and setting.get("value") is not None:
-            found[name] = _as_option(name, setting["value"])
+        if isinstance(setting, Mapping) and (value := setting.get("value")) is not None:
+            if isinstance(value, str):  # what a library reads
+                kind, off = OPTIONS[name].kind, ("0", "false", "no", "off", "none", "")
+                value = value.lower() not in off if kind is bool else kind(value)
+                value = value / 1e6 if name == "fusion_mb" else value
+            found[name] = value
     variables = [settings[each.variable] for each in OPTIONS.values() if each.variable in settings]
     if variables:
         found["horovod_defaults"] = all(each["source"] != "shipped" for each in variables)
     return found
-
-
-def _as_option(name: str, value: Any) -> Any:
-    """Return what a library reads, which is text, as the value of the option."""
-    if not isinstance(value, str) or name == "fusion_mb":
-        return float(value) / 1e6 if isinstance(value, str) else value
-    off = ("0", "false", "no", "off", "none", "")
-    return value.lower() not in off if OPTIONS[name].kind is bool else OPTIONS[name].kind(value)
 
 
 def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:

@@ -34,6 +34,7 @@ from horovod_study.programs.microbench import (
     copy_seconds,
     launch_latency,
     launches_of,
+    layer_sizes,
     matrix_rates,
     step_flops,
     step_roofline,
@@ -54,19 +55,13 @@ _COPY_BYTES = 64 * 1024 * 1024  # beyond the caches of a core
 
 
 def model_facts(widths: str, batch: int) -> dict[str, Any]:
-    """Return what the model asks of the network and of a worker, from the model itself.
+    """Return what the model asks of the network and of a worker.
 
     "gradients" is parameter name -> bytes; "flat_bytes" all of them together; "step_flops" the operations of one
     worker's forward and backward for a batch; "activations_per_curve" the numbers that go into and out of the four
     layers.
     """
     model = StressCNN(widths=parse_widths(widths))
-    outputs: list[int] = []
-    # Sizes of the layers' outputs from the model itself, for one curve: pooled outputs are the next layer's inputs.
-    for layer in (model.conv1, model.conv2, model.fc1, model.fc2):
-        layer.register_forward_hook(lambda _, given, made: outputs.extend((given[0].numel(), made.numel())))
-    with torch.no_grad():
-        model(torch.zeros(1, CHANNELS, POINTS))
     return {
         "widths": widths,
         "batch": batch,
@@ -74,7 +69,7 @@ def model_facts(widths: str, batch: int) -> dict[str, Any]:
         "gradients": {name: each.numel() * ELEMENT_BYTES for name, each in model.named_parameters()},
         "flat_bytes": facts.count([model]) * ELEMENT_BYTES,
         "step_flops": batch * step_flops(parse_widths(widths)),
-        "activations_per_curve": sum(outputs),
+        "activations_per_curve": int(layer_sizes(parse_widths(widths))[:, :2].sum()),
     }
 
 

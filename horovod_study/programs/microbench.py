@@ -98,7 +98,7 @@ def _seconds_per_call(call: Callable[[], object], seconds: float, device: torch.
         several = min(_MAX_CALLS, max(2 * several, int(1.1 * several * seconds / max(spent_s, 1e-6))))
 
 
-def _layers(widths: tuple[int, int, int]) -> NDArray[np.int64]:
+def layer_sizes(widths: tuple[int, int, int]) -> NDArray[np.int64]:
     """Return per layer and curve: numbers that go in, numbers that come out, operations, and the layer's parameters.
 
     With widths (w1, w2, h), convolutions of 5 points leave 197 = 201 - 4 and 61 = 65 - 4 points, pooling 65 and 20. A
@@ -124,7 +124,7 @@ def step_flops(widths: tuple[int, int, int]) -> int:
     forward; the curves need no gradient, so conv1 has the first only. Together 3 * (conv1 + conv2 + fc1 + fc2) -
     conv1: 2,121,084 for widths 15-38-197.
     """
-    operations = _layers(widths)[:, 2]
+    operations = layer_sizes(widths)[:, 2]
     return int(3 * operations.sum() - operations[0])
 
 
@@ -225,7 +225,7 @@ def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torc
     input: 6. Hidden numbers: written, read; their gradient written, read for fc1's weights and for fc1's input: 5. A
     byte says which of three positions a pool took: written, and read once behind conv1, twice behind conv2.
     """
-    inputs, outputs, _, parameters = (each.tolist() for each in _layers(widths).T)
+    inputs, outputs, _, parameters = (each.tolist() for each in layer_sizes(widths).T)
     curve, pooled_1, pooled_2, hidden = inputs
     moved = 4 * 10 * sum(parameters)
     if kernels == "fused":

@@ -173,18 +173,10 @@ class _ModelSteps:
         shared = _Stream(loader.epoch, batches.steps_per_epoch)
         self._streams = {False: shared, True: shared}
         self._captured: dict[bool, CapturedStep] = {}  # with graphs of the phases or without -> the step
+        parts = {name: getattr(lone, name) for name in ("model", "bare_model", "optimizer", "backend", "arithmetic")}
+        parts |= {"device": device, "resident": resident(loader)}
         for phases in (False, True) if config.cuda_graphs else ():
-            self._captured[phases] = captured = CapturedStep(
-                config,
-                model=lone.model,
-                bare_model=lone.bare_model,
-                optimizer=lone.optimizer,
-                backend=backend,
-                arithmetic=lone.arithmetic,
-                device=device,
-                resident=resident(loader),
-                phases=phases,
-            )
+            self._captured[phases] = captured = CapturedStep(config, **parts, phases=phases)
             stack.callback(captured.close)
             if resident(loader) is not None:  # each gathers its own batches, and knows which come next
                 self._streams[phases] = _Stream(partial(feed, loader, captured), batches.steps_per_epoch)
