@@ -20,7 +20,6 @@ from horovod_study.studies import lease
 ROOT = Path(horovod_study.__file__).parent
 EXCEPTED = {
     "cluster/alive.py": "the rule",
-    "measure/evidence.py": "reads the processor time of one of its own helpers",
     "measure/environment.py": "reads what the cores of the machine have done",
     "recording/rank/facts.py": "reads the memory of its own process",
     "recording/rank/turns.py": "reads on which cores its own threads are",

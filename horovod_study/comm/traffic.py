@@ -56,11 +56,15 @@ _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received, 8 bytes, in struct tcp_i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """Counters at one moment, all in bytes; None is what the system does not report, or what was not read here."""
+    """Counters at one moment, or what moved on a host; bytes. None: the system does not report it, or it was not read.
+
+    What moved is that of the connections of all ranks of the host, elsewhere without background.
+    """
 
     connections: Mapping[str, int] | None  # interface -> received by this process over TCP; lo is this host
     interfaces: Mapping[str, int] | None  # interface -> sent by everybody
     infiniband: Mapping[str, int] | None  # infiniband:mlx5_0 or roce:mlx5_0 -> sent by everybody
+    segments: Sequence[str] = ()  # of shared memory that ranks have from MPI or NCCL
 
 
 @dataclass(kw_only=True, slots=True)
@@ -191,14 +195,7 @@ def must_move(hosts: Sequence[str], host: str, payload_bytes: float) -> Need:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moved(Reading):
-    """What moved on one host, in bytes: on the connections of all its ranks, elsewhere without background."""
-
-    segments: Sequence[str]  # of shared memory that its ranks have from MPI or NCCL
-
-
-def judge(found: Moved, need: Need) -> tuple[list[str] | None, str]:
+def judge(found: Reading, need: Need) -> tuple[list[str] | None, str]:
     """Return the path on one host, sorted, or None and the reason.
 
     "shared memory" is confirmed by a segment; "memory" is not, and may also be direct copies from process to process.
@@ -297,7 +294,7 @@ def watch(
         parts, sums = [everybody[number]["connections"] for number in ranks], Counter[str]()
         for part in parts:
             sums.update(part)
-        found = Moved(
+        found = Reading(
             connections=None if None in parts else dict(sums),
             interfaces=everybody[ranks[0]]["interfaces"],
             infiniband=everybody[ranks[0]]["infiniband"],

@@ -17,8 +17,7 @@ from horovod_study.measure.clock import now
 PCI = Path("/sys/bus/pci/devices")
 CORES_OF_GPU = 4
 """A worker with a GPU has so many at least: for what launches kernels, the library's thread, the loader's, others."""
-BUSY_CORES = 0.25
-"""Less than a quarter of a core in other programs is not worth a warning."""
+BUSY_CORES = 0.25  # Less than a quarter of a core in other programs is not worth a warning
 
 
 def describe() -> dict[str, Any]:

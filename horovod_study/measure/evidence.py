@@ -5,10 +5,10 @@ Beside it what makes a measurement worth less: cores that workers share, and oth
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod_study.cluster import alive
 from horovod_study.config.run import COMMUNICATION, OPTIONS
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
@@ -155,10 +155,8 @@ class OtherLoad:
     def _own(self) -> float:
         """Return the processor seconds of this process, the children it waited for, and the process beside it."""
         used_s = own_cpu_s()
-        with suppress(OSError):  # it has ended
-            if self.beside is not None:
-                fields = (self._proc / str(self.beside) / "stat").read_text().rpartition(")")[2].split()
-                used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        if self.beside is not None and (fields := alive.stat_fields(self.beside)):  # it has not ended
+            used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return used_s
 
 

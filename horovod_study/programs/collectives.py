@@ -36,6 +36,7 @@ from horovod_study.programs.microbench import (
     launches_of,
     layer_sizes,
     matrix_rates,
+    seconds_per_call,
     step_flops,
     step_roofline,
 )
@@ -46,8 +47,7 @@ from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig, parse_widths
 
 ELEMENT_BYTES = 4
-PERIOD = 1021
-"""The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
+PERIOD = 1021  # The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass
 
 _SLOW_S = 0.1  # an operation that takes longer than this is measured in fewer rounds, and its warm-up is its check
 _BARRIERS = 100
@@ -187,11 +187,7 @@ def measure_collectives(
             mine[at].append(_timed(call, raw, counts[at]))
         for found, raw in zip(barriers, raws, strict=True):
             raw.barrier()
-            began = now()
-            for _ in range(_BARRIERS):
-                raw.barrier()
-            raw.settle()
-            found.append((now() - began) / _BARRIERS)
+            found.append(_timed(raw.barrier, raw, _BARRIERS)[0])
     # Once more at the end: what has been called ten thousand times must still be right.
     for at in np.flatnonzero(slowest <= _SLOW_S).tolist():
         wrong[at] = max(wrong[at], wrong_now(keys[at]))
@@ -266,50 +262,16 @@ def measure_step(widths: str, batch: int, backend: Backend, *, rounds: int, seco
         lone.arithmetic.backward(F.mse_loss(lone.model(curves), targets))
         lone.optimizer.step()
 
-    def settled() -> float:
-        lone.wait()
-        return now()
-
     for _ in range(10):
         step()
     mine = []
     for _ in range(rounds):
+        lone.wait()
         backend.barrier()
-        count, began = 0, settled()
-        while count == 0 or settled() - began < seconds:
-            for _ in range(5):
-                step()
-            count += 5
-        mine.append((settled() - began) / count)
+        mine.append(seconds_per_call(step, seconds, device))
     everybody = backend.gather((mine, launches_of(step) if device.type == "cuda" else None))
     slowest = np.max(np.array([seconds for seconds, _ in everybody]), axis=0).tolist()
     return {"batch": batch, "seconds": slowest, "launches": everybody[0][1]}
-
-
-def _measure_launches(
-    widths: str, batch: int, backend: Backend, machine: Mapping[str, Any], *, seconds: float
-) -> dict[str, Any]:
-    """Measure what launching a kernel takes, and where the step of `machine` stands; {} without a GPU.
-
-    All ranks measure at the same time; "launch" is what the rank with the slowest host found, "step_roofline" the step
-    that was measured, launched kernel by kernel in fp32.
-    """
-    if not torch.cuda.is_available():
-        return {}
-    backend.barrier()
-    everybody = backend.gather(launch_latency(seconds=seconds))
-    launch = max(everybody, key=lambda each: float(each["eager_s"]))
-    copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
-    stands = step_roofline(
-        step_s=float(np.median(machine["step"]["seconds"])),
-        widths=parse_widths(widths),
-        batch=batch,
-        launches=machine["step"]["launches"],
-        launch_each_s=launch["eager_s"],
-        bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
-        flop_per_s=1e9 * max(each["gflops_median"] for each in machine["matrices"] if each["dtype"] == "float32"),
-    )
-    return {"launch": launch, "step_roofline": stands}
 
 
 # -------------------------------------------------------------------------------------------------- the program
@@ -401,7 +363,22 @@ def _measure_machine(plan: Mapping[str, Any], backend: Backend, on_progress: Tol
     rates = matrix_rates(sizes=sizes, rounds=min(3, rounds), seconds=share_s / 2, device=device)
     everybody = backend.gather([rate._asdict() for rate in rates])  # of each type and size the slowest rank's
     machine["matrices"] = [min(same, key=lambda rate: rate["gflops_median"]) for same in zip(*everybody, strict=True)]
-    return machine | _measure_launches(widths, batch, backend, machine, seconds=share_s / 2)
+    if device == "cpu":
+        return machine
+    backend.barrier()
+    # What launching a kernel takes on the rank with the slowest host, and the step, launched kernel by kernel in fp32.
+    launch = max(backend.gather(launch_latency(seconds=share_s / 2)), key=lambda each: float(each["eager_s"]))
+    copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
+    stands = step_roofline(
+        step_s=float(np.median(machine["step"]["seconds"])),
+        widths=parse_widths(widths),
+        batch=batch,
+        launches=machine["step"]["launches"],
+        launch_each_s=launch["eager_s"],
+        bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
+        flop_per_s=1e9 * max(each["gflops_median"] for each in machine["matrices"] if each["dtype"] == "float32"),
+    )
+    return {**machine, "launch": launch, "step_roofline": stands}
 
 
 if __name__ == "__main__":
