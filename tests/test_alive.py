@@ -24,7 +24,6 @@ EXCEPTED = {
     "recording/rank/facts.py": "reads the memory of its own process",
     "recording/rank/turns.py": "reads on which cores its own threads are",
     "measure/sensors.py": "reads what a process uses, of ranks whose identity it was given",
-    "comm/priority.py": "reads the priority of its own threads",
     "cluster/process.py": "signals what bears the mark of a run directory in its environment",
 }
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import torch
 
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.mpi import Bucket, MpiRanks, message
+from horovod_study.comm.mpi import Bucket, MpiBackend, message
 from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 
 
-class PsBackend(MpiRanks):
+class PsBackend(MpiBackend):
     """Averages through servers."""
 
     name = "ps"

@@ -269,19 +269,10 @@ def watch(
     backend.barrier()
     end = counters.read(whole_host=first)
     total_s = now() - began
-    mine = {
-        "connections": moved(quiet.connections, end.connections),
-        **{
-            name: without_background(
-                moved(getattr(quiet, name), getattr(end, name)),
-                moved(getattr(start, name), getattr(quiet, name)),
-                total_s=total_s,
-                quiet_s=quiet_s,
-            )
-            for name in ("interfaces", "infiniband")
-        },
-        "segments": counters.segments(),
-    }
+    mine = {"connections": moved(quiet.connections, end.connections), "segments": counters.segments()}
+    for name in ("interfaces", "infiniband"):
+        before, idle, after = (getattr(each, name) for each in (start, quiet, end))
+        mine[name] = without_background(moved(idle, after), moved(before, idle), total_s=total_s, quiet_s=quiet_s)
     everybody = backend.gather(mine)
     paths: dict[str, list[str] | None] = {}
     evidence: dict[str, Any] = {"all_reduces": rounds, "payload_bytes": payload_bytes, "hosts": {}}

@@ -112,25 +112,29 @@ class Sampling:
         return {"samples": self.samples, "missing": self.missing, "ended": self.ended, "cost_of_sampling": cost}
 
 
-def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
-    """Sample and obey the lines from the file descriptor `commands`; return the sampling, and whether "stop" ended it.
+def main() -> int:
+    """Be the sampler; see the head of this file."""
+    parent = os.getppid()  # without it nobody needs samples, and without ranks none are taken
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # not on the core of the rank that started it, where there are others
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    # Before the timed window, not when the first sample is taken or the file is opened.
+    import psutil  # noqa: F401
+    import pyarrow  # noqa: F401
 
-    `parent` is the process that is to be there: without it nobody needs samples, and without ranks none are taken.
-    """
     sampling: Sampling | None = None
-    text, due = b"", math.inf
-    while True:
-        if sampling is not None and now() >= due:
-            sampling.sample()
-            due += sampling.interval_s * max(1, math.ceil((now() - due) / sampling.interval_s))
-        # at least once a second it looks whether the job is still there
-        if select.select([commands], [], [], max(0.0, min(due - now(), 1.0)))[0]:
-            chunk = os.read(commands, 65536)
-            if not chunk:
-                return sampling, False
-            *lines, text = (text + chunk).split(b"\n")
-            for line in lines:
-                word, _, rest = line.decode().partition(" ")
+    due, stopped = math.inf, False
+    with open(sys.stdin.fileno(), "rb", buffering=0) as commands:
+        while not stopped and os.getppid() == parent:
+            if sampling is not None and now() >= due:
+                sampling.sample()
+                due += sampling.interval_s * max(1, math.ceil((now() - due) / sampling.interval_s))
+            # at least once a second it looks whether the job is still there
+            if select.select([commands], [], [], max(0.0, min(due - now(), 1.0)))[0]:
+                word, _, rest = commands.readline().decode().partition(" ")
+                if not word:
+                    break
                 if word == "job":
                     sampling = Sampling(json.loads(rest))
                     sampling.sample()
@@ -141,25 +145,9 @@ def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
                     sampling.open(float(rest))
                 elif sampling is not None:
                     sampling.sample()
-                    return sampling, True
-        if os.getppid() != parent:
-            return sampling, False
-        if sampling is not None and not sampling.trees.alive:
-            due = math.inf
-
-
-def main() -> int:
-    """Be the sampler; see the head of this file."""
-    parent = os.getppid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):  # not on the core of the rank that started it, where there are others
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    # Before the timed window, not when the first sample is taken or the file is opened.
-    import psutil  # noqa: F401
-    import pyarrow  # noqa: F401
-
-    sampling, stopped = serve(sys.stdin.fileno(), parent)
+                    stopped = True
+            if sampling is not None and not sampling.trees.alive:
+                due = math.inf
     answer = None if sampling is None else sampling.close()
     if stopped:
         with suppress(OSError):
