@@ -69,6 +69,11 @@ class StopRequest:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         # A second signal so soon is the first one on another way: launchers pass on what the batch system sends to all.
         if not self._deferring or (self.requested and now() - self._since_s > 1.0):
-            raise Terminated(f"ended by signal {number} ({signal.Signals(number).name}); start it again")
+            raise Terminated(f"ended by signal {number} ({signal_name(number)}); start it again")
         if not self.requested:
             self.number, self._since_s = number, now()
+
+
+def signal_name(number: int) -> str:
+    """Return e.g. SIGTERM."""
+    return signal.Signals(number).name

@@ -5,7 +5,6 @@ Letters: B curves per worker and step, C = 3 channels, L = 201 points, P = 2 tar
 
 import math
 import os
-import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import nn
 from horovod_study import records
 from horovod_study.comm import Backend, Launch, fail_together, open_backend, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness
-from horovod_study.comm.stop import Stopped, StopRequest
+from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.config import requirements
 from horovod_study.config.doors import conform
 from horovod_study.errors import BackendError, StudyError
@@ -416,7 +415,7 @@ class Training:
         self.loader.close()
         if self.stopped:
             number = int(backend.maximum(self.stop.number))
-            why = f"by {signal.Signals(number).name}" if number else "because the runner that gave its turns has ended"
+            why = f"by {signal_name(number)}" if number else "because the runner that gave its turns has ended"
             raise Stopped(f"stopped {why} after step {self.step:,}", totals=self.keeper.cost)
 
         hashes = backend.gather(facts.digest([job.bare_model]))
