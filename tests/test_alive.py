@@ -20,12 +20,10 @@ from horovod_study.studies import lease
 ROOT = Path(horovod_study.__file__).parent
 EXCEPTED = {
     "cluster/alive.py": "the rule",
-    "measure/evidence.py": "reads the processor time of one of its own helpers",
     "measure/environment.py": "reads what the cores of the machine have done",
     "recording/rank/facts.py": "reads the memory of its own process",
     "recording/rank/turns.py": "reads on which cores its own threads are",
     "measure/sensors.py": "reads what a process uses, of ranks whose identity it was given",
-    "comm/priority.py": "reads the priority of its own threads",
     "cluster/process.py": "signals what bears the mark of a run directory in its environment",
 }
 

@@ -30,6 +30,7 @@ from horovod_study.comm.mpi import Bucket, GradientBuckets
 from horovod_study.comm.ps import add_in_order, shares
 from horovod_study.comm.serial import SerialBackend
 from horovod_study.errors import BackendError, DataError, StudyError
+from horovod_study.runtimes import CARRIED
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig
 
@@ -157,7 +158,7 @@ def test_shipped_settings_are_set_and_recorded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "environ", environment)
     effective = settings.apply("horovod/mpi", config=StrainConfig())
 
-    assert environment == settings.SHIPPED["horovod/mpi"]
+    assert environment == CARRIED["horovod/mpi"][1].shipped
     assert effective["HOROVOD_CYCLE_TIME"] == {"value": environment["HOROVOD_CYCLE_TIME"], "source": "shipped"}
     assert effective["HOROVOD_FUSION_THRESHOLD"]["source"] == "library default"
 

@@ -48,9 +48,12 @@ def test_operations_of_the_shipped_model() -> None:
 def test_bytes_of_a_step_are_those_of_the_roofline_and_the_gather(widths: str) -> None:
     facts = model_facts(widths, 75)
     first, second, hidden = (int(part) for part in widths.split("-"))
-    roofline = memory_bytes(
-        parameters=facts["parameters"], activations_per_curve=facts["activations_per_curve"], batch=75
-    )
+    model, numbers = StressCNN(widths=(first, second, hidden)), list[int]()
+    for layer in (model.conv1, model.conv2, model.fc1, model.fc2):
+        layer.register_forward_hook(lambda _, given, made: numbers.extend((given[0].numel(), made.numel())))
+    model(torch.zeros(1, 3, 201))
+    assert facts["activations_per_curve"] == sum(numbers)
+    roofline = memory_bytes(parameters=facts["parameters"], activations_per_curve=sum(numbers), batch=75)
 
     assert step_bytes((first, second, hidden), 75) == roofline + 75 * 2 * 4 * (603 + 2)
 

@@ -18,7 +18,7 @@ from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.comm import require_parity, traffic
-from horovod_study.comm.traffic import Counters, Moved, Need, judge, moved, must_move, received_by_connections
+from horovod_study.comm.traffic import Counters, Need, Reading, judge, moved, must_move, received_by_connections
 from horovod_study.errors import BackendError
 from horovod_study.measure import environment, evidence
 
@@ -30,8 +30,8 @@ APART = Need(within=0, between=4 * MB, total=4 * MB)  # two ranks on two hosts
 TWO_AND_TWO = Need(within=8 * MB, between=4 * MB, total=12 * MB)  # four ranks on two hosts
 
 
-def host(**found: Any) -> Moved:
-    return Moved(**{"connections": {}, "interfaces": {}, "infiniband": {}, "segments": (), **found})
+def host(**found: Any) -> Reading:
+    return Reading(**{"connections": {}, "interfaces": {}, "infiniband": {}, "segments": (), **found})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_made_counters_are_read(tmp_path: Path) -> None:
     assert system.counters().read(whole_host=True).infiniband == {"roce:mlx5_0": 10**12}
     assert system.counters().read(whole_host=False).interfaces is None
     nothing = Counters(proc=tmp_path / "no", sys=tmp_path / "no", connections=lambda: None)
-    assert nothing.read(whole_host=True) == traffic.Reading(connections=None, interfaces=None, infiniband={})
+    assert nothing.read(whole_host=True) == Reading(connections=None, interfaces=None, infiniband={})
     assert nothing.segments() == []
 
 

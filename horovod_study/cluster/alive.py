@@ -29,10 +29,6 @@ class Process:
     space: str  # the namespace in which `pid` counts, "" where there are none
     host: str
 
-    def is_same(self, other: "Process") -> bool:
-        """Return whether both are one process."""
-        return all(getattr(self, name) == getattr(other, name) for name in Process.__dataclass_fields__)
-
     @property
     def is_of_here(self) -> bool:
         """Whether its number means something to this process: the host, its boot and its namespace are the same."""
@@ -73,11 +69,8 @@ def is_stopped(pid: int) -> bool:
     return stat_fields(pid)[:1] == ["T"]
 
 
-def stat_fields(pid: int | str) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third (state) on; empty where there is no such process or file.
-
-    Of a thread of this process with "self/task/TID".
-    """
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third (state) on; empty where there is no such process or file."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

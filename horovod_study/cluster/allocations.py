@@ -65,10 +65,16 @@ def allocate(
     allocations = []
     for key in sorted(groups, key=lambda key: (order[key[0]], sum(key[1]), len(key[1]), key[1], key[2])):
         longest_s = partitions[key[0]].time_limit_s
-        tasks = _tasks([cell for block in blocks(groups[key], seed) for cell in block], seconds_of, longest_s)
-        expected_s = [sum(seconds_of(cell) for cell in task) for task in tasks]
+        room_s = math.inf if longest_s is None else max(0.0, (longest_s - START_S) / MARGIN)
+        tasks, expected_s = list[list[Cell]](), list[float]()
+        for cell in (cell for block in blocks(groups[key], seed) for cell in block):
+            if not tasks or expected_s[-1] + seconds_of(cell) > room_s:  # a cell that never fits is a task of its own
+                tasks.append([])
+                expected_s.append(0.0)
+            tasks[-1].append(cell)
+            expected_s[-1] += seconds_of(cell)
         asked = {"seconds": sum(expected_s), "time_limit_s": time_limit_s(max(expected_s), longest_s)}
-        allocations.append(Allocation(partition=key[0], nodes=len(key[1]), tasks=tasks, **asked))
+        allocations.append(Allocation(partition=key[0], nodes=len(key[1]), tasks=tuple(map(tuple, tasks)), **asked))
     return tuple(allocations)
 
 
@@ -76,20 +82,3 @@ def time_limit_s(expected_s: float, longest_s: float | None) -> float:
     """Return the seconds to ask for: the expected ones with a margin in whole five minutes, at most `longest_s`."""
     wanted_s = max(900.0, STEP_S * math.ceil((MARGIN * expected_s + START_S) / STEP_S))
     return wanted_s if longest_s is None else min(wanted_s, longest_s)
-
-
-def _tasks(
-    cells: Sequence[Cell], seconds_of: Callable[[Cell], float], longest_s: float | None
-) -> tuple[tuple[Cell, ...], ...]:
-    """Cut the cells, in their order, into tasks that fit into `longest_s`; a cell that never fits is one of its own."""
-    room_s = math.inf if longest_s is None else max(0.0, (longest_s - START_S) / MARGIN)
-    tasks: list[list[Cell]] = []
-    taken_s = math.inf
-    for cell in cells:
-        seconds = seconds_of(cell)
-        if taken_s + seconds > room_s or not tasks:
-            tasks.append([])
-            taken_s = 0.0
-        tasks[-1].append(cell)
-        taken_s += seconds
-    return tuple(tuple(task) for task in tasks)

@@ -166,9 +166,7 @@ def _finding(check: Check, wrong: str | None, what: str, remedy: str = "", *, ho
     if wrong is None:
         return Finding(area=check.area, name=name, verdict="ok", what=text)
     text = ": ".join(filter(None, (text, wrong)))
-    remedy = remedy or check.remedy
-    verdict = check.otherwise
-    return Finding(area=check.area, name=name, verdict=verdict, what=text, remedy=remedy)
+    return Finding(area=check.area, name=name, verdict=check.otherwise, what=text, remedy=remedy or check.remedy)
 
 
 def _last(text: str) -> str:
@@ -227,20 +225,6 @@ def _variables(here: Machine, folder: Path | None, place: Path, **more: str) -> 
         found |= {"WHERE": f"-p {wanted.slurm_partition}" if wanted.slurm_partition else ""}
         found |= {"LOGIN": "" if here.in_job else "1"}
     return found | more
-
-
-def look(here: Machine, variables: Mapping[str, str]) -> list[Finding]:
-    """Return what the checks of this machine say, in the order of the table."""
-    wanted = {"host", "here", *([] if here.quick else ["slow"])}
-    wanted |= set() if here.slurm is None else {"slurm", *([] if here.quick else ["try"])}
-    checks = [each for each in table() if each.where in wanted]
-    told = _asked(here, "", checks, variables)
-    if "problem" in told:
-        return [_finding(checks[0], "", told["problem"])]
-    found = [_judged(check, *said[1:], here=here) for check, said in zip(checks, told["said"], strict=True)]
-    # What a command has said once is not said again where all is well.
-    said = [each.what for each in found]
-    return [each for n, each in enumerate(found) if each.what and (each.verdict != "ok" or each.what not in said[:n])]
 
 
 # ---------------------------------------------------------------------------------------------------- other hosts
@@ -328,7 +312,15 @@ def diagnosis(here: Machine, slots: Mapping[str, int]) -> list[Finding]:
             folder = stack.enter_context(unfinished(place / "doctor", folder=True))
             (folder / "seen").write_text(folder.name)
         variables = _variables(here, folder, place)
-        found = look(here, variables)
+        wanted = {"host", "here", *([] if here.quick else ["slow"])}
+        wanted |= set() if here.slurm is None else {"slurm", *([] if here.quick else ["try"])}
+        checks = [each for each in table() if each.where in wanted]  # of this machine
+        told = _asked(here, "", checks, variables)
+        found = [_finding(checks[0], "", told["problem"])] if "problem" in told else []
+        for check, said in zip(checks, told.get("said", ()), strict=False):
+            one = _judged(check, *said[1:], here=here)
+            # What a command has said once is not said again where all is well.
+            found += [one] * bool(one.what and (one.verdict != "ok" or one.what not in {each.what for each in found}))
         own = next((each.what for each in found if each.name == "packages"), "")
         return [*found, *(_hosts(here, slots, variables, own) if slots else ())]
 

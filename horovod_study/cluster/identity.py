@@ -103,11 +103,7 @@ def _mpi() -> str | None:
 
 def identify(partition: Partition | None = None) -> str:
     """Return the digest of code and environment that goes into the keys of cells, 12 hexadecimal digits."""
-    return _identity(code_digest(), environment(partition))
-
-
-def _identity(code: str, surroundings: Mapping[str, Any]) -> str:
-    return _digest({"code": code, "environment": surroundings})
+    return _digest({"code": code_digest(), "environment": environment(partition)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,10 +117,10 @@ class Known:
 def remember(directory: Path, partitions: Iterable[Partition | None] = (None,)) -> None:
     """Write into a study's folder what the present identities stand for; what is known already stays as it is."""
     files = code_files()
-    code, surroundings = code_digest(files), [environment(partition) for partition in partitions]
-    known: dict[Path, Any] = {directory / CODE / f"{code}.json": {"files": files}}
-    for here in surroundings:
-        known[directory / ENVIRONMENTS / f"{_identity(code, here)}.json"] = {"code": code, "environment": here}
+    known: dict[Path, Any] = {directory / CODE / f"{(code := code_digest(files))}.json": {"files": files}}
+    for partition in partitions:
+        meant = {"code": code, "environment": environment(partition)}
+        known[directory / ENVIRONMENTS / f"{_digest(meant)}.json"] = meant
     with writing(directory, "choose a writable folder with --runs", error=StudyError):
         for path, content in known.items():
             if _read(path) != content:
@@ -194,29 +190,21 @@ def snapshot(directory: Path, package: Path = PACKAGE) -> Path:
                 path = fresh / PACKAGE.name / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-            _put(fresh, wanted, content)
+            while not _holds(wanted, content):  # somebody else may do the same at this moment
+                try:
+                    os.rename(fresh, wanted)
+                except OSError:
+                    if not wanted.exists():
+                        raise
+                    # Damaged, or edited: jobs that import it keep what they have loaded.
+                    with unfinished(wanted, folder=True) as aside, suppress(FileNotFoundError):
+                        os.rename(wanted, aside / wanted.name)
     except OSError as error:
         raise StudyError(
             f"{wanted.parent}: the source cannot be copied there ({error.strerror or error}); free space, or choose "
             "another folder with --runs"
         ) from None
     return wanted
-
-
-def _put(fresh: Path, wanted: Path, content: Mapping[str, bytes]) -> None:
-    """Move a whole copy to where it belongs; somebody else may do the same at this moment."""
-    while True:
-        try:
-            os.rename(fresh, wanted)
-            return
-        except OSError:
-            if _holds(wanted, content):
-                return
-            if not wanted.exists():
-                raise
-        # Damaged, or edited: jobs that import it keep what they have loaded.
-        with unfinished(wanted, folder=True) as aside, suppress(FileNotFoundError):
-            os.rename(wanted, aside / wanted.name)
 
 
 def _holds(folder: Path, content: Mapping[str, bytes]) -> bool:

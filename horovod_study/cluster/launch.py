@@ -180,7 +180,15 @@ def program_line(
         if hindrance := mpi_hindrance(here):
             raise StudyError(hindrance)
     environment = cell_environment(start.environ, path=search, out=out, site=site)
-    environment.update(_variables(runtime, starter, environment, site))
+    # What ranks need to find each other, beside what their launcher tells them and where they meet.
+    if site.interface is not None and not site.alone:
+        names = {"horovod/gloo": ("HOROVOD_GLOO_IFACE",), "ddp/gloo": ("GLOO_SOCKET_IFNAME",)}
+        for name in ("NCCL_SOCKET_IFNAME",) if runtime.endswith("/nccl") else names.get(runtime, ()):
+            environment.setdefault(name, site.interface)
+    if site.allocation and not site.alone and starter in ("mpirun", "horovodrun"):
+        environment["SLURM_CPU_BIND"] = "none"  # of mpirun's daemons, which srun starts, and so of their ranks
+    if runtime.startswith("horovod/") and _meets_by_itself(runtime, starter):
+        environment.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     if _meets_by_itself(runtime, starter) or (starts_ranks and not site.alone):
         digest = hashlib.sha256(str(out.absolute()).encode()).digest()
         chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
@@ -197,20 +205,6 @@ def _meets_by_itself(runtime: str, starter: str) -> bool:
     backend, _, transport = runtime.partition("/")
     gloo = transport == "gloo" or (transport == "nccl" and starter == "srun")
     return starter in ("mpirun", "srun") and (gloo or (backend == "ddp" and transport != "mpi"))
-
-
-def _variables(runtime: str, starter: str, environ: Mapping[str, str], site: Site) -> dict[str, str]:
-    """Return what ranks need to find each other, beside what their launcher tells them and where they meet."""
-    found: dict[str, str] = {}
-    if site.interface is not None and not site.alone:
-        names = {"horovod/gloo": ("HOROVOD_GLOO_IFACE",), "ddp/gloo": ("GLOO_SOCKET_IFNAME",)}
-        needed = ("NCCL_SOCKET_IFNAME",) if runtime.endswith("/nccl") else names.get(runtime, ())
-        found.update({name: site.interface for name in needed if name not in environ})
-    if site.allocation and not site.alone and starter in ("mpirun", "horovodrun"):
-        found["SLURM_CPU_BIND"] = "none"  # of mpirun's daemons, which srun starts, and so of their ranks
-    if runtime.startswith("horovod/") and _meets_by_itself(runtime, starter):
-        found.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------- launchers

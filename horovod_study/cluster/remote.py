@@ -5,7 +5,6 @@ cell that were left on another host are found by their mark, as `process.py` fin
 """
 
 import functools
-import ipaddress
 import json
 import os
 import platform
@@ -18,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from horovod_study.errors import StudyError
 
@@ -181,18 +182,8 @@ def this_host(name: str) -> bool:
     asking = threading.Thread(target=look_up, daemon=True)
     asking.start()
     asking.join(3.0)
-    return any(map(_is_own, list(found)))
-
-
-def _is_own(address: str) -> bool:
-    """Return whether this machine has the address: only then can a socket be given it."""
-    try:
-        version = ipaddress.ip_address(address.split("%")[0]).version
-        with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except (OSError, ValueError):
-        return False
-    return True
+    here = {each.address.split("%")[0] for known in psutil.net_if_addrs().values() for each in known}
+    return any(each.split("%")[0] in here or each.startswith("127.") for each in list(found))
 
 
 def other_hosts(hosts: Sequence[str]) -> list[str]:

@@ -157,16 +157,11 @@ def expand_nodelist(text: str) -> list[str]:
     for part in re.findall(_PART, text):  # between the commas outside of brackets
         found = [""]
         for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-            endings = [literal] if literal else _numbers(ranges)
-            found = [name + ending for name in found for ending in endings]
+            spans = re.findall(_RANGE, ranges)  # numbers have the leading zeros of the first of their range
+            numbers = [f"{n:0{len(a)}}" for a, b in spans for n in range(int(a), int(b or a) + 1)]
+            found = [name + ending for name in found for ending in ([literal] if literal else numbers)]
         names += found
     return names
-
-
-def _numbers(ranges: str) -> list[str]:
-    """Return what stands for `1-3,07-09`: the numbers with the leading zeros of the first of their range."""
-    ends = [(first, last or first) for first, last in re.findall(_RANGE, ranges)]
-    return [str(number).zfill(len(first)) for first, last in ends for number in range(int(first), int(last) + 1)]
 
 
 def expand_counts(text: str) -> list[int]:

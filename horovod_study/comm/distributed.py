@@ -129,35 +129,26 @@ class DistributedBackend(Averaging):
         )
         if self.reduction == "hooks":
             self.last_gradient = LastGradient(model.parameters())
-            self._hooked = self._distributed(model)
+            for name in _HOOKS_ONLY[1:]:
+                value = getattr(config, name)
+                self.settings[name] = {"value": value, "source": "asked" if name in asked else "shipped"}
+            # torch counts in MiB. Left to itself, it makes the first bucket 1 MiB, so that communication begins early.
+            size_mb, own = config.bucket_mb, {"value": 25 * 2**20 / 1e6, "source": "library default"}
+            self.settings["bucket_mb"] = own if size_mb is None else {"value": size_mb, "source": "asked"}
+            self._hooked = DistributedDataParallel(
+                model,
+                bucket_cap_mb=None if size_mb is None else size_mb * 1e6 / 2**20,
+                gradient_as_bucket_view=config.bucket_view,
+                # Off as shipped: the network's buffers are constants, and to send them with every step is for nothing.
+                broadcast_buffers=config.broadcast_buffers,
+                static_graph=config.static_graph,
+            )
             return self._hooked, optimizer
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
         if self.reduction == "flat":
             self.flat = FlatGradients(model.parameters(), workers=self.workers)
         return model, optimizer
-
-    def _distributed(self, model: nn.Module) -> DistributedDataParallel:
-        """Return the model inside PyTorch's own data parallelism, and record how that is set."""
-        config = self._config
-        for name in _HOOKS_ONLY[1:]:
-            value = getattr(config, name)
-            source = "shipped" if value == OPTIONS[name].default else "asked"
-            self.settings[name] = {"value": value, "source": source}
-        # torch counts in MiB. Left to itself, it makes the first bucket 1 MiB, so that communication begins early.
-        size = None
-        self.settings["bucket_mb"] = {"value": 25 * 2**20 / 1e6, "source": "library default"}
-        if config.bucket_mb is not None:
-            size = config.bucket_mb * 1e6 / 2**20
-            self.settings["bucket_mb"] = {"value": config.bucket_mb, "source": "asked"}
-        return DistributedDataParallel(
-            model,
-            bucket_cap_mb=size,
-            gradient_as_bucket_view=config.bucket_view,
-            # Off as shipped: the network's buffers are constants, sending them with every step would be for nothing.
-            broadcast_buffers=config.broadcast_buffers,
-            static_graph=config.static_graph,
-        )
 
     def exchange(self) -> None:
         if self.flat is not None and not self.silent:

@@ -56,23 +56,14 @@ def take(wanted: str, backend: Backend) -> torch.device:
                 f"GPU {uuids[device.index]} of {host} cannot be used ({first_line(error)}); look with nvidia-smi: is "
                 "it in exclusive use, full, or broken; take another one, or --device cpu"
             ) from None
-    _stay_near(uuids[device.index])
-    return device
-
-
-def _stay_near(uuid: str) -> None:
-    """Let all threads of this process, and those that they start, run on the cores near its GPU only.
-
-    Nothing changes where these are unknown, or too few of those on which it may run.
-    """
-    bus_id = Gpus([uuid]).bus_ids().get("gpu 0", "")
-    allowed, near = set(affinity()), set(cores_near(bus_id))
-    if len(allowed & near) < CORES_OF_GPU or allowed <= near or not hasattr(os, "sched_setaffinity"):
-        return
-    for thread in threads():
+    # All threads, and those that they start, run near the GPU only, where enough of the cores that they may use are.
+    near = set(cores_near(Gpus([uuids[device.index]]).bus_ids().get("gpu 0", "")))
+    enough = len(near.intersection(affinity())) >= CORES_OF_GPU and not near.issuperset(affinity())
+    for thread in threads() if enough and hasattr(os, "sched_setaffinity") else ():
         with suppress(OSError):  # it has ended meanwhile
             if kept := os.sched_getaffinity(thread) & near:
                 os.sched_setaffinity(thread, kept)
+    return device
 
 
 def require_own(backend: Backend, *, instead: str) -> None:

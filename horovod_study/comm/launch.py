@@ -169,10 +169,7 @@ def meeting_at(host: str, port: int, rank: int) -> Iterator[None]:
         raise BackendError(told) from None
 
 
-_MAPS = Path("/proc/self/maps")
-
-
-def loaded_library(maps: Path = _MAPS) -> str | None:
+def loaded_library(maps: Path = Path("/proc/self/maps")) -> str | None:
     """Return the path of the MPI library in this process; None before one is loaded, or where maps are not shown."""
     try:
         lines = maps.read_text().splitlines()
@@ -185,11 +182,8 @@ def loaded_library(maps: Path = _MAPS) -> str | None:
 
 def cuda_aware() -> dict[str, Any]:
     """Return {"value": whether MPI takes device pointers, "source": who says so}; asked once MPI is loaded."""
-    path = loaded_library()
-    if path is not None:
-        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
-        if query is not None:
-            return {"value": bool(query()), "source": "MPIX_Query_cuda_support"}
+    if (path := loaded_library()) and (query := getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)):
+        return {"value": bool(query()), "source": "MPIX_Query_cuda_support"}
     asked = os.environ.get("OMPI_MCA_opal_cuda_support")
     if asked is not None:
         return {"value": asked.lower() in ("1", "true", "yes"), "source": "OMPI_MCA_opal_cuda_support"}
@@ -206,8 +200,7 @@ def own_takes_gpu_memory() -> bool | None:
 
     To be asked before anything else has loaded MPI: this loads it, and does not start it.
     """
-    path = own_library()
-    if path is None:
+    if (path := own_library()) is None:
         return None
     query = getattr(ctypes.CDLL(str(path)), "MPIX_Query_cuda_support", None)
     return query is not None and bool(query())

@@ -5,13 +5,11 @@ hooks    buckets of gradients leave during backward, each with an all-reduce tha
 
 Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and through page-locked host memory otherwise
 (always with hooks: Open MPI's all-reduce that does not block is not CUDA-aware).
-`MpiRanks` is what all backends over MPI share; they differ in how a part of the buffer is averaged, see `_exchange`.
+The parameter server (ps.py) is this backend with another way to average a part of the buffer, see `_exchange`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +30,7 @@ from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """A contiguous part of the gradient buffer: its number, and first and last + 1 element."""
 
     number: int
@@ -118,11 +115,7 @@ class _Wire:
         """Make a part of the buffer ready to be read by MPI, which knows nothing of the device's queue of work."""
         if self.tensor is not self._buffer:
             self.tensor[start:stop].copy_(self._buffer[start:stop], non_blocking=True)
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait for what the device still has to compute."""
-        if self._on_device:
+        if self._on_device:  # wait for what it still has to compute
             torch.cuda.current_stream(self._buffer.device).synchronize()
 
     def deliver(self, start: int, stop: int) -> None:
@@ -139,12 +132,12 @@ def message(tensor: torch.Tensor) -> Any:
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
-class MpiRanks(Averaging, ABC):
-    """Ranks that MPI started and connects; leaves say how they average."""
+class MpiBackend(Averaging):
+    """Ranks that MPI started and connects; they average with its own all-reduce."""
 
-    name: str
+    name = "mpi"
     transport = "mpi"
-    buckets_on_device: bool  # whether buckets can be averaged through pointers to GPU memory, where MPI takes such
+    buckets_on_device = False  # whether buckets can be averaged through pointers to GPU memory, where MPI takes such
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         if launch.launcher in ("horovodrun --gloo", "torchrun"):
@@ -163,13 +156,13 @@ class MpiRanks(Averaging, ABC):
         self.settings["mpi_library"] = {"value": loaded_library(), "source": "loaded"}
         self.settings["cuda_aware"] = cuda_aware()
 
-    @abstractmethod
     def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
         """Return what makes the wire the sum over ranks; `buckets` cover it, in the order in which they will start.
 
         `whole()` returns when all of it is the sum, `start(bucket)` begins with a part, from within backward, and
         `finish()` returns when all parts that were begun are.
         """
+        return _AllReduce(self._MPI, wire)
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         for parameter in model.parameters():
@@ -246,16 +239,6 @@ class MpiRanks(Averaging, ABC):
 
     def close(self) -> None:
         self._MPI.Finalize()
-
-
-class MpiBackend(MpiRanks):
-    """Averages with MPI's own all-reduce."""
-
-    name = "mpi"
-    buckets_on_device = False
-
-    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
-        return _AllReduce(self._MPI, wire)
 
 
 class _AllReduce:

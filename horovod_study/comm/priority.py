@@ -21,7 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster import alive
+import psutil
+
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import sleep
 
@@ -108,16 +109,10 @@ def threads() -> set[int]:
 
 def busiest_thread() -> int | None:
     """Return the other thread of this process that computes most in the next 0.2 s; None if none computes."""
-    before = _processor_ticks()
+    process, own = psutil.Process(), threading.get_native_id()
+    before = {each.id: each.user_time + each.system_time for each in process.threads()}
     sleep(0.2)
-    after = _processor_ticks()
-    own = threading.get_native_id()
-    used = {thread: ticks - before.get(thread, 0) for thread, ticks in after.items() if thread != own}
+    after = {each.id: each.user_time + each.system_time for each in process.threads()}
+    used = {thread: used_s - before.get(thread, 0.0) for thread, used_s in after.items() if thread != own}
     busiest = max(used, key=lambda thread: used[thread], default=None)
-    return busiest if busiest is not None and used[busiest] >= 2 else None
-
-
-def _processor_ticks() -> dict[int, int]:
-    """Return the processor time that each thread of this process has used, in ticks of the system."""
-    told = {thread: alive.stat_fields(f"self/task/{thread}") for thread in threads()}
-    return {thread: int(fields[11]) + int(fields[12]) for thread, fields in told.items() if fields}  # others have ended
+    return busiest if busiest is not None and used[busiest] > 0.015 else None  # two ticks of the system

@@ -13,18 +13,17 @@ Only the servers add, each element once, so all ranks end with identical bits.
 """
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.mpi import Bucket, MpiRanks, message
+from horovod_study.comm.mpi import Bucket, MpiBackend, message
 from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError
 
 
-class PsBackend(MpiRanks):
+class PsBackend(MpiBackend):
     """Averages through servers."""
 
     name = "ps"
@@ -62,16 +61,13 @@ def add_in_order(own: torch.Tensor, others: torch.Tensor, rank: int) -> None:
         own.add_(row)
 
 
-@dataclass(kw_only=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """What one bucket and one server have in common, and this rank's part in its exchange (MPI requests, reusable)."""
 
     part: torch.Tensor  # (n,) of the wire
     inbox: torch.Tensor | None  # (workers - 1, n) on the server, None elsewhere
-    receive: list[Any]  # on the server: everybody's part
-    send: list[Any]  # on the server: the sum, to everybody
-    push: Any = None  # elsewhere: this rank's part
-    pull: Any = None  # elsewhere: the sum
+    receive: list[Any]  # on the server: everybody's part; elsewhere: the sum
+    send: list[Any]  # on the server: the sum, to everybody; elsewhere: this rank's part
 
 
 class _Servers:
@@ -91,20 +87,15 @@ class _Servers:
                 start, stop = max(bucket.start, first), min(bucket.stop, last)
                 if start >= stop:
                     continue
-                part = wire[start:stop]
+                part, inbox = wire[start:stop], None
+                receive = [world.Recv_init(message(part), source=server, tag=tag + 1)]
+                send = [world.Send_init(message(part), dest=server, tag=tag)]
                 if server == self._rank:
                     inbox = wire.new_empty((len(others), stop - start))
-                    receive = [
-                        world.Recv_init(message(row), source=rank, tag=tag)
-                        for rank, row in zip(others, inbox, strict=True)
-                    ]
+                    rows = zip(others, inbox, strict=True)
+                    receive = [world.Recv_init(message(row), source=rank, tag=tag) for rank, row in rows]
                     send = [world.Send_init(message(part), dest=rank, tag=tag + 1) for rank in others]
-                    piece = _Piece(part=part, inbox=inbox, receive=receive, send=send)
-                else:
-                    push = world.Send_init(message(part), dest=server, tag=tag)
-                    pull = world.Recv_init(message(part), source=server, tag=tag + 1)
-                    piece = _Piece(part=part, inbox=None, receive=[], send=[], push=push, pull=pull)
-                pieces.append(piece)
+                pieces.append(_Piece(part, inbox, receive, send))
                 tag += 2
             self._pieces.append(pieces)
 
@@ -114,10 +105,7 @@ class _Servers:
 
     def start(self, bucket: Bucket) -> None:
         for piece in self._pieces[bucket.number]:
-            if piece.inbox is None:
-                piece.push.Start()
-            else:
-                self._MPI.Prequest.Startall(piece.receive)
+            self._MPI.Prequest.Startall(piece.send if piece.inbox is None else piece.receive)
 
     def finish(self) -> None:
         everything = [piece for pieces in self._pieces for piece in pieces]
@@ -130,10 +118,7 @@ class _Servers:
                 self._MPI.Prequest.Startall(piece.send)
         for piece in everything:
             if piece.inbox is None:
-                piece.push.Wait()  # the sum arrives where this rank's part was
-                piece.pull.Start()
+                self._MPI.Request.Waitall(piece.send)  # the sum arrives where this rank's part was
+                self._MPI.Prequest.Startall(piece.receive)
         for piece in everything:
-            if piece.inbox is None:
-                piece.pull.Wait()
-            else:
-                self._MPI.Request.Waitall(piece.send)
+            self._MPI.Request.Waitall(piece.receive if piece.inbox is None else piece.send)

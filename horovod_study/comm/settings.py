@@ -18,9 +18,6 @@ from horovod_study.config.variables import is_set, refuse_other_than_numbers
 from horovod_study.errors import BackendError
 from horovod_study.runtimes import CARRIED
 
-SHIPPED = {runtime: transport.shipped for runtime, (_, transport) in CARRIED.items()}
-"""runtime -> what is set where the user has set nothing."""
-
 _LIBRARY_DEFAULTS = {
     "HOROVOD_CYCLE_TIME": "1",  # ms, horovod/common/operations.cc
     "HOROVOD_IDLE_CYCLE_TIME": "0",  # ms; 0 means that HOROVOD_CYCLE_TIME always holds
@@ -57,7 +54,7 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
         else:
             continue
         raise BackendError(f"{name} {fault}")
-    shipped = {} if config.horovod_defaults else SHIPPED.get(runtime, {})
+    shipped = {} if config.horovod_defaults or runtime not in CARRIED else CARRIED[runtime][1].shipped
     effective: dict[str, Any] = {}
     refuse_other_than_numbers(os.environ)
     for option, about in OPTIONS.items():

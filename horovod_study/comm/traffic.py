@@ -36,9 +36,10 @@ import struct
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horovod_study.analysis.costs import moved_share
 from horovod_study.measure.clock import now, sleep
@@ -55,57 +56,46 @@ _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received, 8 bytes, in struct tcp_i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """Counters at one moment, all in bytes; None is what the system does not report, or what was not read here."""
+    """Counters at one moment, or what moved on a host; bytes. None: the system does not report it, or it was not read.
+
+    What moved is that of the connections of all ranks of the host, elsewhere without background.
+    """
 
     connections: Mapping[str, int] | None  # interface -> received by this process over TCP; lo is this host
     interfaces: Mapping[str, int] | None  # interface -> sent by everybody
     infiniband: Mapping[str, int] | None  # infiniband:mlx5_0 or roce:mlx5_0 -> sent by everybody
+    segments: Sequence[str] = ()  # of shared memory that ranks have from MPI or NCCL
 
 
+@dataclass(kw_only=True, slots=True)
 class Counters:
     """Reads the counters; `proc` and `sys` are where the system shows them, `connections` reads this process's own."""
 
-    def __init__(
-        self,
-        *,
-        proc: Path = Path("/proc"),
-        sys: Path = Path("/sys"),
-        connections: Callable[[], Mapping[str, int] | None] | None = None,
-    ) -> None:
-        self._proc, self._sys = proc, sys
-        self._connections = received_by_connections if connections is None else connections
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    connections: Callable[[], Mapping[str, int] | None] = lambda: received_by_connections()
 
     def read(self, *, whole_host: bool) -> Reading:
         """Return this process's counters and, with `whole_host`, those that all processes of the host share."""
-        return Reading(
-            connections=self._connections(),
-            interfaces=self._interfaces() if whole_host else None,
-            infiniband=self._infiniband() if whole_host else None,
-        )
+        interfaces: dict[str, int] | None = None
+        with suppress(OSError):
+            if whole_host:
+                lines = (self.proc / "net" / "dev").read_text().splitlines()
+                rows = (re.fullmatch(r" *([^ :]+): *(?:\d+ +){8}(\d+) .*", line) for line in lines)
+                interfaces = {row[1]: int(row[2]) for row in rows if row}  # after eight columns of what was received
+        infiniband = self._infiniband() if whole_host else None
+        return Reading(connections=self.connections(), interfaces=interfaces, infiniband=infiniband)
 
     def segments(self) -> list[str]:
         """Return the names of segments of shared memory that this process has from MPI or NCCL."""
-        try:
-            maps = (self._proc / "self" / "maps").read_text(errors="replace")
-        except OSError:
-            return []
+        maps = ""
+        with suppress(OSError):
+            maps = (self.proc / "self" / "maps").read_text(errors="replace")
         return sorted({Path(name).name for name in _SEGMENTS.findall(maps)})
-
-    def _interfaces(self) -> dict[str, int] | None:
-        try:
-            lines = (self._proc / "net" / "dev").read_text().splitlines()
-        except OSError:
-            return None
-        found = {}
-        for line in lines:
-            name, colon, numbers = line.partition(":")
-            if colon and len(numbers.split()) >= 9:
-                found[name.strip()] = int(numbers.split()[8])  # after eight columns of what was received
-        return found
 
     def _infiniband(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for port in sorted(self._sys.glob("class/infiniband/*/ports/*")):
+        for port in sorted(self.sys.glob("class/infiniband/*/ports/*")):
             try:
                 words = int((port / "counters" / "port_xmit_data").read_text())
                 ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
@@ -184,8 +174,7 @@ def without_background(
     return {name: max(0, round(value - quiet.get(name, 0) * total_s / quiet_s)) for name, value in total.items()}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """What the ranks of one host must receive, in bytes."""
 
     within: float  # from each other, when each host sums up its own first
@@ -206,14 +195,7 @@ def must_move(hosts: Sequence[str], host: str, payload_bytes: float) -> Need:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moved(Reading):
-    """What moved on one host, in bytes: on the connections of all its ranks, elsewhere without background."""
-
-    segments: Sequence[str]  # of shared memory that its ranks have from MPI or NCCL
-
-
-def judge(found: Moved, need: Need) -> tuple[list[str] | None, str]:
+def judge(found: Reading, need: Need) -> tuple[list[str] | None, str]:
     """Return the path on one host, sorted, or None and the reason.
 
     "shared memory" is confirmed by a segment; "memory" is not, and may also be direct copies from process to process.
@@ -287,19 +269,10 @@ def watch(
     backend.barrier()
     end = counters.read(whole_host=first)
     total_s = now() - began
-    mine = {
-        "connections": moved(quiet.connections, end.connections),
-        **{
-            name: without_background(
-                moved(getattr(quiet, name), getattr(end, name)),
-                moved(getattr(start, name), getattr(quiet, name)),
-                total_s=total_s,
-                quiet_s=quiet_s,
-            )
-            for name in ("interfaces", "infiniband")
-        },
-        "segments": counters.segments(),
-    }
+    mine = {"connections": moved(quiet.connections, end.connections), "segments": counters.segments()}
+    for name in ("interfaces", "infiniband"):
+        before, idle, after = (getattr(each, name) for each in (start, quiet, end))
+        mine[name] = without_background(moved(idle, after), moved(before, idle), total_s=total_s, quiet_s=quiet_s)
     everybody = backend.gather(mine)
     paths: dict[str, list[str] | None] = {}
     evidence: dict[str, Any] = {"all_reduces": rounds, "payload_bytes": payload_bytes, "hosts": {}}
@@ -308,9 +281,12 @@ def watch(
         ranks = [number for number, name in enumerate(hosts) if name == host]
         need = must_move(hosts, host, total_bytes)
         if servers is not None and not any(number < servers for number in ranks):
-            need = replace(need, within=0.0)  # its ranks communicate with servers elsewhere only
-        found = Moved(
-            connections=_added([everybody[number]["connections"] for number in ranks]),
+            need = need._replace(within=0.0)  # its ranks communicate with servers elsewhere only
+        parts, sums = [everybody[number]["connections"] for number in ranks], Counter[str]()
+        for part in parts:
+            sums.update(part)
+        found = Reading(
+            connections=None if None in parts else dict(sums),
             interfaces=everybody[ranks[0]]["interfaces"],
             infiniband=everybody[ranks[0]]["infiniband"],
             segments=sorted({name for number in ranks for name in everybody[number]["segments"]}),
@@ -338,17 +314,6 @@ def told_by_nccl(found: Mapping[str, Any], logs: Sequence[Mapping[str, Any]], ho
     together = sorted({way for log in logs for way in log["path"]}) if silent is None else None
     reason = "" if silent is None else f"rank {silent} on {hosts[silent]}: {logs[silent]['reason']}"
     return {"path": together, "reason": reason, "ranks": ranks, "evidence": {**found["evidence"], "nccl": list(logs)}}
-
-
-def _added(parts: Sequence[Mapping[str, int] | None]) -> dict[str, int] | None:
-    """Return the sums over ranks; None if one of them is not known."""
-    total: dict[str, int] = {}
-    for part in parts:
-        if part is None:
-            return None
-        for name, value in part.items():
-            total[name] = total.get(name, 0) + value
-    return total
 
 
 _USING = re.compile(r"NET/(IB|Socket) : Using (.*)")
@@ -385,13 +350,28 @@ def parse(text: str) -> dict[str, Any]:
             ports[int(virtual[1])] = [(links.get(name, "IB"), name) for name in virtual[2].split("+")]
         elif found := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)", line):
             provider = found[1]
+
+    def ways_of(kind: str, way: str, number: int) -> set[str]:
+        """Return one channel's way in this project's words."""
+        if kind in ("P2P", "SHM"):
+            return {"p2p" if kind == "P2P" else "shared memory"}
+        if way == "Socket":
+            return {f"tcp:{interfaces[number]}" if number in interfaces else "tcp"}
+        if kind == "COLLNET":  # summed inside InfiniBand's switches; its devices have numbers of their own
+            return {"infiniband"}
+        if way.startswith("IB"):  # IB, and the plugins IBext, IBext_v8
+            links = {f"{'roce' if link == 'RoCE' else 'infiniband'}:{name}" for link, name in ports.get(number, [])}
+            return links or {"infiniband"}
+        if "Libfabric" in way or way == "OFI":
+            return {f"ofi:{provider}" if provider else "ofi"}
+        return {way.strip()}
+
     paths: Counter[str] = Counter()
     ways: set[str] = set()
     for line in text.splitlines():
         if via := _VIA.search(line):
-            kind, way, number = via[1], via[2], int(via[3]) if via[3] else None
-            paths[f"{kind}/{way}".removesuffix(" pointer")] += 1
-            ways |= _ways(kind, way, number, ports, interfaces, provider)
+            paths[f"{via[1]}/{via[2]}".removesuffix(" pointer")] += 1
+            ways |= ways_of(via[1], via[2], int(via[3] or -1))
         elif re.search(r"\bvia direct shared memory", line):  # NCCL before 2.12
             paths["SHM/direct"] += 1
             ways.add("shared memory")
@@ -400,31 +380,6 @@ def parse(text: str) -> dict[str, Any]:
     nets |= {f"OFI {provider}": None} if provider else {}
     told = {"version": version[1] if version else None, "nets": list(nets)}
     return {**told, "paths": dict(sorted(paths.items())), "path": sorted(ways)}
-
-
-def _ways(
-    kind: str,
-    way: str,
-    number: int | None,
-    ports: Mapping[int, list[tuple[str, str]]],
-    interfaces: Mapping[int, str],
-    provider: str,
-) -> set[str]:
-    """Return one channel's way in this project's words."""
-    if kind == "P2P":
-        return {"p2p"}
-    if kind == "SHM":
-        return {"shared memory"}
-    if way == "Socket":
-        return {f"tcp:{interfaces[number]}" if number is not None and number in interfaces else "tcp"}
-    if kind == "COLLNET":  # summed inside InfiniBand's switches; its devices have numbers of their own
-        return {"infiniband"}
-    if way.startswith("IB"):  # IB, and the plugins IBext, IBext_v8
-        known = ports.get(-1 if number is None else number, [])
-        return {f"{'roce' if link == 'RoCE' else 'infiniband'}:{name}" for link, name in known} or {"infiniband"}
-    if "Libfabric" in way or way == "OFI":
-        return {f"ofi:{provider}" if provider else "ofi"}
-    return {way.strip()}
 
 
 def _named(text: str) -> Path:
@@ -450,11 +405,9 @@ class Capture:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="horovod_study-nccl-"))
         self._file = self._folder / "nccl.log"
-        wanted_set = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(self._file)}
-        for name, value in wanted_set.items():
-            if name not in os.environ:
-                os.environ[name] = value
-                self._set.append(name)
+        missing = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(self._file)}
+        self._set = [name for name in missing if name not in os.environ]
+        os.environ.update({name: missing[name] for name in self._set})
         self._file = _named(os.environ["NCCL_DEBUG_FILE"])
 
     def read(self) -> dict[str, Any]:

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Stretches = Sequence[Sequence[float]]
-"""(begin, end) of each, in seconds on the axis of the samples."""
+Stretches = Sequence[Sequence[float]]  # (begin, end) of each, in seconds on the axis of the samples
 
 UNSEEN = 0.10
 """Share of the window without samples (gaps longer than two intervals) above which an integral is doubtful."""

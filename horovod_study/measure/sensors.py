@@ -123,7 +123,10 @@ class Trees:
                 found |= {(0, _MOVED[0]): _kb(io, "read_bytes:", 1), (0, _MOVED[1]): _kb(io, "write_bytes:", 1)}
             if threads:
                 self._children[pid, stat[19]] = []
-                for thread in self._threads(pid):
+                tasks: list[str] = []
+                with suppress(OSError):
+                    tasks = os.listdir(f"{self._proc}/{pid}/task")
+                for thread in map(int, tasks):
                     with suppress(ValueError):  # it has ended
                         *_, voluntary, _, involuntary = self._text(f"{pid}/task/{thread}/status").split()
                         found |= {(thread, _SWITCHES[0]): int(voluntary), (thread, _SWITCHES[1]): int(involuntary)}
@@ -139,15 +142,9 @@ class Trees:
     def _text(self, path: str) -> str:
         """Return what a file says, "" of a process that has ended, or that may be listed but not read."""
         # Without Python's buffers and decoders this takes half the time, and there are hundreds of such files.
-        content = b""
-        with suppress(OSError):
-            descriptor = os.open(f"{self._proc}/{path}", os.O_RDONLY)
-            try:
-                while chunk := os.read(descriptor, 65536):
-                    content += chunk
-            finally:
-                os.close(descriptor)
-        return content.decode(errors="replace")
+        with suppress(OSError), open(f"{self._proc}/{path}", "rb", buffering=0) as file:
+            return file.readall().decode(errors="replace")
+        return ""
 
     def _lacks(self, pid: int, what: str, text: str, file: str) -> bool:
         """Return whether a process that runs does not show a file, which is `missing` then."""
@@ -160,11 +157,6 @@ class Trees:
         """Return /proc/PID/stat from the state on (see proc(5), whose field n is [n - 3]), None if it has ended."""
         fields = self._text(f"{pid}/stat").rpartition(")")[2].split()
         return None if not fields or fields[0] in "ZX" else fields
-
-    def _threads(self, pid: int) -> list[int]:
-        with suppress(OSError):
-            return [int(name) for name in os.listdir(f"{self._proc}/{pid}/task")]
-        return []
 
 
 def _kb(text: str, key: str, unit: float = 1.024) -> float:
@@ -232,7 +224,7 @@ class Gpus:
     def __init__(self, uuids: Sequence[str], *, library: Any = None) -> None:
         """`uuids` name the GPUs, with or without their prefix "GPU-"; `library` stands in for pynvml."""
         self.missing, self.devices = dict[str, str](), dict[str, str]()
-        self._handles, self._first_mj = dict[str, Any](), dict[str, int]()
+        self._handles, self._first_j = dict[str, Any](), dict[str, float]()
         self._nvml: Any
         self._nvml, why = _begun(library) if uuids else (None, "the ranks of this host use no GPU")
         if why:
@@ -287,15 +279,7 @@ class Gpus:
     def read(self, at_s: float) -> Rows:
         """Return the rows "gpu N"; what one of them does not tell is left out, and `missing` says why."""
         del at_s
-        return {part: self._one(part, handle) for part, handle in self._handles.items()}
-
-    def _one(self, part: str, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
-
-        def energy_j(gpu: Any) -> float:
-            energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
-            return float(energy_mj - self._first_mj.setdefault(part, energy_mj)) / 1e3
-
         asked: dict[str, Callable[[Any], float]] = {
             "gpu_percent": lambda gpu: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
             "gpu_memory_mb": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6,
@@ -303,10 +287,15 @@ class Gpus:
             "sm_mhz": lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
             "memory_mhz": lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
             "temperature_c": lambda gpu: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
-            "energy_j": energy_j,
+            "energy_j": lambda gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
         }
-        row = {name: self._asked(f"{part} {name}", ask, handle) for name, ask in asked.items()}
-        return {name: value for name, value in row.items() if value is not None}
+        rows: Rows = {}
+        for part, handle in self._handles.items():
+            told = {name: self._asked(f"{part} {name}", ask, handle) for name, ask in asked.items()}
+            rows[part] = {name: value for name, value in told.items() if value is not None}
+            if "energy_j" in rows[part]:
+                rows[part]["energy_j"] -= self._first_j.setdefault(part, rows[part]["energy_j"])
+        return rows
 
 
 def _begun(library: Any) -> tuple[Any, str]:
@@ -381,9 +370,7 @@ class Packages:
                 self.missing[part] = f"{folder / 'energy_uj'} cannot be read any more ({error})"
                 continue
             before_s, before_uj = self._before.get(part, (at_s, energy_uj))
-            used_uj = (
-                (energy_uj - before_uj) % around_uj if energy_uj < before_uj else energy_uj - before_uj
-            )  # it goes round
+            used_uj = energy_uj - before_uj + around_uj * (energy_uj < before_uj)  # it goes round
             self._total_uj[part] += used_uj
             self._before[part] = at_s, energy_uj
             rows[part] = {"energy_j": self._total_uj[part] / 1e6}

@@ -22,8 +22,7 @@ BLOCKS = 512
 BLOCK_STEPS = 5
 """Of at most so many blocks with at least so many steps: 2 of 5 steps may be outliers, and the median stands."""
 
-LEVEL = 0.02
-"""Levels that differ by less than this part are one."""
+LEVEL = 0.02  # Levels that differ by less than this part are one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

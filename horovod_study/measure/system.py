@@ -112,25 +112,29 @@ class Sampling:
         return {"samples": self.samples, "missing": self.missing, "ended": self.ended, "cost_of_sampling": cost}
 
 
-def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
-    """Sample and obey the lines from the file descriptor `commands`; return the sampling, and whether "stop" ended it.
+def main() -> int:
+    """Be the sampler; see the head of this file."""
+    parent = os.getppid()  # without it nobody needs samples, and without ranks none are taken
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # not on the core of the rank that started it, where there are others
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    # Before the timed window, not when the first sample is taken or the file is opened.
+    import psutil  # noqa: F401
+    import pyarrow  # noqa: F401
 
-    `parent` is the process that is to be there: without it nobody needs samples, and without ranks none are taken.
-    """
     sampling: Sampling | None = None
-    text, due = b"", math.inf
-    while True:
-        if sampling is not None and now() >= due:
-            sampling.sample()
-            due += sampling.interval_s * max(1, math.ceil((now() - due) / sampling.interval_s))
-        # at least once a second it looks whether the job is still there
-        if select.select([commands], [], [], max(0.0, min(due - now(), 1.0)))[0]:
-            chunk = os.read(commands, 65536)
-            if not chunk:
-                return sampling, False
-            *lines, text = (text + chunk).split(b"\n")
-            for line in lines:
-                word, _, rest = line.decode().partition(" ")
+    due, stopped = math.inf, False
+    with open(sys.stdin.fileno(), "rb", buffering=0) as commands:
+        while not stopped and os.getppid() == parent:
+            if sampling is not None and now() >= due:
+                sampling.sample()
+                due += sampling.interval_s * max(1, math.ceil((now() - due) / sampling.interval_s))
+            # at least once a second it looks whether the job is still there
+            if select.select([commands], [], [], max(0.0, min(due - now(), 1.0)))[0]:
+                word, _, rest = commands.readline().decode().partition(" ")
+                if not word:
+                    break
                 if word == "job":
                     sampling = Sampling(json.loads(rest))
                     sampling.sample()
@@ -141,25 +145,9 @@ def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
                     sampling.open(float(rest))
                 elif sampling is not None:
                     sampling.sample()
-                    return sampling, True
-        if os.getppid() != parent:
-            return sampling, False
-        if sampling is not None and not sampling.trees.alive:
-            due = math.inf
-
-
-def main() -> int:
-    """Be the sampler; see the head of this file."""
-    parent = os.getppid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):  # not on the core of the rank that started it, where there are others
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    # Before the timed window, not when the first sample is taken or the file is opened.
-    import psutil  # noqa: F401
-    import pyarrow  # noqa: F401
-
-    sampling, stopped = serve(sys.stdin.fileno(), parent)
+                    stopped = True
+            if sampling is not None and not sampling.trees.alive:
+                due = math.inf
     answer = None if sampling is None else sampling.close()
     if stopped:
         with suppress(OSError):
@@ -212,7 +200,7 @@ class Sampler:
     def __init__(self, host: str) -> None:
         """Start the program, which at first only imports what it needs."""
         self.host, self.reason = host, ""  # why there are no samples
-        self._text, self._answer = b"", dict[str, Any]()
+        self._answer = dict[str, Any]()
         self._process: subprocess.Popen[bytes] | None = None
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         own = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -258,24 +246,17 @@ class Sampler:
 
         Once stopped, it gives the same answer again.
         """
-        self._answer = self._answer or self._ask()
-        return self._answer
-
-    def _ask(self) -> dict[str, Any]:
-        self._report("stop\n")
-        if self._process is not None and (line := self._line(_ANSWER_S)) is not None:
-            try:
-                answer: dict[str, Any] = json.loads(line)
-            except ValueError:
-                self._give_up(f"the sampler failed ({line})")
-            else:
-                self.close()
-                return answer
-        elif self._process is not None:
+        if self._process is not None:
+            self._report("stop\n")
+            line = self._line(_ANSWER_S)
             code = self._process.poll()
             ended = f"no answer within {_ANSWER_S:g} s" if code is None else f"exit code {code}"
-            self._give_up(f"the sampler did not live to the end ({ended})")
-        return {"reason": self.reason}
+            try:
+                self._answer = json.loads(line or "")
+                self.close()
+            except ValueError:
+                self._give_up("the sampler " + (f"failed ({line})" if line else f"did not live to the end ({ended})"))
+        return self._answer or {"reason": self.reason}
 
     def close(self) -> None:
         """End the sampler if it is still there; calling it again changes nothing."""
@@ -306,18 +287,13 @@ class Sampler:
     def _line(self, timeout_s: float) -> str | None:
         """Return the next line the sampler says; None if it has ended, or the time is over."""
         assert self._process is not None and self._process.stdout is not None
-        descriptor, until = self._process.stdout.fileno(), now() + timeout_s
-        while b"\n" not in self._text:
-            if not select.select([descriptor], [], [], max(0.0, until - now()))[0]:
-                return None
-            chunk = os.read(descriptor, 4096)
-            if not chunk:
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
-                return None
-            self._text += chunk
-        line, _, self._text = self._text.partition(b"\n")
-        return line.decode(errors="replace").strip()
+        if not select.select([self._process.stdout], [], [], max(0.0, timeout_s))[0]:
+            return None
+        if line := self._process.stdout.readline():  # not buffered: nothing is left where `select` does not see it
+            return line.decode(errors="replace").strip()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        return None
 
 
 if __name__ == "__main__":

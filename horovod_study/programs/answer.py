@@ -24,12 +24,9 @@ if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Backend, Launch
     from horovod_study.workload.options import StrainConfig
 
-Told = Callable[[str], None]
-"""What is called with how far it is."""
-ANSWER = "answer.json"
-"""In the folder of the program."""
-ROWS = "rows"
-"""Where the ranks of `bench timers` write their rows, below that folder."""
+Told = Callable[[str], None]  # What is called with how far it is
+ANSWER = "answer.json"  # In the folder of the program
+ROWS = "rows"  # Where the ranks of `bench timers` write their rows, below that folder
 
 
 def answer(value: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ Everything is measured in rounds. Within a round all sizes, operations and runti
 moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
 """
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,9 @@ from horovod_study.programs.microbench import (
     copy_seconds,
     launch_latency,
     launches_of,
+    layer_sizes,
     matrix_rates,
+    seconds_per_call,
     step_flops,
     step_roofline,
 )
@@ -46,8 +47,7 @@ from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig, parse_widths
 
 ELEMENT_BYTES = 4
-PERIOD = 1021
-"""The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
+PERIOD = 1021  # The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass
 
 _SLOW_S = 0.1  # an operation that takes longer than this is measured in fewer rounds, and its warm-up is its check
 _BARRIERS = 100
@@ -55,19 +55,13 @@ _COPY_BYTES = 64 * 1024 * 1024  # beyond the caches of a core
 
 
 def model_facts(widths: str, batch: int) -> dict[str, Any]:
-    """Return what the model asks of the network and of a worker, from the model itself.
+    """Return what the model asks of the network and of a worker.
 
     "gradients" is parameter name -> bytes; "flat_bytes" all of them together; "step_flops" the operations of one
     worker's forward and backward for a batch; "activations_per_curve" the numbers that go into and out of the four
     layers.
     """
     model = StressCNN(widths=parse_widths(widths))
-    outputs: list[int] = []
-    # Sizes of the layers' outputs from the model itself, for one curve: pooled outputs are the next layer's inputs.
-    for layer in (model.conv1, model.conv2, model.fc1, model.fc2):
-        layer.register_forward_hook(lambda _, given, made: outputs.extend((given[0].numel(), made.numel())))
-    with torch.no_grad():
-        model(torch.zeros(1, CHANNELS, POINTS))
     return {
         "widths": widths,
         "batch": batch,
@@ -75,30 +69,17 @@ def model_facts(widths: str, batch: int) -> dict[str, Any]:
         "gradients": {name: each.numel() * ELEMENT_BYTES for name, each in model.named_parameters()},
         "flat_bytes": facts.count([model]) * ELEMENT_BYTES,
         "step_flops": batch * step_flops(parse_widths(widths)),
-        "activations_per_curve": sum(outputs),
+        "activations_per_curve": int(layer_sizes(parse_widths(widths))[:, :2].sum()),
     }
 
 
 # ------------------------------------------------------------------------------------------------- collectives
 
 
-def _row(rank: int) -> torch.Tensor:
-    """Return one period of a rank's test values, (PERIOD,): whole numbers whose sums are exact in float32."""
-    return ((torch.arange(PERIOD) * (rank + 1)) % PERIOD).float()
-
-
-def _fill(tensor: torch.Tensor, row: torch.Tensor) -> None:
-    whole = tensor.numel() // PERIOD * PERIOD
-    if whole:
-        tensor[:whole].view(-1, PERIOD).copy_(row.to(tensor.device))
-    tensor[whole:].copy_(row[: tensor.numel() - whole])
-
-
-def _differing(tensor: torch.Tensor, row: torch.Tensor) -> int:
-    row = row.to(tensor.device)
-    whole = tensor.numel() // PERIOD * PERIOD
-    body = (tensor[:whole].view(-1, PERIOD) != row).sum() if whole else 0
-    return int(body) + int((tensor[whole:] != row[: tensor.numel() - whole]).sum())
+def values_of(ranks: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the test values of `ranks`, shape and device of `like`: whole numbers, exact in float32."""
+    total = sum((torch.arange(PERIOD) * (rank + 1) % PERIOD).float() for rank in ranks)
+    return torch.as_tensor(total, device=like.device).repeat(-(-like.numel() // PERIOD))[: like.numel()]
 
 
 def _call(raw: Raw, operation: str, place: str, buffers: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -119,16 +100,14 @@ def count_wrong(
     repeating the operation does not overflow.
     """
     source, output = buffers
-    total = torch.stack([_row(each) for each in range(workers)]).sum(dim=0)
-    wanted = _row(0) if operation == "broadcast" else total
-    _fill(source, _row(rank))
+    source.copy_(values_of([rank], source))
     output.fill_(-1.0)
-    _call(raw, operation, place, (source, output))()
+    _call(raw, operation, place, buffers)()
     raw.settle()
+    wanted = values_of([0] if operation == "broadcast" else range(workers), source)
+    wrong = int(((output if place == "out" else source) != wanted).sum())
     if place == "out":
-        wrong = _differing(output, wanted) + _differing(source, _row(rank))
-    else:
-        wrong = _differing(source, wanted)
+        wrong += int((source != values_of([rank], source)).sum())
     source.fill_(0.0)
     return wrong
 
@@ -165,20 +144,19 @@ def measure_collectives(
     operations = (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
     keys = [(size, way, *each) for size in sizes for way in range(len(raws)) for each in operations]
 
-    @functools.cache
-    def buffers(device: torch.device) -> list[torch.Tensor]:
-        # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
-        return [torch.empty(max(sizes) // ELEMENT_BYTES, device=device).fill_(0.0) for _ in range(2)]
+    # Not torch.zeros: pages nobody has written are all one and the same page, which is never out of the cache.
+    buffers = {
+        device: [torch.empty(max(sizes) // ELEMENT_BYTES, device=device).fill_(0.0) for _ in range(2)]
+        for device in {raw.device for raw in raws}
+    }
 
-    def prepared(key: _Key, doing: str) -> tuple[Raw, list[torch.Tensor], Callable[[], None]]:
-        size, way, operation, place = key
-        raw = raws[way]
-        views = [each[: size // ELEMENT_BYTES] for each in buffers(raw.device)]
-        on_progress(f"{doing}{operation} of {in_words(size)} over {raw.name}")
-        return raw, views, _call(raw, operation, place, views)
+    def prepared(key: _Key, doing: str) -> tuple[Raw, list[torch.Tensor]]:
+        size, way, operation, _ = key
+        on_progress(f"{doing}{operation} of {in_words(size)} over {raws[way].name}")
+        return raws[way], [each[: size // ELEMENT_BYTES] for each in buffers[raws[way].device]]
 
     def wrong_now(key: _Key) -> int:
-        raw, views, _ = prepared(key, "checking ")
+        raw, views = prepared(key, "checking ")
         return count_wrong(raw, *key[2:], views, rank=backend.rank, workers=backend.workers)
 
     # Everything once, checked: the warm-up, and the time from which follows how often it is repeated.
@@ -188,9 +166,9 @@ def measure_collectives(
         wrong.append(wrong_now(key))
         # Agreed among the ranks: they must make the same number of calls.
         slow = backend.maximum(now() - began) > _SLOW_S
-        raw, _, call = prepared(key, "")
+        raw, views = prepared(key, "")
         raw.barrier()
-        mean_s, median_s = _timed(call, raw, 1 if slow else 20)
+        mean_s, median_s = _timed(_call(raw, *key[2:], views), raw, 1 if slow else 20)
         cost.append(median_s or mean_s)
     slowest = np.max(np.array(backend.gather(cost)), axis=0)
     slot_s = seconds / (len(keys) * rounds)
@@ -200,7 +178,8 @@ def measure_collectives(
     barriers: list[list[float]] = [[] for _ in raws]
     for number in range(rounds):
         for at in np.flatnonzero(number < enough).tolist():
-            raw, _, call = prepared(keys[at], f"round {number + 1} of {rounds}: ")
+            raw, views = prepared(keys[at], f"round {number + 1} of {rounds}: ")
+            call = _call(raw, *keys[at][2:], views)
             for _ in range(min(20, 1 + counts[at] // 10) if counts[at] > 1 else 0):  # a tenth as many to get warm
                 call()
             raw.barrier()
@@ -208,11 +187,7 @@ def measure_collectives(
             mine[at].append(_timed(call, raw, counts[at]))
         for found, raw in zip(barriers, raws, strict=True):
             raw.barrier()
-            began = now()
-            for _ in range(_BARRIERS):
-                raw.barrier()
-            raw.settle()
-            found.append((now() - began) / _BARRIERS)
+            found.append(_timed(raw.barrier, raw, _BARRIERS)[0])
     # Once more at the end: what has been called ten thousand times must still be right.
     for at in np.flatnonzero(slowest <= _SLOW_S).tolist():
         wrong[at] = max(wrong[at], wrong_now(keys[at]))
@@ -287,50 +262,16 @@ def measure_step(widths: str, batch: int, backend: Backend, *, rounds: int, seco
         lone.arithmetic.backward(F.mse_loss(lone.model(curves), targets))
         lone.optimizer.step()
 
-    def settled() -> float:
-        lone.wait()
-        return now()
-
     for _ in range(10):
         step()
     mine = []
     for _ in range(rounds):
+        lone.wait()
         backend.barrier()
-        count, began = 0, settled()
-        while count == 0 or settled() - began < seconds:
-            for _ in range(5):
-                step()
-            count += 5
-        mine.append((settled() - began) / count)
+        mine.append(seconds_per_call(step, seconds, device))
     everybody = backend.gather((mine, launches_of(step) if device.type == "cuda" else None))
     slowest = np.max(np.array([seconds for seconds, _ in everybody]), axis=0).tolist()
     return {"batch": batch, "seconds": slowest, "launches": everybody[0][1]}
-
-
-def _measure_launches(
-    widths: str, batch: int, backend: Backend, machine: Mapping[str, Any], *, seconds: float
-) -> dict[str, Any]:
-    """Measure what launching a kernel takes, and where the step of `machine` stands; {} without a GPU.
-
-    All ranks measure at the same time; "launch" is what the rank with the slowest host found, "step_roofline" the step
-    that was measured, launched kernel by kernel in fp32.
-    """
-    if not torch.cuda.is_available():
-        return {}
-    backend.barrier()
-    everybody = backend.gather(launch_latency(seconds=seconds))
-    launch = max(everybody, key=lambda each: float(each["eager_s"]))
-    copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
-    stands = step_roofline(
-        step_s=float(np.median(machine["step"]["seconds"])),
-        widths=parse_widths(widths),
-        batch=batch,
-        launches=machine["step"]["launches"],
-        launch_each_s=launch["eager_s"],
-        bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
-        flop_per_s=1e9 * max(each["gflops_median"] for each in machine["matrices"] if each["dtype"] == "float32"),
-    )
-    return {"launch": launch, "step_roofline": stands}
 
 
 # -------------------------------------------------------------------------------------------------- the program
@@ -422,7 +363,22 @@ def _measure_machine(plan: Mapping[str, Any], backend: Backend, on_progress: Tol
     rates = matrix_rates(sizes=sizes, rounds=min(3, rounds), seconds=share_s / 2, device=device)
     everybody = backend.gather([rate._asdict() for rate in rates])  # of each type and size the slowest rank's
     machine["matrices"] = [min(same, key=lambda rate: rate["gflops_median"]) for same in zip(*everybody, strict=True)]
-    return machine | _measure_launches(widths, batch, backend, machine, seconds=share_s / 2)
+    if device == "cpu":
+        return machine
+    backend.barrier()
+    # What launching a kernel takes on the rank with the slowest host, and the step, launched kernel by kernel in fp32.
+    launch = max(backend.gather(launch_latency(seconds=share_s / 2)), key=lambda each: float(each["eager_s"]))
+    copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
+    stands = step_roofline(
+        step_s=float(np.median(machine["step"]["seconds"])),
+        widths=parse_widths(widths),
+        batch=batch,
+        launches=machine["step"]["launches"],
+        launch_each_s=launch["eager_s"],
+        bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
+        flop_per_s=1e9 * max(each["gflops_median"] for each in machine["matrices"] if each["dtype"] == "float32"),
+    )
+    return {**machine, "launch": launch, "step_roofline": stands}
 
 
 if __name__ == "__main__":

@@ -20,16 +20,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import nn
 
 from horovod_study.comm import Backend, Launch, builds, fail_together, gpus, open_backend
-from horovod_study.comm.base import LastGradient, Optimizer
+from horovod_study.comm.base import Optimizer
 from horovod_study.comm.liveness import Liveness
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
@@ -86,31 +85,6 @@ class _Weighted(Arithmetic):
         super().backward(loss, weight * self._weight)
 
 
-class _Watched:
-    """A backend that keeps the averaged gradients of the first steps; `factor` spoils them, on purpose."""
-
-    last_gradient: LastGradient | None = None  # nothing is timed here
-
-    def __init__(self, backend: Backend, parameters: Iterable[nn.Parameter], factor: float) -> None:
-        self._backend, self._parameters, self._factor = backend, list(parameters), factor
-        self.gradients: list[NDArray[np.float64]] = []  # each (P,)
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        self._backend.zero_grad(optimizer)
-
-    def synchronize(self, optimizer: Optimizer) -> None:
-        self._backend.synchronize(optimizer)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if self._factor != 1:
-            for gradient in gradients:
-                gradient.mul_(self._factor)
-        if len(self.gradients) < _WATCHED_STEPS:
-            self.gradients.append(flat(gradients))
-
-    def step(self, optimizer: Optimizer) -> None:
-        self._backend.step(optimizer)
-
-
 def flat(tensors: Iterable[torch.Tensor]) -> NDArray[np.float64]:
     """Return all elements of all tensors in order, shape (P,)."""
     return torch.cat([tensor.detach().flatten().cpu().double() for tensor in tensors]).numpy()
@@ -118,15 +92,10 @@ def flat(tensors: Iterable[torch.Tensor]) -> NDArray[np.float64]:
 
 def distance(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> tuple[float, float]:
     """Return how far `ours` is from `theirs`, relative to theirs: by norms, and by the largest elements."""
-    apart = ours - theirs
-    return (
-        _ratio(float(np.linalg.norm(apart)), float(np.linalg.norm(theirs))),
-        _ratio(float(np.abs(apart).max()), float(np.abs(theirs).max())),
-    )
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else (0.0 if part == 0 else float("inf"))
+    apart, norm = ours - theirs, np.linalg.norm
+    sizes = ((float(norm(apart, order)), float(norm(theirs, order))) for order in (2, np.inf))
+    by_norm, by_largest = (part / whole if whole else (float("inf") if part else 0.0) for part, whole in sizes)
+    return by_norm, by_largest
 
 
 def order_sha256(rows: NDArray[np.int64]) -> str:
@@ -163,15 +132,9 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
         np.savez(file, start=run.start, end=run.end, gradients=run.gradients, rows=run.rows)
         rounding = max(each for each, _ in _apart(run, run.gradients[0], truth.gradients[0]))
         moved = [each for each, _ in _apart(run, run.end, run.start)]
-        references.append(
-            {
-                "reference": trial["reference"],
-                "order_sha256": order_sha256(run.rows),
-                "rates": run.rates,
-                "rounding": rounding if trial["dtype"] != "float64" else None,
-                "moved": dict(zip(run.names, moved, strict=True)),
-            }
-        )
+        told = {"reference": trial["reference"], "order_sha256": order_sha256(run.rows), "rates": run.rates}
+        told |= {"rounding": rounding if trial["dtype"] != "float64" else None}
+        references.append({**told, "moved": dict(zip(run.names, moved, strict=True))})
     return {"references": references, "runtimes": _missing(), "gpus": gpus.visible()}
 
 
@@ -312,7 +275,19 @@ def _train(
             bare_model.fc1.weight.mul_(1.01)
     start = flat(bare_model.parameters())
 
-    watched = _Watched(backend, bare_model.parameters(), float(workers) if wrong == "sum" else 1.0)
+    averaged: list[NDArray[np.float64]] = []  # each (P,), of the first steps
+
+    def synchronize(optimizer: Optimizer) -> None:
+        backend.synchronize(optimizer)
+        gradients = [parameter.grad for parameter in bare_model.parameters() if parameter.grad is not None]
+        for gradient in gradients if wrong == "sum" else ():
+            gradient.mul_(float(workers))
+        if len(averaged) < _WATCHED_STEPS:
+            averaged.append(flat(gradients))
+
+    watched: Any = SimpleNamespace(
+        zero_grad=backend.zero_grad, synchronize=synchronize, step=backend.step, last_gradient=None
+    )
     arithmetic = _Weighted(config, device, workers * local / trial["batch"])
     arithmetic.bind(bare_model, optimizer, backend)
     if arithmetic.kernels != config.kernels:
@@ -332,14 +307,14 @@ def _train(
         rates.append(float(optimizer.param_groups[0]["lr"]))
         clock.begin()
         clock.lap("data")
-        train_step(model, optimizer, curves.to(dtype), targets.to(dtype), cast(Backend, watched), clock, arithmetic)
+        train_step(model, optimizer, curves.to(dtype), targets.to(dtype), watched, clock, arithmetic)
         if step % 100 == 99:
             clock.drain()
     loader.close()
     return SimpleNamespace(
         start=start,  # (P,)
         end=flat(bare_model.parameters()),  # (P,)
-        gradients=np.stack(watched.gradients),  # (min(S, 10), P), averaged over the workers
+        gradients=np.stack(averaged),  # (min(S, 10), P), averaged over the workers
         rows=np.stack(rows),  # (S, b_r): curve numbers
         rates=rates,  # (S,)
         reduction=backend.reduction,

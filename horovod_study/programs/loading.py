@@ -170,11 +170,11 @@ def compare_loaders(
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
-        bench = _Bench(LoneStep(config, device), batches.steps_per_epoch, config.batch, seconds)
+        step = LoneStep(config, device)
         for number in range(rounds):
             for name in shuffle.sample(list(openers), len(openers)):
                 on_progress(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
-                values, notes[name] = bench.measure(openers[name], shuffle)
+                values, notes[name] = _visited(step, openers[name], shuffle, batches.steps_per_epoch, seconds)
                 found[name].append(values)
     return {
         "dataset": str(dataset.path),
@@ -221,61 +221,57 @@ class LoneStep:
             torch.cuda.synchronize(self.device)
 
 
-class _Bench:
-    """One visit to one loader: opened, measured three times, closed."""
+def _visited(
+    step: LoneStep, opener: Callable[[], Loader], shuffle: random.Random, steps_per_epoch: int, seconds: float
+) -> tuple[dict[str, float], str]:
+    """Return the numbers of one visit to a loader, under the names that `judged` takes, and the loader's note."""
 
-    def __init__(self, step: LoneStep, steps_per_epoch: int, batch: int, seconds: float) -> None:
-        self._step, self._steps_per_epoch, self._batch, self._seconds = step, steps_per_epoch, batch, seconds
-
-    def measure(self, opener: Callable[[], Loader], shuffle: random.Random) -> tuple[dict[str, float], str]:
-        """Return the numbers of one round under the names that `judged` takes, and the loader's note."""
-        began = now()
-        with closing(opener()) as loader:
-            first = next(loader.epoch(0))
-            self._step.wait()
-            values = {"start_s": now() - began}
-            cached = first[0].clone(), first[1].clone()
-            self._train(iter([cached] * WARMUP_STEPS), WARMUP_STEPS)
-            epochs = map(loader.epoch, itertools.count(1))
-            kinds = {"loading": epochs, "cached": itertools.repeat(itertools.repeat(cached)), "together": epochs}
-            for kind in shuffle.sample(list(kinds), len(kinds)):
-                rate, waiting = self._visit(kinds[kind], train=kind != "loading")
-                values |= {kind: rate} | ({"waiting": waiting} if kind == "together" else {})
-            values["of_cached"] = values["together"] / values["cached"]
-            asked = now()
-            next(next(epochs))
-            self._step.wait()
-            return {**values, "restart_s": now() - asked}, loader.note
-
-    def _visit(self, epochs: Iterator[Iterator[Batch]], *, train: bool) -> tuple[float, float]:
-        """Return the samples/s of training, or of taking batches and doing nothing, and the part that data takes."""
-        count, spent_s, data_s, step_s = 0, 0.0, 0.0, 0.0
-        while spent_s < self._seconds:
-            parts = next(epochs)  # drawing the order is outside, as in the trainer
-            self._step.wait()
-            opened = now()
-            until = opened + self._seconds - spent_s
-            if train:
-                done, columns = self._train(parts, self._steps_per_epoch, until)
-                data_s += float(columns["data_s"].sum())
-                step_s += float(columns["step_s"].sum())
-            else:
-                done = 1 + next((at for at, _ in enumerate(parts) if now() >= until), self._steps_per_epoch - 1)
-                self._step.wait()
-            spent_s += now() - opened
-            count += done
-        return count * self._batch / spent_s, data_s / step_s if train else 1.0
-
-    def _train(self, parts: Iterator[Batch], most: int, until: float = math.inf) -> tuple[int, Mapping[str, Any]]:
+    def trained(parts: Iterator[Batch], most: int, until: float = math.inf) -> tuple[int, Mapping[str, Any]]:
         """Train on at most `most` batches, or to the moment `until`; return the steps made and their laps."""
-        clock, step = self._step.clock, self._step
-        clock.start()
+        step.clock.start()
         done = 0
         while done < most and (not done or now() < until):  # one at least, however long this process was kept waiting
-            clock.begin()
+            step.clock.begin()
             curves, targets = next(parts)
-            clock.lap("data")
+            step.clock.lap("data")
             step(curves, targets)
             done += 1
         step.wait()
-        return done, clock.drain()
+        return done, step.clock.drain()
+
+    def rate_of(epochs: Iterator[Iterator[Batch]], *, train: bool) -> tuple[float, float]:
+        """Return the samples/s of training, or of taking batches and doing nothing, and the part that data takes."""
+        count, spent_s, data_s, step_s = 0, 0.0, 0.0, 0.0
+        while spent_s < seconds:
+            parts = next(epochs)  # drawing the order is outside, as in the trainer
+            step.wait()
+            opened = now()
+            until = opened + seconds - spent_s
+            if train:
+                done, columns = trained(parts, steps_per_epoch, until)
+                data_s += float(columns["data_s"].sum())
+                step_s += float(columns["step_s"].sum())
+            else:
+                done = 1 + next((at for at, _ in enumerate(parts) if now() >= until), steps_per_epoch - 1)
+                step.wait()
+            spent_s += now() - opened
+            count += done
+        return count * len(cached[0]) / spent_s, data_s / step_s if train else 1.0
+
+    began = now()
+    with closing(opener()) as loader:
+        first = next(loader.epoch(0))
+        step.wait()
+        values = {"start_s": now() - began}
+        cached = first[0].clone(), first[1].clone()
+        trained(iter([cached] * WARMUP_STEPS), WARMUP_STEPS)
+        epochs = map(loader.epoch, itertools.count(1))
+        kinds = {"loading": epochs, "cached": itertools.repeat(itertools.repeat(cached)), "together": epochs}
+        for kind in shuffle.sample(list(kinds), len(kinds)):
+            rate, waiting = rate_of(kinds[kind], train=kind != "loading")
+            values |= {kind: rate} | ({"waiting": waiting} if kind == "together" else {})
+        values["of_cached"] = values["together"] / values["cached"]
+        asked = now()
+        next(next(epochs))
+        step.wait()
+        return {**values, "restart_s": now() - asked}, loader.note

@@ -13,16 +13,8 @@ from horovod_study.measure.clock import DeviceStamps, now
 from horovod_study.workload import native
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 
-SIZES = (256, 512, 1024, 2048)
-"""Edges of the square matrices: from within a core's cache to well beyond it."""
-
-IN_REGISTERS = 0
-"""In the place of a size: what a core can do at most, whatever a library's products reach."""
-
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
-_GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
-
+SIZES = (256, 512, 1024, 2048)  # Edges of the square matrices: from within a core's cache to well beyond it
+IN_REGISTERS = 0  # In the place of a size: what a core can do at most, whatever a library's products reach
 _MAX_CALLS = 100_000  # so many calls are in a row at most: the queue of a GPU has an end, and so has patience
 
 
@@ -51,7 +43,9 @@ def matrix_rates(
     try:
         calls: dict[tuple[str, int], Callable[[], object]] = {}
         work: dict[tuple[str, int], float] = {}  # operations of a call
-        for name, dtype in (DTYPES if device == "cpu" else _GPU_DTYPES).items():
+        # tf32 takes float32 numbers and multiplies the leading 11 bits of their significands.
+        for name in ("float32", "bf16") if device == "cpu" else ("float32", "tf32", "bf16", "fp16"):
+            dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
             for size in sizes:
                 first, second = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
                 calls[name, size] = partial(torch.mm, first, second, out=torch.mm(first, second))  # kernel chosen here
@@ -64,7 +58,7 @@ def matrix_rates(
         for _ in range(rounds):
             for key, call in calls.items():
                 torch.backends.cuda.matmul.allow_tf32 = key[0] == "tf32"
-                found[key].append(work[key] / _seconds_per_call(call, seconds, torch.device(device)) / 1e9)
+                found[key].append(work[key] / seconds_per_call(call, seconds, torch.device(device)) / 1e9)
     finally:
         torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -74,7 +68,7 @@ def matrix_rates(
     ]
 
 
-def _seconds_per_call(call: Callable[[], object], seconds: float, device: torch.device) -> float:
+def seconds_per_call(call: Callable[[], object], seconds: float, device: torch.device) -> float:
     """Return the mean seconds of `call`, made in a row for about `seconds`.
 
     On a GPU they are timed by events around calls that the host gives without waiting: a wait after each one would be
@@ -98,7 +92,7 @@ def _seconds_per_call(call: Callable[[], object], seconds: float, device: torch.
         several = min(_MAX_CALLS, max(2 * several, int(1.1 * several * seconds / max(spent_s, 1e-6))))
 
 
-def _layers(widths: tuple[int, int, int]) -> NDArray[np.int64]:
+def layer_sizes(widths: tuple[int, int, int]) -> NDArray[np.int64]:
     """Return per layer and curve: numbers that go in, numbers that come out, operations, and the layer's parameters.
 
     With widths (w1, w2, h), convolutions of 5 points leave 197 = 201 - 4 and 61 = 65 - 4 points, pooling 65 and 20. A
@@ -124,7 +118,7 @@ def step_flops(widths: tuple[int, int, int]) -> int:
     forward; the curves need no gradient, so conv1 has the first only. Together 3 * (conv1 + conv2 + fc1 + fc2) -
     conv1: 2,121,084 for widths 15-38-197.
     """
-    operations = _layers(widths)[:, 2]
+    operations = layer_sizes(widths)[:, 2]
     return int(3 * operations.sum() - operations[0])
 
 
@@ -154,9 +148,9 @@ def launch_latency(*, seconds: float) -> dict[str, float]:
         work(kernels)  # few enough for the queue of the device, so that nothing waits
         found["host"].append((now() - began) / kernels)
         torch.cuda.synchronize(where)
-        found["eager"].append(_seconds_per_call(lambda: work(100), seconds, where) / 100)
-        found["replay"].append(_seconds_per_call(single.replay, seconds, where))
-        whole = _seconds_per_call(many.replay, seconds, where)
+        found["eager"].append(seconds_per_call(lambda: work(100), seconds, where) / 100)
+        found["replay"].append(seconds_per_call(single.replay, seconds, where))
+        whole = seconds_per_call(many.replay, seconds, where)
         found["graph"].append((whole - found["replay"][-1]) / (kernels - 1))
     medians = {f"{name}_s": statistics.median(each) for name, each in found.items()}
     ends = {f"{name}_{end.__name__}_s": end(found[name]) for name in ("eager", "graph") for end in (min, max)}
@@ -198,7 +192,7 @@ def copy_seconds(source: torch.Tensor, target: torch.Tensor, seconds: float) -> 
     """Return the mean seconds of a copy, many in a row for about `seconds`, after one that is not timed."""
     target.copy_(source)
     device = source.device if source.is_cuda else target.device
-    return _seconds_per_call(lambda: target.copy_(source, non_blocking=True), seconds, device)
+    return seconds_per_call(lambda: target.copy_(source, non_blocking=True), seconds, device)
 
 
 def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torch") -> int:
@@ -225,7 +219,7 @@ def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torc
     input: 6. Hidden numbers: written, read; their gradient written, read for fc1's weights and for fc1's input: 5. A
     byte says which of three positions a pool took: written, and read once behind conv1, twice behind conv2.
     """
-    inputs, outputs, _, parameters = (each.tolist() for each in _layers(widths).T)
+    inputs, outputs, _, parameters = (each.tolist() for each in layer_sizes(widths).T)
     curve, pooled_1, pooled_2, hidden = inputs
     moved = 4 * 10 * sum(parameters)
     if kernels == "fused":

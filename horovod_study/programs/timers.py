@@ -22,7 +22,7 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,7 +100,8 @@ def measure(
     with ExitStack() as stack:
         with fail_together(backend):
             steps = _ModelSteps(config, backend, device, Path(plan["dataset"]), stack)
-            steps.open_variants(ways, folder, stack)
+            for name in ways:
+                steps.open_variant(name, folder / name, stack)
         rows_per_drain = steps.calibrate(plan["steps_per_block"])
         began = now()
         steps.alternate(plan, rows_per_drain, on_progress)
@@ -173,40 +174,30 @@ class _ModelSteps:
         shared = _Stream(loader.epoch, batches.steps_per_epoch)
         self._streams = {False: shared, True: shared}
         self._captured: dict[bool, CapturedStep] = {}  # with graphs of the phases or without -> the step
+        parts = {name: getattr(lone, name) for name in ("model", "bare_model", "optimizer", "backend", "arithmetic")}
+        parts |= {"device": device, "resident": resident(loader)}
         for phases in (False, True) if config.cuda_graphs else ():
-            self._captured[phases] = captured = CapturedStep(
-                config,
-                model=lone.model,
-                bare_model=lone.bare_model,
-                optimizer=lone.optimizer,
-                backend=backend,
-                arithmetic=lone.arithmetic,
-                device=device,
-                resident=resident(loader),
-                phases=phases,
-            )
+            self._captured[phases] = captured = CapturedStep(config, **parts, phases=phases)
             stack.callback(captured.close)
             if resident(loader) is not None:  # each gathers its own batches, and knows which come next
                 self._streams[phases] = _Stream(partial(feed, loader, captured), batches.steps_per_epoch)
-        self._step = 0
-        self._loss = torch.zeros((), device=device)
-
-    def open_variants(self, names: Sequence[str], folder: Path, stack: ExitStack) -> None:
-        """Open the ways, which write into folders of their own until `stack` is left."""
+        self._step, self._loss = 0, torch.zeros((), device=device)
         self.variants: dict[str, _Variant] = {}
-        for name in names:
-            captured = self._captured.get(phases := self._config.cuda_graphs and name == "strict")
-            mode, stamps = name if name in TIMER_MODES else "off", None if captured is None else captured.stamps
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            writer = records.StepWriter(folder / name, self._backend.rank)
-            stack.callback(writer.close)
-            self.variants[name] = variant = _Variant(
-                clock=open_clock(mode, self._device, stamps=stamps),
-                laps=ORDINARY_LAPS if captured is None else captured.laps,
-                phases=phases,
-                recorder=Recorder(writer, self._config.batch, rank=self._backend.rank),
-            )
-            variant.clock.start()  # an endless stretch
+
+    def open_variant(self, name: str, folder: Path, stack: ExitStack) -> None:
+        """Open a way, which writes into a folder of its own until `stack` is left."""
+        captured = self._captured.get(phases := self._config.cuda_graphs and name == "strict")
+        mode, stamps = name if name in TIMER_MODES else "off", None if captured is None else captured.stamps
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = records.StepWriter(folder, self._backend.rank)
+        stack.callback(writer.close)
+        clock, laps = (
+            open_clock(mode, self._device, stamps=stamps),
+            ORDINARY_LAPS if captured is None else captured.laps,
+        )
+        recorder = Recorder(writer, self._config.batch, rank=self._backend.rank)
+        self.variants[name] = _Variant(clock=clock, laps=laps, phases=phases, recorder=recorder)
+        clock.start()  # an endless stretch
 
     def calibrate(self, steps_per_block: int | None) -> int:
         """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""

@@ -84,7 +84,7 @@ class Claim:
     @property
     def mine(self) -> bool:
         """Whether this very process holds it."""
-        return self.released is None and self.holder is not None and self.holder.is_same(this_process())
+        return self.released is None and self.holder == this_process()
 
 
 class Held(StudyError):
