@@ -146,7 +146,7 @@ class TestCells:
         assert len(refused(HEAD + "1," + "9" * 3000 + "x\n")) < 300
 
     def test_not_text_at_all(self):
-        assert refused("\x00\x01\x02").startswith("my.csv line 1")
+        assert "my.csv: is not a text file; save the table as CSV in UTF-8" == refused("\x00\x01\x02")
 
 
 class TestDuplicates:

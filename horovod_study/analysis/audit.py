@@ -44,16 +44,10 @@ TEXT_TOLERANCE = 1e-12  # what writing a number as text and reading it again may
 LIBRARY_TOLERANCE = 1e-6
 """What other versions of NumPy and SciPy may change: a fit ends where its steps become small."""
 _ROWS_TOLERANCE = 1e-9  # totals are sums over rows, and sums may be taken in another order
-_LOSS_TOLERANCE = 1e-6
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 TARGET_SPANS = (2000.0, 20.0)
 """MPa of G0 and units of a per unit of the normalised targets, of the data sets that this package makes."""
-_MAX_START_S = 86_400.0  # a run that was never interrupted takes at most so much longer than its training
-_MAX_SKETCH, _MIN_SKETCH = 256, 32
-_SAME_ORDER = 0.999
-"""Rank correlation of the changes from step to step above which two runs are one: those of two runs are independent."""
 _CLOCK_S = 1e-6
-_MIN_SAMPLED = 8  # means over fewer samples in the window are not made again
 _MEANS = {"ranks_cpu_percent": "cpu_percent", "gpu_percent": "gpu_percent", "power_w": "power_w"}
 _STRETCH_S = 0.01  # the window is longer than its steps by what each of its stretches takes to begin and end
 _WARM_UP_SCALES = (100, 20, 10)
@@ -242,14 +236,13 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
         text = "no step was left out before the timed window: the very first one is in it"
         found.append(_fault("warm-up-in-window", text))
     found += _epochs(run, ranks)
-    first = vars(ranks[0]) if ranks else {}
     compared = {"window_s", "steady", "rows_lost", *(name.split(".")[0] for name, *_ in told)}
     return Recount(
         run=run.name,
         findings=tuple(replace(each, runs=(run.name,)) for each in found),
         totals=len(told),
         rows=sum(rank.rows for rank in ranks),
-        **{name: first[name] for name in ("sketch", "begins") if name in first},
+        **({"sketch": ranks[0].sketch, "begins": ranks[0].begins} if ranks else {}),
         not_recounted=(*sorted(set(totals) - compared), *without),
     )
 
@@ -280,7 +273,7 @@ def _rank(run: RecordedRun, rank: int, openings: frozenset[int] | None, beside: 
         declared_s=float(np.asarray(columns["step_s"], dtype=np.float64)[between].sum()),
         losses=losses,
         epochs=dict(zip(*(each.tolist() for each in np.unique(epoch, return_counts=True)), strict=True)),
-        sketch=step_s[:_MAX_SKETCH].copy() if known else np.empty(0),
+        sketch=step_s[:256].copy() if known else np.empty(0),
         begins=_begins(step_s) if known else {},
         clock=clock,
         spans=spans,
@@ -395,7 +388,7 @@ def _evaluated(run: RecordedRun, ranks: Sequence[Any], beside: RunSideFiles) -> 
         steps, losses = int(each["steps"]), [rank.losses[number] for rank in ranks]
         place, mse = f"epochs.csv after {steps:,} steps: ", math.fsum(losses) / len(losses)
         if math.isfinite(mse):
-            yield f"{place}train_mse", each["train_mse"], mse, _LOSS_TOLERANCE * abs(mse)
+            yield f"{place}train_mse", each["train_mse"], mse, 1e-6 * abs(mse)
         yield f"{place}samples", each["samples"], steps * batch if batch else each["samples"], 0
         yield f"{place}epoch", each["epoch"], steps / per_epoch, 0
         if known:
@@ -425,7 +418,7 @@ def _samples(run: RecordedRun, beside: RunSideFiles, spans: Sequence[Sequence[fl
             last = columns["attempt"] == columns["attempt"].max()
             yield name, told["samples"], len(np.unique(columns["at_s"][last])), 0
         interval_s = told.get("interval_s")
-        whole = bool(interval_s) and window_s >= _MIN_SAMPLED * (interval_s or 0)
+        whole = bool(interval_s) and window_s >= 8 * (interval_s or 0)  # means over few samples are not made again
         part = 0.01 + 2 * _STRETCH_S * len(spans) / window_s if whole else 0.0
         for key, again in host_summary(columns, spans).items():
             for place, kept in (told.get(key) or {}).items():
@@ -538,15 +531,13 @@ def _asked(record: RunRecord) -> list[Fault]:
 def _dated(run: RecordedRun) -> Iterator[tuple[str, Any, Any, float]]:
     """Yield dates of a run beside those of its attempts, and the time that it took beside that of its training."""
     record, attempts = run.record, run.record.attempts
-    for name, attempt in (("started", attempts[0]), ("finished", attempts[-1])):
-        kept, again = getattr(record, name), attempt.get(name)
-        if kept and again:
-            yield name, kept, again, 0
+    told = (("started", record.started, attempts[0]), ("finished", record.finished, attempts[-1]))
+    yield from ((name, kept, of[name], 0) for name, kept, of in told if kept and of.get(name))
     dates = pd.to_datetime(pd.Series([record.started, record.finished]), utc=True, errors="coerce", format="ISO8601")
     wall_s = record.totals.get("wall_s")
     if not dates.isna().any() and len(attempts) == 1 and wall_s is not None:
         took_s = (dates[1] - dates[0]).total_seconds()
-        if not wall_s - 2 <= took_s <= wall_s + _MAX_START_S:  # dates are whole seconds
+        if not wall_s - 2 <= took_s <= wall_s + 86_400.0:  # dates are whole seconds; a start takes less than a day
             yield "seconds from started to finished", took_s, wall_s, 0
 
 
@@ -693,8 +684,7 @@ def _warm_up(runs: Sequence[Recount], cell: Mapping[str, Any]) -> Iterator[Fault
     repeats the first one is has a binomial distribution. A point is told when the tail, times the number of scales, is
     at most WARM_UP_ALARM and the first part is slower than the middle one by _WARM_UP_LEVEL; see docs/check.md.
     """
-    told = _slow_begin([each.begins for each in runs])
-    if told is not None:
+    if (told := _slow_begin([each.begins for each in runs])) is not None:
         chance, blocks, slow = told
         level = float(np.median([runs[place].begins[blocks][1] for place in slow]))
         text = (
@@ -784,9 +774,9 @@ def _twins(study: Study) -> Iterator[Fault]:
         first: dict[bytes, int] = {}
         same = [first.setdefault(each.tobytes(), place) for place, each in enumerate(sketches)]
         alike = np.equal.outer(same, same) & (sketches.shape[1] > 1)
-        if sketches.shape[1] > _MIN_SKETCH and (sketches > 0).all():
+        if sketches.shape[1] > 32 and (sketches > 0).all():
             ranks = pd.DataFrame(np.diff(np.log(sketches), axis=1)).rank(axis=1)
-            alike |= ranks.T.corr().to_numpy() > _SAME_ORDER
+            alike |= ranks.T.corr().to_numpy() > 0.999  # changes from step to step of two runs are independent
         for a, b in np.argwhere(np.triu(alike, 1)):
             one, other = runs[a], runs[b]
             factor = other.sketch.sum() / (one.sketch.sum() or 1.0)
@@ -814,13 +804,14 @@ def _odd(study: Study) -> Iterator[Fault]:
         seed, _ = wanted.pop("seed", None), wanted.pop("repeat", None)
         words = json.dumps([wanted, ran.get("workers"), ran.get("nodes")], sort_keys=True, default=str)
         told = [("versions-differ", series, "", name, row.get(name)) for name in (*ENVIRONMENT, "device")]
+        digest = ran.get("dataset_digest", record.environment.get("dataset_digest"))
+        told.append(("data-set-changed", series, "", "dataset_digest", digest))
+        applied = {name: ran.get(name) for name in _REPEATED}
+        applied |= {f"settings.{name}": f"{each.get('value')}" for name, each in (ran.get("settings") or {}).items()}
+        unlike = {"settings.horovod_path", "settings.mpi_library"}
         told += [
-            ("data-set-changed", series, "", "dataset_digest", each) for each in _values(study, [run], "dataset_digest")
+            ("logged-unlike-applied", "", words, name, each) for name, each in applied.items() if name not in unlike
         ]
-        for name, each in (ran.get("settings") or {}).items():
-            if name not in ("horovod_path", "mpi_library"):
-                told.append(("logged-unlike-applied", "", words, f"settings.{name}", f"{each.get('value')}"))
-        told += [("logged-unlike-applied", "", words, name, ran.get(name)) for name in _REPEATED]
         if ran.get("model") is None and seed is not None:
             shape = [seed, *(ran.get(each) for each in (*named(OPTIONS, Role.MODEL), "parameters"))]
             begin, of = ran.get("initial_parameter_sha256"), f"{shape} {record.environment.get('torch')}"

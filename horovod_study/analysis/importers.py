@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -64,7 +64,6 @@ FAILED = frozenset(
 )
 _WITHOUT = "- -- --- \u2013 \u2014 ? / . \u2026 ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped"
 NO_VALUE = {"", *FAILED, *_WITHOUT.split()}  # what stands in a cell that has no value, in small letters
-_DASHES = ("-", "--", "---", "\u2013", "\u2014")
 
 _WORKER = r"(?:gpu|device|accelerator|tpu|npu|chip|core|worker|rank|proc|process|gcd|card|hpu)(?:e?s)?"
 _NODE = r"(?:node|host|machine|server)s?"
@@ -106,13 +105,11 @@ _NO_RATE = (
     r"speed ?up|efficiency|scaling|ideal|expected|linear|theoretical|predicted|std|stdev|error|(?<!/)(?<!per )min\b|"
     r"max\b|ratio|relative"
 )
-_BRACKET = re.compile(r"[(\[]([^)\]]*)[)\]]")
 _DURATION = re.compile(
     r"(?:(?:total|wall|elapsed|training|train|execution|run) ?)*(?:clock ?)?(?:time|duration|runtime|elapsed)|"
     r"time to (?:train|accuracy|solution|target|convergence|quality)|latency"
 )
 _BATCH = re.compile(r"(?:mini[ _-]?)?batch(?:[ _-]?size)?|bs")  # of one worker, or of all: nobody can tell
-_OF_ALL = re.compile("total|world|rank|size|np|proc|parallel|task|core")  # workers that are never those of a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +126,6 @@ class Meaning:
     name: str = ""
     given: bool = False  # named as in COLUMNS, or by the caller: what it holds must be right
     own: bool = False  # named as in COLUMNS
-    mixed: bool = False  # some cells have a unit, others have none
-    clock: float = math.nan  # what 16:30 is multiplied by, where it is known: 1 if of minutes, 60 if of hours
 
 
 def meaning(name: str) -> Meaning | None:
@@ -166,7 +161,7 @@ def is_duration(name: str) -> bool:
 def _plain(name: str) -> str:
     """The name in small letters, its words and units separated by single spaces or `/`."""
     text = re.split(r"[(\[]?\s*(?:±|\+/-|\+-)", name.strip().strip("*`").lower().replace("#", "# "))[0]
-    text = re.sub(r"[_\-.\s]+", " ", _BRACKET.sub(r" \1 ", text)).strip()
+    text = re.sub(r"[_\-.\s]+", " ", re.sub(r"[(\[]([^)\]]*)[)\]]", r" \1 ", text)).strip()
     text = re.sub(r"\bb (?=tok\w*(?: ?/ ?| per )(?:d|days?|h|hrs?|hours?)\b)", "billion ", text)
     for clock, unit in (("hh?:mm:ss", "s"), ("hh?:mm", "h"), ("mm?:ss", "min")):
         text = re.sub(rf"\b{clock}\b", unit, text)
@@ -340,25 +335,26 @@ _CELLS = {  # least, largest, what is allowed ("": whole), units beside rates fo
 _WHOLE = tuple(role for role, (_, _, allowed, _) in _CELLS.items() if not allowed)
 
 
-def _factor(found: Amount, column: Meaning) -> float:
-    """Return what a cell is multiplied by to be in the unit of its role; NaN where its unit is none of that."""
-    role, means, unit = column.role, column, found.unit
-    of_rate = role in RATES[:2] or means.inverse
-    if found.parts[0][1] != 1.0 and unit not in ("s", ":") and (not of_rate or (not unit and means.factor != 1.0)):
+def _factor(found: Amount, column: Meaning, units: Collection[str]) -> float:
+    """Return what a cell is multiplied by to be in the unit of its role; NaN where its unit, one of `units` that the
+    column has, is none of that."""
+    role, unit, of_rate = column.role, found.unit, column.role in RATES[:2] or column.inverse
+    if found.parts[0][1] != 1.0 and unit not in ("s", ":") and (not of_rate or (not unit and column.factor != 1.0)):
         return math.nan  # a batch of 4k is one of 4096; 1.7k in a column of ktok/s
     if not unit:
-        return math.nan if column.mixed and ((means.bare and role in TIMES) or role == "efficiency") else means.factor
+        unclear = len(units) > 1 and ((column.bare and role in TIMES) or role == "efficiency")
+        return math.nan if unclear else column.factor
     if of_rate:
-        other = meaning(unit)
-        fits = other and other.inverse == means.inverse and other.role in (role, RATES[0]) and other.unit == means.unit
+        other, same = meaning(unit), (column.inverse, column.unit)
+        fits = other and (other.inverse, other.unit) == same and other.role in (role, RATES[0])
         return other.factor if other and fits else math.nan
-    if unit == ":" and role in TIMES:
-        return column.clock
+    if unit == ":" and role in TIMES:  # 16:30 is of minutes, or of hours
+        return {60.0: 1.0, 3600.0: 60.0}.get(_seconds(column.name), 1.0 if "s" in units else math.nan)
     node = role != "nodes" and re.search(rf"\b(?:{_NODE}|dgx|hgx)\b", unit)  # 2x DGX are no two workers
     return (0.01 if unit == "%" else 1.0) if re.fullmatch(_CELLS[role][3], unit) and not node else math.nan
 
 
-def _value(cell: str, column: Meaning, *, comma: bool) -> float | None:
+def _value(cell: str, column: Meaning, units: Collection[str], *, comma: bool) -> float | None:
     """Return the value of a cell in the unit of its role, NaN where it may be empty and is, None where it is wrong."""
     low, high, allowed, _ = _CELLS[column.role]
     optional = column.role not in (*REQUIRED, *RATES, "accumulation")
@@ -366,7 +362,7 @@ def _value(cell: str, column: Meaning, *, comma: bool) -> float | None:
         return math.nan
     found, value, factor = quantity(cell), math.nan, 1.0
     if found is not None:
-        value, factor = _sum(found, comma=comma), _factor(found, column)
+        value, factor = _sum(found, comma=comma), _factor(found, column, units)
     if not (low <= value <= high and (allowed or value == math.floor(value))) or math.isnan(factor):
         return None
     return factor / value if column.inverse else value * factor
@@ -390,9 +386,6 @@ _BOX = str.maketrans(
 )
 _RULE = re.compile(r"[ \t|+:=-]*[=-][ \t|+:=-]*")
 _SPLIT = re.compile(r"[,;|\t]|\s{2,}")
-_FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 4 rows in set (0.00 sec)
-
-
 _Rows = list[tuple[int, list[str]]]  # of a table: their lines and cells
 
 
@@ -434,16 +427,16 @@ class _Reading:
 
 def _table(data: str | bytes, source: str) -> _Reading:
     """The cells of a file, whatever its form; as many in every row."""
-    text, told = (data.encode("utf-8", "replace").decode(), "") if isinstance(data, str) else (None, "")
-    if isinstance(data, bytes):
-        utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        ways = {"utf-16": "text in UTF-16"} if utf16 else {"utf-8-sig": "", "cp1252": "text in Windows-1252"}
-        for encoding, how in ways.items() if utf16 or b"\0" not in data else ():
-            with suppress(UnicodeDecodeError):
-                text, told = (data.decode(encoding), how) if text is None else (text, told)
-    if text is None:
+    data = data.encode("utf-8", "replace") if isinstance(data, str) else data
+    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    ways = {"utf-16": "text in UTF-16"} if utf16 else {"utf-8-sig": "", "cp1252": "text in Windows-1252"}
+    for encoding, how in ways.items() if utf16 or b"\0" not in data else ():
+        with suppress(UnicodeDecodeError):
+            text, told = data.decode(encoding), how
+            break
+    else:
         raise DataError(f"{source}: is not a text file; save the table as CSV in UTF-8")
-    if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
+    if text.lstrip()[:1] in ("{", "["):
         rows = list(enumerate(_of_json(text, source), 1))
         separator, form = ",", f"JSON of {plural(len(rows) - 1, 'row', ',')}"
         source = f"{source}, as CSV,"
@@ -466,7 +459,8 @@ def _cells(text: str, source: str) -> tuple[str, _Rows]:
     """What separates the cells of a text, and the cells with their lines."""
     plain = text if text.isascii() else text.translate(_BOX)
     lines = [(at, line) for at, line in enumerate(plain.splitlines(), 1) if not line.isspace() and line]
-    lines = [each for each in lines if not _FOOTER.fullmatch(each[1].strip())] if len(lines) < 10**5 else lines
+    if len(lines) < 10**5:  # (4 rows), [4 rows x 2 columns], 4 rows in set (0.00 sec)
+        lines = [each for each in lines if not re.match(r"[\[(]?\d+ rows?\b", each[1].strip())]
     named = (line for _, line in lines if not _RULE.fullmatch(line) and not _remark(_SPLIT.split(line.strip())))
     head = next(named, "")
     separator = next((mark for mark in "\t|;," if mark in head), " ")
@@ -722,14 +716,7 @@ def _columns(t: _Reading, columns: Mapping[str, str]) -> list[Meaning]:
             raise DataError(f"{t.where}: column {role!r} appears {count} times; keep one of them")
     used |= _guessed(t, used)
     _lacking(t, {each.role for each in used.values()})
-    found = []
-    for each in used.values():
-        cells = t.column(each.at) if each.role in _CELLS else []
-        quick = all(map(_QUICK.fullmatch, cells))
-        units = {one.unit for cell in cells if not quick and (one := quantity(cell))}
-        clock = {60.0: 1.0, 3600.0: 60.0}.get(_seconds(each.name), 1.0 if "s" in units else math.nan)
-        found.append(replace(each, mixed=len(units) > 1 and "" in units, clock=clock))
-    return found
+    return [*used.values()]
 
 
 def _guessed(t: _Reading, used: Mapping[int, Meaning]) -> dict[int, Meaning]:
@@ -837,7 +824,9 @@ def _leave_out(t: _Reading) -> None:
     if rate.role in RATES[4:] and not any(_sum(quantity(cell)) == 1 for cell in t.column(rate.at)):
         places = [[_sum(quantity(cells[each.at])) for each in near] for _, cells in t.rows[1:]]
         base = [cells for place, (_, cells) in zip(places, t.rows[1:], strict=True) if place == min(places)]
-        for cells in base if all(cells[rate.at].strip() in _DASHES for cells in base) else ():
+        for cells in (
+            base if all(re.fullmatch("-{1,3}|[\u2013\u2014]", cells[rate.at].strip()) for cells in base) else ()
+        ):
             cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
     kept, out = t.rows[:1], []
     for line, cells in t.rows[1:]:
@@ -877,7 +866,8 @@ def _numbers(t: _Reading) -> None:
             if (values.between(low, high) & ((values % 1 == 0) | bool(allowed))).all():
                 frame[each.role] = each.factor / values if each.inverse else values * each.factor
                 continue
-        frame[each.role] = found = [_value(cell, each, comma=comma) for cell in columns[each.at]]
+        units = {one.unit for one in said[each.at]}
+        frame[each.role] = found = [_value(cell, each, units, comma=comma) for cell in columns[each.at]]
         if None in found:
             at, told = found.index(None), allowed or f"a whole number from {low} to {high}"
             cell = f"{each.name} is {_shown(columns[each.at][at])}; allowed is {told}; correct it or drop the line"
@@ -969,8 +959,9 @@ def _of_a_node(t: _Reading, column: Meaning) -> None:
     """Multiply workers beside nodes where they are those of a node: where there are more nodes than workers, or more
     nodes with as many workers are faster; ask where nothing says."""
     frame = t.frame
-    per_node = column.given or "nodes" not in frame or "workers_per_node" in frame
-    if per_node or _OF_ALL.search(column.name.lower()) or not frame["nodes"].max() > 1:
+    of_all = re.search("total|world|rank|size|np|proc|parallel|task|core", column.name.lower())
+    known = column.given or of_all or "nodes" not in frame or "workers_per_node" in frame
+    if known or not frame["nodes"].max() > 1:
         return
     workers, nodes = frame["workers"], frame["nodes"]
     powers = {"samples_per_s": 1, "speedup": 1, "epoch_s": -1, **({"step_s": -1} if "global_batch" in frame else {})}
@@ -989,8 +980,6 @@ def _of_a_node(t: _Reading, column: Meaning) -> None:
         t.told.append(f"{column.name} are those of all nodes")
 
 
-_RUN_NAME = re.compile(r"(?i)(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*")
-
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
@@ -1003,7 +992,8 @@ def _series(t: _Reading) -> None:
     columns = {each.at: each.given for each in t.found if each.role == "series"}
     roles = {at: getattr(meaning(t.header[at]), "role", "") for at in t.unused if not any(columns.values())}
     others = [at for at, role in roles.items() if role not in ("other", "status")]
-    others = [at for at in others if roles[at] != "repeat" or not all(map(_RUN_NAME.fullmatch, t.column(at)))]
+    run = re.compile(r"(?i)(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*")
+    others = [at for at in others if roles[at] != "repeat" or not all(map(run.fullmatch, t.column(at)))]
     several = t.frame["workers"].nunique() > 1
     for at in [*columns, *others]:
         cells, told = [unguarded(cell.strip()) for cell in t.column(at)], t.header[at]
@@ -1145,7 +1135,6 @@ def _doubtful(t: _Reading, unit: str) -> Iterator[str]:
 # Of a log: its name, content, description of its system, names that may say how many workers there were.
 Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
 _LOG_PLACE = ("nodes", "workers_per_node")
-_LOG = {"system": "", "unit": SAMPLES, **dict.fromkeys(_LOG_PLACE, math.nan)}  # what a log that does not say it has
 # What differs in the names of the logs of one run, of each rank or stream:
 _RANK_OF_RUN = re.compile(r"(?i)(?<![a-z])((rank|worker|proc(ess)?)[_-]?\d+(?![a-z0-9])|(std)?(out|err)(?=\.\w+$))")
 _SAME_RUN = 1.1  # rates of a run that was resumed differ by less
@@ -1177,7 +1166,7 @@ def points_from(
             if columns:
                 raise DataError("is a log, which has no columns to name; leave columns out")
             read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
-            log = {**_LOG, "source": source, **read}
+            log = {"system": "", "unit": SAMPLES, **dict.fromkeys(_LOG_PLACE, math.nan), "source": source, **read}
             if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
                 raise DataError(why)
             logs.append(log)
@@ -1235,10 +1224,8 @@ _EPOCHS: Mapping[str, tuple[int, ...]] = {
     "ssd": (117_266, 118_287, 1_170_301),  # COCO, or from v2.0 on OpenImages
     "retinanet": (1_170_301,),
 }  # samples of an epoch, of benchmarks whose logs were seen to say something else
-_FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
 _Event = tuple[str, float, dict[str, float], Any]
 _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")  # tells one block or epoch from the next
-_FAST_STEP_S = 0.01  # of a step on sequences: what is faster counts tokens
 
 
 def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
@@ -1265,7 +1252,8 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
         doubts.append("a run was aborted: what it did until then counts")
     if (steps := _number(values.get("gradient_accumulation_steps")) or 0) > 1:
         doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
-    frameworks = [name for name in _FRAMEWORKS if name in str(told.get("framework") or "").lower()]
+    known = "tensorflow|pytorch|mxnet|jax|mindspore|paddle|hugectr|popart"
+    frameworks = {*re.findall(known, str(told.get("framework") or "").lower())}
     names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), benchmark]
     names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
     names += frameworks if len(frameworks) == 1 else []
@@ -1344,7 +1332,7 @@ def _rates(events: Sequence[_Event], benchmark: str, values: Mapping[str, Any], 
             elif steps > 1 and steps % 1 == 0 and not impossible("step", step=seconds / steps):
                 # Whole batches of tokens, which hardly any number of samples is.
                 samples = count / length
-                if counted and seconds * batch / count > _FAST_STEP_S:
+                if counted and seconds * batch / count > 0.01:  # s of a step on sequences: what is faster counts tokens
                     samples = 0.0
                     why = f"{count:,.0f} may be samples or tokens: both are whole steps, none of them too fast"
                 else:
@@ -1493,7 +1481,7 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
     """What the log of a training program says."""
     if (known := recognised(text)) is None:
         raise DataError("is no log that is read")
-    program, reports, found = known or ("", "", [])
+    program, reports, found = known
     facts: dict[str, list[Any]] = {"workers": []}
     told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
     groups = [*(each.groupdict() for matches in told for each in matches), *found]
@@ -1519,16 +1507,9 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
     if batch < 1:
         doubts.append(f"a batch of {batch:.2g} for each worker: several share a sample, or there were fewer workers")
     series = " ".join([program, *dict.fromkeys(facts.get("model", ()))])
-    log: dict[str, Any] = {
-        "program": program,
-        "series": series,
-        "how": how,
-        "unit": unit,
-        "workers": workers,
-        "doubts": doubts,
-    }
-    log["samples_per_s"] = rate if whose == "rate" else rate * workers
-    log["batch_size"] = batch * length if unit == "tokens/s" else batch
+    log: dict[str, Any] = {"program": program, "series": series, "how": how, "unit": unit, "doubts": doubts}
+    log |= {"workers": workers, "samples_per_s": rate if whose == "rate" else rate * workers}
+    log |= {"batch_size": batch * length if unit == "tokens/s" else batch}
     return log | (dict(zip(_LOG_PLACE, map(float, placed), strict=True)) if placed and placed[0] > 1 else {})
 
 
@@ -1612,7 +1593,6 @@ _LARGE, _APART, _ALL_APART = 2**20, 1.5, 2.0  # times of large sizes, of most si
 # What other versions and OSU call a column:
 _HEADS_OF = {"bytes": "size", "N": "count", "op": "redop", "cputime": "time", "Size": "size", "Avg": "time"}
 _GROUP = ("time", "algbw", "busbw", "#wrong")
-_OPERATIONS = ("sum", "prod", "min", "max", "avg", "mulsum", "none")
 _OF_TIMES = ("ns", "us", "ms", "s")
 _RATES = {"MB/s": 1e6, "GB/s": 1e9, "MiB/s": 2.0**20, "GiB/s": 2.0**30}
 _WIDTHS = {1: "int8 uint8 char f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2", 2: "half bfloat16", 4: "float int32 uint32 int"}
@@ -1632,12 +1612,11 @@ _RANK = re.compile(
     r"|\bDevice\s+(\d+)\s+->\s+\d+\s+\[0x"  # of NCCL 1
 )
 _SEEN = {"wrong": r"\bOut of bounds values : (\d+)", "type": r"# Datatype: (\w+)", "aggregated": r"\bagg iters: (\d+)"}
-_PLACED = re.compile(r"^(.+)@(?:(\d{1,7})x)?(\d{1,7})$")
 
 
 def placed_name(name: str) -> tuple[str, tuple[int, int] | None]:
     """Split `FILE@NODESxPER_NODE` or `FILE@WORKERS` (on one node) into the file, and nodes and workers on each."""
-    found = _PLACED.match(name)
+    found = re.match(r"(.+)@(?:(\d{1,7})x)?(\d{1,7})$", name)
     return (name, None) if found is None else (found[1], (int(found[2] or 1), int(found[3])))
 
 
@@ -1740,7 +1719,7 @@ def _take(table: _Table, line: str, number: int) -> None:
     if words and words[0][-1] in "KMG":  # whether in units of 1024 says the count
         words[0] = str(int(words[0][:-1]) << 10 * (1 + "KMG".index(words[0][-1])))
     heads = [_HEADS_OF.get(word, word) for word in table.heads]
-    if not heads and len(words) in (8, 9, 12, 13) and words[3] in _OPERATIONS:
+    if not heads and len(words) in (8, 9, 12, 13) and re.fullmatch("sum|prod|min|max|avg|mulsum|none", words[3]):
         heads = ["size", "count", "type", "redop", "root"][: 4 + len(words) % 4] + [*_GROUP] * (len(words) // 4 - 1)
     if not words or not heads:
         return

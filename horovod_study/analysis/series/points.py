@@ -120,12 +120,7 @@ FLAGS = {
 
 OF_RANKS = ("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s")
 """What the step rows say of the ranks of each run (`accounting.Accounting.run_rows`), as medians over repeats here."""
-OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")  # the same of its timed window and its epochs
 
-_WIDE_SPREAD = 0.10
-_UNEQUAL_BASELINES = 0.05
-_DISTURBED = 1.25
-_PROCESSES = {"own": "several processes", "none": "one process"}  # by the reduction that no library makes
 FEW_STEPS = 100
 
 
@@ -215,17 +210,14 @@ def _families(table: pd.DataFrame) -> list[_Family]:
         parts = alike.groupby("rank_threads", dropna=False)  # unless they follow from workers and batch
         one = (alike.groupby(["workers", "batch"], dropna=False)["rank_threads"].nunique() < 2).all()
         for threads, group in [(math.nan, alike)] if one else parts:
-            best = _claimed(group, common, _RULES)
-            if len(best) > 1 and group["workers"].nunique() > 1:
-                for first in _RULES[1:]:
-                    found = _claimed(group, common, (first, *(rule for rule in _RULES if rule != first)))
-                    best = found if _length(found, group) > _length(best, group) else best
+            counts = group["workers"]
+            ways = [_claimed(group, common, _RULES)]
+            if len(ways[0]) > 1 and counts.nunique() > 1:
+                orders = ((first, *(rule for rule in _RULES if rule != first)) for first in _RULES[1:])
+                ways += [_claimed(group, common, order) for order in orders]
+            best = max(ways, key=lambda way: sum(counts.loc[list(each.rows)].nunique() ** 2 for each in way))
             families += [replace(each, threads=float(f"{threads}")) for each in best]
     return families
-
-
-def _length(families: Sequence[_Family], group: pd.DataFrame) -> int:
-    return sum(group.loc[list(each.rows), "workers"].nunique() ** 2 for each in families)
 
 
 def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str]) -> list[_Family]:
@@ -369,8 +361,8 @@ def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Famil
         twins = [other for other, its in zip(families, plain, strict=True) if its == name]
         words = [name]
         if len({twin.settings["reduction"] for twin in twins}) > 1:
-            own = f"{family.settings['reduction']}"
-            words.append(_PROCESSES.get(own, own) if family.settings["backend"] == "serial" else own)
+            own, alone = f"{family.settings['reduction']}", {"own": "several processes", "none": "one process"}
+            words.append(alone.get(own, own) if family.settings["backend"] == "serial" else own)
         if len({f"{twin.train_samples}" for twin in twins}) > 1:
             size = "unknown" if math.isnan(family.train_samples) else f"{family.train_samples:.0f}"
             words.append(f"{size} samples{' per worker' if family.kind == 'weak, growing data' else ''}")
@@ -459,7 +451,7 @@ def scaling_points(
     `turns_...` have both components of variance (`series.turns`).
     """
     table = levelled(runs, turns).copy()
-    for name in (*OF_RANKS, *OF_WINDOWS):
+    for name in (*OF_RANKS, "outside_share", "stall_s", "epoch_steps", "epoch_samples"):
         table[name] = math.nan
         if accounting is not None and name in accounting.columns:
             table[name] = table["run"].map(whole_runs(accounting)[name]).astype(float)
@@ -544,11 +536,11 @@ def texts(table: pd.DataFrame, name: str) -> "pd.Series[str]":
 
 
 def disturbed_runs(rows: pd.DataFrame) -> "pd.Series[bool]":
-    """Return of which rows of a run table the recorder says that steps became _DISTURBED times as long, or short."""
+    """Return of which rows of a run table the recorder says that steps became 1.25 times as long, or short."""
     told = texts(rows, "steady_doubt").str.extract(rf"{UNSTEADY}.* ([\d.,]+) (% longer|% less|times)")
     size = told[0].str.replace(",", "").astype(float)
     times = size.where(told[1] == "times", (1 + size / 100).where(told[1] == "% longer", 1 / (1 - size / 100)))
-    return times >= _DISTURBED
+    return times >= 1.25
 
 
 def whole_runs(accounting: pd.DataFrame) -> pd.DataFrame:
@@ -603,7 +595,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "mixed": mixed,
         **{f"no_{kind}_baseline": not known and math.isnan(row[f"base_{kind}_samples_per_s"]) for kind in kinds},
         "few_repeats": 0 < row["repeats"] < stats.MIN_REPEATS,
-        "wide_spread": spread > _WIDE_SPREAD,
+        "wide_spread": spread > 0.10,
         "superlinear": resolved,
         "superlinear_unresolved": bool(above) and not resolved,
         "few_steps": row["_steps"] < FEW_STEPS and row["backend"] != COMMAND,
@@ -613,9 +605,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
 
 
 def _point(cell: pd.DataFrame) -> dict[str, Any]:
-    first = cell.iloc[0]
-    good = cell[measured(cell)]
-    bad = cell[~measured(cell)]
+    first, good, bad = cell.iloc[0], cell[measured(cell)], cell[~measured(cell)]
     of_series = ("setting", "global_batch", "mode", "work", "ref_batch", "ref_train_samples")
     row: dict[str, Any] = {
         **{column: first[column] for column in ("series", *CELL, *of_series)},
@@ -903,7 +893,7 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
 
 def _doubt_data(points: pd.DataFrame) -> Iterator[str]:
     """Say where a speedup is over a worker whose data set has another size, as that of another script may have."""
-    rows = [{f"{name}": value for name, value in row.items()} for row in points.to_dict("records")]
+    rows: list[Any] = points.to_dict("records")
     for row in rows:
         if row["model"] == _OWN_MODEL or row["workers"] == 1:
             continue
@@ -966,7 +956,7 @@ def _doubt_unequal_baselines(points: pd.DataFrame) -> Iterator[str]:
         off, slower = row["speedup_plain"] - 1, "slower" if row["speedup_plain"] < 1 else "faster"
         noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
         unsure = " (their repeats scatter too much to be sure)" if noise else ""
-        if abs(off) > _UNEQUAL_BASELINES:
+        if abs(off) > 0.05:
             than = f"one worker inside the library runs {100 * abs(off):.0f} % {slower} than one plain worker{unsure}"
             yield f"{row['series']}: {than}: say which of the two a speedup is over."
 

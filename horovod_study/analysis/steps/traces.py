@@ -34,7 +34,7 @@ from horovod_study.errors import AnalysisError, DataError
 LAPS = ("data", "forward", "backward", "update", "rest")
 COLUMNS = ("step", *LAPS, "communication", "exposed", "late")
 FEW_STEPS = 10
-
+_UNKNOWN = Interval(value=np.nan)
 
 _KINDS = {"cpu_op": "host", "operator": "host", "user_annotation": "range", "kernel": "kernel", "runtime": "launch"}
 _KINDS |= {f"{of}_{what}": "launch" for of in ("cuda", "hip", "xpu", "privateuse1") for what in ("runtime", "driver")}
@@ -81,10 +81,9 @@ def trace_paths(place: Path) -> list[Path]:
 
     Empty for anything else: a study file, a run directory, a folder of them with a ledger beside them.
     """
-    alone = place.name.endswith(_TRACES) and not place.is_dir()
-    return (
-        [place] if alone else _files(place, _TRACES, rb'"(traceEvents|schemaVersion)"|\A\s*\[[^\0]*"(cpu_op|kernel)"')
-    )
+    if place.name.endswith(_TRACES) and not place.is_dir():
+        return [place]
+    return _files(place, _TRACES, rb'"(traceEvents|schemaVersion)"|\A\s*\[[^\0]*"(cpu_op|kernel)"')
 
 
 def inspector_paths(place: Path) -> list[Path]:
@@ -136,12 +135,11 @@ def read_trace(document: Any, *, source: str) -> SimpleNamespace:
         )
     parts: dict[str, Any] = {"step": np.diff(steps)[:, 0], **_laps(events, steps)}
     parts |= dict.fromkeys(("communication", "exposed"), np.full(len(steps), np.nan))
-    host = str(about.get("host_name") or "")
     trace = SimpleNamespace(
         source=source,
         rank=rank,  # as the document says
         world=world,
-        host=host,
+        host=str(about.get("host_name") or ""),
         on_gpu=len(kernels) > 0,
         labels=labels,  # numbers of the steps
         steps=steps,  # (S, 2), of the host
@@ -400,16 +398,19 @@ def compare(traces: Sequence[SimpleNamespace]) -> dict[str, Any]:
             row |= {"last": float(np.mean(late.argmax(axis=1) == place)), "offset_s": float(offsets[place])}
         known = {name: columns[name][np.isfinite(columns[name])] for name in COLUMNS}
         row["seconds"] = {name: stats.student(own) if len(own) else _UNKNOWN for name, own in known.items()}
-        for part, whole, unknown in _PARTS:  # what cannot be is unknown
+        for part, whole, *also in (
+            ("communication", "step", "exposed"),
+            ("exposed", "communication"),
+            ("late", "step"),
+        ):
             size, of = (1e3 * row["seconds"][name].value for name in (part, whole))
             if why := impossible("part", what=part, part=size, of=whole.replace("step", "a step"), whole=of, unit="ms"):
-                row["seconds"] |= dict.fromkeys(unknown, _UNKNOWN)
+                row["seconds"] |= dict.fromkeys((part, *also), _UNKNOWN)  # what cannot be is unknown
                 doubts.append(f"rank {row['rank']}: {why}")
         rows.append(row)
-    latest = _latest(late)
-    slow = None if latest is None or np.isnan(rows[latest]["seconds"]["late"].value) else rows[latest]
-    cause = ""
-    if slow and latest is not None:  # the lap that is longest compared with the others'
+    slow, cause, latest = None, "", _latest(late)
+    if latest is not None and np.isfinite(rows[latest]["seconds"]["late"].value):
+        slow = rows[latest]  # its cause is the lap that is longest compared with the others'
         means = pd.DataFrame([{name: each.value for name, each in row["seconds"].items()} for row in rows])
         means["backward"] -= means["exposed"].fillna(0.0)  # what a rank waits in backward is not its own time
         laps = means[[*LAPS]]
@@ -418,9 +419,6 @@ def compare(traces: Sequence[SimpleNamespace]) -> dict[str, Any]:
     late_one = {"late": slow["rank"] if slow and named else None, "late_file": slow["source"] if slow else ""}
     about = {"named": named, **late_one, "cause": cause, "on_gpu": ordered[0].on_gpu}
     return {"ranks": rows, **about, "doubts": list(dict.fromkeys(doubts))}
-
-
-_UNKNOWN = Interval(value=np.nan)
 
 
 def _ranks(traces: Sequence[SimpleNamespace]) -> tuple[list[int], bool]:
@@ -445,11 +443,12 @@ def _ranks(traces: Sequence[SimpleNamespace]) -> tuple[list[int], bool]:
         told = [*fitting[0]]
     for place, (rank, each) in enumerate(zip(told, traces, strict=True)):
         if rank is None or rank in told[:place]:
-            both = (
-                f"{traces[told.index(rank)].source} and {each.source}: are both of rank {rank}; give one job's traces"
-            )
-            none = f"{each.source}: neither it nor its name says which rank it is of; name it rank0.json"
-            raise AnalysisError(none if rank is None else both)
+            if rank is None:
+                raise AnalysisError(
+                    f"{each.source}: neither it nor its name says which rank it is of; name it rank0.json"
+                )
+            both = f"{traces[told.index(rank)].source} and {each.source}: are both of rank {rank}"
+            raise AnalysisError(f"{both}; give one job's traces")
     return [rank for rank in told if rank is not None], True
 
 
@@ -477,13 +476,6 @@ def _lateness(traces: Sequence[SimpleNamespace]) -> tuple[Floats, Floats, list[s
     offsets = end[fitting].sub(end.loc[fitting, 0], axis=0).median()
     begin = begin[fitting] - offsets
     return begin.sub(begin.min(axis=1), axis=0).groupby(level="label").mean().to_numpy(), offsets.to_numpy(), notes
-
-
-_PARTS = (  # a part, its whole, and what is not known where the part is larger
-    ("communication", "step", ("communication", "exposed")),
-    ("exposed", "communication", ("exposed",)),
-    ("late", "step", ("late",)),
-)
 
 
 def _latest(late: Floats) -> int | None:
