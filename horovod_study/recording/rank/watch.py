@@ -641,7 +641,9 @@ class Watcher:
         `changed`: ids of parameters that are others than before, where no update was seen.
         """
         by_update = changed is None
-        own = any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
+        own = {"horovod_study.recording.session", "horovod_study.recording.recorder", "horovod_study.train"} & {
+            *sys.modules
+        }
         if own and self._training == 1 and not self._told:
             self._report("seen", "own recorder")
             self.state = "over"
