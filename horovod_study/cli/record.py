@@ -69,12 +69,14 @@ def record(options: argparse.Namespace) -> int:
             command,
             place,
             {**common, "repeat": repeat},
-            batch=options.batch,
-            model_name=options.model_name,
-            own={name: value for name, _, value in named_options},
+            {
+                "batch": options.batch,
+                "model_name": options.model_name,
+                "own": {name: value for name, _, value in named_options},
+                "requested": {"typed": typed(options, command), "typed_in": os.getcwd()},
+            },
             steps=steps,
             rate=options.rate,
-            requested={"typed": typed(options, command), "typed_in": os.getcwd()},
         )
         if code:  # what has failed once is not run again, nor after Ctrl-C
             break

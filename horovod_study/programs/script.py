@@ -65,8 +65,10 @@ def _recorded(
             options.words,
             options.out,
             asked,
-            own=own,
-            requested={"batch": values["batch"], "declared": "command" if options.command else "script"},
+            {
+                "own": own,
+                "requested": {"batch": values["batch"], "declared": "command" if options.command else "script"},
+            },
             steps=options.steps,
             workers=options.workers,
             rate=options.rate,

@@ -38,11 +38,11 @@ from horovod_study.config.workload import workload
 from horovod_study.errors import BackendError, ConfigError, StudyError, error_line, nearest
 from horovod_study.files import unfinished, writing
 from horovod_study.measure import environment, evidence
-from horovod_study.measure.clock import utc_now, utc_stamp
+from horovod_study.measure.clock import utc_stamp
 from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.rank.watch import Told
 from horovod_study.recording.steps import MOST_TURNS
-from horovod_study.recording.trainings import CommandRun, processes_in, trainings_of
+from horovod_study.recording.trainings import CommandRun, end_run, processes_in, trainings_of
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
@@ -273,8 +273,7 @@ class Recording:
             return records.read_run(self.directory).reason
         except Exception as error:  # of the training one may be on its way
             with suppress(Exception):
-                begun, reason = records.read_run(self.directory), error_line(error)
-                records.finish_run(self.directory, begun, status="failed", finished=utc_now(), totals={}, reason=reason)
+                end_run(self.directory, "failed", {}, error_line(error))
             return error_line(error)
 
     def _wrong_use(self) -> str:

@@ -26,7 +26,6 @@ from typing import Any, Self
 import torch
 
 from horovod_study import records
-from horovod_study.cluster import alive
 from horovod_study.comm import fail_together
 from horovod_study.comm.base import Backend
 from horovod_study.comm.liveness import Liveness
@@ -38,7 +37,7 @@ from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock,
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.recording.rank import facts, turns
-from horovod_study.recording.trainings import described, window_totals
+from horovod_study.recording.trainings import described, end_run, new_record, window_totals
 from horovod_study.studies import lease
 from horovod_study.text.progress import say
 
@@ -153,17 +152,13 @@ class Session:
         from_step: int | None = None,
     ) -> None:
         """Write run.json and open the file of step rows; `earlier` goes on from step `from_step`."""
-        self.record = records.RunRecord(
-            study=self.options.study,
-            key=self.directory.name,
-            repeat=self.options.repeat,
-            partition=self.options.partition,
-            status="running",
+        self.record = new_record(
+            self.directory,
+            vars(self.options),
             started=utc_now() if earlier is None else earlier.started,
             attempts=() if earlier is None else earlier.attempts,
             host=self.hosts[0],
-            pid=self.effective["ranks"][0]["pid"],
-            process=alive.identity(),  # rank 0 writes the record
+            pid=self.effective["ranks"][0]["pid"],  # rank 0 writes the record
             requested={**requested, "workers": self.workers.workers},
             effective={**self.effective, **effective},
             environment=environment.describe(),
@@ -365,8 +360,8 @@ class Session:
             self._mark("failed", reason, {})
 
     def _mark(self, status: str, reason: str, totals: Mapping[str, Any]) -> None:
-        if self._created and (record := records.read_run(self.directory)).status == "running":
-            records.finish_run(self.directory, record, status=status, finished=utc_now(), totals=totals, reason=reason)
+        if self._created and records.read_run(self.directory).status == "running":
+            end_run(self.directory, status, totals, reason)
 
 
 def settle(device: torch.device) -> None:

@@ -195,6 +195,18 @@ def worth_keeping(trainings: Sequence[RankGroup], warmup: int) -> list[RankGroup
     return sorted(kept, key=lambda each: each is not longest)
 
 
+def new_record(out: Path, options: Mapping[str, Any], **known: Any) -> records.RunRecord:
+    """Return the record of a run that this process begins in `out`."""
+    named = {name: options[name] for name in ("study", "repeat", "partition")}
+    return records.RunRecord(**named, key=out.name, status="running", process=alive.identity(), **known)
+
+
+def end_run(out: Path, status: str, totals: Mapping[str, Any], reason: str = "") -> None:
+    """Write into the record of a run that has begun how it has ended."""
+    begun = records.read_run(out)
+    records.finish_run(out, begun, status=status, finished=utc_now(), totals=totals, reason=reason)
+
+
 def described(
     ranks: Sequence[Mapping[str, Any]],
     *,
@@ -339,18 +351,8 @@ class CommandRun:
         requested = {**self.options, **more, **self._about.get("requested", {}), "out": str(out), **own}
         if begun is not None and out == self.out:
             return replace(begun, requested={**begun.requested, **requested}, effective=effective, environment=environ)
-        return records.RunRecord(
-            **{name: self.options[name] for name in ("study", "repeat", "partition")},
-            key=out.name,
-            status="running",
-            started=self._began_at,
-            host=self._host,
-            pid=os.getpid(),
-            process=alive.identity(),
-            requested=requested,
-            effective=effective,
-            environment=environ,
-        )
+        process = {"started": self._began_at, "host": self._host, "pid": os.getpid()}
+        return new_record(out, self.options, **process, requested=requested, effective=effective, environment=environ)
 
     def _create(self, out: Path, record: records.RunRecord) -> records.RunRecord:
         with ExitStack() as begun:  # one that could not be begun is held by nobody
@@ -414,8 +416,7 @@ class CommandRun:
         except StudyError as error:
             say(f"error: {out}: the recording failed: {error}")
             with suppress(StudyError, OSError):
-                found = records.read_run(out)
-                records.finish_run(out, found, status="failed", finished=utc_now(), totals={}, reason=str(error))
+                end_run(out, "failed", {}, str(error))
             return
         where = os.path.relpath(out)
         if reason:
