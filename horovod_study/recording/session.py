@@ -117,9 +117,8 @@ class Session:
         same = self.options.timer_mode == "strict" and device.type == "cpu"
         note = "the same as light: a CPU has done its work when a call returns" if same else ""
         name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
-        told, self.doubts = described(
-            ranks, workers=len(ranks), busy=busy, holders=evidence.gpu_holders(ranks), lr=lr, device=name
-        )
+        holders = evidence.gpu_holders(ranks)
+        told, self.doubts = described(ranks, busy, holders, workers=len(ranks), lr=lr, device=name)
         mode = {"value": self.options.timer_mode, "note": note}
         self.effective = {**told, "warmup_steps": self.options.warmup_steps, "timer_mode": mode}
 

@@ -216,8 +216,13 @@ def _of_loop(events: Events, fetches: np.ndarray, updated: np.ndarray, limit: in
     bounds = np.append(begins, min([limit, *started[:1].tolist()]))
     trains, updates = (np.diff(np.searchsorted(each, bounds)) > 0 for each in (trained, updated))
     if trains[-1]:  # left, or with the batch that was fetched ahead still before it
-        newest = int(trained[np.searchsorted(trained, bounds[-1]) - 1])
-        bounds[-1] = _left(events, newest, int(bounds[-2]), int(bounds[-1]))
+        # It ends there, or when the loop was gone; one that was held until long after says nothing of its end.
+        newest, at_s = int(trained[np.searchsorted(trained, bounds[-1]) - 1]), events.host_s
+        gone = events.places("left")
+        gone = gone[(gone > newest) & (gone < bounds[-1])][:1]
+        bounds[-1] = newest
+        if len(gone) and at_s[gone[0]] - at_s[newest] <= 3 * (at_s[newest] - at_s[bounds[-2]]):
+            bounds[-1] = gone[0]
     found = _table(bounds[:-1], bounds[1:], trains=trains, updates=updates, samples=samples, loop=loop)
     if ended and (found.trains[0] or not found.trains[-1]):
         found = found[:-1]
@@ -227,18 +232,6 @@ def _of_loop(events: Events, fetches: np.ndarray, updated: np.ndarray, limit: in
     if len(batches) - 2 <= made[-1] - made[0] <= len(batches) - 1:
         found.samples = np.diff(batches[made - made[0]])
     return found
-
-
-def _left(events: Events, trained: int, begin: int, end: int) -> int:
-    """Return the end of a turn in which its loop was left, after it had `trained`: there, or when the loop was gone.
-
-    One that a function held until long after it says nothing of its end.
-    """
-    gone = events.places("left")
-    for place in gone[(gone > trained) & (gone < end)][:1].tolist():
-        if events.host_s[place] - events.host_s[trained] <= 3 * (events.host_s[trained] - events.host_s[begin]):
-            return int(place)
-    return trained
 
 
 def _grouped(turns: Turns) -> Turns:
@@ -292,17 +285,11 @@ def _labels(events: Events) -> np.ndarray:
     return label
 
 
-def _hidden(events: Events) -> np.ndarray:
-    """Return whether each event is in a backward or an update."""
-    found: np.ndarray = events.inside("backward", "backwarded") | events.inside("update", "updated")
-    return found
-
-
 def _asides(
     events: Events, turns: Turns, begins: np.ndarray, stops: np.ndarray, *, looped: bool
 ) -> dict[int, tuple[int, int]]:
     """Return {step: (begin, end)} of what is in a step and not of it: what is in few steps, and does not train."""
-    hidden = _hidden(events)
+    hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
     without = events.of("forward") & (events.number % 2 == 0) & ~hidden
     own = {*turns.begin.tolist(), *(turns.begin + 1).tolist()} if looped else set()
     sort = np.full(len(events.kind), -1)
@@ -446,7 +433,8 @@ def _calls(events: Events, begins: np.ndarray, ends: np.ndarray) -> tuple[dict[s
     places = events.places("sync", "called")
     own = np.array([CALLS[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
     places = places[own] if len(places) else places
-    hidden = _hidden(events) | events.inside("forward", "forwarded")
+    pairs = (("backward", "backwarded"), ("update", "updated"), ("forward", "forwarded"))
+    hidden = np.any([events.inside(*each) for each in pairs], axis=0)
     averaged = 0
     if len(places):
         size = events.number[places] // PLACES

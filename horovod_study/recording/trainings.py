@@ -209,21 +209,18 @@ def end_run(out: Path, status: str, totals: Mapping[str, Any], reason: str = "")
 
 def described(
     ranks: Sequence[Mapping[str, Any]],
-    *,
-    workers: int,
     busy: Mapping[str, float | None],
     holders: Mapping[str, int | None],
-    lr: float | None,
-    device: str,
+    **known: Any,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what `effective` says of the ranks of any run, and what makes its times worth less.
 
-    `busy`: cores that other programs use, `holders`: their processes on GPUs, of each host.
+    Of each host, `busy`: cores that other programs use, `holders`: their processes on GPUs; `known`: workers, lr, device.
     """
     hosts = Counter(each["host"] for each in ranks)
     shared = evidence.oversubscribed(ranks)
     doubts = (shared, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
-    told: dict[str, Any] = {"workers": workers, "nodes": len(hosts), "lr": lr, "device": device}
+    told: dict[str, Any] = {"workers": known["workers"], "nodes": len(hosts), **known}
     told |= {"ranks_per_host": list(hosts.values()), "shared_cores": shared is not None}
     told |= {"other_programs_cores": busy, "other_gpu_processes": holders, "ranks": list(ranks)}
     return told, [each for each in doubts if each]
@@ -376,9 +373,7 @@ class CommandRun:
         busy = evidence.other_cores(self._loads, ranks) if self._loads else busy
         mode = {"value": self.options.get("timer_mode", "light"), "note": ""}
         device = first["gpu"]["name"] if first["gpu"] else first["device"]
-        told, self._doubts = described(
-            ranks, workers=training.workers, busy=busy, holders={}, lr=first["lr"], device=device
-        )
+        told, self._doubts = described(ranks, busy, {}, workers=training.workers, lr=first["lr"], device=device)
         try:
             launcher = detect(first["environ"]).launcher
         except BackendError:

@@ -52,12 +52,12 @@ class AfterTorch:
 
 def install_hooks():  # type: ignore[no-untyped-def]
     """Have the hooks of the package see what torch does from now on."""
-    asked = os.environ[VARIABLE]
     try:
-        load_package(json.loads(asked)["package"])  # type: ignore[no-untyped-call]
+        asked = json.loads(os.environ[VARIABLE])
+        load_package(asked["package"])  # type: ignore[no-untyped-call]
         from horovod_study.recording.rank import watch
 
-        watch.install(asked)
+        watch.Watcher(asked).install()
     except Exception as error:  # the script comes first, whatever is wrong with its recorder
         sys.stderr.write("horovod-study record: cannot record: " + type(error).__name__ + ": " + str(error) + "\n")
 
