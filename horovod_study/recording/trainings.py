@@ -215,7 +215,7 @@ def described(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what `effective` says of the ranks of any run, and what makes its times worth less.
 
-    Of each host, `busy`: cores that other programs use, `holders`: their processes on GPUs; `known`: workers, lr, device.
+    Of each host, `busy`: cores that others use, `holders`: their processes on GPUs; `known`: workers, lr, device.
     """
     hosts = Counter(each["host"] for each in ranks)
     shared = evidence.oversubscribed(ranks)
