@@ -747,7 +747,6 @@ PLACES = (
 )
 """One of each way into the recorder: forward, autograd, optimizer, loader, file, a layer, the end."""
 BREAKING = """
-import json
 from horovod_study.recording.rank import events, facts, stacks, watch
 
 def train(place):
@@ -763,7 +762,7 @@ def train(place):
         setattr(holder, name, breaks)
     folder = os.path.join(sys.argv[1], place or "whole")
     os.makedirs(folder)
-    watch.install(json.dumps({"meeting": folder, "options": {"warmup_steps": 5}}))
+    watch.Watcher({"meeting": folder, "options": {"warmup_steps": 5}}).install()
     optimizer = torch.optim.Adam(model.parameters())
     for epoch in range(2):
         model.train()

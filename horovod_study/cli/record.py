@@ -64,17 +64,16 @@ def record(options: argparse.Namespace) -> int:
     recorded.close_left(out.absolute().parent)
     for place in places:
         records.require_no_run(place)
+    own = {name: value for name, _, value in named_options}
+    asked = {"typed": typed(options, command), "typed_in": os.getcwd()}
     for repeat, place in enumerate(places, options.repeat):
         code = recorded.record(
             command,
             place,
             {**common, "repeat": repeat},
-            batch=options.batch,
-            model_name=options.model_name,
-            own={name: value for name, _, value in named_options},
+            {"batch": options.batch, "model_name": options.model_name, "own": own, "requested": asked},
             steps=steps,
             rate=options.rate,
-            requested={"typed": typed(options, command), "typed_in": os.getcwd()},
         )
         if code:  # what has failed once is not run again, nor after Ctrl-C
             break

@@ -61,12 +61,12 @@ def _recorded(
     from horovod_study.recording import command
 
     try:
+        declared = "command" if options.command else "script"
         return command.record(
             options.words,
             options.out,
             asked,
-            own=own,
-            requested={"batch": values["batch"], "declared": "command" if options.command else "script"},
+            {"own": own, "requested": {"batch": values["batch"], "declared": declared}},
             steps=options.steps,
             workers=options.workers,
             rate=options.rate,

@@ -80,32 +80,30 @@ def record(
     command: Sequence[str],
     out: Path,
     options: Mapping[str, Any],
+    about: Mapping[str, Any] = MappingProxyType({}),
     *,
-    batch: int | None = None,
-    model_name: str | None = None,
-    own: Mapping[str, Any] = MappingProxyType({}),
-    requested: Mapping[str, Any] = MappingProxyType({}),
     steps: int | None = None,
     workers: int | None = None,
     rate: str | None = None,
-    environ: Mapping[str, str] | None = None,
     told: bool = False,
 ) -> int:
     """Run `command`, have its training recorded in the run directory `out`, and return the exit code to end with.
 
-    The code is the command's, also where nothing could be recorded. `own`: options of the script in
-    which runs differ; `requested`: what else a study asked for; `steps`: the training is ended after so many;
-    `workers`: how many a study has started; `rate`: a regular expression, whose first group is the rate in the output
-    of a command without steps; `environ`: that of the command, instead of this process's; `told`: its ranks read what
-    is asked from `asked_file`. A command that cannot be started is a StudyError.
+    The code is the command's, also where nothing could be recorded. `about`: what else is known of it: batch,
+    model_name, own (options of the script in which runs differ), requested (what else a study asked for); `steps`: the
+    training is ended after so many; `workers`: how many a study has started; `rate`: a regular expression, whose first
+    group is the rate in the output of a command without steps; `told`: its ranks read what is asked from `asked_file`.
+    A command that cannot be started is a StudyError.
     """
     out = out.absolute()
-    one_training = "declared" in requested  # a cell of a study: what a killed runner leaves of it is made again
+    about = {"batch": None, "model_name": None, "own": {}, "requested": {}, **about}
+    one_training = (
+        "declared" in about["requested"]
+    )  # a cell of a study: what a killed runner leaves of it is made again
     if not one_training:
         close_left(out.parent)
     for training in range(1, 2 if one_training else MAX_TRAININGS + 1):  # those of an earlier command, too
         records.require_no_run(training_directory(out, training))
-    about = {"batch": batch, "model_name": model_name, "own": dict(own), "requested": dict(requested)}
     with ExitStack() as held:
         with writing(out, "choose a writable --out, with some room"):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -128,8 +126,7 @@ def record(
                 held.callback(asked_file(out).unlink, missing_ok=True)
         run = CommandRun(out, meeting, options, about)
         held.callback(run.close)
-        inside = dict(environ or os.environ) if told else {**environment(asked), **(environ or {})}
-        code = _run(command, inside, run)
+        code = _run(command, os.environ if told else environment(asked), run)
         try:
             _close(run, command, code, workers=workers, rate=rate, cell=one_training)
         except (StudyError, OSError) as error:  # the command has run, and how it ended is what counts

@@ -22,7 +22,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -33,21 +32,24 @@ from torch import nn
 from horovod_study import records
 from horovod_study.comm import detect, fail_together, require_parity
 from horovod_study.comm.launch import LAUNCH_VARIABLES
-from horovod_study.config.run import LAPS
+from horovod_study.config.roles import Role, named
+from horovod_study.config.run import LAPS, OPTIONS
+from horovod_study.config.workload import workload
 from horovod_study.errors import BackendError, ConfigError, StudyError, error_line, nearest
 from horovod_study.files import unfinished, writing
 from horovod_study.measure import environment, evidence
-from horovod_study.measure.clock import utc_now, utc_stamp
+from horovod_study.measure.clock import utc_stamp
 from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.rank.watch import Told
-from horovod_study.recording.session import SCRIPT, RecordOptions
 from horovod_study.recording.steps import MOST_TURNS
-from horovod_study.recording.trainings import CommandRun, processes_in, trainings_of
+from horovod_study.recording.trainings import CommandRun, end_run, processes_in, trainings_of
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
+SCRIPT = workload("script", __file__, {name: OPTIONS[name] for name in named(OPTIONS, Role.WINDOW | Role.CLOCK)})
+"""Anybody's training: it has options of how it is measured and filed."""
 
 
 def _in_loop(method: Method) -> Method:
@@ -100,7 +102,7 @@ def recorder(
     measured: dict[str, Any] = {} if batch is None else {"batch": batch}
     measured |= {"warmup_steps": warmup_steps, "steady": steady, "timer_mode": timer_mode, "disk_full": disk_full}
     measured |= {"system_interval_s": system_interval_s, "study": study, "partition": partition, "repeat": repeat}
-    read = RecordOptions.of(SCRIPT.configure(measured, source="recorder"))
+    read = vars(SCRIPT.configure(measured, source="recorder"))
     inner: Any = optimizer
     while isinstance(inner, torch.optim.Optimizer) and not hasattr(inner, "_optimizer_step_pre_hooks"):
         inner = getattr(inner, "optimizer", None)  # Accelerate's wrapper is one by name only and passes its steps on
@@ -111,19 +113,24 @@ def recorder(
     for name, given, fits, wanted in rules:
         if not fits:
             raise ConfigError(f"recorder: {name} is a {type(given).__name__}; give the {wanted}")
+    asked = {name: read[name] for name in measured if name != "batch"}
     about = {"batch": batch, "model_name": model_name, "own": options or {}}
-    return Recording(model, inner, None if out is None else Path(out), read, about, forward_hooks)
+    return Recording(model, inner, None if out is None else Path(out), asked, about, forward_hooks)
 
 
 class Recording:
-    """The steps of one training loop while they are recorded: what `recorder` returns."""
+    """The steps of one training loop while they are recorded, from one of the ranks: what `recorder` returns."""
+
+    rank: int
+    workers: int  # known, as all of these, inside the `with` statement
+    gather: Callable[[Any], list[Any]]
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         out: Path | None,
-        options: RecordOptions,
+        options: Mapping[str, Any],
         about: Mapping[str, Any],
         forward_hooks: bool,
     ) -> None:
@@ -134,20 +141,16 @@ class Recording:
         self.in_step = False  # whether there is a batch to train on
         self._turns = 0  # of all loops
         self._watcher = Told({"options": {"timer_mode": "off"}})
+        self._run: CommandRun | None = None  # on rank 0
 
     # ------------------------------------------------------------------------------------------ beginning and end
-
-    @property
-    def workers(self) -> int:
-        """The number of workers; known inside the `with` statement."""
-        return int(self._ranks.workers)
 
     @property
     def directory(self) -> Path:
         """The run directory, the same on all ranks; known from the beginning of the `with` statement on."""
         if self._state == "new":
             self._require("directory")
-        return self._ranks.directory
+        return self._directory
 
     @property
     def ended(self) -> bool:
@@ -162,13 +165,11 @@ class Recording:
         self._state, self._pid = "closed", os.getpid()  # until it is open
         with ExitStack() as held:
             try:
-                self._ranks = _Ranks(self._model, self._optimizer, self._options, self._about)
-                held.callback(self._ranks.held.close)
-                meeting = self._ranks.meet(self._out)
-                asked = {"options": asdict(self._options), "variables": LAUNCH_VARIABLES, "meeting": str(meeting)}
+                self._meet(held)
+                asked = {"options": self._options, "variables": LAUNCH_VARIABLES, "meeting": str(self._meeting)}
                 self._watcher = Told({**asked, "forward": self._forward_hooks})
                 held.callback(self._watcher.finish)
-                self._ranks.begin(lambda: self._watcher.watch(self._model, self._optimizer))
+                self._begin()
             except StudyError as error:
                 raise StudyError(str(error).replace("--out", "out=")) from None
             self._held = held.pop_all()
@@ -183,15 +184,101 @@ class Recording:
         with self._held:
             wrong = self._wrong_use() if error is None else error_line(error)
             self._watcher.finish(wrong)
-            if error is not None:
-                self._ranks.close()
+            if error is None:
+                self._finish(wrong, "" if self._watcher.failure is None else error_line(self._watcher.failure))
+            else:
+                self._close()
+
+    def _meet(self, held: ExitStack) -> None:
+        """Agree with all ranks on what runs, and on where it is written and noted. Collective."""
+        model = self._model
+        library = facts.workers_of([model], self._optimizer, on_gpu=any(each.is_cuda for each in model.parameters()))
+        self.rank, self.workers = library["rank"], library["workers"]
+        self.gather = _gathering(library["backend"], model)
+        with _waiting("every rank must enter `with horovod_study.recorder(...)`"):
+            self.gather(None)
+        options, host = self._options, os.uname().nodename
+        equal = {**options, "batch": self._about["batch"], "model": facts.names_of([model], "")}
+        equal |= {"backend": library["backend"], "averaging": library["averaging"]}
+        package = environment.describe_package()
+        require_parity(self, {**equal, "parameters": facts.count([model]), "package version": package})
+        places = self.gather((host, environment.affinity()))
+        cores = {core for name, own in places if name == host for core in own}
+        loads = self.gather(None if turns.wanted() else evidence.OtherLoad(sorted(cores)).sample(at_least_s=0.2))
+        name = f"{utc_stamp()}-{library['backend']}-{self.workers}w-{os.getpid()}"
+        directory, meeting = (self._out or Path("runs") / options["study"] / name).absolute(), Path()
+        with fail_together(self):
+            if self.rank == 0:
+                records.require_no_run(directory)
+                with writing(directory, "choose a writable --out"):
+                    directory.parent.mkdir(parents=True, exist_ok=True)
+                    meeting = held.enter_context(unfinished(directory, folder=True))
+                self._run = CommandRun(directory, meeting, options, self._about, loads=loads)
+                held.callback(self._run.close)
+        self._directory, self._meeting = map(Path, self.gather((str(directory), str(meeting)))[0])
+
+    def _begin(self) -> None:
+        """Have every rank watch its training, and begin the record. Collective."""
+        with fail_together(self), writing(self._meeting, "all ranks must see and write the folder of --out"):
+            self._watcher.watch(self._model, self._optimizer)
+        with fail_together(self):
+            if self._run is None:
                 return
-            failure = self._watcher.failure
-            self._ranks.finish(wrong, "" if failure is None else error_line(failure))
+            self._run.started(os.getpid())
+            (training,) = trainings_of(processes_in(self._meeting)[1])
+            found, opened = self._run.begin(training).effective, [each.opened for each in training.ranks]
+            way = f" ({found['backend']} over {found['transport']})" if self.workers > 1 else ""
+            say(
+                f"recording {plural(self.workers, 'worker')}{way}, {found['model']} with {found['parameters']:,} "
+                f"parameters, into {os.path.relpath(self.directory)}"
+            )
+            if len({each["initial_sha256"] for each in opened}) > 1 and not opened[0]["sharded"]:
+                say(
+                    "warning: the ranks begin with different parameters; broadcast those of rank 0 before the recorder "
+                    "(Horovod: broadcast_parameters), or they train different models"
+                )
+
+    def _finish(self, wrong: str, failure: str) -> None:
+        """Make the run directory when all ranks have left, and raise what was `wrong` in its use. Collective.
+
+        What was trained is worth more than the record: where that cannot be kept, `failure` of a rank's own included,
+        the script goes on.
+        """
+        with _waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
+            everybody = self.gather((wrong, failure))
+        lost = self.gather("" if self._run is None else self._close())[0]
+        for rank, (text, failed) in enumerate(everybody):
+            who = f"rank {rank}: " if self.workers > 1 and not wrong else ""
+            if text:
+                raise StudyError(f"{self.directory}: {who}{wrong or text}")
+            lost = lost or (f"{who}{failed}" if failed else "")
+        if lost and self._options["disk_full"] == "end":
+            raise StudyError(f"{self.directory}: the recording failed: {lost}")
+        if lost and self._run is not None and not failure:
+            say(f"error: the recording failed, and the training goes on without it: {lost}")
+
+    def _close(self) -> str:
+        """Make the run directory of what the ranks have noted, the first that comes; return why it cannot be made."""
+        try:
+            (self._meeting / "closing").mkdir()
+        except OSError:
+            return ""
+        try:
+            run = self._run or CommandRun(self.directory, self._meeting, self._options, self._about, over=True)
+            (training,) = trainings_of(processes_in(self._meeting)[1])
+            run.ended()
+            run.write(training, 1, failed="")
+            if self._run is None:  # rank 0 may have been killed
+                shutil.rmtree(self._meeting, ignore_errors=True)
+            return records.read_run(self.directory).reason
+        except Exception as error:  # of the training one may be on its way
+            with suppress(Exception):
+                end_run(self.directory, "failed", {}, error_line(error))
+            return error_line(error)
 
     def _wrong_use(self) -> str:
         """Return what leaves nothing to measure, "" where there is something."""
-        made, warmup = self._watcher.made, self._options.warmup_steps
+        made, warmup = self._watcher.made, self._options["warmup_steps"]
         if not made and self._turns > MOST_TURNS:  # each is a step
             made = self._turns
         if made > warmup or self._is_over():
@@ -285,7 +372,7 @@ class Recording:
         if name not in LAPS:
             raise ConfigError(f"record.lap: unknown lap {name!r}{nearest(name, LAPS)}; allowed: {', '.join(LAPS)}")
         self._require(f"lap({name!r})", in_step=True)
-        if self._options.timer_mode != "off" or name == "update":
+        if self._options["timer_mode"] != "off" or name == "update":
             self._report("lap", LAPS.index(name))
 
     @_in_loop
@@ -307,8 +394,8 @@ class Recording:
     def _is_over(self) -> bool:
         """Return whether nothing is recorded any more; raise why, where the script wants to end with the record."""
         failure = self._watcher.failure
-        if failure is not None and self._options.disk_full == "end" and self._state == "open":
-            raise StudyError(f"{self._ranks.directory}: the recording failed: {error_line(failure)}")
+        if failure is not None and self._options["disk_full"] == "end" and self._state == "open":
+            raise StudyError(f"{self.directory}: the recording failed: {error_line(failure)}")
         return self._watcher.state != "recording"
 
     def _require(self, what: str, *, in_step: bool = False) -> None:
@@ -324,110 +411,6 @@ class Recording:
 
 _PATIENCE_S = 30.0
 """After so long somebody who waits for other ranks to enter or leave is told what for."""
-
-
-class _Ranks:
-    """All ranks that train a model, from one of them. All methods but `close` are collective."""
-
-    directory: Path  # of the run, from `meet` on
-
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, options: RecordOptions, about: Mapping[str, Any]
-    ) -> None:
-        """`about`: what else the record says: batch, model_name and own, the options of the script."""
-        self._model, self._options, self._about = model, options, about
-        on_gpu = any(each.is_cuda for each in model.parameters())
-        self._library = facts.workers_of([model], optimizer, on_gpu=on_gpu)
-        self.rank, self.workers = self._library["rank"], self._library["workers"]
-        self.gather = _gathering(self._library["backend"], model)
-        self._run: CommandRun | None = None  # on rank 0
-        self.held = ExitStack()  # what is given back at the end
-
-    def meet(self, out: Path | None) -> Path:
-        """Agree on what runs and where it is written; return the folder for what ranks note."""
-        with _waiting("every rank must enter `with horovod_study.recorder(...)`"):
-            self.gather(None)
-        options, library, host = asdict(self._options), self._library, os.uname().nodename
-        equal = {**options, "batch": self._about["batch"], "model": facts.names_of([self._model], "")}
-        equal |= {"backend": library["backend"], "averaging": library["averaging"]}
-        package = environment.describe_package()
-        require_parity(self, {**equal, "parameters": facts.count([self._model]), "package version": package})
-        places = self.gather((host, environment.affinity()))
-        cores = {core for name, own in places if name == host for core in own}
-        loads = self.gather(None if turns.wanted() else evidence.OtherLoad(sorted(cores)).sample(at_least_s=0.2))
-        name = f"{utc_stamp()}-{library['backend']}-{self.workers}w-{os.getpid()}"
-        directory, meeting = (out or Path("runs") / self._options.study / name).absolute(), Path()
-        with fail_together(self):
-            if self.rank == 0:
-                records.require_no_run(directory)
-                with writing(directory, "choose a writable --out"):
-                    directory.parent.mkdir(parents=True, exist_ok=True)
-                    meeting = self.held.enter_context(unfinished(directory, folder=True))
-                self._run = CommandRun(directory, meeting, options, self._about, loads=loads)
-                self.held.callback(self._run.close)
-        self.directory, self._meeting = map(Path, self.gather((str(directory), str(meeting)))[0])
-        return self._meeting
-
-    def begin(self, watch: Callable[[], None]) -> None:
-        """Have every rank `watch` its training, and begin the record."""
-        with fail_together(self), writing(self._meeting, "all ranks must see and write the folder of --out"):
-            watch()
-        with fail_together(self):
-            if self._run is None:
-                return
-            self._run.started(os.getpid())
-            (training,) = trainings_of(processes_in(self._meeting)[1])
-            found, opened = self._run.begin(training).effective, [each.opened for each in training.ranks]
-            way = f" ({found['backend']} over {found['transport']})" if self.workers > 1 else ""
-            say(
-                f"recording {plural(self.workers, 'worker')}{way}, {found['model']} with {found['parameters']:,} "
-                f"parameters, into {os.path.relpath(self.directory)}"
-            )
-            if len({each["initial_sha256"] for each in opened}) > 1 and not opened[0]["sharded"]:
-                say(
-                    "warning: the ranks begin with different parameters; broadcast those of rank 0 before the recorder "
-                    "(Horovod: broadcast_parameters), or they train different models"
-                )
-
-    def finish(self, wrong: str, failure: str) -> None:
-        """Make the run directory when all ranks have left, and raise what was `wrong` in the use of the recorder.
-
-        What was trained is worth more than the record: where that cannot be kept, `failure` of a rank's own included,
-        the script goes on.
-        """
-        with _waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
-            everybody = self.gather((wrong, failure))
-        lost = self.gather("" if self._run is None else self.close())[0]
-        for rank, (text, failed) in enumerate(everybody):
-            who = f"rank {rank}: " if self.workers > 1 and not wrong else ""
-            if text:
-                raise StudyError(f"{self.directory}: {who}{wrong or text}")
-            lost = lost or (f"{who}{failed}" if failed else "")
-        if lost and self._options.disk_full == "end":
-            raise StudyError(f"{self.directory}: the recording failed: {lost}")
-        if lost and self._run is not None and not failure:
-            say(f"error: the recording failed, and the training goes on without it: {lost}")
-
-    def close(self) -> str:
-        """Make the run directory of what the ranks have noted, the first that comes; return why it cannot be made."""
-        try:
-            (self._meeting / "closing").mkdir()
-        except OSError:
-            return ""
-        try:
-            options = asdict(self._options)
-            run = self._run or CommandRun(self.directory, self._meeting, options, self._about, over=True)
-            (training,) = trainings_of(processes_in(self._meeting)[1])
-            run.ended()
-            run.write(training, 1, failed="")
-            if self._run is None:  # rank 0 may have been killed
-                shutil.rmtree(self._meeting, ignore_errors=True)
-            return records.read_run(self.directory).reason
-        except Exception as error:  # of the training one may be on its way
-            with suppress(Exception):
-                begun, reason = records.read_run(self.directory), error_line(error)
-                records.finish_run(self.directory, begun, status="failed", finished=utc_now(), totals={}, reason=reason)
-            return error_line(error)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,45 +26,20 @@ from typing import Any, Self
 import torch
 
 from horovod_study import records
-from horovod_study.cluster import alive
 from horovod_study.comm import fail_together
 from horovod_study.comm.base import Backend
 from horovod_study.comm.liveness import Liveness
 from horovod_study.comm.stop import LostPeer, Stopped, Terminated
-from horovod_study.config.roles import Role, named
-from horovod_study.config.run import OPTIONS, ORDINARY_LAPS
-from horovod_study.config.workload import workload
+from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import RecordError, error_line
 from horovod_study.measure import energy, environment, evidence, steady, system
 from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.recording.rank import facts, turns
-from horovod_study.recording.trainings import described, window_totals
+from horovod_study.recording.trainings import described, end_run, new_record, window_totals
 from horovod_study.studies import lease
 from horovod_study.text.progress import say
-
-SCRIPT = workload("script", __file__, {name: OPTIONS[name] for name in named(OPTIONS, Role.WINDOW | Role.CLOCK)})
-"""Anybody's training: it has options of how it is measured and filed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordOptions:
-    """How a run is measured and filed; the options of these names of `train` and `recorder`."""
-
-    warmup_steps: int
-    steady: str  # found | declared
-    timer_mode: str  # off | light | strict
-    system_interval_s: float  # 0: nothing is sampled
-    disk_full: str  # end | go-on
-    study: str
-    partition: str
-    repeat: int
-
-    @classmethod
-    def of(cls, values: object) -> Self:
-        """Return the options that an object holds as attributes."""
-        return cls(**{each.name: getattr(values, each.name) for each in fields(cls)})
 
 
 class Session:
@@ -77,8 +52,11 @@ class Session:
     rows: Recorder
     clock: LapClock
 
-    def __init__(self, workers: Backend, options: RecordOptions, *, liveness: Liveness | None = None) -> None:
-        """Meet the other ranks and start the sampler; `liveness` sees which of them is lost."""
+    def __init__(self, workers: Backend, options: Any, *, liveness: Liveness | None = None) -> None:
+        """Meet the other ranks and start the sampler; `liveness` sees which of them is lost.
+
+        `options` has, as attributes, those of how a run is measured and filed.
+        """
         self.workers, self.options, self.liveness = workers, options, liveness
         self.is_root = workers.rank == 0
         places = workers.gather((os.uname().nodename, environment.affinity()))
@@ -102,9 +80,6 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close(error)
-
-    def close(self, error: BaseException | None) -> None:
         """Give everything back; where the run ended with `error`, write it into the record.
 
         Raises what explains the error better, where another rank is lost.
@@ -142,9 +117,8 @@ class Session:
         same = self.options.timer_mode == "strict" and device.type == "cpu"
         note = "the same as light: a CPU has done its work when a call returns" if same else ""
         name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
-        told, self.doubts = described(
-            ranks, workers=len(ranks), busy=busy, holders=evidence.gpu_holders(ranks), lr=lr, device=name
-        )
+        holders = evidence.gpu_holders(ranks)
+        told, self.doubts = described(ranks, busy, holders, workers=len(ranks), lr=lr, device=name)
         mode = {"value": self.options.timer_mode, "note": note}
         self.effective = {**told, "warmup_steps": self.options.warmup_steps, "timer_mode": mode}
 
@@ -177,17 +151,13 @@ class Session:
         from_step: int | None = None,
     ) -> None:
         """Write run.json and open the file of step rows; `earlier` goes on from step `from_step`."""
-        self.record = records.RunRecord(
-            study=self.options.study,
-            key=self.directory.name,
-            repeat=self.options.repeat,
-            partition=self.options.partition,
-            status="running",
+        self.record = new_record(
+            self.directory,
+            vars(self.options),
             started=utc_now() if earlier is None else earlier.started,
             attempts=() if earlier is None else earlier.attempts,
             host=self.hosts[0],
-            pid=self.effective["ranks"][0]["pid"],
-            process=alive.identity(),  # rank 0 writes the record
+            pid=self.effective["ranks"][0]["pid"],  # rank 0 writes the record
             requested={**requested, "workers": self.workers.workers},
             effective={**self.effective, **effective},
             environment=environment.describe(),
@@ -389,8 +359,8 @@ class Session:
             self._mark("failed", reason, {})
 
     def _mark(self, status: str, reason: str, totals: Mapping[str, Any]) -> None:
-        if self._created and (record := records.read_run(self.directory)).status == "running":
-            records.finish_run(self.directory, record, status=status, finished=utc_now(), totals=totals, reason=reason)
+        if self._created and records.read_run(self.directory).status == "running":
+            end_run(self.directory, status, totals, reason)
 
 
 def settle(device: torch.device) -> None:

@@ -11,9 +11,8 @@ outside     what is between steps, and what some steps have and most have not: l
             generation are there
 """
 
-import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,16 +37,13 @@ MOST_TURNS = 100
 """After so many turns of told loops without any update each turn is a step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopTurn:
-    """A turn of a loop: events `begin` to `end`, whether it trains and updates, and its samples."""
-
-    begin: int
-    end: int
-    trains: bool
-    updates: bool
-    samples: int
-    loop: int  # which of the loops over the data
+_TURN = np.dtype(
+    [*((name, int) for name in ("begin", "end", "samples", "loop", "step")), ("trains", bool), ("updates", bool)]
+)
+"""A turn of a loop: events `begin` to `end`, its samples, which of the loops and of the steps it is of, and whether it
+trains and updates."""
+Turns = Any
+"""Turns in their order: an np.recarray of _TURN."""
 
 
 @dataclass(kw_only=True)
@@ -115,37 +111,48 @@ def steps_of(events: Events, *, batch: int | None = None, waits_seen: bool = Fal
     other ranks had none. `told`: the script tells of its loops.
     """
     if told:
-        loop = _told_turns(events)
-        updates = any(each.updates for each in loop)
+        turns = _told_turns(events)
+        updates = bool(turns.updates.any())
         if not updates:
-            loop = [replace(each, updates=True) for each in loop] if len(loop) > MOST_TURNS else []
-        grouped = _grouped(loop)
+            turns = turns[: len(turns) if len(turns) > MOST_TURNS else 0]
+            turns.updates = True
         by = "updated" if updates else "turns"
-        found = _made(events, grouped, by, looped=True, batch=None, waits_seen=waits_seen, told=True)
-        return replace(found, epoch_steps=_epoch_steps(events, grouped))
+        turns = _grouped(turns)
+        found = _made(events, turns, by, looped=True, batch=None, waits_seen=waits_seen, told=True)
+        return replace(found, epoch_steps=_epoch_steps(events, turns))
     opened = events.places("opened")
     begin = int(opened[0]) if len(opened) else len(events.kind)
     by = next((name for name in ("updated", "changed", "backwarded") if events.of(name).any()), "updated")
     turns = _turns(events, by)
     if turns is None:
-        steps = [[each] for each in _between(events, by, begin)]
-        return _made(events, steps, by, looped=False, batch=batch, waits_seen=waits_seen)
-    steps = _grouped([each for each in turns if each.begin > begin])
-    found = _made(events, steps, by, looped=True, batch=batch, waits_seen=waits_seen)
+        return _made(events, _between(events, by, begin), by, looped=False, batch=batch, waits_seen=waits_seen)
+    found = _made(events, _grouped(turns[turns.begin > begin]), by, looped=True, batch=batch, waits_seen=waits_seen)
     return replace(found, epoch_steps=_epoch_steps(events, _grouped(turns)))
 
 
 # ---------------------------------------------------------------------------------------------------- what a step is
 
 
-def _turns(events: Events, by: str) -> list[LoopTurn] | None:
+def _table(begin: Any, end: Any, **columns: Any) -> Turns:
+    """Return turns with these begins and ends, which train and update unless `columns` say otherwise."""
+    found = np.zeros(len(begin), _TURN).view(np.recarray)
+    for name, values in {"begin": begin, "end": end, "trains": True, "updates": True, **columns}.items():
+        found[name] = values
+    return found
+
+
+def _turns(events: Events, by: str) -> Turns | None:
     """Return the turns of the loop over a loader, those without an update too; None where there is no such loop."""
     fetches, updated = events.places("fetch"), events.places(by)
     loops = events.number[fetches]
     ends = {int(fetches[place]) for place in np.searchsorted(fetches, events.places("ended")) - 1 if place >= 0}
     found = {int(loop): fetches[loops == loop] for loop in dict.fromkeys(loops.tolist())}
     single = {loop for loop, own in found.items() if len(own) == 1 and int(own[0]) not in ends}
-    found = _joined(found, single)
+    first_of: dict[int, int] = {}
+    for loop in [each for each in found if each in single]:  # as `next(iter(loader))` fetches: one for each data set
+        known = first_of.setdefault(loop % DATA_SETS, loop)
+        if known != loop:
+            found[known] = np.concatenate([found[known], found.pop(loop)])
     scores = {loop: int((np.diff(np.searchsorted(updated, own)) > 0).sum()) for loop, own in found.items()}
     of_data: Counter[int] = Counter()
     for loop, score in scores.items():
@@ -158,128 +165,85 @@ def _turns(events: Events, by: str) -> list[LoopTurn] | None:
         if scores[loop] and not once and all(own[-1] < found[each][0] or own[0] > found[each][-1] for each in chosen):
             chosen.append(loop)
     chosen.sort(key=lambda each: int(found[each][0]))
-    turns: list[LoopTurn] = []
+    parts = [_table([], [])]
     inside = 0
     for place, loop in enumerate(chosen):
         limit = int(found[chosen[place + 1]][0]) if place + 1 < len(chosen) else len(events.kind)
         inside += int(np.searchsorted(updated, found[loop][-1]) - np.searchsorted(updated, found[loop][0]))
-        turns += _of_loop(events, found[loop], updated, limit, ended=int(found[loop][-1]) in ends, loop=place)
+        parts.append(_of_loop(events, found[loop], updated, limit, ended=int(found[loop][-1]) in ends, loop=place))
+    turns = np.concatenate(parts).view(np.recarray)
     first = found[chosen[0]][0] if chosen else 0
     outside = int((updated > first).sum()) - inside
-    behind = _again(events, by, turns) if chosen and int(found[chosen[-1]][-1]) in ends else []
-    return turns + behind if inside and outside - len(behind) <= inside + 1 else None
+    behind = _table([], [])
+    if chosen and int(found[chosen[-1]][-1]) in ends:  # trained on its batches again, as `itertools.cycle` gives them
+        behind = _between(events, by, int(turns.end[-1]))
+        behind = behind[: len(behind) if len(behind) > 1 else 0]
+        batches, nth = turns.samples[turns.loop == turns.loop[-1]], np.arange(len(behind))
+        behind.samples = batches[nth % len(batches)]
+        behind.loop = turns.loop[-1] + 1 + nth // len(batches)
+    if not inside or outside - len(behind) > inside + 1:
+        return None
+    return np.concatenate([turns, behind]).view(np.recarray)
 
 
-def _again(events: Events, by: str, turns: Sequence[LoopTurn]) -> list[LoopTurn]:
-    """Return what was trained behind a loop that has ended, on its batches again, as `itertools.cycle` gives them."""
-    found = _between(events, by, turns[-1].end)
-    batches = [each.samples for each in turns if each.loop == turns[-1].loop]
-    if len(found) < 2:
-        return []
-    return [
-        replace(
-            each, samples=batches[place % len(batches)], loop=each.loop + turns[-1].loop + 1 + place // len(batches)
-        )
-        for place, each in enumerate(found)
-    ]
-
-
-def _told_turns(events: Events) -> list[LoopTurn]:
+def _told_turns(events: Events) -> Turns:
     """Return the turns of the loops that a script has told of; those of a loop end where it asks for the next batch."""
     updated = events.of("updated") | (events.of("lap") & (events.number == LAPS.index("update")))
-    starts, bounds = events.places("start"), events.places("start", "fetch", "left")
+    starts, begin = events.places("start"), events.places("start", "fetch", "left")
+    end = np.append(begin[1:], len(events.kind))[: len(begin)]
     batches = np.append(events.places("batch"), len(events.kind))
-    found: list[LoopTurn] = []
-    for begin, end in zip(bounds.tolist(), [*bounds[1:].tolist(), len(events.kind)], strict=True):
-        batch = int(batches[np.searchsorted(batches, begin)])
-        if events.kind[begin] != NUMBER["fetch"] or batch >= end:
-            continue
-        found.append(
-            LoopTurn(
-                begin=begin - int(begin > 0 and events.kind[begin - 1] == NUMBER["start"]),
-                end=end,
-                trains=True,
-                updates=bool(updated[begin:end].any()),
-                samples=int(events.number[batch]),
-                loop=int(np.searchsorted(starts, begin)),
-            )
-        )
-    return found
+    batch = batches[np.searchsorted(batches, begin)]
+    whole = (events.kind[begin] == NUMBER["fetch"]) & (batch < end)
+    begin, end, batch = begin[whole], end[whole], batch[whole]
+    made = np.append(0, np.cumsum(updated))
+    return _table(
+        begin - ((begin > 0) & (events.kind[begin - 1] == NUMBER["start"])),
+        end,
+        updates=made[end] > made[begin],
+        samples=events.number[batch],
+        loop=np.searchsorted(starts, begin),
+    )
 
 
-def _joined(loops: Mapping[int, np.ndarray], single: set[int]) -> dict[int, np.ndarray]:
-    """Return the loops, those that fetched one batch each, as `next(iter(loader))` does, as one for each data set."""
-    found = {loop: own for loop, own in loops.items() if loop not in single}
-    first: dict[int, int] = {}
-    for loop in loops:
-        if loop in single:
-            known = first.setdefault(loop % DATA_SETS, loop)
-            found[known] = np.concatenate([found.get(known, loops[loop][:0]), loops[loop]])
-    return found
-
-
-def _of_loop(
-    events: Events, fetches: np.ndarray, updated: np.ndarray, limit: int, *, ended: bool, loop: int
-) -> list[LoopTurn]:
+def _of_loop(events: Events, fetches: np.ndarray, updated: np.ndarray, limit: int, *, ended: bool, loop: int) -> Turns:
     """Return the turns of one loop; `limit`: the first event of the next one."""
     trained = events.places("updated", "changed", "backwarded")
     got = np.append(events.kind[1:], 0)[fetches] == NUMBER["batch"]
-    samples = np.where(got, np.append(events.number[1:], 0)[fetches], 0).tolist()
+    samples = np.where(got, np.append(events.number[1:], 0)[fetches], 0)
     begins = fetches - (events.kind[np.maximum(fetches - 1, 0)] == NUMBER["start"])
     started = events.places("start")
     started = started[np.searchsorted(started, fetches[-1], side="right") :]
     bounds = np.append(begins, min([limit, *started[:1].tolist()]))
     trains, updates = (np.diff(np.searchsorted(each, bounds)) > 0 for each in (trained, updated))
     if trains[-1]:  # left, or with the batch that was fetched ahead still before it
-        newest = int(trained[np.searchsorted(trained, bounds[-1]) - 1])
-        bounds[-1] = _left(events, newest, int(bounds[-2]), int(bounds[-1]))
-    rows = zip(bounds.tolist(), bounds[1:].tolist(), trains.tolist(), updates.tolist(), samples, strict=False)
-    found = [
-        LoopTurn(begin=begin, end=end, trains=own, updates=made, samples=count, loop=loop)
-        for begin, end, own, made, count in rows
-    ]
-    if ended and (found[0].trains or not found[-1].trains):
-        found.pop()
+        # It ends there, or when the loop was gone; one that was held until long after says nothing of its end.
+        newest, at_s = int(trained[np.searchsorted(trained, bounds[-1]) - 1]), events.host_s
+        gone = events.places("left")
+        gone = gone[(gone > newest) & (gone < bounds[-1])][:1]
+        bounds[-1] = newest
+        if len(gone) and at_s[gone[0]] - at_s[newest] <= 3 * (at_s[newest] - at_s[bounds[-2]]):
+            bounds[-1] = gone[0]
+    found = _table(bounds[:-1], bounds[1:], trains=trains, updates=updates, samples=samples, loop=loop)
+    if ended and (found.trains[0] or not found.trains[-1]):
+        found = found[:-1]
     # Batches that are fetched ahead of their turns: each backward takes the next.
-    made = np.diff(np.searchsorted(events.places("backwarded"), [*(each.begin for each in found), found[-1].end + 1]))
-    batches = [count for count, there in zip(samples, got, strict=True) if there]
-    if len(batches) - 1 <= made.sum() <= len(batches):
-        queue = iter(batches)
-        found = [
-            replace(each, samples=sum(itertools.islice(queue, int(count))))
-            for each, count in zip(found, made, strict=True)
-        ]
+    made = np.searchsorted(events.places("backwarded"), [*found.begin, found.end[-1] + 1])
+    batches = np.append(0, np.cumsum(samples[got]))
+    if len(batches) - 2 <= made[-1] - made[0] <= len(batches) - 1:
+        found.samples = np.diff(batches[made - made[0]])
     return found
 
 
-def _left(events: Events, trained: int, begin: int, end: int) -> int:
-    """Return the end of a turn in which its loop was left, after it had `trained`: there, or when the loop was gone.
-
-    One that a function held until long after it says nothing of its end.
-    """
-    gone = events.places("left")
-    for place in gone[(gone > trained) & (gone < end)][:1].tolist():
-        if events.host_s[place] - events.host_s[trained] <= 3 * (events.host_s[trained] - events.host_s[begin]):
-            return int(place)
-    return trained
+def _grouped(turns: Turns) -> Turns:
+    """Return the turns of steps, each up to an update; those after the last update of a loop are none."""
+    ends = np.flatnonzero(turns.updates)
+    turns.step = np.cumsum(turns.updates) - turns.updates
+    turns = turns[turns.step < len(ends)]
+    return turns[turns.loop == turns.loop[ends[turns.step]]] if len(turns) else turns
 
 
-def _grouped(turns: Sequence[LoopTurn]) -> list[list[LoopTurn]]:
-    """Return the turns of each step, up to an update; those after the last update of a loop are none."""
-    found: list[list[LoopTurn]] = []
-    open_: list[LoopTurn] = []
-    for turn in turns:
-        if open_ and turn.loop != open_[-1].loop:
-            open_ = []
-        open_.append(turn)
-        if turn.updates:
-            found.append(open_)
-            open_ = []
-    return found
-
-
-def _between(events: Events, by: str, begin: int) -> list[LoopTurn]:
-    """Return what is from one update to the next, from the event `begin` on.
+def _between(events: Events, by: str, begin: int) -> Turns:
+    """Return what is from one update to the next, from the event `begin` on: each is a step.
 
     Of optimizers that step in turns those of the first count; in a phase of another one its own.
     """
@@ -289,10 +253,7 @@ def _between(events: Events, by: str, begin: int) -> list[LoopTurn]:
     bounds = np.concatenate([[begin], ends])
     waits = np.append(events.kind[1:], 0)[bounds] == NUMBER["pause"]
     begins = np.where(waits, bounds + 2, bounds)  # it begins when its turn has come
-    return [
-        LoopTurn(begin=int(one), end=int(two), trains=True, updates=True, samples=0, loop=0)
-        for one, two in zip(begins, ends, strict=False)
-    ]
+    return _table(begins[:-1], ends, step=np.arange(len(ends)))
 
 
 # ---------------------------------------------------------------------------------------------------- laps
@@ -308,7 +269,12 @@ def _labels(events: Events) -> np.ndarray:
     follows = np.append(events.kind[1:], 0)
     label[events.of("forwarded", "lap") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
     label[events.inside("update", "updated")] = LABELS.index("update")
-    label[_in_forward(events)] = LABELS.index("forward")
+    begins = events.places("forward")
+    inside = events.inside("forward", "forwarded")
+    if len(begins):
+        last = np.searchsorted(begins, np.arange(len(events.kind)), side="right") - 1
+        inside &= (events.number[begins] % 2 == 1)[np.maximum(last, 0)]  # with gradients
+    label[inside] = LABELS.index("forward")
     backward = events.inside("backward", "backwarded")
     label[backward] = LABELS.index("backward")
     label[events.of("gradient") & (follows == NUMBER["backwarded"])] = LABELS.index("sync")
@@ -319,27 +285,13 @@ def _labels(events: Events) -> np.ndarray:
     return label
 
 
-def _in_forward(events: Events) -> np.ndarray:
-    """Return whether each event is in a call of the model with gradients."""
-    inside = events.inside("forward", "forwarded")
-    begins = events.places("forward")
-    last = np.searchsorted(begins, np.arange(len(events.kind)), side="right") - 1
-    with_gradients = (events.number[begins] % 2 == 1)[np.maximum(last, 0)] if len(begins) else inside
-    found: np.ndarray = inside & with_gradients
-    return found
-
-
-def _hidden(events: Events) -> np.ndarray:
-    """Return whether each event is in a backward or an update."""
-    found: np.ndarray = events.inside("backward", "backwarded") | events.inside("update", "updated")
-    return found
-
-
-def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool) -> dict[int, tuple[int, int]]:
+def _asides(
+    events: Events, turns: Turns, begins: np.ndarray, stops: np.ndarray, *, looped: bool
+) -> dict[int, tuple[int, int]]:
     """Return {step: (begin, end)} of what is in a step and not of it: what is in few steps, and does not train."""
-    hidden = _hidden(events)
+    hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
     without = events.of("forward") & (events.number % 2 == 0) & ~hidden
-    own = {place for step in steps for turn in step for place in (turn.begin, turn.begin + 1)} if looped else set()
+    own = {*turns.begin.tolist(), *(turns.begin + 1).tolist()} if looped else set()
     sort = np.full(len(events.kind), -1)
     sort[without] = events.number[without] % 4 + _EVALUATION  # 2 more in train mode
     sort[events.of("save")] = _SAVED
@@ -350,15 +302,14 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     for place in events.places("start", "fetch"):
         if int(place) not in own:
             sort[place] = events.number[place] % DATA_SETS
-    begins, stops = np.array([[step[0].begin, step[-1].end] for step in steps], dtype=int).reshape(-1, 2).T
     places = np.flatnonzero(sort != -1)
     step = np.searchsorted(begins, places, side="right") - 1
-    within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
+    within = (step >= 0) & (places < stops[step]) if len(begins) else places < 0
     places, step = places[within], step[within]
     often = {  # what is in half of the steps is a part of a step, but for calls of what is trained in eval mode
         kind
         for kind in set(sort[places].tolist()) - {_EVALUATION}
-        if len(set(step[sort[places] == kind])) >= 0.5 * len(steps)
+        if len(set(step[sort[places] == kind])) >= 0.5 * len(begins)
     }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
@@ -368,7 +319,7 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     for number in dict.fromkeys(step.tolist()):
         inside = places[step == number]
         begin, first = int(begins[number]), int(inside[0])
-        end = next(turn.end for turn in steps[number] if turn.end > first)
+        end = int(turns.end[np.searchsorted(turns.end, first, side="right")])
         over = min([end, *trains[np.searchsorted(trains, inside[-1]) :][:1].tolist()])
         before = trained[(trained > begin) & (trained < first)]
         if looped and len(before):  # after what was trained: the rest of the turn is none of it
@@ -380,7 +331,7 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
 
 def _made(
     events: Events,
-    steps: list[list[LoopTurn]],
+    turns: Turns,
     by: str,
     *,
     looped: bool,
@@ -389,15 +340,19 @@ def _made(
     told: bool = False,
 ) -> NotedSteps:
     label = _labels(events)
-    for first, last in () if told else _asides(events, steps, looped=looped).values():
+    firsts = np.flatnonzero(np.diff(turns.step, prepend=-1))  # turns with which steps begin
+    begins, ends = turns.begin[firsts], turns.end[np.append(firsts[1:], len(turns))[: len(firsts)] - 1]
+    for first, last in () if told else _asides(events, turns, begins, ends, looped=looped).values():
         label[first:last] = LABELS.index("outside")
-    begins = np.array([step[0].begin for step in steps], dtype=int)
-    ends = np.array([step[-1].end for step in steps], dtype=int)
+    samples, uncounted, from_calls = _samples(events, turns, begins, ends, looped=looped, batch=batch)
     ends = np.minimum(ends, len(events.kind) - 1)
     waits = events.places("pause")
     lap_s, host_s = (np.append(np.diff(each), 0.0) for each in (events.at_s, events.host_s))
     columns: dict[str, np.ndarray] = {}
-    known = _known(events) | ({"sync"} if waits_seen else set())
+    seen = {"data": "fetch", "forward": "forward", "backward": "backward", "update": "update", "residual": "opened"}
+    known = {lap for lap, kind in seen.items() if events.of(kind).any()}  # of others nobody knows how long they took
+    known |= {LAPS[number] for number in set(events.number[events.places("lap")].tolist())}
+    known |= {"sync"} if waits_seen or events.of("sync", "gradient").any() else set()
     for name in (*LAPS, "residual"):
         own = label == LABELS.index(name)
         seconds = _sums(np.where(own, lap_s, 0.0), begins, ends)
@@ -410,15 +365,13 @@ def _made(
     places = np.append(np.flatnonzero(inside), len(events.kind))
     begun = places[np.searchsorted(places, begins)]  # a step begins at the first event of it that is not outside
     columns["begin_s"] = np.array(events.at_s[np.where(begun < ends, begun, begins)])
-    samples, uncounted, from_calls = _samples(events, steps, looped=looped, batch=batch)
-    epochs = {loop: number for number, loop in enumerate(dict.fromkeys(step[0].loop for step in steps))}
-    columns |= {"epoch": np.array([epochs[step[0].loop] for step in steps], dtype=int), "samples": samples}
-    first = steps[0][0].begin if steps and looped else -1
+    columns |= {"epoch": np.unique(turns.loop[firsts], return_inverse=True)[1], "samples": samples}
+    first = int(begins[0]) if len(begins) and looped else -1
     found = NotedSteps(
         columns=columns,
         begins=begins,
         by={"updated": "updates", "changed": "changes", "turns": "turns"}.get(by, "backwards"),
-        turns=Counter(len(step) for step in steps),
+        turns=Counter(np.diff(firsts, append=len(turns)).tolist()),
         uncounted=uncounted,
         from_calls=from_calls,
         data=int(events.number[first + int(events.kind[first] == NUMBER["start"])] % DATA_SETS) if first >= 0 else None,
@@ -432,14 +385,6 @@ def _made(
     return found
 
 
-def _known(events: Events) -> set[str]:
-    """Return the laps that are seen in this training: of the others nobody knows how long they took."""
-    named = {"data": "fetch", "forward": "forward", "backward": "backward", "update": "update", "residual": "opened"}
-    found = {lap for lap, kind in named.items() if events.of(kind).any()}
-    found |= {LAPS[number] for number in set(events.number[events.places("lap")].tolist())}
-    return found | ({"sync"} if events.of("sync", "gradient").any() else set())
-
-
 def _sums(seconds: np.ndarray, begins: Any, ends: Any) -> np.ndarray:
     total = np.concatenate([[0.0], np.cumsum(seconds)])
     found: np.ndarray = total[ends] - total[begins]
@@ -447,12 +392,12 @@ def _sums(seconds: np.ndarray, begins: Any, ends: Any) -> np.ndarray:
 
 
 def _samples(
-    events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool, batch: int | None
+    events: Events, turns: Turns, begins: np.ndarray, ends: np.ndarray, *, looped: bool, batch: int | None
 ) -> tuple[np.ndarray, bool, bool]:
     """Return the samples of each step, whether nobody knows them, and whether they are those of the model's calls."""
     if batch is not None:
-        return np.full(len(steps), batch), False, False
-    found = np.array([sum(turn.samples for turn in step) for step in steps], dtype=int)
+        return np.full(len(begins), batch), False, False
+    found = np.bincount(turns.step, turns.samples, len(begins)).astype(int)
     from_calls = not looped or not found.any()
     if from_calls:
         calls = events.places("forward")
@@ -465,26 +410,22 @@ def _samples(
         again &= np.concatenate([[False], np.diff(updates) == 0]) if len(calls) else again
         own = np.zeros(len(events.kind) + 1)
         own[calls] = np.where(again, 0, counts)
-        bounds = [(step[0].begin, step[-1].end) for step in steps]
-        firsts = set(np.flatnonzero(events.of("updated") & (events.number == 0)).tolist())
-        found = _sums(own, [one for one, _ in bounds], [two for _, two in bounds]).round().astype(int)
+        found = _sums(own, begins, ends).round().astype(int)
         # copies that are made again for each task are not seen to be called: they take the batch of the others
-        unseen = np.array([turn.end in firsts for *_, turn in steps], dtype=bool) & (found == 0)
+        unseen = np.isin(ends, np.flatnonzero(events.of("updated") & (events.number == 0))) & (found == 0)
         found[unseen] = np.median(found[found > 0]) if found.any() else 0
     if not found.any():
-        return np.ones(len(steps), dtype=int), True, False
+        return np.ones(len(begins), dtype=int), True, False
     return found, False, from_calls
 
 
-def _epoch_steps(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | None:
+def _epoch_steps(events: Events, turns: Turns) -> int | None:
     """Return the steps of a whole epoch: the most of a loop that came to its end."""
-    ended, found = events.places("ended"), []
-    for _, own in itertools.groupby(steps, key=lambda step: step[0].loop):
-        whole = list(own)
-        at = np.searchsorted(ended, whole[-1][-1].end)
-        if at < len(ended) and ended[at] - whole[-1][-1].end <= 2:
-            found.append(len(whole))
-    return max(found, default=None)
+    steps = turns[np.flatnonzero(np.diff(turns.step, append=-1))]  # the turn that ends each
+    lasts = np.flatnonzero(np.diff(steps.loop, append=-1))
+    ended, ends = np.append(events.places("ended"), np.inf), steps.end[lasts]
+    whole = ended[np.searchsorted(ended, ends)] - ends <= 2
+    return int(np.diff(lasts, prepend=-1).max(initial=0, where=whole)) or None
 
 
 def _calls(events: Events, begins: np.ndarray, ends: np.ndarray) -> tuple[dict[str, Any] | None, int]:
@@ -492,7 +433,8 @@ def _calls(events: Events, begins: np.ndarray, ends: np.ndarray) -> tuple[dict[s
     places = events.places("sync", "called")
     own = np.array([CALLS[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
     places = places[own] if len(places) else places
-    hidden = _hidden(events) | events.inside("forward", "forwarded")
+    pairs = (("backward", "backwarded"), ("update", "updated"), ("forward", "forwarded"))
+    hidden = np.any([events.inside(*each) for each in pairs], axis=0)
     averaged = 0
     if len(places):
         size = events.number[places] // PLACES

@@ -195,23 +195,32 @@ def worth_keeping(trainings: Sequence[RankGroup], warmup: int) -> list[RankGroup
     return sorted(kept, key=lambda each: each is not longest)
 
 
+def new_record(out: Path, options: Mapping[str, Any], **known: Any) -> records.RunRecord:
+    """Return the record of a run that this process begins in `out`."""
+    named = {name: options[name] for name in ("study", "repeat", "partition")}
+    return records.RunRecord(**named, key=out.name, status="running", process=alive.identity(), **known)
+
+
+def end_run(out: Path, status: str, totals: Mapping[str, Any], reason: str = "") -> None:
+    """Write into the record of a run that has begun how it has ended."""
+    begun = records.read_run(out)
+    records.finish_run(out, begun, status=status, finished=utc_now(), totals=totals, reason=reason)
+
+
 def described(
     ranks: Sequence[Mapping[str, Any]],
-    *,
-    workers: int,
     busy: Mapping[str, float | None],
     holders: Mapping[str, int | None],
-    lr: float | None,
-    device: str,
+    **known: Any,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what `effective` says of the ranks of any run, and what makes its times worth less.
 
-    `busy`: cores that other programs use, `holders`: their processes on GPUs, of each host.
+    Of each host, `busy`: cores that others use, `holders`: their processes on GPUs; `known`: workers, lr, device.
     """
     hosts = Counter(each["host"] for each in ranks)
     shared = evidence.oversubscribed(ranks)
     doubts = (shared, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
-    told: dict[str, Any] = {"workers": workers, "nodes": len(hosts), "lr": lr, "device": device}
+    told: dict[str, Any] = {"workers": known["workers"], "nodes": len(hosts), **known}
     told |= {"ranks_per_host": list(hosts.values()), "shared_cores": shared is not None}
     told |= {"other_programs_cores": busy, "other_gpu_processes": holders, "ranks": list(ranks)}
     return told, [each for each in doubts if each]
@@ -339,18 +348,8 @@ class CommandRun:
         requested = {**self.options, **more, **self._about.get("requested", {}), "out": str(out), **own}
         if begun is not None and out == self.out:
             return replace(begun, requested={**begun.requested, **requested}, effective=effective, environment=environ)
-        return records.RunRecord(
-            **{name: self.options[name] for name in ("study", "repeat", "partition")},
-            key=out.name,
-            status="running",
-            started=self._began_at,
-            host=self._host,
-            pid=os.getpid(),
-            process=alive.identity(),
-            requested=requested,
-            effective=effective,
-            environment=environ,
-        )
+        process = {"started": self._began_at, "host": self._host, "pid": os.getpid()}
+        return new_record(out, self.options, **process, requested=requested, effective=effective, environment=environ)
 
     def _create(self, out: Path, record: records.RunRecord) -> records.RunRecord:
         with ExitStack() as begun:  # one that could not be begun is held by nobody
@@ -374,9 +373,7 @@ class CommandRun:
         busy = evidence.other_cores(self._loads, ranks) if self._loads else busy
         mode = {"value": self.options.get("timer_mode", "light"), "note": ""}
         device = first["gpu"]["name"] if first["gpu"] else first["device"]
-        told, self._doubts = described(
-            ranks, workers=training.workers, busy=busy, holders={}, lr=first["lr"], device=device
-        )
+        told, self._doubts = described(ranks, busy, {}, workers=training.workers, lr=first["lr"], device=device)
         try:
             launcher = detect(first["environ"]).launcher
         except BackendError:
@@ -414,8 +411,7 @@ class CommandRun:
         except StudyError as error:
             say(f"error: {out}: the recording failed: {error}")
             with suppress(StudyError, OSError):
-                found = records.read_run(out)
-                records.finish_run(out, found, status="failed", finished=utc_now(), totals={}, reason=str(error))
+                end_run(out, "failed", {}, str(error))
             return
         where = os.path.relpath(out)
         if reason:

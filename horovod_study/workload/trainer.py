@@ -24,7 +24,7 @@ from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
 from horovod_study.recording.rank import facts
-from horovod_study.recording.session import RecordOptions, Session, settle
+from horovod_study.recording.session import Session, settle
 from horovod_study.text.progress import say
 from horovod_study.workload import checkpoint
 from horovod_study.workload.allocator import keep_freed_memory
@@ -79,7 +79,7 @@ def run(
             },
         )
         liveness.follow(backend, config.stall_timeout_s)  # everybody has arrived; what follows fails together
-        with Session(backend, RecordOptions.of(config), liveness=liveness) as session:
+        with Session(backend, config, liveness=liveness) as session:
             job = TrainingJob(config, backend, session, liveness)
             runtime = backend.name if backend.transport == "none" else f"{backend.name}-{backend.transport}"
             name = f"{utc_stamp()}-{runtime}-{backend.workers}w-b{config.batch}-{os.getpid()}"

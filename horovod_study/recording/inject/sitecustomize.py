@@ -35,38 +35,31 @@ class AfterTorch:
             spec = importlib.util.find_spec(name)
         finally:
             self._asks_others = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = HookingLoader(spec.loader, self)  # type: ignore[no-untyped-call,assignment]
+        loader = None if spec is None else spec.loader
+        if loader is not None:
+            import_torch = loader.exec_module
+
+            def exec_module(module):  # type: ignore[no-untyped-def]
+                del loader.exec_module
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                import_torch(module)
+                install_hooks()  # type: ignore[no-untyped-call]
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-class HookingLoader:
-    """A loader like another one, that installs the hooks behind it."""
+def install_hooks():  # type: ignore[no-untyped-def]
+    """Have the hooks of the package see what torch does from now on."""
+    try:
+        asked = json.loads(os.environ[VARIABLE])
+        load_package(asked["package"])  # type: ignore[no-untyped-call]
+        from horovod_study.recording.rank import watch
 
-    def __init__(self, loader, finder):  # type: ignore[no-untyped-def]
-        self._loader, self._finder = loader, finder
-
-    def __getattr__(self, name):  # type: ignore[no-untyped-def]
-        return getattr(self._loader, name)
-
-    def create_module(self, spec):  # type: ignore[no-untyped-def]
-        """Return what the other loader makes."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module):  # type: ignore[no-untyped-def]
-        """Import torch, then the hooks."""
-        module.__spec__.loader = module.__loader__ = self._loader
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-        self._loader.exec_module(module)
-        asked = os.environ[VARIABLE]
-        try:
-            load_package(json.loads(asked)["package"])  # type: ignore[no-untyped-call]
-            from horovod_study.recording.rank import watch
-
-            watch.install(asked)
-        except Exception as error:  # the script comes first, whatever is wrong with its recorder
-            sys.stderr.write("horovod-study record: cannot record: " + type(error).__name__ + ": " + str(error) + "\n")
+        watch.Watcher(asked).install()
+    except Exception as error:  # the script comes first, whatever is wrong with its recorder
+        sys.stderr.write("horovod-study record: cannot record: " + type(error).__name__ + ": " + str(error) + "\n")
 
 
 def load_package(folder):  # type: ignore[no-untyped-def]

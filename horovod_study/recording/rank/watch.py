@@ -88,13 +88,6 @@ def _without_doors(values: OrderedDict[Any, Any]) -> Any:
     return (*made[:4], iter([(name, each) for name, each in values.items() if not isinstance(each, Door)]))
 
 
-def install(asked: str) -> Watcher:
-    """Watch for a training from now on; `asked` is the JSON text that the parent leaves for it."""
-    watcher = Watcher(json.loads(asked))
-    watcher.install()
-    return watcher
-
-
 class Watcher:
     """Notes the events of the training of this process."""
 
@@ -177,13 +170,36 @@ class Watcher:
             setattr(torch.autograd, name, self._watched_backward(getattr(torch.autograd, name)))
         iterator: Any = dataloader._BaseDataLoaderIter
         iterator.__next__ = self._watched_fetch(iterator.__next__)
-        self._watch_start(dataloader.DataLoader)
+        # Starting the processes of a loader is waited for, too.
+        self._around(dataloader.DataLoader, "__iter__", self._before_start)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)
         atexit.register(self.finish)
-        sys.excepthook = self._watched_errors(sys.excepthook)
+        self._around(sys, "excepthook", self._before_error)
         torch.jit.script = self._without_hooks(torch.jit.script)
-        torch.save = self._watched_save(torch.save)
+        self._around(torch, "save", lambda *_: self._note_aside(_SAVE), lambda: self._note_aside(_SAVED))
+
+    def _around(
+        self, place: Any, name: str, before: Callable[..., None], after: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have `before` see what a function is given from now on, and `after` that it has ended."""
+        original = getattr(place, name)
+        entering, leaving = Door(before, self.give_up), Door(after, self.give_up)
+
+        @functools.wraps(original)
+        def observed(*given: Any, **named: Any) -> Any:
+            entering(*given, *named.values())
+            try:
+                return original(*given, **named)
+            finally:
+                leaving()
+
+        setattr(place, name, observed)
+
+    def _note_aside(self, kind: int) -> None:
+        """Note what is no part of a step."""
+        if self.state == "recording" and self._here():
+            self._note(kind)
 
     # ------------------------------------------------------------------------------------------------ updates
 
@@ -385,18 +401,9 @@ class Watcher:
 
         return fetch
 
-    def _watch_start(self, loader: Any) -> None:
-        """See a loop begin: starting the loader's processes is waited for, too."""
-        original = loader.__iter__
-        noted = Door(lambda own: self._note(_START, self._number_of(own.dataset)), self.give_up)
-
-        @functools.wraps(original)
-        def start(own: Any) -> Any:
-            if self.state != "over" and self._thread in (None, get_ident()):
-                noted(own)
-            return original(own)
-
-        loader.__iter__ = start
+    def _before_start(self, loader: Any) -> None:
+        if self.state != "over" and self._thread in (None, get_ident()):
+            self._note(_START, self._number_of(loader.dataset))
 
     def _number_of(self, data: Any) -> int:
         key = (id(data), type(data))
@@ -441,29 +448,17 @@ class Watcher:
         if turn is None:
             self._loops += 1
             turn = iterator._horovod_study = self._loops * DATA_SETS + self._number_of(iterator._dataset)
-            left = functools.partial(self._leave_loop, turn)
-            self._loop = weakref.ref(iterator, Door(left, self.give_up))
+            self._loop = weakref.ref(iterator, Door(functools.partial(self._note_left, turn), self.give_up))
         self._note(_FETCH, turn)
 
-    def _watched_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        noted = Door(
-            lambda kind: self._note(kind) if self.state == "recording" and self._here() else None, self.give_up
-        )
-
-        @functools.wraps(original)
-        def save(*given: Any, **named: Any) -> Any:
-            noted(_SAVE)
-            try:
-                return original(*given, **named)
-            finally:
-                noted(_SAVED)
-
-        return save
+    def _note_left(self, turn: int, _: Any) -> None:
+        if self.state != "over" and self._here():
+            self._note(_LEFT, turn)
 
     def _hook_mode(self) -> None:
         """See that a model is put into eval mode: what generates may call parts of it alone."""
         original = nn.Module.train
-        noted = Door(lambda: self._note(_EVAL) if self._here() else None, self.give_up)
+        noted = Door(lambda: self._note_aside(_EVAL), self.give_up)
 
         @functools.wraps(original)
         def train(own: Any, mode: bool = True) -> Any:
@@ -473,10 +468,6 @@ class Watcher:
 
         setattr(nn.Module, "train", train)  # noqa: B010
         self._undo.append(lambda: setattr(nn.Module, "train", original))
-
-    def _leave_loop(self, turn: int, _: Any) -> None:
-        if self.state != "over" and self._here():
-            self._note(_LEFT, turn)
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
         size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
@@ -641,7 +632,9 @@ class Watcher:
         `changed`: ids of parameters that are others than before, where no update was seen.
         """
         by_update = changed is None
-        own = any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
+        own = {"horovod_study.recording.session", "horovod_study.recording.recorder", "horovod_study.train"} & {
+            *sys.modules
+        }
         if own and self._training == 1 and not self._told:
             self._report("seen", "own recorder")
             self.state = "over"
@@ -896,13 +889,9 @@ class Watcher:
             self._log.leave()
             self.state = "over"
 
-    def _watched_errors(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            if self.state == "recording" and not issubclass(kind, KeyboardInterrupt):
-                self._report("failed", _named(error))
-            original(kind, error, trace)
-
-        return hook
+    def _before_error(self, kind: type[BaseException], error: BaseException, _: Any) -> None:
+        if self.state == "recording" and not issubclass(kind, KeyboardInterrupt):
+            self._report("failed", _named(error))
 
 
 _TOGETHER = 512  # so many losses of a GPU become one tensor, which needs less of its memory
