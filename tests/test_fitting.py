@@ -509,12 +509,12 @@ class TestContradictions:
         one = found.fits[found.selected]
         assert top / 2 < one.peak() < 2 * top
         assert float(one(counts[-1])) < float(one(one.peak()))
-        assert any(f"largest at {top} workers" in doubt for doubt in found.doubts)
+        assert any(f"largest at {top} worker" in doubt for doubt in found.doubts)
 
     def test_more_workers_that_only_cost_are_no_constant(self):
         found = fit_series(points([1, 2, 4, 8, 16], [100, 70, 50, 36, 26]))[""]
         assert found.selected != "constant" and float(found.fits[found.selected](16)) < 0.5
-        assert any("largest at 1 workers and 74 % lower at 16" in doubt for doubt in found.doubts)
+        assert any("largest at 1 worker and 74 % lower at 16" in doubt for doubt in found.doubts)
 
     def test_noise_is_no_fall(self):
         n = np.array([1, 2, 4, 8, 16, 32])

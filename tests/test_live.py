@@ -114,7 +114,7 @@ def test_a_command_is_known_by_what_its_ranks_have_noted(tmp_path: Path, monkeyp
     now = run_now(directory)
     assert now["silent_s"] < 100 and now["steps"] == 100
     assert now["steps_per_s"] == pytest.approx(10) and now["samples_per_s"] == pytest.approx(160)
-    assert run_view(directory).lines[1] == "steps 100 of 400 steps, 25 %"
+    assert run_view(directory).lines[1] == "100 of 400 steps, 25 %"
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -346,8 +346,10 @@ class RecordedRun:
         found = {}
         for host in model.sampled_hosts(self.directory):
             with suppress(RecordError):
-                parts = read_system_rows(self.directory, host)[0].to_pandas().groupby("part", sort=False)
-                found[host] = {str(part): {name: rows[name].to_numpy() for name in names} for part, rows in parts}
+                samples = read_system_rows(self.directory, host)[0]
+                part, columns = samples.column("part").to_numpy(), {n: samples.column(n).to_numpy() for n in names}
+                rows_of = {f"{each}": part == each for each in dict.fromkeys(part)}
+                found[host] = {each: {n: columns[n][rows] for n in names} for each, rows in rows_of.items()}
         return found
 
 

@@ -150,16 +150,16 @@ def run_view(directory: Path) -> View:
     seen, record = run_now(directory), records.read_run(directory)
     ranks = sorted(seen["ranks"], key=lambda each: -(each["late_s"] or 0.0))
     share, text = how_far(record, _last_step(directory))
-    facts = [f"steps {text}" if share is None else f"steps {text}, {100 * share:.0f} %"]
+    facts = [text if share is None else f"{text}, {100 * share:.0f} %"]
     if seen["steps_per_s"] is not None:
         rate = "" if seen["samples_per_s"] is None else f", {seen['samples_per_s']:,.0f} samples/s"
         waits = "unknown" if seen["wait_share"] is None else f"{100 * seen['wait_share']:.1f} % of the ranks' time"
         facts += [f"speed {seen['steps_per_s']:,.1f} steps/s{rate}", f"waiting for gradients {waits}"]
-    times = ("step_s", "wait_s", "late_s")
-    rows = [
-        (f"{each['rank']}", *("" if each[n] is None else f"{1e3 * each[n]:.2f}" for n in times), each["host"])
-        for each in ranks
-    ]
+    rows = []
+    for each in ranks:
+        times = (each[name] for name in ("step_s", "wait_s", "late_s"))
+        milliseconds = ("" if time is None else f"{round(1e3 * time, 2) + 0.0:.2f}" for time in times)  # no -0.00
+        rows.append((f"{each['rank']}", *milliseconds, each["host"]))
     if seen["slowest_rank"] is not None:
         facts += [f"slowest rank {rows[0][0]} on {rows[0][4]}, {rows[0][3]} ms over the others"]
     heads = ("rank", "step ms", "wait ms", "over others ms", "host")

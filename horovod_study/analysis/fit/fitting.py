@@ -38,7 +38,7 @@ from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS, Law
 from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
 from horovod_study.errors import AnalysisError
 from horovod_study.records import COMMANDS, finite
-from horovod_study.text.words import cut
+from horovod_study.text.words import cut, plural
 
 _CLEARLY = 2.0  # times the least error at counts left out: from there on a law is clearly worse
 _SAME = 0.01  # errors that differ by less are alike, whatever their ratio
@@ -328,7 +328,8 @@ def _select_possible(fits: Mapping[str, Law], sample: Sample) -> tuple[str | Non
         if len(after):
             low = after[np.argmin(medians[after])]
             refuted |= curve[low] > curve[top] * (1 - slack / 2)
-            fall = f"{n[top]:g} workers and {100 * (1 - medians[low] / medians[top]):.0f} % lower at {n[low]:g}"
+            fall = f"{100 * (1 - medians[low] / medians[top]):.0f} % lower at {n[low]:g}"
+            fall = f"{plural(n[top], 'worker', 'g')} and {fall}"
             against = [f"throughput is largest at {fall}: laws that do not fall there are not selected"]
         left |= {} if refuted else {name: one}
     if fits and not left:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from horovod_study.analysis.fit.doubts import NOT_IDENTIFIABLE, parameter_doubts, peak_and_limit
@@ -114,6 +115,13 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
                 for name in sorted(order, key=lambda name: order[name]):
                     laws[name] = laws.pop(name)
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise NotFittedError, an AttributeError, for what only a fit or an interval gives."""
+        if name.startswith("__") or not (name.endswith("_") or hasattr(type(self), name)):
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        why = "fitted with weights, which give no intervals" if "form_" in vars(self) else "not fitted yet"
+        raise NotFittedError(f"{type(self).__name__} has no {name}: it is {why}")
+
     @property
     def formula(self) -> str:  # type: ignore[override]
         """The law in one line, in the form that it has."""
@@ -145,8 +153,8 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
         refuse("", (weight.min() < 0 or not weight.max() > 0, nothing), error=AnalysisError)
         possible = nodes is not None and bool(((nodes >= 1) & (nodes <= n)).all())
         if (n < 1).any() or (y <= 0).any() or (nodes is not None and not possible):
-            told = "fewer than one worker, nothing above zero, or nodes without workers: nodes are left out"
-            warnings.warn(told, stacklevel=2)
+            told = "fewer than one worker (which counts as one), nothing above zero, or nodes without workers"
+            warnings.warn(f"{told}: nodes and intervals are left out", stacklevel=2)
         kept = weight > 0
         where = places(np.maximum(n, 1.0), nodes if possible and self.of_nodes else None)[:, kept]
         form = form_for(self, where) or self
@@ -195,7 +203,6 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
 
     def interval(self, n: ArrayLike, nodes: ArrayLike | None = None) -> tuple[Floats, Floats]:
         """Return the 95 % band of the curve at worker counts `n`: (low, high), shapes as `n`; never below zero."""
-        check_is_fitted(self, "noise_", msg="there are no intervals of a %(name)s that is not fitted, or with weights")
         counts = np.asarray(n, dtype=np.float64)
         where, form = self._places(counts, nodes), self.form_
         values = np.array(form.at(where, self.values_))
@@ -224,18 +231,15 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
     def peak(self) -> float:
         """Return the worker count with the highest speedup; inf where it keeps rising, NaN where nodes decide or a
         measured point refutes it."""
-        check_is_fitted(self)
         return self.peak_
 
     def limit(self) -> float:
         """Return the speedup that no worker count exceeds; inf where there is no such bound, NaN where nodes decide or
         more was measured."""
-        check_is_fitted(self)
         return self.limit_
 
     def knee(self) -> float:
         """Return the worker count with the best speedup times efficiency; inf where more always improve it."""
-        check_is_fitted(self)
         return float(self.form_.knee_of(self.per_node_, **self.params_))
 
     def peak_ci95(self) -> tuple[float, float] | None:
@@ -273,7 +277,6 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
 
     def _spread_of(self, power: int, own: float) -> tuple[float, float] | None:
         """Where the peak (1) or knee (2) of 250 parameter vectors is that are as likely as the interval says."""
-        check_is_fitted(self, "noise_")
         values, moves, draws, per_node = self.values_, self.noise_.moves, self.solved_.draws, self.per_node_
         if not self.identifiable or (draws is None and not np.isfinite(moves).all()):
             return None

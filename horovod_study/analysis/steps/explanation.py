@@ -124,7 +124,8 @@ def explain(
     )
     seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in found.last]
     found.slow = tuple(_slow(cell, each) for cell, each in seen if each)
-    found.growth, found.why_no_growth = _growth(accounting.cells, cells)
+    about_series = {cell.series for cell in own}
+    found.growth, found.why_no_growth = _growth(accounting.cells, [c for c in cells if c.series in about_series])
     doubts = [*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())]
     found.doubts = tuple(dict.fromkeys(doubts))
     names, top = [*taken, *(str(each) for each in named["run"])], found.top

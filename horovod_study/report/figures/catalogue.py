@@ -29,6 +29,11 @@ def drawings(analysis: Analysis) -> list[Figure]:
     return [each for found in made for each in ([found] if isinstance(found, Figure) else found)]
 
 
-def write_figures(analysis: Analysis, directory: Path, **how: Any) -> list[Path]:
-    """Write the files of every figure, as `grammar.write_files` says; return the paths."""
-    return write_files(drawings(analysis), directory, **how)
+def write_figures(analysis: Analysis, directory: Path, *, share: tuple[int, int] = (0, 3), **how: Any) -> list[Path]:
+    """Write the files of every figure, as `grammar.write_files` says; return the paths.
+
+    `share`: of which thirds of the figures, where several processes write them.
+    """
+    made = drawings(analysis)
+    first, after = (len(made) * each // 3 for each in share)
+    return write_files(made[first:after], directory, **how)

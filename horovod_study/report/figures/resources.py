@@ -46,8 +46,7 @@ def resources(analysis: Analysis) -> Figure | None:
         "workers x training samples / throughput.",
         "lowest to highest repeat",
         f"Energy of {read}." * bool(read),
-        f"Lines: the law selected by AICc with its 95 % band, dashed where extrapolated ({'; '.join(told)})."
-        * bool(told),
+        f"Lines: the selected law with its 95 % band, dashed where extrapolated ({'; '.join(told)})." * bool(told),
     ]
     frames = [shown.assign(kind="point"), curves.assign(kind="line")]
     data = pd.concat([each for each in frames if len(each)], ignore_index=True)

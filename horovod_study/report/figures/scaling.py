@@ -122,7 +122,7 @@ def _ratio(analysis: Analysis, name: str, fitted: list[str], formula: str) -> Fi
         f"{name.capitalize()} against the number of workers, {formula}, X = {analysis.rate_unit} of all workers.",
         "95 % intervals" if turned else f"{RANGE} over the median baseline",
         f"Values: {ratios_are(points)}.",
-        f"Thick lines: the law selected by AICc ({told}) with its 95 % band (the baseline taken as exact); "
+        f"Thick lines: the selected law ({told}) with its 95 % band (the baseline taken as exact); "
         f"{'thin lines, of up to four series: Amdahl and Gustafson; ' * few}lighter and dashed on grey: extrapolated."
         * bool(told),
         f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}." * bool(absent),

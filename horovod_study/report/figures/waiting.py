@@ -53,7 +53,7 @@ def synchronisation(analysis: Analysis) -> Figure | None:
     words = [
         "Waiting for gradients against workers, per step and, times the batches of an epoch (pale bars), per epoch.",
         INTERVAL,
-        f"Lines: the law selected by AICc ({laws}) with its 95 % band, on grey extrapolated." * bool(laws),
+        f"Lines: the selected law ({laws}) with its 95 % band, on grey extrapolated." * bool(laws),
         "Lines without a band join the points on equal nodes." * (not known["series"].isin(lines["series"]).all()),
         _hidden(cells, style.series_labels(analysis.synchronisation)),
     ]

@@ -106,11 +106,12 @@ def write_report(
         if second_process and len(analysis.points) >= 30:  # drawing then takes longer than starting a second Python
             # Not forked: other libraries' threads may hold locks at this moment.
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
-            drawn = pool.submit(write_figures, analysis, figures, **how)
+            drawn = pool.submit(write_figures, analysis, figures, share=(0, 2), **how)
         made = tables(analysis)
         text = render(analysis, against=against, printed=made)
         files = write_tables(made, directory / "tables")
-        written = write_figures(analysis, figures, **how) if drawn is None else drawn.result()
+        written = write_figures(analysis, figures, share=(2, 3) if drawn else (0, 3), **how)
+        written = [*(drawn.result() if drawn else ()), *written]
     with writing(page, "choose a writable folder"):
         write_file(page, text)  # last: a new page stands for new figures and tables
     return [page, *written, *files]
@@ -283,8 +284,9 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     limited = Table(columns=(Column("To know", "text"),), groups=tuple(limits))
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
     doubts = [
-        (Cell(each.text, cut("; ".join(each.names), 600)), Cell(each.command, each.remedy))
-        for each in told_doubts(analysis)
+        # A terminal has a comma between thousands, the page a narrow space everywhere.
+        (Cell(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", THIN, text), cut("; ".join(names), 600)), Cell(command, remedy))
+        for text, names, remedy, command in told_doubts(analysis)
     ]
     commands = [(f"{command}",) for command in analysis.provenance["commands"]]
     rest = doubts[MAX_DOUBTS:]

@@ -19,7 +19,7 @@ import pandas as pd
 from horovod_study.analysis.forecast.holdout import COMBINED
 from horovod_study.analysis.forecast.study_forecast import FORECAST
 from horovod_study.analysis.laws import law_label
-from horovod_study.analysis.series.points import FLAGS, baseline_words
+from horovod_study.analysis.series.points import FLAGS, REPORTED, baseline_words
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.records import COMMAND
@@ -330,13 +330,14 @@ def _resources(analysis: Analysis) -> pd.DataFrame:
 
 
 def _measurement(analysis: Analysis) -> pd.DataFrame:
-    rows = []
+    rows, reported = [], analysis.points["backend"].eq(REPORTED).all()
+    unknown = reported or analysis.points["backend"].eq(COMMAND).all()  # of tables and of scripts
     for each in analysis.provenance["measurement"]:
         rows.append({key: value for key, value in each.items() if not isinstance(value, list)})
         for name in ("train_samples", "repeats", "window_s", "steps", "excluded_steps"):
             rows[-1][f"{name}_min"], rows[-1][f"{name}_max"] = each.get(name) or (None, None)
-        told = "" if analysis.points["backend"].eq(COMMAND).all() else "shipped"  # of scripts they are not known
-        rows[-1]["_settings"] = "stock" if told and each["stock_settings"] else told
+        rows[-1]["_settings"] = "" if unknown else "stock" if each["stock_settings"] else "shipped"
+        rows[-1] |= dict.fromkeys(("precision", "reduction"), "") if reported else {}
     return pd.DataFrame(rows)
 
 
@@ -599,7 +600,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Diverged", "count", "diverged", usual="0"),
         Column("Best test MSE", "interval", "best_mse_median best_mse_min best_mse_max", "10\u207b\u2074", strong=True),
         Column("Efficiency", "number", "efficiency", "%", digits=2),
-        Column("Epochs", "count", "best_epoch"),
+        Column("Epochs", "number", "best_epoch"),
         Column("Training", "number", "best_train_s", "s"),
         Column("Rate", "interval", "rate"),
         need="best_mse_median",
