@@ -275,7 +275,7 @@ def test_the_figure_and_the_table_say_what_training_costs(analysis, golden):
     rows = next(group for group in table.groups if group.title.startswith("Horovod/MPI")).rows
     heads = [column.head for column in table.columns]
 
-    golden(drawing.caption, "GPUs", "AICc")
+    golden(drawing.caption, "GPUs", "selected law")
     with style():
         labels = [axes.get_ylabel().replace("\n", "") for axes in drawing.draw(6.3).axes]
     golden(labels, "/ mJ", "GPU")
