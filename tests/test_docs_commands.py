@@ -270,7 +270,7 @@ def test_a_command_works_as_it_is_shown(
     for module in (catalogue, html, paper):  # tests/test_report.py draws all of them
         monkeypatch.setattr(module, "drawings", lambda analysis: some(analysis)[:1])
     if words[0] == "report" and command != WHOLE:  # page and tables are the same for every option
-        monkeypatch.setattr(html, "render", lambda analysis, against=None: "")
+        monkeypatch.setattr(html, "render", lambda analysis, against=None, printed=None: "")
         monkeypatch.setattr(html, "write_tables", lambda analysis, directory: [])
     if words[:2] in (["strain", "train"], ["strain", "data"]) and words[2:3] != ["check"]:  # nothing is overwritten
         words += ["--out", f"made/{HERE.index(command)}"]

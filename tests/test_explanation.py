@@ -345,7 +345,7 @@ def widths(folder: Path) -> dict[str, float]:
 def test_a_report_of_runs_analyses_them_when_its_tables_are_missing_or_older(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    monkeypatch.setattr(html, "render", lambda analysis, against=None: "")
+    monkeypatch.setattr(html, "render", lambda analysis, against=None, printed=None: "")
     monkeypatch.setattr(html, "write_tables", lambda analysis, directory: [])
     for module in (catalogue, html):
         monkeypatch.setattr(module, "drawings", lambda analysis: [])

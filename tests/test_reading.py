@@ -46,7 +46,6 @@ READING = {
     "measure/system.py": "messages between sampler and trainer",
     "recording/trainings.py": "notes of the processes of a command that this program started",
     "programs/script.py": "the cell of the program that started it",
-    "recording/rank/watch.py": "what the command that started it asks",
     "recording/rank/turns.py": "messages between a rank and the runner",
     "recording/inject/sitecustomize.py": "what the command that started it asks",
     "records/analysis_folder.py": "tables whose digest was compared before",

@@ -312,7 +312,9 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
         patch.setattr(style, "settled", lambda figure: figure)
-        patch.setattr(html, "render", lambda analysis, *, against=None: f"<html>{EDITION['number']}</html>\n" * 500)
+        patch.setattr(
+            html, "render", lambda analysis, *, against=None, printed=None: f"<html>{EDITION['number']}</html>\n" * 500
+        )
         yield
 
 
