@@ -142,7 +142,7 @@ def test_two_settings_of_another_workload_are_compared(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_what_another_workload_lets_tune_is_tuned(folder: Path) -> None:
-    study = "study: tuned\nworkload: toy.py\nsweep: {runtime: ddp/gloo, workers: [2]}\nbudget: {hours: 0.02}\n"
+    study = "study: tuned\nworkload: toy.py\nsweep: {runtime: ddp/gloo, workers: [2]}\nbudget: {hours: 0.1}\n"
     (folder / "tuned.yaml").write_text(f"{study}run: {{seconds: 1, warmup_steps: 10, batch: 8}}\n")
     found = said("run tuned.yaml --tune parts", folder).splitlines()
 
