@@ -376,8 +376,9 @@ class _Heats:
                 set_aside(self.sweep.directory, each.cell)
             ledger = yield sweep
             self.used_s, self.launches = self.used_s + now() - self._began, self.launches + len(cells)
-        slices = [replace(each, launch=f"{heat.what}/{heat.number:03d}/{each.launch}") for each in self._slices(cells)]
         failed = {self._names[each.key]: each.reason for each in ledger.entries if each.state != "done"}
+        found = self._slices([cell for cell in cells if cell.label not in failed])
+        slices = [replace(each, launch=f"{heat.what}/{heat.number:03d}/{each.launch}") for each in found]
         for arm in {each.label for each in cells} - {each.cell for each in slices} - set(failed):
             failed[arm] = "it trained too little to be measured; give the study more seconds"
         left = duration(max(0.0, self.lasts_s - self.used_s))
@@ -385,9 +386,10 @@ class _Heats:
         return slices, failed
 
     def _slices(self, cells: Sequence[Cell]) -> list[Slice]:
-        if not self.alone and (found := rates(read_turns(self.sweep.directory), self._names)):
+        found = [] if self.alone else rates(read_turns(self.sweep.directory), self._names)
+        if found and {each.cell for each in found} >= {cell.label for cell in cells}:
             return found
-        # One after the other, or so short that each was over before its first turn: a launch is a round.
+        # One after the other, or so short that one was over before its first turn: a launch is a round.
         records = {cell.label: record_in(self.sweep.directory / cell.key) for cell in cells}
         speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
         return [Slice(launch="", round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]

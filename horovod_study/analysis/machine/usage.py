@@ -93,9 +93,6 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # all NaN: no repeat knows it
         for end in ("median", "min", "max"):
-            of = getattr(np, f"nan{end}")
-            table_of = np.concatenate([of(each, axis=0) for each in repeats])
-            found = found.assign(
-                **dict(zip([f"{name}_{end}" for name in ("at_s", *OVER_TIME)], table_of.T, strict=True))
-            )
+            columns = np.concatenate([getattr(np, f"nan{end}")(each, axis=0) for each in repeats])
+            found[[f"{name}_{end}" for name in ("at_s", *OVER_TIME)]] = columns
     return found.rename(columns={"at_s_median": "at_s"})[list(LOAD_COLUMNS)]
