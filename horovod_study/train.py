@@ -128,6 +128,8 @@ def _fail(error: BaseException, launch: Launch) -> int:
         return _exit(2)
     if isinstance(error, Terminated) and launch.rank > 0:
         return _exit(143)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
+    if limits.is_lack(error):
+        limits.end(error)
     if isinstance(error, Stopped):
         if launch.rank == 0:
             say(f"{error}; continue with --resume, everything else as before")
@@ -144,8 +146,6 @@ def _fail(error: BaseException, launch: Launch) -> int:
             return limits.refused(error)
         raise error
     else:
-        if limits.is_lack(error):
-            limits.end()
         # A bug on one rank: end at once, so that the launcher ends the ranks that wait for this one.
         traceback.print_exc()
         code = 1

@@ -52,6 +52,26 @@ def test_other_errors_stay_what_they_are(error: BaseException) -> None:
     assert not is_lack(error)
 
 
+@pytest.mark.parametrize(
+    ("behind", "lack"),
+    [
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), False),  # a lock that another one holds
+        (MemoryError(), False),  # a damaged file's length that is none
+        (None, False),
+    ],
+    ids=repr,
+)
+def test_a_file_for_which_there_is_no_memory_is_told_as_a_lack(behind: BaseException | None, lack: bool) -> None:
+    with pytest.raises(StudyError) as told:
+        try:
+            raise behind or ValueError()
+        except Exception as problem:
+            raise StudyError(f"run.json: cannot be written ({problem}); free space there") from None
+
+    assert is_lack(told.value) == lack
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.36, 0.57, 1.0])
 @pytest.mark.parametrize(

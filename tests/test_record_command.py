@@ -405,7 +405,8 @@ import shutil, pathlib
 for number in range(4000):
     loss_of(x, y).backward(); optimizer.step(); optimizer.zero_grad()
     for _ in range(PHASE if number == 100 else 0): model(x)
-    if number == 100: shutil.rmtree(next(pathlib.Path(__file__).parent.glob(".run*")))
+    while number == 100 and (met := list(pathlib.Path(__file__).parent.glob(".run*"))):
+        shutil.rmtree(met[0], ignore_errors=True)  # again where the recorder wrote into it meanwhile
 print("trained")
 """
 

@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that left or a full disk can still be told
         return code
     except StudyError as error:
+        if limits.is_lack(error):
+            limits.end(error)
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:

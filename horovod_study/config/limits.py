@@ -19,6 +19,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
+from horovod_study.errors import StudyError
+
 EXIT_CODE = 2
 _ADDRESS_BYTES_PER_CORE = 64 << 20
 """OpenBLAS (NumPy's and SciPy's) maps 32 MiB for every core while it is loaded, and tries for ever where it cannot.
@@ -49,14 +51,15 @@ _OF_THE_SYSTEM = (  # what a disk, its permissions and its limits refuse is no b
 
 def is_lack(error: BaseException) -> bool:
     """Return whether an error, or one that led to it, says that memory (or room for a thread) was not to be had."""
-    for each in _chain(error):
-        if isinstance(each, MemoryError) or (isinstance(each, OSError) and each.errno == errno.ENOMEM):
-            return True
-        # Errors of ours quote file names, which may say anything.
-        theirs = isinstance(each, ImportError | RuntimeError | OSError)
-        if theirs and any(sign in str(each).lower() for sign in _SIGNS):
-            return True
-    return False
+    chain = list(_chain(error))
+    if any(isinstance(each, OSError) and each.errno == errno.ENOMEM for each in chain):
+        return True
+    if isinstance(error, StudyError):  # it says what any other error behind it was about, and quotes file names
+        return False
+    theirs = [str(each).lower() for each in chain if isinstance(each, ImportError | RuntimeError | OSError)]
+    return any(isinstance(each, MemoryError) for each in chain) or any(
+        sign in each for each in theirs for sign in _SIGNS
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
