@@ -5,18 +5,14 @@ import copy
 import io
 import json
 import os
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 
@@ -26,7 +22,6 @@ from horovod_study.config import documents
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.studies import ledger
 from horovod_study.workload import checkpoint, dataset
-from horovod_study.workload.curves import open_curves
 
 PACKAGE = Path(horovod_study.__file__).parent
 
@@ -385,70 +380,3 @@ def test_a_pickle_in_a_checkpoint_is_refused_in_our_own_words() -> None:
         checkpoint.decode(body + hashlib.sha256(body).hexdigest().encode(), "the file")
 
     assert "weights_only" not in str(raised.value) and "\n" not in str(raised.value)
-
-
-# ------------------------------------------------------------------------------------------------ .npz
-
-
-def npz(path: Path, *, shape: tuple[int, ...], content: bytes, names: tuple[str, ...] = ("strain", "stress")) -> Path:
-    """Write a .npz whose arrays promise `shape`, with `content` repeated behind their heads."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name in names:
-            head = io.BytesIO()
-            np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": shape})
-            archive.writestr(f"{name}.npy", head.getvalue() + content)
-    return path
-
-
-UNITS = {"strain": "1", "stress": "MPa"}
-
-
-@pytest.mark.parametrize("shape", [(10**9, 10**9), (10**30,), (-1, 5), (3, 10**9), (200_000, 201)])
-def test_an_archive_that_promises_too_much_is_refused_by_its_heads(shape: tuple[int, ...], tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="curves"):
-        open_curves(npz(tmp_path / "curves.npz", shape=shape, content=b"\0" * 1000), units=UNITS)
-
-
-@pytest.mark.slow
-def test_an_archive_of_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> None:
-    shape = (160_000, 201)  # 257 MB of zeros in 250 kB: a bomb of any size begins like that
-    path = npz(tmp_path / "curves.npz", shape=shape, content=b"\0" * (8 * shape[0] * shape[1]), names=("strain",))
-    with zipfile.ZipFile(path, "a") as archive, zipfile.ZipFile(path) as again:
-        archive.writestr("stress.npy", again.read("strain.npy"), zipfile.ZIP_DEFLATED, 1)
-    script = (
-        "import sys\nfrom horovod_study.cli import main\ncode = main(sys.argv[1:])\n"
-        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\nsys.exit(code)"
-    )
-    words = [
-        "strain",
-        "data",
-        "import",
-        str(path),
-        "--units",
-        "strain=1,stress=MPa",
-        "--out",
-        str(tmp_path / "set"),
-    ]
-    ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=300)
-    path.write_bytes(b"no archive")
-    small = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=300)
-
-    assert (ended.returncode, small.returncode) == (2, 2), ended.stderr + small.stderr
-    assert "curves.npz" in ended.stderr and len(ended.stderr.splitlines()) == 1
-    assert int(ended.stdout) - int(small.stdout) < 30_000, "kB: no more than ten bytes take, and no array among them"
-
-
-@given(drawn=st.data())
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_archive_with_changed_bytes_is_read_or_named(tmp_path: Path, drawn: st.DataObject) -> None:
-    path = tmp_path / "curves.npz"
-    strain = np.linspace(0.0, 0.1, 20).reshape(2, 10)
-    np.savez_compressed(path, strain=strain, stress=strain * 70.0)
-    content = bytearray(path.read_bytes())
-    for _ in range(drawn.draw(st.integers(1, 4))):
-        content[drawn.draw(st.integers(0, len(content) - 1))] = drawn.draw(st.integers(0, 255))
-    path.write_bytes(content[: drawn.draw(st.integers(1, len(content)))])
-    try:
-        open_curves(path, units=UNITS)
-    except StudyError as error:
-        assert "curves.npz" in str(error)

@@ -23,10 +23,10 @@ BUDGET = {
     "analysis/simulate": (1503, 72),
     "analysis/steps": (4142, 170),
     "analysis/sync": (1125, 44),
-    "cli": (1733, 87),
+    "cli": (1735, 87),
     "cluster": (2670, 161),
     "comm": (3056, 218),
-    "config": (2915, 180),
+    "config": (2918, 180),
     "measure": (2017, 145),
     "programs": (1771, 76),
     "recording": (2592, 152),
@@ -40,9 +40,9 @@ BUDGET = {
     "runtimes": (175, 1),
     "studies": (7154, 401),
     "text": (519, 49),
-    "workload": (6005, 335),
+    "workload": (5982, 334),
     "workload/probes": (1106, 64),
-    "total": (64022, 3528),
+    "total": (64004, 3527),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

@@ -63,7 +63,7 @@ def check(options: argparse.Namespace) -> Result:
 
 def _import_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("path", type=Path, metavar="PATH", help="a CSV, Parquet, .npz or .npy file, or the folder of X.npy and Y.npy")
+    add("path", type=Path, metavar="PATH", help="a CSV, Parquet or .npy file, or the folder of X.npy and Y.npy")
     add("--out", **DIR, required=True, help="the data set's directory to make")
     add("--columns", metavar="strain=NAME,...", help="names of the columns strain, stress, specimen, G0 and a")
     add("--units", metavar="strain=UNIT,...", help="units, where the file does not say: 1, %%, mm/m, Pa, psi, ...")

@@ -2,7 +2,6 @@
 
 long    CSV or Parquet, a row a point: specimen, strain, stress, and for training G0 and a
 wide    CSV or Parquet, a pair of columns a specimen: S1_strain, S1_stress, S2_strain, ...; shorter tests end in blanks
-.npz    strain and stress (N, L), shorter tests end in NaN; for training targets (N, 2); ids (N,)
 .npy    X (N, 3, L): strain, stress, flag 1 on data and 0 on padding at the left; Y (N, 2) beside it; memory-mapped
 
 Nothing is repaired and no unit is guessed: what is wrong is a DataError of one line that names file, specimen, row,
@@ -10,7 +9,6 @@ value and remedy. Nothing is unpickled. Letters: N curves, B of them in a block,
 """
 
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,7 +48,6 @@ _ALSO = {"-": "1", "mm/mm": "1", "in/in": "1", "percent": "%", "n/mm2": "MPa", "
 _WORDS = {unit.lower(): unit for known in UNITS.values() for unit in known} | _ALSO
 _PAIRS = {"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.npy": "targets.npy"}
 _BLOCK = 2000  # curves that are read, checked and written at a time
-_MAX_RATIO = 200  # so many times smaller no compression makes measured numbers; zeros become a thousand times smaller
 _Words = Mapping[str, str]
 _MOST_COLUMNS = 20_000  # of a table: pandas takes half a minute for ten times as many
 _AS_READ = "FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252'"
@@ -103,7 +100,7 @@ class CurveSet:
     """The curves of a source, in memory or mapped, in blocks that are checked."""
 
     path: Path
-    layout: str  # long, wide, npz or npy
+    layout: str  # long, wide or npy
     size: int  # N
     names: tuple[str, ...] | None  # (N,), None where curves have numbers
     units: dict[str, str]  # as declared: strain, stress
@@ -317,29 +314,9 @@ def _separator(path: Path) -> str:
     return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
 
 
-def _archive(path: Path) -> tuple[pd.DataFrame, str]:
-    """Return the curves of a .npz file as a long table."""
-    remedy = "save strain and stress (N, L), shorter curves ended by NaN, by numpy.savez without pickled objects"
-    with _reading(path, "cannot be read", remedy, Exception):  # numpy's reader raises whatever Python's parser does
-        with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
-            sizes = [(each.file_size, each.compress_size) for each in archive.infolist()]
-        much = any(size > max(10_000_000, _MAX_RATIO * packed) for size, packed in sizes)
-        hold(f"{path}:", (much, f"is packed more than {_MAX_RATIO} times, as repetitions can be; save it again"))
-        room.need_memory(path, 6 * sum(size for size, _ in sizes), "reading it", "import X.npy and Y.npy, in blocks")
-        with open_file(path) as stream, np.load(stream, allow_pickle=False) as arrays:
-            (size, length), strain, stress = arrays["strain"].shape, arrays["strain"], arrays["stress"]
-            hold(f"{path}:", (np.isnan(strain).all(axis=1).any(), "a curve is NaN throughout; leave it out"))
-            names = arrays["ids"] if "ids" in arrays else np.arange(size).astype(str)
-            columns = {"specimen": np.repeat(names, length), "strain": strain.ravel(), "stress": stress.ravel()}
-            if "targets" in arrays:
-                columns |= zip(("G0", "a"), np.repeat(arrays["targets"].T, length, axis=1), strict=True)
-        frame = pd.DataFrame(columns, index=np.tile(np.arange(length), size))
-    return frame.dropna(subset=["strain", "stress"], how="all"), "position"
-
-
 def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> CurveSet:
-    frame, word = _archive(path) if path.suffix.lower() == ".npz" else _table(path)
-    layout, every = "npz" if word == "position" else "long", list(map(str, frame))
+    frame, word = _table(path)
+    layout, every = "long", list(map(str, frame))
     found = _columns(path, every, given)
     used = set(found.values())
     if not given and not {"strain", "stress"} & found.keys():
@@ -462,7 +439,7 @@ def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, .
 
 
 def _is_npy(path: Path) -> bool:
-    with _reading(path, "cannot be read", "name a CSV, Parquet, .npy or .npz file", OSError), open_file(path) as stream:
+    with _reading(path, "cannot be read", "name a CSV, Parquet or .npy file", OSError), open_file(path) as stream:
         return stream.read(6) == b"\x93NUMPY"
 
 

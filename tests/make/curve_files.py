@@ -70,14 +70,6 @@ def write_targets(path: Path, tests: Tests) -> Path:
     return path
 
 
-def write_npz(path: Path, tests: Tests) -> Path:
-    strain, stress = (np.full((len(tests.names), 201), np.nan) for _ in range(2))
-    for k, (x, y) in enumerate(zip(tests.strain, tests.stress, strict=True)):
-        strain[k, : len(x)], stress[k, : len(y)] = x, y
-    np.savez_compressed(path, strain=strain, stress=stress, targets=tests.targets, ids=np.array(tests.names))
-    return path
-
-
 def write_pair(
     folder: Path, tests: Tests, *, dtype: str = "f8", order: Literal["C", "F"] = "C", channels: object = None
 ) -> Path:
