@@ -195,7 +195,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("reader")
     for name in ("experiments", "jobs"):
         shutil.copytree(ROOT / name, here / name)
-    points = next(block for block in blocks(text_of("docs/fit.md"), "") if block.startswith("workers,"))
+    points = next(block for block in blocks(text_of("docs/predict.md"), "") if block.startswith("workers,"))
     (here / "points.csv").write_text(points)
     batches = next(block for block in blocks(text_of("docs/predict.md"), "") if block.startswith("workers,batch_size"))
     (here / "runs.csv").write_text("N;rate\n1;955,5\n2;1879\n4;3549\n")
