@@ -212,7 +212,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for page, start, file in (
         ("docs/start.md", "study: batches", "experiments/batches.yaml"),
         ("docs/first_study.md", "study: scaling", "experiments/scaling.yaml"),
-        ("docs/cluster.md", "description:", "jobs/partitions/mycluster.yaml"),
+        ("docs/first_study.md", "description:", "jobs/partitions/mycluster.yaml"),
     ):
         (here / file).write_text(next(block for block in blocks(text_of(page), "yaml") if block.startswith(start)))
     runs = synthetic_study.write_study(
