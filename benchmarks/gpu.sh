@@ -16,7 +16,7 @@
 #   DEADLINE_S  seconds for all of it (default 530)
 #   BUILD_S     of them, at most so many for the set-up with Horovod (default 300)
 #
-# "No set-up" means that this package need not be installed; what it imports must be there or in WHEELS. docs/gpu.md
+# "No set-up" means that this package need not be installed; what it imports must be there or in WHEELS. docs/strain.md
 # explains the table.
 #
 # Exit codes: 0 all checks passed and all targets were met; 1 not, gpu.md says which; 2 something is missing, nothing

@@ -18,9 +18,8 @@ def test_every_key_of_a_partition_is_explained_and_no_other():
     assert sorted(re.findall(r"\w+", " ".join(explained))) == sorted({*Partition.model_fields} - {"because"})
 
 
-@pytest.mark.parametrize("page", ["docs/cluster.md", "docs/studies.md"])
-def test_every_state_of_a_cell_is_explained_and_no_other(page):
-    rows = text(page).split("| state |")[1].split("\n\n")[0].splitlines()[2:]
+def test_every_state_of_a_cell_is_explained_and_no_other():
+    rows = text("docs/studies.md").split("| state |")[1].split("\n\n")[0].splitlines()[2:]
 
     assert sorted(row.split("|")[1].strip() for row in rows) == sorted(STATES)
 
@@ -31,9 +30,9 @@ def test_every_shipped_partition_is_listed(name):
 
 
 def test_the_plan_of_the_first_study_is_that_of_its_files(tmp_path):
-    partition = next(block for block in blocks(text("docs/cluster.md"), "yaml") if block.startswith("description:"))
-    study = next(block for block in blocks(text("docs/cluster.md"), "yaml") if block.startswith("study: scaling"))
-    shown = next(block for block in blocks(text("docs/cluster.md"), "") if block.startswith("study scaling: 0 of"))
+    partition = next(block for block in blocks(text("docs/first_study.md"), "yaml") if block.startswith("description:"))
+    study = next(block for block in blocks(text("docs/first_study.md"), "yaml") if block.startswith("study: scaling"))
+    shown = next(block for block in blocks(text("docs/first_study.md"), "") if block.startswith("study scaling: 0 of"))
     (tmp_path / "partitions").mkdir()
     (tmp_path / "partitions" / "mycluster.yaml").write_text(partition)
     (tmp_path / "scaling.yaml").write_text(study)
@@ -46,7 +45,7 @@ def test_the_plan_of_the_first_study_is_that_of_its_files(tmp_path):
 
 def test_the_partition_of_hosts_over_ssh_can_be_read(tmp_path):
     (tmp_path / "mine.yaml").write_text(
-        next(block for block in blocks(text("docs/cluster.md"), "yaml") if block.startswith("scheduler: ssh"))
+        next(block for block in blocks(text("docs/first_study.md"), "yaml") if block.startswith("scheduler: ssh"))
     )
 
     assert load_partition(tmp_path / "mine.yaml").capacity == 4

@@ -195,7 +195,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("reader")
     for name in ("experiments", "jobs"):
         shutil.copytree(ROOT / name, here / name)
-    points = next(block for block in blocks(text_of("docs/fit.md"), "") if block.startswith("workers,"))
+    points = next(block for block in blocks(text_of("docs/predict.md"), "") if block.startswith("workers,"))
     (here / "points.csv").write_text(points)
     batches = next(block for block in blocks(text_of("docs/predict.md"), "") if block.startswith("workers,batch_size"))
     (here / "runs.csv").write_text("N;rate\n1;955,5\n2;1879\n4;3549\n")
@@ -212,7 +212,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for page, start, file in (
         ("docs/start.md", "study: batches", "experiments/batches.yaml"),
         ("docs/first_study.md", "study: scaling", "experiments/scaling.yaml"),
-        ("docs/cluster.md", "description:", "jobs/partitions/mycluster.yaml"),
+        ("docs/first_study.md", "description:", "jobs/partitions/mycluster.yaml"),
     ):
         (here / file).write_text(next(block for block in blocks(text_of(page), "yaml") if block.startswith(start)))
     runs = synthetic_study.write_study(

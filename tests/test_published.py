@@ -140,7 +140,7 @@ def test_numbers_as_published():
     assert at("tensorpack", "tensorflow/benchmarks replicated gpu", 8) == 1580.58
 
 
-@pytest.mark.parametrize("page", ["docs/forecasts.md", "benchmarks/published/README.md"])
+@pytest.mark.parametrize("page", ["docs/predict.md", "benchmarks/published/README.md"])
 def test_links_lead_somewhere(page: str):
     path = BENCHMARKS.parent / page
     links = re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8"))

@@ -650,7 +650,7 @@ LAUNCHED = {
     "bin/jupyter": "#!/bin/sh\nfor file; do :; done; exec python -c "
     "\"import json; exec(json.load(open('$file'))['cells'][0]['source'])\"",
 }
-PAGE = (ROOT / "docs" / "study_files.md").read_text()
+PAGE = (ROOT / "docs" / "studies.md").read_text()
 NINE = {block.split()[1]: block for block in blocks(PAGE, "yaml") if block.startswith("study:")}
 
 
@@ -663,7 +663,9 @@ def launched(tmp_path: Path) -> Path:
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     (folder / "partitions").mkdir()
-    (folder / "partitions" / "mycluster.yaml").write_text(blocks(PAGE, "yaml")[-1])
+    (folder / "partitions" / "mycluster.yaml").write_text(
+        next(block for block in blocks(PAGE, "yaml") if block.startswith("scheduler:"))
+    )
     return folder
 
 

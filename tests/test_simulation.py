@@ -248,7 +248,7 @@ def test_what_if_changes_what_follows_from_measured_all_reduces(text: str, colum
 
 
 def test_published_all_reduces_beyond_the_calibrated_counts() -> None:
-    """Machines as in docs/simulate.md: what is compared was held out, see benchmarks/allreduce.py."""
+    """Machines as in docs/predict.md: what is compared was held out, see benchmarks/allreduce.py."""
     benchmark = load_benchmark("allreduce")
     series = benchmark.read()
     table = benchmark.simulated(series)
@@ -261,7 +261,7 @@ def test_published_all_reduces_beyond_the_calibrated_counts() -> None:
 
 
 def test_published_steps_beyond_the_two_known_counts() -> None:
-    """MLPerf as in docs/simulate.md; `steps` simulates what `expected` says in the mean."""
+    """MLPerf as in docs/predict.md; `steps` simulates what `expected` says in the mean."""
     benchmark = load_benchmark("mlperf")
     trainings = benchmark.read()
     pairs = [(one, target) for one in trainings for target in one.targets]
