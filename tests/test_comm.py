@@ -26,8 +26,7 @@ from horovod_study.comm.launch import (
     require_interfaces,
     require_launchers_mpi,
 )
-from horovod_study.comm.mpi import Bucket, GradientBuckets
-from horovod_study.comm.ps import add_in_order, shares
+from horovod_study.comm.mpi import Bucket, GradientBuckets, add_in_order, shares
 from horovod_study.comm.serial import SerialBackend
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.runtimes import CARRIED

@@ -7,8 +7,7 @@ serial        one worker, no communication library
 horovod       Horovod over NCCL, MPI or Gloo
 builds        several builds of Horovod side by side, one of which is loaded
 distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce, over NCCL or Gloo
-mpi           MPI's all-reduce through mpi4py, of one flat buffer or of buckets
-ps            a parameter server over MPI
+mpi           MPI through mpi4py: its all-reduce, of one flat buffer or of buckets, or a parameter server
 priority      who gets the core when gradients arrive
 traffic       the path that the gradients really took: from the kernel's counters, and from what NCCL says
 gpus          which GPU is a rank's, and who shares one
