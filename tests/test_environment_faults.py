@@ -15,7 +15,7 @@ from make.launch_lines import program_line
 from make.wording import Golden
 
 import horovod_study
-from horovod_study.cluster.site import hosts_of_allocation
+from horovod_study.cluster.launch import hosts_of_allocation
 from horovod_study.comm import detect, open_backend
 from horovod_study.comm.distributed import _LOCAL_RANKS, local_rank
 from horovod_study.comm.launch import (

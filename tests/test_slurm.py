@@ -20,9 +20,8 @@ from make.properties import examples
 from make.wording import Golden
 from rich.console import Console
 
-from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.jobs import Note, partition_of, read_job, read_jobs, write_note
-from horovod_study.cluster.slurm import directives, script, slurm_time, submit_environment
+from horovod_study.cluster.slurm import Allocation, allocate, directives, script, slurm_time, submit_environment
 from horovod_study.config.partitions import Partition, find_partition
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies.study_file import StudyConfig, sweep_of

@@ -21,11 +21,9 @@ from random import SystemRandom
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from horovod_study.cluster.allocations import Allocation
-from horovod_study.cluster.launch import cell_environment
+from horovod_study.cluster.launch import PORTS, cell_environment, hosts_of_allocation
 from horovod_study.cluster.remote import Answer, run_on, this_host
-from horovod_study.cluster.site import PORTS, hosts_of_allocation
-from horovod_study.cluster.slurm import directives
+from horovod_study.cluster.slurm import Allocation, directives
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Cell, Placement

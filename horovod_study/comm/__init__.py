@@ -12,8 +12,7 @@ priority      who gets the core when gradients arrive
 traffic       the path that the gradients really took: from the kernel's counters, and from what NCCL says
 gpus          which GPU is a rank's, and who shares one
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor
-liveness      ends a rank that waits too long for another one, and names that one where somebody knows it
-stop          SIGTERM and SIGUSR1: a request to stop that all ranks follow at the same step
+liveness      ends a rank that waits too long for another one, and names that one; requests to stop that all follow
 """
 
 from importlib import import_module

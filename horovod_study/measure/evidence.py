@@ -55,13 +55,13 @@ def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name in COMMUNICATION:
-        setting = settings.get(name, settings.get(OPTIONS[name].variable))
-        if isinstance(setting, Mapping) and (value := setting.get("value")) is not None:
-            if isinstance(value, str):  # what a library reads
-                kind, off = OPTIONS[name].kind, ("0", "false", "no", "off", "none", "")
-                value = value.lower() not in off if kind is bool else kind(value)
-                value = value / 1e6 if name == "fusion_mb" else value
-            found[name] = value
+        setting, kind = settings.get(name, settings.get(OPTIONS[name].variable)), OPTIONS[name].kind
+        value = setting.get("value") if isinstance(setting, Mapping) else None
+        if isinstance(value, str):  # what a library reads
+            off = ("0", "false", "no", "off", "none", "")
+            value = value.lower() not in off if kind is bool else kind(value)
+            value = value / 1e6 if name == "fusion_mb" else value
+        found |= {} if value is None else {name: value}
     variables = [settings[each.variable] for each in OPTIONS.values() if each.variable in settings]
     if variables:
         found["horovod_defaults"] = all(each["source"] != "shipped" for each in variables)
@@ -95,11 +95,11 @@ def gpu_holders(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     """
     found: dict[str, int | None] = {}
     for (host, _), here in _by_gpu(ranks).items():
-        listed, own = {pid for rank in here for pid in rank["gpu"]["processes"] or ()}, {rank["pid"] for rank in here}
-        found.setdefault(host, None)
-        if any(rank["gpu"]["processes"] is not None for rank in here):
-            others = len(listed - own) if listed & own else max(0, len(listed) - len(own))
-            found[host] = (found[host] or 0) + others
+        told, own = [rank["gpu"]["processes"] for rank in here], {rank["pid"] for rank in here}
+        listed = {pid for each in told for pid in each or ()}
+        others = len(listed - own) if listed & own else max(0, len(listed) - len(own))
+        known = any(each is not None for each in told)
+        found[host] = (found.get(host) or 0) + others if known else found.get(host)
     return found
 
 
@@ -121,14 +121,13 @@ def shared_gpu(ranks: Sequence[Mapping[str, Any]]) -> str | None:
 
 def held(holders: Mapping[str, int | None]) -> str | None:
     """Return in one line on which host others hold GPUs of the workers, None if nobody does."""
-    for host, number in holders.items():
-        if number:
-            return (
-                f"{number} process{'es' * (number > 1)} of others {'hold' if number > 1 else 'holds'} GPUs of the "
-                f"workers on {host}, and time and memory with them; look with nvidia-smi whose, wait, or choose others "
-                "with CUDA_VISIBLE_DEVICES"
-            )
-    return None
+    host, number = next(((host, number) for host, number in holders.items() if number), ("", 0))
+    text = (
+        f"{number} process{'es' * (number > 1)} of others {'hold' if number > 1 else 'holds'} GPUs of the workers on "
+        f"{host}, and time and memory with them; look with nvidia-smi whose, wait, or choose others with "
+        "CUDA_VISIBLE_DEVICES"
+    )
+    return text if number else None
 
 
 class OtherLoad:

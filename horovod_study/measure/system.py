@@ -94,10 +94,9 @@ class Sampling:
         if self._writer is None or not self._rows:
             return
         rows, self._rows, self._flushed = self._rows, [], now()
-        if self.ended:
-            return
         try:
-            self._writer.append([{**row, "at_s": row["at_s"] - self._zero} for row in rows])
+            if not self.ended:
+                self._writer.append([{**row, "at_s": row["at_s"] - self._zero} for row in rows])
         except StudyError as error:
             self.ended = str(error)
 
@@ -176,22 +175,19 @@ def totals(hosts: Sequence[Mapping[str, Any] | None], *, samples: int) -> dict[s
     `samples`: curves trained on in the window.
     """
     known = [each for each in hosts if each is not None]
+    reasons = {each["host"]: each["reason"] for each in known if each.get("reason")}
+    reason, without = "; ".join(f"{host}: {why}" for host, why in reasons.items()), list[str]()
     if not known:
         reason = "nothing was sampled: system_interval_s is 0"
-        return {"system": {"hosts": {}, "reason": reason}, "energy": energy.total_energy([], [reason], samples=samples)}
-    devices = [device for each in known for device in each["energy"]]
-    reasons = {each["host"]: each["reason"] for each in known if each.get("reason")}
-    without = []
+        without = [reason]
     for each in known:
         lacking = {name: why for name, why in each.get("missing", {}).items() if name.split()[0] in ("gpu", "package")}
         texts = [*filter(None, [reasons.get(each["host"])]), *(f"{name}: {why}" for name, why in lacking.items())]
         without += [f"{each['host']}: {text}" for text in texts]
-    hosts_told = {each["host"]: {k: v for k, v in each.items() if k not in ("host", "energy")} for each in known}
-    reason = "; ".join(f"{host}: {why}" for host, why in reasons.items())
-    return {
-        "system": {"hosts": hosts_told, "reason": reason},
-        "energy": energy.total_energy(devices, without, samples=samples),
-    }
+    told = {each["host"]: {k: v for k, v in each.items() if k not in ("host", "energy")} for each in known}
+    devices = [device for each in known for device in each["energy"]]
+    energies = energy.total_energy(devices, without, samples=samples)
+    return {"system": {"hosts": told, "reason": reason}, "energy": energies}
 
 
 class Sampler:
@@ -259,19 +255,14 @@ class Sampler:
         return self._answer or {"reason": self.reason}
 
     def close(self) -> None:
-        """End the sampler if it is still there; calling it again changes nothing."""
+        """End the sampling if it is still there; calling it again changes nothing."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin and process.stdout
-        with suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(_ANSWER_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        if process is not None:
+            try:
+                process.communicate(timeout=_ANSWER_S)  # closes its input, and it ends
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason

@@ -28,8 +28,7 @@ import torch
 from horovod_study import records
 from horovod_study.comm import fail_together
 from horovod_study.comm.base import Backend
-from horovod_study.comm.liveness import Liveness
-from horovod_study.comm.stop import LostPeer, Stopped, Terminated
+from horovod_study.comm.liveness import Liveness, LostPeer, Stopped, Terminated
 from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import RecordError, error_line
 from horovod_study.measure import energy, environment, evidence, steady, system

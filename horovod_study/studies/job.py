@@ -29,9 +29,9 @@ from typing import Any
 from rich.console import Console
 
 from horovod_study.cluster import jobs, process
-from horovod_study.cluster.allocations import blocks
 from horovod_study.cluster.identity import Known, changes, environment, identify
-from horovod_study.cluster.site import hosts_of_allocation, site_of
+from horovod_study.cluster.launch import hosts_of_allocation, site_of
+from horovod_study.cluster.slurm import blocks
 from horovod_study.config.run import Cell
 from horovod_study.config.variables import whole_number
 from horovod_study.errors import StudyError

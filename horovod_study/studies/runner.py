@@ -26,9 +26,9 @@ from rich.console import Console
 from horovod_study.cluster import pinning
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JOBS, JobBook
+from horovod_study.cluster.launch import Site, site_of
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
-from horovod_study.cluster.site import Site, site_of
 from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.errors import StudyError, refuse
 from horovod_study.files import writing

@@ -16,12 +16,10 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.identity import environment, remember, snapshot
 from horovod_study.cluster.jobs import Ask, Job, JobBook, ask, cell_values, job_folder, write_job
-from horovod_study.cluster.launch import Starting, launch_line
-from horovod_study.cluster.site import common_site
-from horovod_study.cluster.slurm import script, submit_environment
+from horovod_study.cluster.launch import Starting, common_site, launch_line
+from horovod_study.cluster.slurm import Allocation, allocate, script, submit_environment
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Cell
 from horovod_study.errors import StudyError, refuse
