@@ -198,13 +198,10 @@ def expand_nodelist(text: str) -> list[str]:
 
 def expand_counts(text: str) -> list[int]:
     """Return the numbers in a list such as `2(x3),1`: 2, 2, 2, 1."""
-    counts: list[int] = []
-    for each in text.split(","):
-        matched = re.fullmatch(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?", each)
-        if matched is None or int(matched[2] or 1) > _MAX_HOSTS:
-            raise StudyError(f"{text!r} is not a list of counts as Slurm writes it, such as 2(x3),1")
-        counts += [int(matched[1])] * int(matched[2] or 1)
-    return counts
+    parts = [re.fullmatch(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?", each) for each in text.split(",")]
+    if any(part is None or int(part[2] or 1) > _MAX_HOSTS for part in parts):
+        raise StudyError(f"{text!r} is not a list of counts as Slurm writes it, such as 2(x3),1")
+    return [int(part[1]) for part in parts if part is not None for _ in range(int(part[2] or 1))]
 
 
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
@@ -338,7 +335,7 @@ def program_line(
         start = replace(start, site=site)
     path = site.environment.get("PATH", start.environ.get("PATH", ""))
     search = os.pathsep.join(part for part in (str(python.parent), path) if part)
-    starter = ""  # the program that starts the ranks: one of _LAUNCHERS, or "srun+mpi", with srun's own for MPI
+    starter = ""  # the program that starts the ranks: a method of _Ranks, or "srun+mpi", with srun's own for MPI
     if not starts_ranks:
         _, transport = CARRIED[runtime]
         offered = transport.here if site.alone else transport.in_job if site.allocation else transport.over_ssh
@@ -346,7 +343,6 @@ def program_line(
             offered = tuple(each for each in offered if each != "srun+mpi")
         asked = [each for each in offered if each.partition("+")[0] == site.launcher]
         starter = (*asked, *offered, "")[0]
-    launcher = _LAUNCHERS[starter.partition("+")[0]](runtime, workers, search, start)
     if starter == "mpirun" or (starter == "horovodrun" and not runtime.endswith("/gloo")):
         here = workers if site.alone else max(host.slots for host in site.hosts)
         if hindrance := mpi_hindrance(here):
@@ -367,7 +363,9 @@ def program_line(
         environment["MASTER_ADDR"] = site.hosts[0].name if site.hosts else "localhost"
         environment["MASTER_PORT"] = str(site.port or chosen)
     refuse_other_than_numbers(environment)
-    argv = launcher.command((str(python), *job), environment, own_mpi=starter.endswith("+mpi"))
+    command: dict[str, Any] = {"runtime": runtime, "workers": workers, "search": search, "start": start}
+    command |= {"job": (str(python), *job), "environ": environment, "own_mpi": starter.endswith("+mpi")}
+    argv = getattr(_Ranks(**command), starter.partition("+")[0] or "plain")()
     remote = () if site.alone else tuple(host.name for host in site.hosts)
     return LaunchLine(argv=argv, environment=environment, remote=remote, allocation=site.allocation)
 
@@ -382,18 +380,67 @@ def _meets_by_itself(runtime: str, starter: str) -> bool:
 # ------------------------------------------------------------------------------------------------------- launchers
 
 
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    """No launcher: one process, or one that starts the ranks itself."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ranks:
+    """The ranks that are to run `job` in the environment `environ`; a method for each launcher gives its command."""
 
     runtime: str
     workers: int
     search: str  # folders in which programs are looked for
     start: Starting
+    job: tuple[str, ...]
+    environ: Mapping[str, str]
+    own_mpi: bool  # MPI as the launcher has it
 
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        """Return what starts `job` on all ranks in the environment `environ`; `own_mpi`: MPI as the launcher has it."""
-        return job
+    def plain(self) -> tuple[str, ...]:
+        """No launcher: one process, or one that starts the ranks itself."""
+        return self.job
+
+    def torchrun(self) -> tuple[str, ...]:
+        python, *words = self.job
+        standalone = ("--standalone", "--nproc-per-node", str(self.workers))
+        return (python, "-m", "torch.distributed.run", *standalone, *words)
+
+    def mpirun(self) -> tuple[str, ...]:
+        site, program = self.start.site, self._program("mpirun")
+        flags = ["--allow-run-as-root"] if self.start.root else []
+        # Without a host list Open MPI counts physical cores and refuses the second hardware thread of each.
+        flags += ["--host", f"localhost:{self.workers}" if site.alone else _each_rank(site)]
+        flags += ["--bind-to", "none"]
+        if not site.alone:
+            self._refuse_what_a_shell_would_run(program)
+            # Else the ranks come in an order of mpirun's own: this machine first, or as the job has its nodes.
+            flags += ["--map-by", "seq", *self._between(program)]
+            flags += [part for name in sorted(self.environ) if self._passed(name) for part in ("-x", name)]
+        return (program, *flags, "-np", str(self.workers), *self.job)
+
+    def horovodrun(self) -> tuple[str, ...]:
+        """Start ranks by mpirun, or over Gloo by itself."""
+        site, program = self.start.site, self._program("horovodrun")
+        flags = [*_HOROVODRUN[self.runtime.partition("/")[2]], "-np", str(self.workers)]
+        if not site.alone:
+            self._refuse_what_a_shell_would_run(program)
+            # Else mpirun begins with this machine, whatever the order of the hosts. Over Gloo no host must be repeated,
+            # and NCCL may start over either.
+            in_order = self.runtime == "horovod/mpi"
+            flags += ["-H", _each_rank(site, ":1") if in_order else _with_slots(site.hosts)]
+            flags += ["--disable-cache"]  # else it does not look whether a host is still there
+            flags += [] if site.interface is None else ["--network-interface", site.interface]
+            flags += ["--binding-args=-bind-to none -map-by seq"] if in_order else []
+            if self.runtime != "horovod/gloo":
+                flags += [f"--mpi-args={shlex.join(self._between(program, given=('btl_tcp_if_include',)))}"]
+        return (program, *flags, *self.job)
+
+    def srun(self) -> tuple[str, ...]:
+        site = self.start.site
+        # One name for each rank, in their order: also where nodes have different numbers of them.
+        flags = [f"--nodes={len(site.hosts)}", f"--ntasks={self.workers}", "--distribution=arbitrary"]
+        flags += [f"--nodelist={_each_rank(site)}"]
+        flags += [] if site.cores_per_worker is None else [f"--cpus-per-task={site.cores_per_worker}"]
+        flags += [f"--mpi={site.srun_mpi if self.own_mpi else 'none'}", "--export=ALL", "--input=none"]
+        # s for the others, once a rank has ended in good order
+        flags += ["--kill-on-bad-exit=1", "--wait=60"]
+        return (self._program("srun"), *flags, *self.job)
 
     def _program(self, name: str) -> str:
         found = self.start.which(name, self.search)
@@ -405,29 +452,7 @@ class _Plain:
             )
         return found
 
-
-class _Torchrun(_Plain):
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        python, *words = job
-        standalone = ("--standalone", "--nproc-per-node", str(self.workers))
-        return (python, "-m", "torch.distributed.run", *standalone, *words)
-
-
-class _Mpirun(_Plain):
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        site, program = self.start.site, self._program("mpirun")
-        flags = ["--allow-run-as-root"] if self.start.root else []
-        # Without a host list Open MPI counts physical cores and refuses the second hardware thread of each.
-        flags += ["--host", f"localhost:{self.workers}" if site.alone else _each_rank(site)]
-        flags += ["--bind-to", "none"]
-        if not site.alone:
-            self._refuse_what_a_shell_would_run(environ, program)
-            # Else the ranks come in an order of mpirun's own: this machine first, or as the job has its nodes.
-            flags += ["--map-by", "seq", *self._between(environ, program)]
-            flags += [part for name in sorted(environ) if self._passed(name) for part in ("-x", name)]
-        return (program, *flags, "-np", str(self.workers), *job)
-
-    def _between(self, environ: Mapping[str, str], program: str, given: Sequence[str] = ()) -> list[str]:
+    def _between(self, program: str, given: Sequence[str] = ()) -> list[str]:
         """Return mpirun's options for its daemons on other hosts, without the parameters `given` otherwise."""
         site = self.start.site
         options = ["--prefix", str(self.start.python.parent.parent)] if self._is_own(program) else []
@@ -437,7 +462,7 @@ class _Mpirun(_Plain):
         if not site.allocation:
             parameters["plm_rsh_args"] = " ".join((*SSH_OPTIONS, *ALIVE_OPTIONS))
         for name, value in parameters.items():
-            if name not in given and f"OMPI_MCA_{name}" not in environ:
+            if name not in given and f"OMPI_MCA_{name}" not in self.environ:
                 options += ["--mca", name, value]
         return options
 
@@ -447,67 +472,27 @@ class _Mpirun(_Plain):
         # Which of this machine's GPUs are visible is no matter of others, unless the partition sets it.
         return name.startswith(_PASSED_PREFIXES) and name != "CUDA_VISIBLE_DEVICES"
 
-    def _refuse_what_a_shell_would_run(self, environ: Mapping[str, str], program: str) -> None:
+    def _refuse_what_a_shell_would_run(self, program: str) -> None:
         """Raise StudyError for what horovodrun and mpirun put into a command of a shell without quoting it.
 
         Everything else they quote, or send past the shell: arguments, values of variables, the working directory of
         mpirun's ranks.
         """
-        if self.start.site.allocation and Path(program).name == "mpirun":  # srun starts no shell
+        name = Path(program).name
+        if self.start.site.allocation and name == "mpirun":  # srun starts no shell
             return
-        own = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
-        risky = {f"variable {name}": value for name, value in own.items() if re.search(r"[\"$`\\\n]", value)}
+        own = {each: value for each, value in self.environ.items() if each.startswith("OMPI_MCA_")}
+        risky = {f"variable {each}": value for each, value in own.items() if re.search(r"[\"$`\\\n]", value)}
         path = str(self.start.python.parent.parent) if self._is_own(program) else ""
         what, path = ("working directory", str(Path.cwd())) if self.runtime == "horovod/gloo" else ("environment", path)
         risky |= {} if re.fullmatch(r"[\w./:@%+=,~-]*", path) else {what: path}
-        why = (
-            f"would be read by a shell on the other hosts, because {Path(program).name} does not quote it; let it have "
-        )
+        why = f"would be read by a shell on the other hosts, because {name} does not quote it; let it have "
         rules = ((True, f"{what} {value!r} {why}letters, digits and ./:@%+=,_~- only") for what, value in risky.items())
         refuse("", *rules, error=StudyError)
 
     def _is_own(self, program: str) -> bool:
         """Return whether a launcher is the environment's own, which nobody finds on another host by himself."""
         return Path(program).parent == self.start.python.parent
-
-
-class _Horovodrun(_Mpirun):
-    """Starts ranks by mpirun, or over Gloo by itself."""
-
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        site, program = self.start.site, self._program("horovodrun")
-        flags = [*_HOROVODRUN[self.runtime.partition("/")[2]], "-np", str(self.workers)]
-        if not site.alone:
-            self._refuse_what_a_shell_would_run(environ, program)
-            # Else mpirun begins with this machine, whatever the order of the hosts. Over Gloo no host must be repeated,
-            # and NCCL may start over either.
-            in_order = self.runtime == "horovod/mpi"
-            flags += ["-H", _each_rank(site, ":1") if in_order else _with_slots(site.hosts)]
-            flags += ["--disable-cache"]  # else it does not look whether a host is still there
-            if site.interface is not None:
-                flags += ["--network-interface", site.interface]
-            if in_order:
-                flags += ["--binding-args=-bind-to none -map-by seq"]
-            if self.runtime != "horovod/gloo":
-                between = self._between(environ, program, given=("btl_tcp_if_include",))
-                flags += [f"--mpi-args={shlex.join(between)}"]
-        return (program, *flags, *job)
-
-
-class _Srun(_Plain):
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        site = self.start.site
-        # One name for each rank, in their order: also where nodes have different numbers of them.
-        flags = [f"--nodes={len(site.hosts)}", f"--ntasks={self.workers}", "--distribution=arbitrary"]
-        flags += [f"--nodelist={_each_rank(site)}"]
-        flags += [] if site.cores_per_worker is None else [f"--cpus-per-task={site.cores_per_worker}"]
-        flags += [f"--mpi={site.srun_mpi if own_mpi else 'none'}", "--export=ALL", "--input=none"]
-        # s for the others, once a rank has ended in good order
-        flags += ["--kill-on-bad-exit=1", "--wait=60"]
-        return (self._program("srun"), *flags, *job)
-
-
-_LAUNCHERS = {"": _Plain, "torchrun": _Torchrun, "horovodrun": _Horovodrun, "mpirun": _Mpirun, "srun": _Srun}
 
 
 def _with_slots(hosts: Sequence[Host]) -> str:

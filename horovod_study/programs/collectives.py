@@ -112,18 +112,16 @@ def count_wrong(
     return wrong
 
 
-def _timed(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, float | None]:
+def _timed(call: Callable[[], object], raw: Raw, count: int) -> tuple[float, float | None]:
     """Return mean and median seconds of `count` operations; on a GPU there are no single ones to take a median of."""
-    stamps = [now()]
-    if raw.device.type == "cuda":
-        for _ in range(count):
-            call()
-        raw.settle()
-        return (now() - stamps[0]) / count, None
+    on_gpu, stamps = raw.device.type == "cuda", [now()]
     for _ in range(count):
         call()
-        stamps.append(now())
-    return (stamps[-1] - stamps[0]) / count, float(np.median(np.diff(stamps)))
+        if not on_gpu:
+            stamps.append(now())
+    raw.settle()
+    median_s = None if on_gpu else float(np.median(np.diff(stamps)))
+    return ((now() if on_gpu else stamps[-1]) - stamps[0]) / count, median_s
 
 
 def measure_collectives(
@@ -150,25 +148,24 @@ def measure_collectives(
         for device in {raw.device for raw in raws}
     }
 
-    def prepared(key: _Key, doing: str) -> tuple[Raw, list[torch.Tensor]]:
-        size, way, operation, _ = key
+    def prepared(at: int, doing: str) -> tuple[Raw, str, str, list[torch.Tensor]]:
+        size, way, operation, place = keys[at]
         on_progress(f"{doing}{operation} of {in_words(size)} over {raws[way].name}")
-        return raws[way], [each[: size // ELEMENT_BYTES] for each in buffers[raws[way].device]]
+        return raws[way], operation, place, [each[: size // ELEMENT_BYTES] for each in buffers[raws[way].device]]
 
-    def wrong_now(key: _Key) -> int:
-        raw, views = prepared(key, "checking ")
-        return count_wrong(raw, *key[2:], views, rank=backend.rank, workers=backend.workers)
+    def wrong_now(at: int) -> int:
+        return count_wrong(*prepared(at, "checking "), rank=backend.rank, workers=backend.workers)
 
     # Everything once, checked: the warm-up, and the time from which follows how often it is repeated.
     wrong, cost = [], []
-    for key in keys:
+    for at in range(len(keys)):
         began = now()
-        wrong.append(wrong_now(key))
+        wrong.append(wrong_now(at))
         # Agreed among the ranks: they must make the same number of calls.
         slow = backend.maximum(now() - began) > _SLOW_S
-        raw, views = prepared(key, "")
+        raw, *what = prepared(at, "")
         raw.barrier()
-        mean_s, median_s = _timed(_call(raw, *key[2:], views), raw, 1 if slow else 20)
+        mean_s, median_s = _timed(_call(raw, *what), raw, 1 if slow else 20)
         cost.append(median_s or mean_s)
     slowest = np.max(np.array(backend.gather(cost)), axis=0)
     slot_s = seconds / (len(keys) * rounds)
@@ -178,8 +175,8 @@ def measure_collectives(
     barriers: list[list[float]] = [[] for _ in raws]
     for number in range(rounds):
         for at in np.flatnonzero(number < enough).tolist():
-            raw, views = prepared(keys[at], f"round {number + 1} of {rounds}: ")
-            call = _call(raw, *keys[at][2:], views)
+            raw, *what = prepared(at, f"round {number + 1} of {rounds}: ")
+            call = _call(raw, *what)
             for _ in range(min(20, 1 + counts[at] // 10) if counts[at] > 1 else 0):  # a tenth as many to get warm
                 call()
             raw.barrier()
@@ -190,7 +187,7 @@ def measure_collectives(
             found.append(_timed(raw.barrier, raw, _BARRIERS)[0])
     # Once more at the end: what has been called ten thousand times must still be right.
     for at in np.flatnonzero(slowest <= _SLOW_S).tolist():
-        wrong[at] = max(wrong[at], wrong_now(keys[at]))
+        wrong[at] = max(wrong[at], wrong_now(at))
     everybody = backend.gather({"times": mine, "wrong": wrong, "barriers": barriers})
     points = []
     for at, (size, way, operation, place) in enumerate(keys):
@@ -203,9 +200,6 @@ def measure_collectives(
     spent = np.max(np.array([theirs["barriers"] for theirs in everybody]), axis=0).tolist()
     named = [{"way": raw.name, "iterations": _BARRIERS, "seconds": each} for raw, each in zip(raws, spent, strict=True)]
     return points, named
-
-
-_Key = tuple[int, int, str, str]  # what is measured: a size in bytes, the place of a way, operation, place
 
 
 def in_words(size: int) -> str:
@@ -225,10 +219,11 @@ def _measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[di
     Each: name, `bytes` copied, per round `seconds` of the slowest rank, or `reason` where it cannot be measured. All
     ranks copy at the same time, except in "alone", where rank 0 copies and the others wait.
     """
-    on_gpu = torch.cuda.is_available()
     pair, alone = copy_kinds(torch.device("cpu"), _COPY_BYTES)["host memory"], "host memory, one worker"
     kinds = {"host memory, all workers": pair, alone: pair}
-    kinds |= copy_kinds(torch.device("cuda"), _COPY_BYTES) if on_gpu else {}
+    missing = [f"{way}, {memory}" for memory in ("pinned", "pageable") for way in ("host to device", "device to host")]
+    if torch.cuda.is_available():
+        kinds, missing = kinds | copy_kinds(torch.device("cuda"), _COPY_BYTES), []
     mine: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
         for name, (source, target) in kinds.items():
@@ -236,13 +231,10 @@ def _measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[di
             if backend.rank == 0 or name != alone:
                 mine[name].append(copy_seconds(source, target, seconds))
     everybody = backend.gather(mine)
-    found: list[dict[str, Any]] = []
-    for name in kinds:
-        slowest = np.max([each[name] for each in everybody if each[name]], axis=0).tolist()
-        found.append({"name": name, "bytes": _COPY_BYTES, "seconds": slowest, "reason": None})
-    missing = [f"{way}, {memory}" for memory in ("pinned", "pageable") for way in ("host to device", "device to host")]
+    slowest = {name: np.max([each[name] for each in everybody if each[name]], axis=0).tolist() for name in kinds}
+    found = [{"name": name, "bytes": _COPY_BYTES, "seconds": s, "reason": None} for name, s in slowest.items()]
     no = {"bytes": None, "seconds": None, "reason": "no GPU is visible"}
-    return found if on_gpu else [*found, *({"name": name, **no} for name in missing)]
+    return [*found, *({"name": name, **no} for name in missing)]
 
 
 def measure_step(widths: str, batch: int, backend: Backend, *, rounds: int, seconds: float) -> dict[str, Any]:
@@ -312,16 +304,13 @@ def measure(plan: Mapping[str, Any], backend: Backend, *, on_progress: Told = la
             raws.append(open_raw(transport, backend))
             if transport == "gloo":  # as the runtimes over Gloo have it
                 priorities[transport] = before.prioritise("auto")
-    if plan["runtime"]:
-        raws.append(open_runtime(backend))
+    raws += [open_runtime(backend)] if plan["runtime"] else []
     load = os.getloadavg()[0]
     spend = {name: plan[name] for name in ("seconds", "rounds")}
     points, barriers = measure_collectives(raws, plan["sizes"], backend, on_progress=on_progress, **spend)
     machine = _measure_machine(plan, backend, on_progress) if plan["machine"] else {}
-    ranks = backend.gather(
-        {"host": hosts[backend.rank], "cores": environment.affinity(), "threads": torch.get_num_threads()}
-    )
-    devices, mpi = {raw.name: str(raw.device) for raw in raws}, sys.modules.get("mpi4py.MPI")
+    own = {"host": hosts[backend.rank], "cores": environment.affinity(), "threads": torch.get_num_threads()}
+    ranks, mpi = backend.gather(own), sys.modules.get("mpi4py.MPI")
     for raw in raws:
         raw.close()
     return {
@@ -329,19 +318,17 @@ def measure(plan: Mapping[str, Any], backend: Backend, *, on_progress: Told = la
             "started": started,
             "seconds": now() - began,
             "backend": backend.name,
-            "transport": backend.transport,
+            **{name: getattr(backend, name) for name in ("transport", "workers", "settings")},
             "launcher": detect(os.environ).launcher,
-            "workers": backend.workers,
             "nodes": len(set(hosts)),
             "ranks": ranks,
-            "settings": backend.settings,
             "raw_thread_priority": priorities,
             "mpi_library": None if mpi is None else str(mpi.Get_library_version()).split(",")[0].strip("\0\n "),
             "load_before": round(load, 2),
             "environment": environment.describe(),
             "plan": dict(plan),
         },
-        "ways": [{"name": raw.name, "raw": "/" not in raw.name, "device": devices[raw.name]} for raw in raws],
+        "ways": [{"name": raw.name, "raw": "/" not in raw.name, "device": str(raw.device)} for raw in raws],
         "missing": {name: why for name, why in missing.items() if name in plan["transports"]},
         "points": points,
         "barriers": barriers,

@@ -59,33 +59,30 @@ def judged(found: Mapping[str, Any]) -> dict[str, Any]:
         bound = "competition" if waiting >= 0.25 else "computing"
     else:
         bound = "loading" if loads["max"] < cached["min"] else "either"
-    what, advice = {
-        "computing": (
-            f"computing bounds the run: this loader alone brings {ratio:.3g} times the curves the step takes",
-            "; another loader may help" if waiting >= 0.05 else "",
-        ),
+    other = "another loader may help" if waiting >= 0.05 else ""
+    who, digits, but, advice = {
+        "computing": ("computing bounds the run", ".3g", "", other),
         "competition": (
-            f"loading and computing compete for the cores: this loader alone brings {ratio:.3g} times the curves "
-            "the step takes, but does not keep up beside it",
-            "; use a loader without processes, or give them cores of their own",
+            *("loading and computing compete for the cores", ".3g", ", but does not keep up beside it"),
+            "use a loader without processes, or give them cores of their own",
         ),
         "loading": (
-            f"loading bounds the run: this loader alone brings {ratio:.2f} times the curves the step takes",
-            "; use another loader, or more loader processes where cores are free",
+            *("loading bounds the run", ".2f", ""),
+            "use another loader, or more loader processes where cores are free",
         ),
         "either": (
-            f"neither bounds the run by itself: this loader alone brings {ratio:.2f} times the curves the step "
-            "takes, and the rounds overlap",
-            "; use another loader, or measure longer",
+            *("neither bounds the run by itself", ".2f", ", and the rounds overlap"),
+            "use another loader, or measure longer",
         ),
     }[bound]
     # slower than one after the other: they hinder each other
     one_after_the_other = 1 / (1 / loads["median"] + 1 / cached["median"])
     if bound == "computing" and found["together"]["median"] < 0.85 * one_after_the_other:
-        advice = "; that is slower than one after the other: loader processes or other programs take the cores"
+        advice = "that is slower than one after the other: loader processes or other programs take the cores"
     verdict = (
-        f"{what}; waiting for data is {100 * waiting:.1f} % of a step, and both together reach "
-        f"{100 * found['of_cached']['median']:.0f} % of computing alone{advice}"
+        f"{who}: this loader alone brings {ratio:{digits}} times the curves the step takes{but}; waiting for data is "
+        f"{100 * waiting:.1f} % of a step, and both together reach {100 * found['of_cached']['median']:.0f} % of "
+        f"computing alone{advice and f'; {advice}'}"
     )
     return {**found, "bound": bound, "verdict": verdict}
 

@@ -198,26 +198,9 @@ def copy_seconds(source: torch.Tensor, target: torch.Tensor, seconds: float) -> 
 def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torch") -> int:
     """Return the bytes that a step must move if nothing stays in a cache from one kernel to the next.
 
-    Numbers are 4 bytes, whatever precision multiplies them. With widths (w1, w2, h), P parameters, and 603 = 3 * 201
-    numbers in a curve, of which 197 and 61 are left after the convolutions, 65 and 20 after pooling:
-
-    `kernels` "torch", one kernel for each operation (the count of docs/bench.md, and the gather before it):
-
-        4 (10 P + 3 A B + 2 (603 + 2) B)        A = 603 + 197 w1 + 65 w1 + 61 w2 + 20 w2 + h + h + 2
-
-    10 of each parameter: read forward, read backward, gradient written; Adam reads parameter, gradient and two moments
-    and writes parameter and moments. 3 of each number A that goes into or comes out of a layer: moved forward, moved as
-    gradient, read once more for the gradient of the weights. The gather reads and writes the batch.
-
-    "fused", convolution, bias, pooling and ReLU in one kernel that gathers too: what is between is never written.
-
-        4 (10 P + B (2 * 603 + 2 + 5 * 65 w1 + 6 * 20 w2 + 5 h)) + B (2 * 65 w1 + 3 * 20 w2)
-
-    Curves are read forward and for the gradient of conv1's weights, targets once. Pooled numbers of conv1: written,
-    read forward, read for the gradient of conv2's weights; their gradient written and read: 5. Of conv2: written, read
-    forward, read for the gradient of fc1's weights; their gradient written, read for conv2's weights and for conv2's
-    input: 6. Hidden numbers: written, read; their gradient written, read for fc1's weights and for fc1's input: 5. A
-    byte says which of three positions a pool took: written, and read once behind conv1, twice behind conv2.
+    Numbers are 4 bytes, whatever precision multiplies them. `kernels` "torch" is one kernel for each operation and the
+    gather before it; "fused", convolution, bias, pooling and ReLU in one kernel that gathers too: what is between is
+    never written. docs/metrics.md has the sums, term by term.
     """
     inputs, outputs, _, parameters = (each.tolist() for each in layer_sizes(widths).T)
     curve, pooled_1, pooled_2, hidden = inputs
@@ -250,8 +233,7 @@ def step_roofline(
     """
     moved, operations = step_bytes(widths, batch, kernels=kernels), batch * step_flops(widths)
     parts = {"moving": moved / bytes_per_s, "computing": operations / flop_per_s}
-    if launches is not None:
-        parts["launching"] = launches * launch_each_s
+    parts |= {} if launches is None else {"launching": launches * launch_each_s}
     bound = max(parts, key=lambda name: parts[name])
     found = {"step_s": step_s, "launches": launches, "launch_each_s": launch_each_s, "launching_s": None}
     found |= {"bytes": moved, "bytes_per_s": bytes_per_s, "operations": operations, "flop_per_s": flop_per_s}
@@ -271,9 +253,5 @@ def launches_of(work: Callable[[], object]) -> int | None:
         for _ in range(3):
             work()
         torch.cuda.synchronize()
-    found = sum(
-        each.count
-        for each in profiler.key_averages()
-        if each.device_type.name == "CUDA" and not each.is_user_annotation
-    )
-    return round(found / 3) or None
+    seen = (each for each in profiler.key_averages() if each.device_type.name == "CUDA" and not each.is_user_annotation)
+    return round(sum(each.count for each in seen) / 3) or None
