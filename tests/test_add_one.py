@@ -85,7 +85,7 @@ def test_a_backend_takes_its_declaration_and_its_code(copy: Path) -> None:
     )
     table.write_text(text.replace(place, row + place))
     (copy / "comm" / "echo.py").write_text(
-        "from horovod_study.comm.serial import SerialBackend\n"
+        "from horovod_study.comm.base import SerialBackend\n"
         "class EchoBackend(SerialBackend):\n"
         '    name = "echo"\n'
         '    transport = "air"\n'

@@ -66,7 +66,6 @@ OPENING = {
     "cluster/alive.py": "facts of the system",
     "cli/": "standard input",
     "cluster/identity.py": "the source of this package and of what is installed",
-    "cluster/pinning.py": "facts of the system",
     "cluster/process.py": "facts of the system",
     "comm/": "facts of the system, and what this program wrote for its ranks",
     "config/limits.py": "standard input",

@@ -2,8 +2,8 @@
 
 alive       which processes run: the one rule for claims, runs and ranks
 launch      where the ranks of a cell go; a cell, a Python and two paths in, an argument list and an environment out
-process     ranks as a group of processes that can be waited for, stopped without leaving orphans, and held
-pinning     which cores a cell gets, and who else uses them
+process     ranks as a group of processes that can be waited for, stopped without leaving orphans, and held; their
+            cores, and who else uses these
 remote      commands on other hosts, bounded in time
 reason      why ranks failed, in one line, from what they printed
 identity    the code and the environment that distinguish cells beside their configuration

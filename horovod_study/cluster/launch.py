@@ -4,8 +4,6 @@ A `Site` is what a launch line needs to know beside the cell. Its hosts are in t
 are the ranks on them. `site_of` makes one from a partition and a placement; `hosts_of_allocation` reads the nodes of a
 Slurm job off the environment, because `scontrol` is not on every node's PATH.
 
-Launch lines: the command that starts the workers of one cell, as a pure function, and its environment.
-
 Which launcher starts a runtime on this machine, over ssh and in a job says `runtimes.CARRIED`; a partition's `launcher`
 comes before these where it can. serial needs none. horovodrun starts --mpi or --gloo, torchrun is
 `python -m torch.distributed.run --standalone`, and in a job mpirun starts its daemons by srun. The ranks of srun, and
@@ -99,14 +97,11 @@ def site_of(
     Raises StudyError where there are too few hosts, one is unknown, or one would get more workers than it has slots
     (unless `oversubscribe`).
     """
-    common = common_site(partition)
-    allocation = partition.scheduler == "slurm"
+    common, allocation = common_site(partition), partition.scheduler == "slurm"
+    offered = hosts_of_allocation(environ) if allocation else partition.hosts
+    where, remedy = f"partition {partition.name}", "add them to its hosts, or name them with --hosts"
     if allocation:
-        offered = hosts_of_allocation(environ)
         where, remedy = f"job {environ.get('SLURM_JOB_ID', '?')}", "ask for more nodes"
-    else:
-        offered = partition.hosts
-        where, remedy = f"partition {partition.name}", "add them to its hosts, or name them with --hosts"
     many = f"{placement.workers} workers at {placement.workers_per_node} per node need {placement.nodes} nodes, but "
     by_name = {host.name: host for host in offered}
     unknown = [name for name in placement.hosts if name not in by_name]
@@ -124,13 +119,12 @@ def site_of(
         return common
     taken = [by_name[name] for name in placement.hosts or by_name][: placement.nodes]
     used = tuple(Host(name=host.name, slots=count) for host, count in zip(taken, placement.per_node, strict=True))
-    full = [(asked.slots, host) for host, asked in zip(taken, used, strict=True) if asked.slots > host.slots]
-    if full and not allocation and not oversubscribe:  # in a job, Slurm decides that
-        (asked, host), *_ = full
-        raise StudyError(
-            f"{asked} workers are to go to {host.name}, which has {plural(host.slots, 'slot')}; lower "
-            "workers_per_node, or use --oversubscribe"
-        )
+    for host, asked in zip(taken, used, strict=True) if not (allocation or oversubscribe) else ():  # Slurm decides that
+        if asked.slots > host.slots:
+            raise StudyError(
+                f"{asked.slots} workers are to go to {host.name}, which has {plural(host.slots, 'slot')}; lower "
+                "workers_per_node, or use --oversubscribe"
+            )
     own = environ.get("SLURMD_NODENAME") if allocation else None  # how a node is called in its job
     first = own == used[0].name if own else this_host(used[0].name)
     return replace(

@@ -1,9 +1,8 @@
 """How workers communicate: one Backend protocol and its leaves.
 
-base          the protocol, and what every leaf shares: agreement of the ranks, the flat gradient buffer
+base          the protocol, and what every leaf shares: agreement of the ranks, the flat gradient buffer; one worker
 launch        how this process was started: by whom, which rank, how many workers; the MPI library that is loaded
 settings      the communication settings that ship with the package, and what became of them
-serial        one worker, no communication library
 horovod       Horovod over NCCL, MPI or Gloo
 builds        several builds of Horovod side by side, one of which is loaded
 distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce, over NCCL or Gloo

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from horovod_study.comm.launch import Launch
 from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError, StudyError
 
@@ -137,6 +138,12 @@ class Averaging:
         finally:
             self._silence(False)
 
+    def gather(self, value: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.sum(self.gather(values), axis=0))  # in the order of ranks
+
     def find_missing(self, timeout_s: float) -> str:
         return ""
 
@@ -145,6 +152,46 @@ class Averaging:
         self.silent = silent
         if self.flat is not None:
             self.flat.silent = silent
+
+
+class SerialBackend(Averaging):
+    """One worker and no communication library, the `plain` baseline: every collective of one rank is the identity."""
+
+    name = "serial"
+    transport = "none"
+    reduction = "none"
+    rank = 0
+    workers = 1
+    local_norm2 = None
+
+    def __init__(self, config: RunConfig, launch: Launch) -> None:
+        if launch.workers > 1:
+            raise BackendError(
+                f"backend serial is one worker, but {launch.named} started {launch.workers}; "
+                "use --backend auto, or start one process"
+            )
+        self.settings: dict[str, Any] = {}
+
+    def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        return model, optimizer
+
+    def synchronize(self, optimizer: Optimizer) -> None:
+        pass
+
+    def exchange(self) -> None:
+        pass
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def barrier(self) -> None:
+        pass
+
+    def maximum(self, value: float) -> float:
+        return value
+
+    def close(self) -> None:
+        pass
 
 
 class FlatGradients:

@@ -21,12 +21,8 @@ def builds_folder() -> Path:
 
 def available(folder: Path | None = None) -> list[str]:
     """Return the names of the builds there are, sorted."""
-    parent = folder or builds_folder()
-    if not parent.is_dir():
-        return []
-    return sorted(
-        each.name for each in parent.iterdir() if each.name[0] != "." and (each / "horovod" / "__init__.py").is_file()
-    )
+    found = (each.parents[1].name for each in (folder or builds_folder()).glob("*/horovod/__init__.py"))
+    return sorted(name for name in found if name[0] != ".")
 
 
 def gpu_allreduce(package: Path) -> str | None:

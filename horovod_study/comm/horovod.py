@@ -9,7 +9,6 @@ Two ways to average, both with the wait at one visible place:
 One worker reduces nothing in either way (Horovod registers its hooks only for two and more).
 """
 
-import importlib.util
 import math
 import mmap
 import os
@@ -21,9 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import builds, gpus, settings
@@ -82,8 +79,9 @@ class HorovodBackend(Averaging):
         self.transport = "nccl" if on_gpu and "nccl" in built else controller
         if problem := _why_not(wanted, controller, built, self.transport):
             raise BackendError(problem)
-        # Read by the libraries when Horovod starts.
-        self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=_unknown_settings())
+        # Read by the libraries when Horovod starts. Without this project's patches it takes no notice of one of them.
+        idle = [] if any(map(_knows_idle, Path(hvd.__file__).parent.glob("mpi_lib_v2*.so"))) else [_IDLE]
+        self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=idle)
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
         # Its stall inspector names who is missing after up to four of these, before liveness.py ends the run.
         os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", f"{min(60, max(1, config.stall_timeout_s // 5)):.0f}")
@@ -195,9 +193,6 @@ class HorovodBackend(Averaging):
 
     def barrier(self) -> None:
         self._hvd.barrier()
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(self._hvd.allreduce(torch.from_numpy(values.copy()), name="sum", op=self._hvd.Sum).numpy())
 
     def maximum(self, value: float) -> float:
         tensor = torch.tensor([value], dtype=torch.float64)
@@ -348,7 +343,12 @@ def horovod_places(hosts: Sequence[str]) -> list[dict[str, Any]]:
     return places
 
 
-_TIMELINE = "HOROVOD_TIMELINE"
+def _knows_idle(library: Path) -> bool:
+    with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(_IDLE.encode()) >= 0
+
+
+_IDLE, _TIMELINE = "HOROVOD_IDLE_CYCLE_TIME", "HOROVOD_TIMELINE"
 _RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 
@@ -363,19 +363,3 @@ def kept_mpi(controller: str) -> Any:
             "does what it takes"
         )
     return load_mpi("launch over Gloo") if controller == "mpi" else None
-
-
-def _unknown_settings() -> list[str]:
-    """Return the settings that the installed Horovod was built without, read off its library.
-
-    A Horovod built without this project's patches takes no notice of HOROVOD_IDLE_CYCLE_TIME, and says nothing.
-    """
-    found = importlib.util.find_spec("horovod")
-    folders = found.submodule_search_locations if found else None
-    libraries = [path for folder in folders or () for path in Path(folder).glob("torch/mpi_lib_v2*.so")]
-    name = "HOROVOD_IDLE_CYCLE_TIME"
-    for library in libraries:
-        with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(name.encode()) >= 0:
-                return []
-    return [name]

@@ -12,9 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import settings
@@ -229,11 +227,6 @@ class MpiBackend(Averaging):
 
     def barrier(self) -> None:
         self._world.Barrier()
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        total = np.empty_like(values)
-        self._world.Allreduce(values, total)
-        return total
 
     def maximum(self, value: float) -> float:
         return float(self._world.allreduce(value, op=self._MPI.MAX))

@@ -116,19 +116,13 @@ def total_energy(devices: Sequence[Mapping[str, Any]], missing: Sequence[str], *
     `counter_j` and `integral_j` are sums where every device has one, `total_j` takes the counter where there is one and
     the integral elsewhere, and is the numerator of `per_sample_j`. Nothing known is None with the `reason`, never 0.
     """
-    best = [each["integral_j"] if each["counter_j"] is None else each["counter_j"] for each in devices]
-    known = [value for value in best if value is not None]
+    columns = {key: [each[key] for each in devices] for key in ("counter_j", "integral_j")}
+    best = [integral if counter is None else counter for counter, integral in zip(*columns.values(), strict=True)]
     named = [each["name"] for each, value in zip(devices, best, strict=True) if value is not None]
     without = [f"{each['name']}: {each['reason']}" for each, value in zip(devices, best, strict=True) if value is None]
-    total_j = math.fsum(known) if known else None
-
-    def whole(key: str) -> float | None:
-        values = [each[key] for each in devices]
-        return math.fsum(values) if values and None not in values else None
-
+    total_j = math.fsum(value for value in best if value is not None) if named else None
     return {
-        "counter_j": whole("counter_j"),
-        "integral_j": whole("integral_j"),
+        **{key: math.fsum(values) if values and None not in values else None for key, values in columns.items()},
         "total_j": total_j,
         "per_sample_j": total_j / samples if total_j is not None and samples else None,
         "devices": named,

@@ -74,10 +74,10 @@ def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
     A set of cores is crowded when the ranks that may run nowhere else have more threads than it has cores.
     """
     for host in dict.fromkeys(rank["host"] for rank in ranks):
-        here = [rank for rank in ranks if rank["host"] == host]
-        groups = [set(rank["cores"]) for rank in here]
-        for cores in [*sorted(groups, key=len), set().union(*groups)]:
-            threads = [rank["threads"] for rank in here if set(rank["cores"]) <= cores]
+        here = [(set(rank["cores"]), rank["threads"]) for rank in ranks if rank["host"] == host]
+        groups = sorted((own for own, _ in here), key=len)
+        for cores in [*groups, set().union(*groups)]:
+            threads = [count for own, count in here if own <= cores]
             if len(threads) > 1 and sum(threads) > len(cores):
                 return (
                     f"{len(threads)} workers x {plural(max(threads), 'thread')} on {plural(len(cores), 'core')} of "
@@ -166,12 +166,12 @@ def other_cores(
 
     The first rank of a host has read how busy all its cores were; what its ranks used themselves is subtracted.
     """
-    found: dict[str, float | None] = {}
-    for host in dict.fromkeys(rank["host"] for rank in ranks):
-        here = [sample for sample, rank in zip(samples, ranks, strict=True) if rank["host"] == host]
-        known = [sample for sample in here if sample is not None]
-        found[host] = None
-        if len(known) == len(here):
+    by_host: dict[str, list[Mapping[str, float] | None]] = {}
+    for sample, rank in zip(samples, ranks, strict=True):
+        by_host.setdefault(rank["host"], []).append(sample)
+    found: dict[str, float | None] = dict.fromkeys(by_host)
+    for host, here in by_host.items():
+        if len(known := [sample for sample in here if sample is not None]) == len(here):
             others_s = known[0]["busy_s"] - sum(each["own_s"] for each in known)
             found[host] = round(max(0.0, others_s / known[0]["seconds"]), 2)
     return found

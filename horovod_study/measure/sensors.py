@@ -220,13 +220,13 @@ class Gpus:
 
     def _handle(self, uuid: str) -> Any:
         """Return the library's handle; a UUID without prefix, as PyTorch tells it, may be that of a part of a GPU."""
-        whole = uuid.startswith(("GPU-", "MIG-"))
+        asked, whole = self._nvml.nvmlDeviceGetHandleByUUID, uuid.startswith(("GPU-", "MIG-"))
         try:
-            return self._nvml.nvmlDeviceGetHandleByUUID(uuid if whole else f"GPU-{uuid}")
+            return asked(uuid if whole else f"GPU-{uuid}")
         except self._nvml.NVMLError:
-            if not whole:
-                with suppress(self._nvml.NVMLError):
-                    return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+            with suppress(self._nvml.NVMLError):
+                if not whole:
+                    return asked(f"MIG-{uuid}")
             raise
 
     def _asked(self, what: str, ask: Callable[[Any], Any], handle: Any) -> Any:
@@ -324,10 +324,13 @@ class Packages:
             counter = folder / "energy_uj"
             try:
                 # A second colon is a part of a package, and psys the whole board, packages included.
-                if folder.name.count(":") > 1 or not (name := _text_of(folder / "name")).startswith("package"):
+                if folder.name.count(":") > 1 or not (name := (folder / "name").read_text().strip()).startswith(
+                    "package"
+                ):
                     continue
-                _text_of(counter)
-                part, around_uj = f"package {len(self._counters)}", int(_text_of(folder / "max_energy_range_uj"))
+                counter.read_text()
+                around_uj = int((folder / "max_energy_range_uj").read_text())
+                part = f"package {len(self._counters)}"
             except (OSError, ValueError) as error:
                 denied = f"permission denied on {counter}; the administrator can make it readable"
                 broken = not isinstance(error, PermissionError)
@@ -344,7 +347,7 @@ class Packages:
         rows: Rows = {}
         for part, (counter, around_uj) in self._counters.items():
             try:
-                energy_uj = int(_text_of(counter))
+                energy_uj = int(counter.read_text())
             except (OSError, ValueError) as error:
                 self.missing[part] = f"{counter} cannot be read any more ({error})"
                 continue
@@ -355,7 +358,3 @@ class Packages:
             if at_s > before_s:
                 rows[part] |= {"interval_s": at_s - before_s, "power_w": used_uj / 1e6 / (at_s - before_s)}
         return rows
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text().strip()

@@ -162,11 +162,10 @@ def told(directory: Path, sampler: "Sampler", stretches: energy.Stretches) -> di
         columns, meta = records.system_columns(directory, sampler.host)
     except StudyError as error:
         return {**found, "reason": answer.get("reason") or answer.get("ended") or str(error)}
-    interval_s, how = float(meta["interval_s"]), {"host": sampler.host}
-    if stretches:
-        found["energy"] = energy.host_energy(columns, meta["devices"], stretches, interval_s=interval_s, **how)
-    found.setdefault("missing", meta["missing"])
-    return {**found, "interval_s": interval_s, **energy.host_summary(columns, stretches)}
+    how: dict[str, Any] = {"host": sampler.host, "interval_s": float(meta["interval_s"])}
+    found["energy"] = energy.host_energy(columns, meta["devices"], stretches, **how) if stretches else []
+    summary = energy.host_summary(columns, stretches)
+    return {"missing": meta["missing"], **found, "interval_s": how["interval_s"], **summary}
 
 
 def totals(hosts: Sequence[Mapping[str, Any] | None], *, samples: int) -> dict[str, Any]:
@@ -224,13 +223,9 @@ class Sampler:
     def wait_ready(self) -> None:
         """Return when the sampler has imported what it needs, or will not."""
         heard, until = "", now() + _READY_S
-        while self._process is not None:
-            line = self._line(until - now())
-            if line == "ready":
-                return
+        while self._process is not None and (line := self._line(until - now())) != "ready":
             if line is None:
                 self._give_up(f"the sampler did not start ({heard or f'nothing heard within {_READY_S:g} s'})")
-                return
             heard = line or heard  # of an error, the last line says what it was
 
     def begin(self, zero: float) -> None:

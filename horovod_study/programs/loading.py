@@ -90,20 +90,16 @@ def judged(found: Mapping[str, Any]) -> dict[str, Any]:
 def to_text(comparison: Comparison) -> list[str]:
     """Return a table and the verdicts for people."""
     heads = "loader", "loading alone", "one cached batch", "both together", "waiting", "first batch", "next epoch"
-    loaders = comparison["loaders"]
-    rows = [
-        (
-            each["loader"],
-            *(_thousands(**each[name]) for name in ("loading", "cached", "together")),
-            f"{100 * each['waiting']['median']:.1f} %",
-            *(
-                f"{time:.1f} s" if time >= 1 else f"{time * 1e3:.1f} ms"
-                for time in (each["start_s"]["median"], each["restart_s"]["median"])
-            ),
-            each["bound"],
-        )
-        for each in loaders
-    ]
+    loaders, rows = comparison["loaders"], []
+    for each in loaders:
+        rates = []
+        for name in ("loading", "cached", "together"):
+            digits = 0 if each[name]["median"] >= 1e5 else 1
+            middle, low, high = (f"{each[name][end] / 1e3:,.{digits}f}" for end in ("median", "min", "max"))
+            rates.append(f"{middle} ({low} - {high})")
+        starts = (each[name]["median"] for name in ("start_s", "restart_s"))
+        times = (f"{time:.1f} s" if time >= 1 else f"{time * 1e3:.1f} ms" for time in starts)
+        rows.append((each["loader"], *rates, f"{100 * each['waiting']['median']:.1f} %", *times, each["bound"]))
     return [
         f"batch {comparison['batch']}, {comparison['device']}, {plural(comparison['threads'], 'thread')}, "
         f"{comparison['curves']:,} curves; thousand samples/s, median of {comparison['rounds']} rounds of "
@@ -114,12 +110,6 @@ def to_text(comparison: Comparison) -> list[str]:
         *(f"  {each['loader']}: {each['verdict']}" for each in loaders),
         *(f"  {each['loader']}: {each['note']}" for each in loaders if each["note"]),
     ]
-
-
-def _thousands(*, median: float, **ends: float) -> str:
-    digits = 0 if median >= 1e5 else 1
-    middle, low, high = (f"{value / 1e3:,.{digits}f}" for value in (median, ends["min"], ends["max"]))
-    return f"{middle} ({low} - {high})"
 
 
 def loader_options(name: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ LIBRARIES = {
         Library(
             name="serial",
             label="plain PyTorch",
-            implementation="horovod_study.comm.serial:SerialBackend",
+            implementation="horovod_study.comm.base:SerialBackend",
             transports=(Transport(name="none", here=(), in_job=("srun", "mpirun")),),
             start_up_s=3.0,
         ),
