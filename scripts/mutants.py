@@ -38,7 +38,7 @@ LEFT_OUT = "not slow and not horovod and not cluster"
 STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/series/points.py"
 SPLIT, USL, LEDGER = "analysis/steps/breakdown.py", "analysis/laws/costs.py", "studies/ledger.py"
 RECORD, WRITER = "records/model.py", "records/writer.py"
-MPI, LIVENESS = "comm/mpi.py", "comm/liveness.py"
+BASE, MPI, LIVENESS = "comm/base.py", "comm/mpi.py", "comm/liveness.py"
 
 TESTS = {
     STATS: ("test_stats.py",),
@@ -48,7 +48,7 @@ TESTS = {
     USL: ("test_laws.py", "test_fitting.py"),
     LEDGER: ("test_ledger.py",),
     **dict.fromkeys((RECORD, WRITER), ("test_records.py", "test_recorder.py")),
-    MPI: ("test_comm.py",),
+    **dict.fromkeys((BASE, MPI), ("test_comm.py",)),
     LIVENESS: ("test_liveness.py",),
 }
 
@@ -87,7 +87,7 @@ FAULTS = (  # file, what the line says, what it says instead
     (RECORD, "sum(lost) if isinstance(lost, list)", "max(lost) if isinstance(lost, list)"),
     (WRITER, "return present - max(written, default=present)", "return present - min(written, default=present)"),
     (WRITER, "run_files(directory).items() if name != MANIFEST}", "run_files(directory).items()}"),
-    (MPI, "self._share = 1 / workers", "self._share = 1.0"),
+    (BASE, "self._share = 1 / workers", "self._share = 1.0"),
     (MPI, "self._missing[self._next] <= 0:", "self._missing[self._next] <= 1:"),
     (MPI, "for row in others[rank:]:", "for row in others[rank + 1:]:"),
     (MPI, "total * server // servers for server", "total // servers * server for server"),

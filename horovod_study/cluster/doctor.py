@@ -208,11 +208,11 @@ def _asked(here: Machine, host: str, checks: Iterable[Check], variables: Mapping
     return {**told, "ahead": max(0.0, last_s - heard_s) or min(0.0, first_s - asked_s)}
 
 
-def _variables(here: Machine, folder: Path | None, place: Path, **more: str) -> dict[str, str]:
+def _variables(here: Machine, folder: Path | None, place: Path) -> dict[str, str]:
     """Return what the commands of checks are given."""
     found = {"PYTHON": here.python, "PLACE": str(place), "FOLDER": str(folder or place / "nothing")}
     found |= {"WORKERS": str(here.workers or ""), "IFACE": here.interface or "", "SEVERAL": "1" * here.several}
-    found |= {"SEEN": folder.name if folder else "", "ASKED": "", "WHERE": "", "LOGIN": "1" if here.slurm else ""}
+    found |= {"SEEN": folder.name if folder else "", "ASKED": "", "WHERE": "", "LOGIN": ""}
     if (wanted := here.slurm) is not None:
         workers, limit_s = wanted.slots_per_node, wanted.time_limit_s or 600.0
         placement = Placement(partition=wanted.name, workers=workers, workers_per_node=workers)
@@ -220,9 +220,9 @@ def _variables(here: Machine, folder: Path | None, place: Path, **more: str) -> 
         node = Allocation(partition=wanted.name, nodes=1, tasks=((cell,),), seconds=limit_s, time_limit_s=limit_s)
         asked = directives(node, wanted, name="horovod-study-doctor")
         found["ASKED"] = " ".join(f"--{option}" + ("" if value is None else f"={value}") for option, value in asked)
-        found |= {"WHERE": f"-p {wanted.slurm_partition}" if wanted.slurm_partition else ""}
-        found |= {"LOGIN": "" if here.in_job else "1"}
-    return found | more
+        found["WHERE"] = f"-p {wanted.slurm_partition}" if wanted.slurm_partition else ""
+        found["LOGIN"] = "" if here.in_job else "1"
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- other hosts
@@ -271,8 +271,8 @@ def _login(here: Machine, check: Check, name: str) -> Finding:
     if this_host(name):
         return _finding(check, None, "this machine: launchers need no ssh to it", host=name)
     answer = _run(replace(here, limit_s=min(here.limit_s, 10.0)), name, ("true",))
-    said, problem = answer.output.strip(), answer.problem
-    if said:
+    problem = answer.problem
+    if said := answer.output.strip():
         problem = f"it prints {said[:60]!r} without being asked: launchers read that as an answer"
     if not problem:
         return _finding(check, None, "reached over ssh without a password; its shell prints nothing", host=name)

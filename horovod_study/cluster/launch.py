@@ -1,14 +1,11 @@
 """Where the ranks of a cell are started, and by what: nothing but this machine, hosts over ssh, or an allocation.
 
-A `Site` is what a launch line needs to know beside the cell. Its hosts are in the order of the ranks, and their slots
-are the ranks on them. `site_of` makes one from a partition and a placement; `hosts_of_allocation` reads the nodes of a
-Slurm job off the environment, because `scontrol` is not on every node's PATH.
+The hosts of a `Site` are in the order of the ranks, and their slots are the ranks on them. The nodes of a Slurm job are
+read off the environment, because `scontrol` is not on every node's PATH.
 
 Which launcher starts a runtime on this machine, over ssh and in a job says `runtimes.CARRIED`; a partition's `launcher`
-comes before these where it can. serial needs none. horovodrun starts --mpi or --gloo, torchrun is
-`python -m torch.distributed.run --standalone`, and in a job mpirun starts its daemons by srun. The ranks of srun, and
-those of mpirun on several hosts, that no launcher tells of each other, meet at MASTER_ADDR. Each is followed by
-`--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
+comes before these where it can. Ranks that no launcher tells of each other meet at MASTER_ADDR. Each command is
+followed by `--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
 """
 
 import hashlib

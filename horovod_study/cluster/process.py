@@ -1,21 +1,14 @@
 """One cell as a group of processes: started, waited for without polling, and ended to the last descendant.
 
-A launcher's workers do not all stay in its process group (`mpirun` and `horovodrun` give theirs a group or session of
-their own), so the group alone is not enough to end a cell. Every process of a cell carries the environment variable
+A launcher's workers do not all stay in its process group, so every process of a cell carries the environment variable
 `launch.MARKER`: whatever carries it is found and ended.
 
-A training that waits between two steps is blocked, but the libraries in it are not: the threads of Horovod and of MPI
-look for work all the time. SIGSTOP ends that, and SIGCONT takes a few microseconds. A process that is stopped does not
-even notice that its runner was killed, so a guard, a process of its own that does nothing but wait for the end of this
-one, continues then what is stopped.
+Libraries in a training that waits between two steps look for work all the time, and are stopped meanwhile. A guard, a
+process of its own that waits for the end of this one, continues then what is stopped. Threads that all wake at once may
+share a core for tenths of a second, so what goes on can do so on the cores where it was when it made its last step.
 
-Where the kernel puts threads that all wake at once is a matter of luck, and with threads that poll the luck lasts:
-those of Horovod may share the core of one rank for tenths of a second, which costs a quarter of the rate. So what goes
-on can do so on the cores where it was when it made its last step.
-
-Repeats compare only when they run on the same cores: the same cell always gets the same set, its workers together.
-Workers are not tied to single cores within the set, because the threads that communicate need one now and then; those
-with a GPU keep to the cores near it (comm/gpus.py).
+The same cell always gets the same cores, its workers together. They are not tied to single cores within the set,
+because the threads that communicate need one now and then; those with a GPU keep to the cores near it (comm/gpus.py).
 """
 
 import errno

@@ -1,14 +1,11 @@
 """Slurm: cells put into jobs, the script of a job as pure text, and the environment that sbatch gets.
 
-There is a job for each way of placing workers, in which all runtimes and repeats alternate. It waits in the queue once
-and then runs many cells: all of one worker count sit on the same nodes, so that runtimes are compared on the same
-hardware in the same hour, and a slow drift falls on all of them alike. Where the longest job that a partition allows is
-too short for all cells of a placement, the job becomes an array of tasks.
+There is a job for each way of placing workers, so that its runtimes and repeats alternate on the same nodes in the same
+hour. Where the longest job that a partition allows is too short for its cells, the job becomes an array of tasks.
 
-A script asks for nodes, sets up what the partition says, and becomes one Python program, `python -m
-horovod_study.studies.job FOLDER`, which runs the cells of the job. Nothing in it depends on the shell of whoever
-submits it. Text from users is quoted for the shell; what is in #SBATCH lines, which no shell reads, is refused
-where it could mean something else there.
+A script asks for nodes, sets up what the partition says, and becomes `python -m horovod_study.studies.job FOLDER`,
+which runs the cells of the job. Nothing in it depends on the shell of whoever submits it. Text from users is quoted for
+the shell; what is in #SBATCH lines, which no shell reads, is refused where it could mean something else there.
 """
 
 import math

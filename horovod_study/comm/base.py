@@ -206,6 +206,7 @@ class FlatGradients:
     """Squared norm of the buffer when it was last packed, before any reduction; shape ()."""
     silent = False
     """Gradients stay where backward made them; see Backend.no_sync."""
+    always_hooked = False  # on a GPU too
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, workers: int = 1) -> None:
         self._parameters = list(parameters)
@@ -219,7 +220,7 @@ class FlatGradients:
             view = self.buffer[offset : offset + parameter.numel()].view(parameter.shape)
             self.views.append(view)
             offset += parameter.numel()
-            if not self.buffer.is_cuda:
+            if self.always_hooked or not self.buffer.is_cuda:
                 parameter.register_post_accumulate_grad_hook(self._taker(view))  # type: ignore[no-untyped-call]
 
     def _taker(self, view: torch.Tensor) -> Callable[[torch.Tensor], None]:

@@ -1,10 +1,8 @@
-"""torch.distributed over NCCL or Gloo, launched by torchrun, or by mpirun or srun with MASTER_ADDR and MASTER_PORT set.
-
-Over MPI, where PyTorch was built with it, launched by mpirun.
+"""torch.distributed over NCCL or Gloo, launched by torchrun, or by mpirun or srun with MASTER_ADDR and MASTER_PORT set;
+over MPI, where PyTorch was built with it, launched by mpirun.
 
 flat     one all-reduce of one flat buffer after backward
-hooks    DistributedDataParallel: buckets leave during backward, which returns when all of them are averaged; the wait
-         begins when this rank's own last gradient is made, which a hook sees
+hooks    DistributedDataParallel: backward returns when all buckets are averaged; a hook sees this rank's last gradient
 """
 
 import os

@@ -1,12 +1,7 @@
-"""Horovod over NCCL, MPI or Gloo.
+"""Horovod over NCCL, MPI or Gloo, with the wait at one visible place.
 
-Two ways to average, both with the wait at one visible place:
-
-    flat     backward first, then one all-reduce of one flat buffer
-    hooks    Horovod's DistributedOptimizer: each gradient leaves as soon as backward has made it, or each of `groups`
-             groups of gradients when the last one of the group is there
-
-One worker reduces nothing in either way (Horovod registers its hooks only for two and more).
+flat     backward first, then one all-reduce of one flat buffer
+hooks    Horovod's DistributedOptimizer: gradients, or each of `groups` groups of them, leave as soon as they are made
 """
 
 import math

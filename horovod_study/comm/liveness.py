@@ -2,16 +2,13 @@
 
 A rank that waits in a collective is inside a library and cannot be interrupted. MPI has no time-out, and those of the
 others know neither of evaluations and checkpoints nor of the time in which the whole job was stopped. So each rank has
-one thread that looks once a second whether its training still waits in the same call.
+one thread that looks once a second whether its training still waits in the same call. Who is missing is asked of the
+system, for the ranks of this host; of Gloo's `monitored_barrier`; and of Horovod's stall inspector, whose words stand
+in the log (cluster/reason.py reads them there).
 
-Who is missing is asked of those who know: the system, for the ranks of this host; Gloo's `monitored_barrier`; Horovod's
-stall inspector, whose words stand in the log (cluster/reason.py reads them there).
-
-SIGTERM and SIGUSR1 are a request to stop that the ranks agree on, or the end at once where they cannot. Batch systems
-announce the end of a job, or its pre-emption, with a signal that may reach one rank, all of them, or all of them twice
-(from the launcher and from the batch system). A rank that simply ended would leave the others waiting. So during
-training a signal is only remembered; the loop asks about four times a second whether any rank has one, and then all
-stop together at the same step.
+SIGTERM and SIGUSR1 may reach one rank, all of them, or all of them twice (from the launcher and from the batch system).
+A rank that simply ended would leave the others waiting. So during training a signal is only remembered; the loop asks
+about four times a second whether any rank has one, and then all stop together at the same step.
 """
 
 import faulthandler
@@ -132,8 +129,8 @@ class Liveness:
             if waited_s < self._timeout_s:
                 continue
             if self._backend is None:
-                launch, at = self._launch, os.environ.get("MASTER_ADDR")
-                addressed = at is not None and launch.launcher in ("mpirun", "srun")
+                launch, at = self._launch, os.environ.get("MASTER_ADDR", "")
+                addressed = at and launch.launcher in ("mpirun", "srun")
                 where = f" (at {at}:{os.environ.get('MASTER_PORT')})" if addressed else ""
                 self._end(
                     f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to "
@@ -181,12 +178,11 @@ class Liveness:
             )
         names = ", ".join([self._names[rank] for rank in lost][:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
         how, advice = "not come to the end of", "look at what it does and at its host, or raise --stall-timeout-s"
-        if any(not alive.runs(*self._here[rank]) for rank in lost if rank in self._here):
-            how, advice = (
-                "died or left during",
-                "look for its last lines above, or in the system's log for lack of memory",
-            )
-        elif any(alive.is_stopped(self._here[rank][0]) for rank in lost if rank in self._here):
+        here = [self._here[rank] for rank in lost if rank in self._here]
+        if not all(alive.runs(*each) for each in here):
+            how = "died or left during"
+            advice = "look for its last lines above, or in the system's log for lack of memory"
+        elif any(alive.is_stopped(pid) for pid, _ in here):
             how, advice = "been stopped during", "look for what sent it a signal (SIGSTOP); it is ended with the run"
         return f"{names} {'has' if len(lost) == 1 else 'have'} {how} step {self.step:,}; {advice}"
 

@@ -9,6 +9,7 @@ The parameter server is this backend with another way to average a part of the b
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class Bucket(NamedTuple):
     stop: int
 
 
-class GradientBuckets:
+class GradientBuckets(FlatGradients):
     """One buffer for all gradients, in reverse order of the parameters, cut into buckets of about `bucket_bytes`.
 
     A bucket ends with the parameter that fills it, so one larger parameter is one larger bucket. `send` is called from
@@ -45,44 +46,33 @@ class GradientBuckets:
     arrive may differ from rank to rank, that of collectives must not.
     """
 
-    silent = False
-    """Gradients stay where backward made them, and nothing is sent; see Backend.no_sync."""
+    always_hooked = True
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, workers: int, bucket_bytes: float, send: Callable[[Bucket], None]
     ) -> None:
         trained = [parameter for parameter in reversed(list(parameters)) if parameter.requires_grad]
-        first = trained[0]
-        self.buffer = torch.zeros(
-            sum(parameter.numel() for parameter in trained), dtype=first.dtype, device=first.device
-        )  # (number of parameters,)
-        self._share = 1 / workers
         self._send = send
         self.buckets: list[Bucket] = []
-        self._members: list[int] = []  # bucket -> how many gradients it has
-        start = stop = members = 0
-        for number, parameter in enumerate(trained):
-            view = self.buffer[stop : stop + parameter.numel()].view(parameter.shape)
+        self._places: list[int] = []  # parameter -> its bucket
+        start = stop = 0
+        for parameter in trained:
+            self._places.append(len(self.buckets))
             stop += parameter.numel()
-            members += 1
-            bucket = len(self.buckets)
-            parameter.register_post_accumulate_grad_hook(self._hook(bucket, view))  # type: ignore[no-untyped-call]
-            if (stop - start) * self.buffer.element_size() >= bucket_bytes or number + 1 == len(trained):
-                self.buckets.append(Bucket(bucket, start, stop))
-                self._members.append(members)
-                start, members = stop, 0
-        self._missing = list(self._members)
+            if (stop - start) * parameter.element_size() >= bucket_bytes or parameter is trained[-1]:
+                self.buckets.append(Bucket(len(self.buckets), start, stop))
+                start = stop
+        self._missing = Counter(self._places)  # bucket -> how many of its gradients are to come in this step
         self._next = 0  # the first bucket that has not been sent in this step
+        super().__init__(trained, workers=workers)
 
-    def _hook(self, bucket: int, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
-        """Return what to call when the gradient that `view` has room for is there."""
+    def _taker(self, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        take, bucket = super()._taker(view), self._places[len(self.views) - 1]
 
         def arrived(parameter: torch.Tensor) -> None:
             if parameter.grad is None or self.silent:
                 return
-            # Divided here, on the way into the bucket: the sum over the workers is then the mean.
-            torch.mul(parameter.grad, self._share, out=view)
-            parameter.grad = view
+            take(parameter)
             self._missing[bucket] -= 1
             while self._next < len(self.buckets) and self._missing[self._next] <= 0:
                 self._send(self.buckets[self._next])
@@ -97,8 +87,7 @@ class GradientBuckets:
                 "a parameter got no gradient in this step, and the others would wait for it; use --reduction flat, or "
                 "a model that uses all its parameters"
             )
-        self._missing = list(self._members)
-        self._next = 0
+        self._missing, self._next = Counter(self._places), 0
 
 
 class _Wire:

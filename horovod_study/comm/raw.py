@@ -1,11 +1,7 @@
 """All-reduce, broadcast and barrier without a training runtime around them: the floor that runtimes are compared with.
 
-    with closing(open_raw("gloo", backend)) as raw:
-        raw.allreduce_(tensor)
-
-A raw transport is opened beside a backend that is already connected, whichever it is: the ranks are the backend's, and
-nothing of the backend changes. `open_runtime` gives the all-reduce of the backend itself the same methods, so that the
-two can be compared call by call.
+A raw transport is opened beside a backend that is already connected, whichever it is, and nothing of that changes.
+`open_runtime` gives the all-reduce of the backend itself the same methods, to compare the two call by call.
 
     mpi     mpi4py on a duplicate of MPI_COMM_WORLD; needs ranks started by mpirun (horovodrun over MPI is that too)
     gloo    torch's Gloo process group, made directly: torch.distributed's global state is not touched
@@ -24,7 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from horovod_study.comm import gpus
 from horovod_study.comm.base import Backend, fail_together
-from horovod_study.comm.launch import detect, load_mpi
+from horovod_study.comm.launch import detect, load_mpi, require_connection, require_launchers_mpi
 from horovod_study.errors import BackendError, first_line, nearest
 
 TRANSPORTS = ("mpi", "gloo", "nccl")
@@ -112,27 +108,23 @@ def why_missing(backend: Backend) -> dict[str, str]:
 
 
 def _missing_here(backend: Backend) -> dict[str, str]:
-    found, launcher, no_gpu = dict[str, str](), detect(os.environ).launcher, not torch.cuda.is_available()
-    connected = any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in os.environ)
-    if launcher in ("horovodrun --gloo", "torchrun") or (launcher == "srun" and not connected):
-        found["mpi"] = f"{launcher} started the ranks, and MPI does not know them; start them with mpirun"
-    else:
-        try:
-            mpi = load_mpi("leave it out")
-            size, level = mpi.COMM_WORLD.Get_size(), mpi.Query_thread()
-            if size != backend.workers:
-                found["mpi"] = (
-                    f"MPI knows {size} rank{'s' * (size > 1)} and the run has {backend.workers}; start them with the "
-                    "mpirun of the MPI that mpi4py was built with"
-                )
-            elif backend.name == "horovod" and level < mpi.THREAD_MULTIPLE:
-                found["mpi"] = "Horovod's thread uses MPI, which was started for one thread only"
-        except BackendError as error:
-            found["mpi"] = str(error)
+    found, launch = dict[str, str](), detect(os.environ)
+    try:
+        if launch.launcher in ("horovodrun --gloo", "torchrun"):
+            raise BackendError(f"{launch.launcher} started the ranks, and MPI does not know them; start with mpirun")
+        require_connection(launch)
+        mpi = load_mpi("leave it out")
+        require_launchers_mpi(launch, mpi.COMM_WORLD.Get_size(), "mpi4py")
+        if backend.name == "horovod" and mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            raise BackendError("Horovod's thread uses MPI, which was started for one thread only")
+    except BackendError as error:
+        found["mpi"] = str(error)
+    if not torch.cuda.is_available():
+        found["nccl"] = "no GPU is visible"
     for name, label in (("gloo", "Gloo"), ("nccl", "NCCL")):
         if not dist.is_available() or not getattr(dist, f"is_{name}_available")():
             found[name] = f"PyTorch {torch.__version__} was built without {label}"
-    return {"nccl": "no GPU is visible"} | found if no_gpu else found
+    return found
 
 
 class MpiRaw(Raw):
