@@ -125,7 +125,7 @@ class Averaging:
             self.flat.pack()
 
     def exchange(self) -> None:
-        raise NotImplementedError
+        pass
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()
@@ -162,7 +162,6 @@ class SerialBackend(Averaging):
     reduction = "none"
     rank = 0
     workers = 1
-    local_norm2 = None
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         if launch.workers > 1:
@@ -174,12 +173,6 @@ class SerialBackend(Averaging):
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         return model, optimizer
-
-    def synchronize(self, optimizer: Optimizer) -> None:
-        pass
-
-    def exchange(self) -> None:
-        pass
 
     def gather(self, value: Any) -> list[Any]:
         return [value]

@@ -60,8 +60,10 @@ class BatchShares(data.Batches):
         self, train_size: int, *, batch: int, rank: int, workers: int, seed: int, shifted: bool = False
     ) -> None:
         super().__init__(train_size, batch=batch, rank=0, workers=1, seed=seed)
-        part = np.array_split(np.arange(batch), workers)[rank] - int(shifted and rank == workers - 1)
-        self.part = slice(int(part[0]), int(part[-1]) + 1)
+        size, larger = divmod(batch, workers)
+        start = rank * size + min(rank, larger)
+        early = int(shifted and rank == workers - 1)
+        self.part = slice(start - early, start + size + (rank < larger) - early)
 
     def epoch(self, epoch: int) -> NDArray[np.int64]:
         """Return the curve numbers of this worker's batches in order, shape (steps_per_epoch, b_r)."""
