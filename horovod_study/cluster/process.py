@@ -105,18 +105,19 @@ def pinned(cores: Sequence[int] | None) -> Iterator[None]:
             os.sched_setaffinity(0, before)
 
 
-class OtherPrograms:
+class OtherPrograms(OtherLoad):
     """How many cores of this machine other programs used since it was made, and which programs those were.
 
     What this process and the children it waited for used is not counted.
     """
 
     def __init__(self, cores: Sequence[int]) -> None:
-        self._began, self._load, self._used = now(), OtherLoad(cores), _by_process()
+        super().__init__(cores)
+        self._used = _by_process()
 
     def cores_used(self) -> float | None:
         """Return the cores in use by others, on average; None when too little time has passed to tell."""
-        told = self._load.sample(at_least_s=0.0)
+        told = self.sample(at_least_s=0.0)
         if told is None or told["seconds"] < _SHORTEST_S:
             return None
         return max(0.0, (told["busy_s"] - told["own_s"]) / told["seconds"])
@@ -265,14 +266,11 @@ def marked_below(folder: Path) -> set[str]:
 
 
 def _marks() -> Iterator[tuple[int, str]]:
-    """Yield the number and the mark of every marked process but this one."""
-    name = f"{MARKER}=".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # ended meanwhile, or another user's
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            mark = next((each[len(name) :] for each in variables if each.startswith(name)), None)
-            if mark is not None and int(entry.name) != os.getpid():
-                yield int(entry.name), os.fsdecode(mark)
+    """Yield the number and the mark of every marked process but this one; not of another user's."""
+    for process in psutil.process_iter(["environ"]):
+        mark = (process.info["environ"] or {}).get(MARKER)
+        if mark is not None and process.pid != os.getpid():
+            yield process.pid, mark
 
 
 def _signal(pid: int, number: int) -> bool:

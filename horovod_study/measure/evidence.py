@@ -19,25 +19,20 @@ if TYPE_CHECKING:
     import torch
 
 
-def describe_rank(
-    *,
-    host: str,
-    local_rank: int,
-    cores: Sequence[int],
-    device: "torch.device",
-    lr: float | None,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return this rank's entry of the record; `settings` are those of its backend, `lr` its optimiser's."""
+def describe_rank(place: Mapping[str, Any], lr: float | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return this rank's entry of the record.
+
+    `place`: its host, local_rank, cores and torch.device; `lr`: that of its optimiser; `settings`: of its backend.
+    """
     import torch
 
     # With the numbers of the processes that hold it, None where that is not known.
-    gpu: dict[str, Any] | None = dict(gpu_identity(device)) if device.type == "cuda" else None
+    gpu: dict[str, Any] | None = dict(gpu_identity(place["device"])) if place["device"].type == "cuda" else None
     if gpu is not None:
         gpu["processes"] = Gpus([gpu["uuid"]]).processes().get("gpu 0")
-    place = {"host": host, "local_rank": local_rank, "pid": os.getpid(), "cores": list(cores)}
-    place |= {"threads": torch.get_num_threads(), "device": str(device), "gpu": gpu, "lr": lr}
-    return {**place, "communication": communication(settings)}
+    found = {"host": place["host"], "local_rank": place["local_rank"], "pid": os.getpid(), "cores": place["cores"]}
+    found |= {"threads": torch.get_num_threads(), "device": str(place["device"]), "gpu": gpu, "lr": lr}
+    return {**found, "communication": communication(settings)}
 
 
 def gpu_identity(device: "torch.device") -> dict[str, str]:

@@ -400,9 +400,9 @@ def measure_collectives(
         wrong.append(wrong_now(at))
         # Agreed among the ranks: they must make the same number of calls.
         slow = backend.maximum(now() - began) > _SLOW_S
-        raw, *what = prepared(at, "")
+        (raw, *_) = asked = prepared(at, "")
         raw.barrier()
-        mean_s, median_s = _timed(_call(raw, *what), raw, 1 if slow else 20)
+        mean_s, median_s = _timed(_call(*asked), raw, 1 if slow else 20)
         cost.append(median_s or mean_s)
     slowest = np.max(np.array(backend.gather(cost)), axis=0)
     slot_s = seconds / (len(keys) * rounds)
@@ -412,8 +412,8 @@ def measure_collectives(
     barriers: list[list[float]] = [[] for _ in raws]
     for number in range(rounds):
         for at in np.flatnonzero(number < enough).tolist():
-            raw, *what = prepared(at, f"round {number + 1} of {rounds}: ")
-            call = _call(raw, *what)
+            (raw, *_) = asked = prepared(at, f"round {number + 1} of {rounds}: ")
+            call = _call(*asked)
             for _ in range(min(20, 1 + counts[at] // 10) if counts[at] > 1 else 0):  # a tenth as many to get warm
                 call()
             raw.barrier()

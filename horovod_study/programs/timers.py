@@ -183,11 +183,9 @@ class _ModelSteps:
         folder.mkdir(parents=True, exist_ok=True)
         writer = records.StepWriter(folder, self._backend.rank)
         stack.callback(writer.close)
-        clock, laps = (
-            open_clock(mode, self._device, stamps=stamps),
-            ORDINARY_LAPS if captured is None else captured.laps,
-        )
+        clock = open_clock(mode, self._device, stamps=stamps)
         recorder = Recorder(writer, self._config.batch, rank=self._backend.rank)
+        laps = ORDINARY_LAPS if captured is None else captured.laps
         self.variants[name] = _Variant(clock=clock, laps=laps, phases=phases, recorder=recorder)
         clock.start()  # an endless stretch
 
