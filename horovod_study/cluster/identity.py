@@ -5,8 +5,7 @@ What a digest stood for is remembered in the study's folder, so that a later `st
 
     .code/<digest>.json            the files of the code and their hashes
     .environments/<identity>.json  which code, and the environment in words
-    .code/<digest>/horovod_study/  the whole package as it was when jobs were submitted: edits made while they wait in a
-                                   queue must not reach them
+    .code/<digest>/horovod_study/  the whole package as it was when jobs were submitted: edits do not reach them
 
 What has no effect on a run does not count: the analysis, the reports, the command line and how a cell is launched. Nor
 do the name of the host and the caller's environment variables, of which every run keeps its own record.

@@ -8,11 +8,9 @@ A job is a folder RUNS/<study>/.jobs/<name>/, written completely before Slurm he
     note-<task>.json    the job's own word on how it fares (`Note`), written by job.py
     output-<id>.log     what the job printed
 
-The folder's name is the job's name in Slurm. So a job is found there by its name, also when the program that submitted
-it died before it could note the number.
-
-Where a job stands is asked in this order: squeue, which knows waiting and running jobs and for some minutes ended ones;
-sacct for older ones, where the site keeps such records; else the job's own notes.
+The folder's name is the job's name in Slurm, by which it is found also where nobody has noted the number. Where a
+job stands is asked in this order: squeue, which knows waiting and running jobs and for some minutes ended ones; sacct
+for older ones, where the site keeps such records; else the job's own notes.
 """
 
 import json

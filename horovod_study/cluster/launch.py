@@ -239,11 +239,6 @@ class LaunchLine:
     allocation: bool = False  # these are reached by srun, not by ssh
 
 
-def _which(name: str, search: str) -> str | None:
-    """Return the path of a program in the folders `search`, None where it is in none."""
-    return shutil.which(name, path=search)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starting:
     """By what ranks are started, and where they go."""
@@ -251,7 +246,7 @@ class Starting:
     python: Path  # the interpreter; launchers are taken from its folder, else from PATH
     environ: Mapping[str, str]
     root: bool = False  # Open MPI starts for root only when told to
-    which: Callable[[str, str], str | None] = _which
+    which: Callable[..., str | None] = shutil.which
     site: Site = HERE  # all its hosts see the same files under the same paths
 
 
@@ -277,11 +272,11 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     return replace(line, argv=(str(start.python), *job[: job.index("--")], "--launcher", "--", *line.argv))
 
 
-def require_program(word: str, folder: Path, path: str, which: Callable[[str, str], str | None] = _which) -> None:
+def require_program(word: str, folder: Path, path: str, which: Callable[..., str | None] = shutil.which) -> None:
     """Raise StudyError where a shell in `folder`, with `path` as PATH, would not find the program `word`."""
     search = os.pathsep.join(str(folder / each) for each in path.split(os.pathsep))
     file, own = folder / word, Path(sys.executable).parent / Path(word).name
-    if which(str(file) if "/" in word else word, search) is not None:
+    if which(str(file) if "/" in word else word, path=search) is not None:
         return
     if "/" not in word:
         wrong = f"is not on PATH; activate the environment that has it, or write {own if own.exists() else 'its path'}"
@@ -434,7 +429,7 @@ class _Ranks:
         return (self._program("srun"), *flags, *self.job)
 
     def _program(self, name: str) -> str:
-        found = self.start.which(name, self.search)
+        found = self.start.which(name, path=self.search)
         if found is None:
             remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
             raise StudyError(

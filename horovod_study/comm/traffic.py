@@ -3,9 +3,8 @@
 A few all-reduces of known size run at the start, over the way that training uses, and what has moved meanwhile says
 where they passed:
 
-    TCP             the bytes each of this process's own connections received (TCP_INFO), so that other programs do not
-                    count; where the system does not report, the counters of the interfaces (/proc/net/dev), less what
-                    passes when the run is quiet
+    TCP             the bytes each of this process's own connections received (TCP_INFO); where the system does not
+                    report, the counters of the interfaces (/proc/net/dev), less what passes when the run is quiet
     InfiniBand      port_xmit_data of every port, in units of 4 bytes, less what passes when the run is quiet
     shared memory   nothing else moved between workers of one host; a segment of MPI in /proc/self/maps confirms it
 

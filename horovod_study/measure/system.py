@@ -5,11 +5,10 @@ a hundredth of a core and the ranks nothing. The first rank of each host starts 
 
     python -m horovod_study.measure.system
 
-They communicate in lines over its standard input and output. "job {...}" tells the sampler whom to watch, how often,
-and where to write; it answers "ready" after its first sample. "zero SECONDS" tells it the zero of the run's times, on
-the clock that all processes of a host share, and opens the file. "stop" ends it, and it answers with one line of JSON.
-It also ends when its input closes, when its parent changes or when no rank is left: it never outlives the job. Signals
-that end a job go to all of its processes, so the sampler ignores them and samples until the ranks have ended.
+They communicate in lines over its standard input and output. "job {...}" tells the sampler what to do; it answers
+"ready" after its first sample. "zero SECONDS" tells it the zero of the run's times, on the clock that all processes of
+a host share, and opens the file. "stop" ends it, and it answers with one line of JSON. It also ends when its input
+closes, when its parent changes or when no rank is left, but at no signal: these go to all processes of a job.
 """
 
 import json

@@ -7,8 +7,7 @@ sums, a warm-up, many operations in a row per measurement, in place and out of p
 known sum. A measurement's time is that of the slowest rank: the mean over its operations, and their median beside it.
 Nothing is divided by anything here: bandwidths are made of these seconds by analysis/machine/network.py.
 
-Everything is measured in rounds. Within a round all sizes, operations and runtimes alternate, so that a slow
-moment of the machine hits all alike, and the spread over the rounds says how much a number can be trusted.
+Within a round all sizes, operations and runtimes alternate, so that a slow moment of the machine hits all alike.
 """
 
 import os
@@ -294,9 +293,8 @@ _COPY_BYTES = 64 * 1024 * 1024  # beyond the caches of a core
 def model_facts(widths: str, batch: int) -> dict[str, Any]:
     """Return what the model asks of the network and of a worker.
 
-    "gradients" is parameter name -> bytes; "flat_bytes" all of them together; "step_flops" the operations of one
-    worker's forward and backward for a batch; "activations_per_curve" the numbers that go into and out of the four
-    layers.
+    "gradients" is parameter name -> bytes; "step_flops" the operations of one worker's forward and backward for a
+    batch; "activations_per_curve" the numbers that go into and out of the four layers.
     """
     model = StressCNN(widths=parse_widths(widths))
     return {
@@ -512,10 +510,7 @@ def measure(plan: Mapping[str, Any], backend: Backend, *, on_progress: Told = la
     `plan`: `sizes` in bytes; `transports`, raw ones, that `insist` makes an error where they cannot be opened, else
     they are left out with their reason; `runtime`: also the all-reduce of the backend itself; `seconds` of all
     operations together, about; `rounds`; `machine`: also copies, matrix products and the training step with `widths`
-    and `batch`.
-
-    Raises BackendError for a transport that is insisted on and cannot be opened, ConfigError where sizes do not fit
-    into memory; on all ranks.
+    and `batch`. Raises ConfigError, on all ranks, where sizes do not fit into memory.
     """
     keep_freed_memory()
     torch.set_num_threads(1)
