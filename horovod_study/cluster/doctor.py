@@ -116,9 +116,6 @@ def table() -> tuple[Check, ...]:
     return tuple(Check(area=area, **row) for area, rows in areas.items() for row in rows)
 
 
-# ----------------------------------------------------------------------------------------------------- one machine
-
-
 def _fits(text: str, here: Machine) -> str:
     """Hold what the partition's file says against what Slurm knows of its nodes, the smallest of each."""
     wanted = here.partition
@@ -225,9 +222,6 @@ def _variables(here: Machine, folder: Path | None, place: Path) -> dict[str, str
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- other hosts
-
-
 def _hosts(here: Machine, slots: Mapping[str, int], variables: Mapping[str, str], own: str) -> Iterator[Finding]:
     """Look at all hosts at once; `own`: what the packages of this machine are."""
     row = {each.name: each for each in table() if each.where == "login"}
@@ -278,9 +272,6 @@ def _login(here: Machine, check: Check, name: str) -> Finding:
         return _finding(check, None, "reached over ssh without a password; its shell prints nothing", host=name)
     remedy = next(text for sign, text in check.remedies.items() if re.search(sign, f"{problem}\n{answer.errors}"))
     return _finding(check, "", _last(problem), remedy.format(shlex.quote(name)), host=name)
-
-
-# ---------------------------------------------------------------------------------------------------- what is shown
 
 
 def examine(

@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 
 from horovod_study.cluster.remote import run_on
 from horovod_study.config.documents import read_json, shown
-from horovod_study.config.doors import accept
-from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell, Placement
 from horovod_study.config.scripted import workload_at
 from horovod_study.config.workload import packaged
@@ -124,12 +122,6 @@ def cell_of(values: Mapping[str, Any]) -> Cell:
     if cell.key != values["key"]:
         raise RecordError(f"cell {values['key']} of the job is {cell.key} to this program; submit the study again")
     return cell
-
-
-def partition_of(values: Mapping[str, Any]) -> Partition:
-    """Return the partition of which these are the values."""
-    partition: Partition = accept(Partition, values, "partition of the job", error=RecordError)
-    return partition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

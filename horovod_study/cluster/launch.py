@@ -258,11 +258,12 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     workload = cell.config.workload
     if (folder := workload.folder) is not None:
         start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}))
-    job = (
-        *workload.command(config.absolute(), out.absolute(), resume),
-        *workload.arguments(cell.config, placed(cell.placement, start.site)),
-    )
     workers = cell.placement.workers
+    hosts = start.site.hosts or (Host(name="localhost", slots=workers),)
+    told = {name: getattr(cell.placement, name) for name in ("workers", "nodes", "workers_per_node")}
+    told |= {"hosts": _with_slots(hosts), "host": hosts[0].name}  # what a command may be told
+    command = workload.command(config.absolute(), out.absolute(), resume)
+    job = (*command, *workload.arguments(cell.config, told))
     if folder is not None and workload.starts_ranks:
         require_program(job[job.index("--") + 1], folder, start.environ[f"{SHELL}PATH"], start.which)
     line = program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
@@ -285,18 +286,6 @@ def require_program(word: str, folder: Path, path: str, which: Callable[..., str
     else:
         wrong = f"is not in {folder}, the folder of the study file"
     raise StudyError(f"command: {word} {wrong} (~, $NAME and NAME=VALUE are for a shell: bash -c '...')")
-
-
-def placed(placement: Placement, site: Site) -> dict[str, Any]:
-    """Return what a command may be told of where its ranks go: counts, "a:2,b:2" as `hosts`, and the first `host`."""
-    hosts = site.hosts or (Host(name="localhost", slots=placement.workers),)
-    return {
-        "workers": placement.workers,
-        "nodes": placement.nodes,
-        "workers_per_node": placement.workers_per_node,
-        "hosts": _with_slots(hosts),
-        "host": hosts[0].name,
-    }
 
 
 def program_line(
@@ -361,9 +350,6 @@ def _meets_by_itself(runtime: str, starter: str) -> bool:
     backend, _, transport = runtime.partition("/")
     gloo = transport == "gloo" or (transport == "nccl" and starter == "srun")
     return starter in ("mpirun", "srun") and (gloo or (backend == "ddp" and transport != "mpi"))
-
-
-# ------------------------------------------------------------------------------------------------------- launchers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -134,15 +134,9 @@ class OtherPrograms(OtherLoad):
         return [f"{name} {used_s / seconds:.1f}" for name, used_s in most if used_s / seconds >= 0.05]
 
 
-def other_load(cores: Sequence[int], *, seconds: float) -> str | None:
-    """Watch for `seconds` what other programs do on `cores`; return a sentence when they use enough to disturb."""
-    others = OtherPrograms(cores)
-    sleep(seconds)
-    return disturbance(others, len(cores))
-
-
-def disturbance(others: OtherPrograms, cores: int) -> str | None:
-    """Say how much of `cores` other programs used and which, or None when it is too little to matter."""
+def disturbance(others: OtherPrograms, cores: int, *, after_s: float = 0.0) -> str | None:
+    """Say how much of `cores` other programs use in `after_s` from now and which; None: too little to matter."""
+    sleep(after_s)
     used = others.cores_used()
     if used is None or used < BUSY_CORES:
         return None

@@ -147,6 +147,11 @@ class Averaging:
     def find_missing(self, timeout_s: float) -> str:
         return ""
 
+    def choose(self: Any, model: nn.Module, **hints: Any) -> None:
+        """Choose the reduction for `model`, see `choose_reduction`."""
+        size = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+        self.reduction, self.settings["reduction"] = choose_reduction(self._config, self.workers, size, **hints)
+
     def _silence(self, silent: bool) -> None:
         """Begin or end `no_sync`; leaves silence here what else they have."""
         self.silent = silent
@@ -304,11 +309,6 @@ class LastGradient:
                 for number in [each for each in self._hooks if each != self._last]:
                     self._hooks.pop(number).remove()
         return taken
-
-
-def gradient_bytes(model: nn.Module) -> int:
-    """Return the size of all gradients of `model`."""
-    return sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
 
 
 def choose_reduction(

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import gpus, settings
-from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer
 from horovod_study.comm.launch import (
     Launch,
     find_open_mpi,
@@ -110,14 +110,8 @@ class DistributedBackend(Averaging):
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config
         asked = [name for name in _HOOKS_ONLY if getattr(config, name) != OPTIONS[name].default]
-        self.reduction, self.settings["reduction"] = choose_reduction(
-            config,
-            self.workers,
-            gradient_bytes(model),
-            hooks_asked=bool(asked),
-            # Its buckets are packed without Python, also where all gradients fit into one: docs/communication.md.
-            hooks_because="torch's own buckets cost less than a flat buffer",
-        )
+        # Its buckets are packed without Python, also where all gradients fit into one: docs/communication.md.
+        self.choose(model, hooks_asked=bool(asked), hooks_because="torch's own buckets cost less than a flat buffer")
         if self.reduction == "hooks":
             self.last_gradient = LastGradient(model.parameters())
             for name in _HOOKS_ONLY[1:]:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from horovod_study.comm import builds, gpus, settings
-from horovod_study.comm.base import Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import Averaging, FlatGradients, Optimizer
 from horovod_study.comm.launch import (
     Launch,
     cuda_aware,
@@ -133,13 +133,7 @@ class HorovodBackend(Averaging):
             gpus.require_own(self, instead="--backend mpi")
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         no_hooks = "Horovod's hooks do not go with the loss scaling of fp16" if self._config.loss_scaled else ""
-        self.reduction, self.settings["reduction"] = choose_reduction(
-            self._config,
-            self.workers,
-            gradient_bytes(model),
-            hooks_asked=self._config.groups is not None,
-            flat_because=no_hooks,
-        )
+        self.choose(model, hooks_asked=self._config.groups is not None, flat_because=no_hooks)
         if self.reduction == "hooks":
             if no_hooks:
                 raise BackendError(

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from horovod_study.comm import settings
-from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimizer
 from horovod_study.comm.launch import (
     Launch,
     cuda_aware,
@@ -157,9 +157,7 @@ class MpiBackend(Averaging):
             start = parameter.detach().cpu().contiguous()
             self._world.Bcast(start.numpy(), root=0)
             parameter.data.copy_(start)
-        self.reduction, self.settings["reduction"] = choose_reduction(
-            self._config, self.workers, gradient_bytes(model), hooks_asked=self._config.bucket_mb is not None
-        )
+        self.choose(model, hooks_asked=self._config.bucket_mb is not None)
         if self.reduction == "none":
             return model, optimizer
         if self.reduction == "hooks":

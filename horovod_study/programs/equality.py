@@ -115,9 +115,6 @@ def _work(job: Mapping[str, Any], launch: Launch, on_progress: Told) -> Mapping[
     return (_write_references if job["write"] else _compare)(job, launch)
 
 
-# ---------------------------------------------------------------------------------------------------- sequential
-
-
 def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     """Train every trial alone, write its file, and return what the files' names stand for, and the runtimes here."""
     config = strain_config(job["config"])
@@ -165,9 +162,6 @@ def _missing() -> dict[str, str | None]:
             reason = f"the program {launcher} is neither beside {sys.executable} nor on PATH"
         reasons[runtime] = reason
     return reasons
-
-
-# ------------------------------------------------------------------------------------------------------ parallel
 
 
 def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
@@ -241,9 +235,6 @@ def _order_difference(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> str
         twice = ours.shape[1] - len(mine)
         return f"in step {step + 1} {len(known - mine)} of {theirs.shape[1]} curves missing, {twice} taken twice"
     return ""
-
-
-# ---------------------------------------------------------------------------------------------------- both of them
 
 
 def _train(

@@ -308,9 +308,6 @@ def model_facts(widths: str, batch: int) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------- collectives
-
-
 def values_of(ranks: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     """Return the sum of the test values of `ranks`, shape and device of `like`: whole numbers, exact in float32."""
     total = sum((torch.arange(PERIOD) * (rank + 1) % PERIOD).float() for rank in ranks)
@@ -445,9 +442,6 @@ def in_words(size: int) -> str:
     return f"{size:,} B"
 
 
-# ------------------------------------------------------------------------------------------ copies, peak, step
-
-
 def _measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measure copies within the host's memory, and within a GPU's and between the two; the same on every rank.
 
@@ -499,9 +493,6 @@ def measure_step(widths: str, batch: int, backend: Backend, *, rounds: int, seco
     everybody = backend.gather((mine, launches_of(step) if device.type == "cuda" else None))
     slowest = np.max(np.array([seconds for seconds, _ in everybody]), axis=0).tolist()
     return {"batch": batch, "seconds": slowest, "launches": everybody[0][1]}
-
-
-# -------------------------------------------------------------------------------------------------- the program
 
 
 def measure(plan: Mapping[str, Any], backend: Backend, *, on_progress: Told = lambda text: None) -> dict[str, Any]:

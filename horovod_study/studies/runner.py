@@ -244,7 +244,8 @@ class _Runner:
                     smoke_test(here, sweep, started, self._sites, console=console, stop=stop)
                 seconds, cores = options.watch_load_s, sorted(os.sched_getaffinity(0))
                 watched = seconds > 0 and any(site.alone for site in self._sites.values())
-                if watched and (told := process.other_load(cores, seconds=seconds)):
+                others = process.OtherPrograms(cores) if watched else None
+                if others and (told := process.disturbance(others, len(cores), after_s=seconds)):
                     say(console, f"warning: {told}; times will not be those of a quiet machine")
                 grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
                 grid.policy, every = options.policy, len(ledger.entries)
