@@ -212,7 +212,9 @@ def testlocal_ranks_are_refused_by_name(name: str) -> None:
 def started(environ: dict[str, str]) -> Mapping[str, str]:
     """The environment of two workers that a shell with these variables starts."""
     python, out = Path(sys.executable), Path("out")
-    line = program_line("horovod/gloo", 2, ["x"], python=python, out=out, environ=environ, which=lambda name, _: name)
+    line = program_line(
+        "horovod/gloo", 2, ["x"], python=python, out=out, environ=environ, which=lambda name, path: name
+    )
     return line.environment
 
 

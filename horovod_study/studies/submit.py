@@ -209,7 +209,7 @@ def _show(allocation: Allocation, partition: Partition, directory: Path, console
         there = tuple(Host(name=name, slots=count) for name, count in slots)
         site = replace(common_site(partition), hosts=there, allocation=True, port=20000, here=many == 1)
         path = {name: value for name, value in os.environ.items() if name == "PATH"}
-        start = Starting(python=Path(sys.executable), environ=path, which=lambda name, search: name, site=site)
+        start = Starting(python=Path(sys.executable), environ=path, which=lambda name, path: name, site=site)
         config = directory / "cells" / f"{cell.key}.yaml"
         line = launch_line(cell, start, config=config, out=directory / cell.key)
         say(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")
