@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.launch import detect
-from horovod_study.comm.serial import SerialBackend
 from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.stats import student
-from horovod_study.cluster.holding import used_s
+from horovod_study.cluster.process import used_s
 from horovod_study.config.run import Cell, available_cores, local_cell
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now

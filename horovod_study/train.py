@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from horovod_study import records
 from horovod_study.comm import Launch, detect
-from horovod_study.comm.stop import STOPPED_EXIT_CODE, LostPeer, Stopped, StopRequest, Terminated
+from horovod_study.comm.liveness import STOPPED_EXIT_CODE, LostPeer, Stopped, StopRequest, Terminated
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.options import Parser, add_train_options, run_values
 from horovod_study.errors import ConfigError, StudyError

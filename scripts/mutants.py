@@ -38,7 +38,7 @@ LEFT_OUT = "not slow and not horovod and not cluster"
 STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/series/points.py"
 SPLIT, USL, LEDGER = "analysis/steps/breakdown.py", "analysis/laws/costs.py", "studies/ledger.py"
 RECORD, WRITER = "records/model.py", "records/writer.py"
-BUCKETS, SERVERS, LIVENESS = "comm/mpi.py", "comm/ps.py", "comm/liveness.py"
+BASE, MPI, LIVENESS = "comm/base.py", "comm/mpi.py", "comm/liveness.py"
 
 TESTS = {
     STATS: ("test_stats.py",),
@@ -48,8 +48,7 @@ TESTS = {
     USL: ("test_laws.py", "test_fitting.py"),
     LEDGER: ("test_ledger.py",),
     **dict.fromkeys((RECORD, WRITER), ("test_records.py", "test_recorder.py")),
-    BUCKETS: ("test_comm.py",),
-    SERVERS: ("test_comm.py",),
+    **dict.fromkeys((BASE, MPI), ("test_comm.py",)),
     LIVENESS: ("test_liveness.py",),
 }
 
@@ -88,10 +87,10 @@ FAULTS = (  # file, what the line says, what it says instead
     (RECORD, "sum(lost) if isinstance(lost, list)", "max(lost) if isinstance(lost, list)"),
     (WRITER, "return present - max(written, default=present)", "return present - min(written, default=present)"),
     (WRITER, "run_files(directory).items() if name != MANIFEST}", "run_files(directory).items()}"),
-    (BUCKETS, "self._share = 1 / workers", "self._share = 1.0"),
-    (BUCKETS, "self._missing[self._next] <= 0:", "self._missing[self._next] <= 1:"),
-    (SERVERS, "for row in others[rank:]:", "for row in others[rank + 1:]:"),
-    (SERVERS, "total * server // servers for server", "total // servers * server for server"),
+    (BASE, "self._share = 1 / workers", "self._share = 1.0"),
+    (MPI, "self._missing[self._next] <= 0:", "self._missing[self._next] <= 1:"),
+    (MPI, "for row in others[rank:]:", "for row in others[rank + 1:]:"),
+    (MPI, "total * server // servers for server", "total // servers * server for server"),
     (LIVENESS, "and waited_s < self._timeout_s * self.patience", "and waited_s < self._timeout_s"),
     (LIVENESS, "if not self._call or self._call is not call:", "if not self._call:"),
 )

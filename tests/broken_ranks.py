@@ -3,7 +3,7 @@
 import torch
 
 from horovod_study.comm.raw import MpiRaw
-from horovod_study.programs import answer, collectives
+from horovod_study.programs import answer, microbench
 
 right = MpiRaw.allreduce_
 
@@ -15,4 +15,4 @@ def wrong(self: MpiRaw, tensor: torch.Tensor) -> None:
 MpiRaw.allreduce_ = wrong  # type: ignore[method-assign]
 
 if __name__ == "__main__":
-    answer.serve_measurement(lambda plan, config, backend, told: collectives.measure(plan, backend))
+    answer.serve_measurement(lambda plan, config, backend, told: microbench.measure(plan, backend))

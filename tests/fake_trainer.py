@@ -22,8 +22,7 @@ from horovod_study.cluster import alive
 from horovod_study.recording.rank import turns
 
 if TYPE_CHECKING:  # what launches this program is not imported by it: it is started hundreds of times
-    from horovod_study.cluster.launch import LaunchLine
-    from horovod_study.cluster.site import Site
+    from horovod_study.cluster.launch import LaunchLine, Site
     from horovod_study.config.run import Cell
 
 WAIT_S = 60.0  # far beyond any test: whoever waits here is meant to be ended

@@ -76,14 +76,16 @@ print(json.dumps(["momentum" in CHOICES, STRAIN.tuned["momentum"], "momentum" in
 @pytest.mark.slow
 def test_a_backend_takes_its_declaration_and_its_code(copy: Path) -> None:
     """It is swept over, started by its launchers, opened by `train`, and named for readers."""
-    (copy / "runtimes" / "echo.py").write_text(
-        "from horovod_study.runtimes.library import Library, Transport\n"
-        'TRANSPORTS = (Transport(name="mpi"), Transport(name="air", here=("torchrun",)))\n'
-        'LIBRARY = Library(name="echo", label="Echo", place=9, implementation="horovod_study.comm.echo:EchoBackend",\n'
-        "                  transports=TRANSPORTS, start_up_s=1)\n"
+    table = copy / "runtimes" / "__init__.py"
+    text, place = table.read_text(), "    )\n}\nCARRIED = "
+    assert text.count(place) == 1
+    row = (
+        '        Library(name="echo", label="Echo", implementation="horovod_study.comm.echo:EchoBackend",\n'
+        '            start_up_s=1, transports=(Transport(name="mpi"), Transport(name="air", here=("torchrun",)))),\n'
     )
+    table.write_text(text.replace(place, row + place))
     (copy / "comm" / "echo.py").write_text(
-        "from horovod_study.comm.serial import SerialBackend\n"
+        "from horovod_study.comm.base import SerialBackend\n"
         "class EchoBackend(SerialBackend):\n"
         '    name = "echo"\n'
         '    transport = "air"\n'

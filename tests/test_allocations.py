@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.cluster.allocations import MARGIN, START_S, Allocation, allocate, time_limit_s
+from horovod_study.cluster.slurm import MARGIN, START_S, Allocation, allocate, time_limit_s
 from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell
 from horovod_study.studies.study_file import StudyConfig

@@ -8,19 +8,19 @@ from make.wording import Golden
 
 from horovod_study.comm import Backend, Launch
 from horovod_study.comm import raw as raw_transports
+from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.raw import open_raw, open_runtime, why_missing
-from horovod_study.comm.serial import SerialBackend
 from horovod_study.errors import BackendError
-from horovod_study.programs.collectives import (
+from horovod_study.programs.microbench import (
     PERIOD,
     count_wrong,
     in_words,
     measure,
     measure_collectives,
     model_facts,
+    step_flops,
     values_of,
 )
-from horovod_study.programs.microbench import step_flops
 from horovod_study.workload.options import StrainConfig
 
 

@@ -14,7 +14,7 @@ from make.wording import Golden
 from torch import nn
 
 from horovod_study.comm import builds, detect, settings
-from horovod_study.comm.base import FlatGradients, choose_reduction, fail_together, require_parity
+from horovod_study.comm.base import FlatGradients, SerialBackend, choose_reduction, fail_together, require_parity
 from horovod_study.comm.horovod import HorovodBackend, horovod_places
 from horovod_study.comm.launch import (
     Launch,
@@ -26,9 +26,7 @@ from horovod_study.comm.launch import (
     require_interfaces,
     require_launchers_mpi,
 )
-from horovod_study.comm.mpi import Bucket, GradientBuckets
-from horovod_study.comm.ps import add_in_order, shares
-from horovod_study.comm.serial import SerialBackend
+from horovod_study.comm.mpi import Bucket, GradientBuckets, add_in_order, shares
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.runtimes import CARRIED
 from horovod_study.workload.model import StressCNN

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from make.waiting import until
 
-from horovod_study.cluster.holding import Holding, used_s
+from horovod_study.cluster.process import Holding, used_s
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import sleep
 from horovod_study.recording.rank.turns import connect, cores_of_threads
@@ -455,7 +455,7 @@ def test_a_rank_tells_where_its_threads_are() -> None:
 
 def test_when_whoever_stopped_it_is_killed_it_goes_on(busy: "subprocess.Popen[bytes]") -> None:
     program = (
-        "import sys, time; from horovod_study.cluster.holding import Holding; "
+        "import sys, time; from horovod_study.cluster.process import Holding; "
         f"holding = Holding(); holding.stop([{busy.pid}]); print('stopped', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)

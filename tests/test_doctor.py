@@ -18,7 +18,7 @@ from two_hosts import TwoHosts
 
 from horovod_study.cluster import doctor
 from horovod_study.cluster.doctor import Check, Finding, Machine, exit_code, gpus_in, seconds_of
-from horovod_study.cluster.site import free_port
+from horovod_study.cluster.launch import free_port
 from horovod_study.config.partitions import Host, Partition
 
 TOOLS = "sh cat sleep awk df getent grep head uname nproc sort wc paste sed dirname id env mv ln flock mkdir rm true"

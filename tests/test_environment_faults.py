@@ -15,7 +15,7 @@ from make.launch_lines import program_line
 from make.wording import Golden
 
 import horovod_study
-from horovod_study.cluster.site import hosts_of_allocation
+from horovod_study.cluster.launch import hosts_of_allocation
 from horovod_study.comm import detect, open_backend
 from horovod_study.comm.distributed import _LOCAL_RANKS, local_rank
 from horovod_study.comm.launch import (
@@ -212,7 +212,9 @@ def testlocal_ranks_are_refused_by_name(name: str) -> None:
 def started(environ: dict[str, str]) -> Mapping[str, str]:
     """The environment of two workers that a shell with these variables starts."""
     python, out = Path(sys.executable), Path("out")
-    line = program_line("horovod/gloo", 2, ["x"], python=python, out=out, environ=environ, which=lambda name, _: name)
+    line = program_line(
+        "horovod/gloo", 2, ["x"], python=python, out=out, environ=environ, which=lambda name, path: name
+    )
     return line.environment
 
 

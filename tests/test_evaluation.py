@@ -7,8 +7,8 @@ import pytest
 import torch
 from make.wording import Golden
 
+from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.serial import SerialBackend
 from horovod_study.workload import dataset
 from horovod_study.workload.evaluation import compared_to_floor, evaluate, is_below_floor
 from horovod_study.workload.model import StressCNN

@@ -13,10 +13,10 @@ from make.wording import Golden
 
 import horovod_study
 from horovod_study.comm import detect, gpus
+from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.distributed import DistributedBackend
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.comm.raw import why_missing
-from horovod_study.comm.serial import SerialBackend
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.workload.options import StrainConfig
 

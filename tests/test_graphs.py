@@ -18,9 +18,8 @@ from conftest import BIN, LAUNCHERS
 from make.wording import Golden
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horovod_study.comm.base import FlatGradients
+from horovod_study.comm.base import FlatGradients, SerialBackend
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.serial import SerialBackend
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock, Unstamped
 from horovod_study.workload import graphs

@@ -16,8 +16,7 @@ from make.launch_lines import launch_line, program_line
 from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 
-from horovod_study.cluster.launch import MARKER, cell_environment
-from horovod_study.cluster.site import PORTS, Site
+from horovod_study.cluster.launch import MARKER, PORTS, Site, cell_environment
 from horovod_study.config.partitions import Host
 from horovod_study.config.run import Cell, Placement
 from horovod_study.errors import StudyError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from make.benchmarks import load_benchmark
 
 from horovod_study import records
-from horovod_study.cluster import allocations, identity
+from horovod_study.cluster import identity, slurm
 from horovod_study.config.doors import adapter
 from horovod_study.config.study_file import StudyFile, sweep_form
 from horovod_study.errors import ConfigError, RecordError
@@ -228,19 +228,19 @@ def test_names_tell_apart_what_the_study_varies():
 def test_a_block_holds_every_cell_of_one_repeat_once(seed, repeats):
     cells = make_study(repeats=repeats).cells()
 
-    ordered = allocations.blocks(cells, seed)
+    ordered = slurm.blocks(cells, seed)
 
     assert list(range(repeats)) == [block[0].config.repeat for block in ordered]
     for repeat, block in enumerate(ordered):
         assert sorted(c.key for c in cells if c.config.repeat == repeat) == sorted(c.key for c in block)
-    assert ordered == allocations.blocks(cells, seed), "the order is a function of the seed"
+    assert ordered == slurm.blocks(cells, seed), "the order is a function of the seed"
 
 
 def test_blocks_are_shuffled_differently_and_by_the_seed():
     cells = make_study(repeats=3).cells()
 
     def orders(seed):
-        return [[(c.runtime, c.placement.workers) for c in block] for block in allocations.blocks(cells, seed)]
+        return [[(c.runtime, c.placement.workers) for c in block] for block in slurm.blocks(cells, seed)]
 
     first, second, third = orders(1)
     assert not first == second == third

@@ -15,13 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import horovod_study
 from horovod_study.analysis.machine.network import memory_bytes
-from horovod_study.programs.collectives import model_facts
 from horovod_study.programs.microbench import (
     IN_REGISTERS,
     MatrixRate,
     copy_kinds,
     copy_seconds,
     matrix_rates,
+    model_facts,
     step_bytes,
     step_flops,
     step_roofline,

@@ -13,9 +13,8 @@ from make.wording import Golden
 from torch import nn
 
 from horovod_study import train
-from horovod_study.comm.base import FlatGradients
+from horovod_study.comm.base import FlatGradients, SerialBackend
 from horovod_study.comm.launch import detect
-from horovod_study.comm.serial import SerialBackend
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run
 from horovod_study.workload import material, native

@@ -8,8 +8,8 @@ import pytest
 import torch
 from make.wording import Golden
 
+from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.serial import SerialBackend
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import (

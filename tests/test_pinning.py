@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_sensors import FakeNvml
 
-from horovod_study.cluster import pinning
+from horovod_study.cluster import process
 from horovod_study.config.run import Cell, Placement
 from horovod_study.measure import evidence
 from horovod_study.measure.environment import numbers_of
@@ -30,8 +30,8 @@ def test_physical_cores_come_before_their_second_threads(tmp_path):
         (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
         (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
 
-    assert [0, 1, 2, 3, 4, 5, 6, 7] == pinning.cores_in_order(range(8), system=tmp_path)
-    assert [1, 2, 3, 4, 5] == pinning.cores_in_order([1, 2, 3, 4, 5], system=tmp_path), (
+    assert [0, 1, 2, 3, 4, 5, 6, 7] == process.cores_in_order(range(8), system=tmp_path)
+    assert [1, 2, 3, 4, 5] == process.cores_in_order([1, 2, 3, 4, 5], system=tmp_path), (
         "4 is the first of its core here"
     )
 
@@ -42,11 +42,11 @@ def test_threads_numbered_side_by_side_are_taken_apart(tmp_path):
         pair = core // 2 * 2
         (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(f"{pair}-{pair + 1}\n")
 
-    assert [0, 2, 1, 3] == pinning.cores_in_order(range(4), system=tmp_path)
+    assert [0, 2, 1, 3] == process.cores_in_order(range(4), system=tmp_path)
 
 
 def test_unreadable_topology_gives_the_order_of_the_numbers(tmp_path):
-    assert [0, 1, 3] == pinning.cores_in_order([3, 0, 1], system=tmp_path)
+    assert [0, 1, 3] == process.cores_in_order([3, 0, 1], system=tmp_path)
 
 
 @given(workers=st.integers(1, 12), per_worker=st.integers(1, 4), threads=st.integers(1, 4), offered=st.integers(1, 64))
@@ -54,17 +54,17 @@ def test_cell_gets_as_many_cores_as_it_needs_always_the_same_ones(workers, per_w
     cell = make_cell(workers, threads=threads)
     available = list(range(offered))
 
-    cores = pinning.cell_cores(cell, cores_per_worker=per_worker, available=available)
+    cores = process.cell_cores(cell, cores_per_worker=per_worker, available=available)
 
     needed = workers * max(per_worker, threads)
     assert (None if needed >= offered else tuple(range(needed))) == cores
-    assert cores == pinning.cell_cores(cell, cores_per_worker=per_worker, available=available)
+    assert cores == process.cell_cores(cell, cores_per_worker=per_worker, available=available)
 
 
 def test_loader_processes_get_cores_of_their_own():
     cell = make_cell(2, loader="dataloader", loader_processes=2)
 
-    assert tuple(range(6)) == pinning.cell_cores(cell, cores_per_worker=1, available=range(8))
+    assert tuple(range(6)) == process.cell_cores(cell, cores_per_worker=1, available=range(8))
 
 
 class Nvml(FakeNvml):
@@ -91,10 +91,10 @@ def test_cores_near_each_gpu_are_those_of_its_numa_node(bus, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     first, second = list(range(8)), list(range(8, 16))
 
-    assert pinning.cores_near_gpus(library=Nvml(), pci=bus) == [first, first, second, second]
+    assert process.cores_near_gpus(library=Nvml(), pci=bus) == [first, first, second, second]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-d3,0")
-    assert pinning.cores_near_gpus(library=Nvml(), pci=bus) == [second, first]
-    assert pinning.cores_near_gpus(library=Nvml(), pci=bus / "none") == [[], []]
+    assert process.cores_near_gpus(library=Nvml(), pci=bus) == [second, first]
+    assert process.cores_near_gpus(library=Nvml(), pci=bus / "none") == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_cores_near_each_gpu_are_those_of_its_numa_node(bus, monkeypatch):
 def test_workers_with_gpus_get_the_cores_near_them(workers, per_worker, near, cores):
     lists = [numbers_of(each) if each else [] for each in near]
     cell = make_cell(workers)
-    found = pinning.cell_cores(cell, cores_per_worker=per_worker, available=range(16), near=lists)
+    found = process.cell_cores(cell, cores_per_worker=per_worker, available=range(16), near=lists)
 
     assert found == (None if cores is None else tuple(numbers_of(cores)))
 
@@ -123,22 +123,22 @@ def test_what_is_started_in_the_block_is_pinned_and_nothing_after_it():
     code = "import os; print(*sorted(os.sched_getaffinity(0)))"
     last = max(before)
 
-    with pinning.pinned((last,)):
+    with process.pinned((last,)):
         inside = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert f"{last}\n" == inside
     assert before == os.sched_getaffinity(0)
 
 
-def watched(monkeypatch, *, seconds: float, busy_s: float, own_s: float, programs: dict) -> pinning.OtherPrograms:
+def watched(monkeypatch, *, seconds: float, busy_s: float, own_s: float, programs: dict) -> process.OtherPrograms:
     """Return what OtherPrograms would have seen: processor seconds after `seconds`, from nothing before."""
     clock, busy, own, used = [0.0], [0.0], [0.0], [{}]
-    for module in (pinning, evidence):
+    for module in (process, evidence):
         monkeypatch.setattr(module, "now", lambda: clock[0])
     monkeypatch.setattr(evidence, "own_cpu_s", lambda: own[0])
-    monkeypatch.setattr(pinning, "_by_process", lambda: used[0])
+    monkeypatch.setattr(process, "_by_process", lambda: used[0])
     monkeypatch.setattr(evidence, "busy_s", lambda cores, **_: busy[0])
-    others = pinning.OtherPrograms([0, 1])
+    others = process.OtherPrograms([0, 1])
     clock[0], busy[0], own[0], used[0] = seconds, busy_s, own_s, programs
     return others
 
@@ -148,25 +148,25 @@ def test_other_programs_are_told_with_their_number_and_names(monkeypatch, golden
     others = watched(monkeypatch, seconds=10.0, busy_s=25.0, own_s=10.0, programs=programs)
 
     assert 1.5 == others.cores_used()
-    golden(pinning.disturbance(others, 2), "1.5", "2 cores", "1.2", "0.3")
+    golden(process.disturbance(others, 2), "1.5", "2 cores", "1.2", "0.3")
 
 
 def test_own_cells_and_small_things_are_no_disturbance(monkeypatch):
     others = watched(monkeypatch, seconds=10.0, busy_s=20.0, own_s=18.0, programs={})
 
     assert 0.2 == pytest.approx(others.cores_used())
-    assert pinning.disturbance(others, 2) is None
+    assert process.disturbance(others, 2) is None
 
 
 def test_too_short_a_look_tells_nothing(monkeypatch):
     others = watched(monkeypatch, seconds=0.1, busy_s=0.2, own_s=0.0, programs={})
 
     assert others.cores_used() is None
-    assert pinning.disturbance(others, 2) is None
+    assert process.disturbance(others, 2) is None
 
 
 def test_look_at_this_machine_gives_numbers():
-    others = pinning.OtherPrograms(sorted(os.sched_getaffinity(0)))
+    others = process.OtherPrograms(sorted(os.sched_getaffinity(0)))
     sum(range(10**6))
 
     assert all(isinstance(name, str) for name in others.programs())

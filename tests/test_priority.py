@@ -26,18 +26,14 @@ def sleeping_thread() -> Iterator[int]:
         thread.join()
 
 
-def refuse(thread: int) -> str:
-    return "Operation not permitted"
+def refuse(thread: int, length: int = 0, why: str = "Operation not permitted") -> None:
+    raise OSError(1, why)
 
 
 def test_only_threads_started_since_are_prioritised(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
 
-    def realtime(thread: int) -> str:
-        given.append(thread)
-        return ""
-
-    monkeypatch.setattr(priority, "_realtime", realtime)
+    monkeypatch.setattr(priority, "_realtime", given.append)
     with sleeping_thread():
         new = NewThreads()
         with sleeping_thread() as later:
@@ -61,7 +57,7 @@ def test_auto_takes_the_slice_where_real_time_is_not_permitted(monkeypatch: pyte
 
 def test_auto_leaves_all_alone_where_nothing_is_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priority, "_realtime", refuse)
-    monkeypatch.setattr(priority, "_slice", lambda thread, length: "needs Linux 6.12, this is 5.14")
+    monkeypatch.setattr(priority, "_slice", lambda *who: refuse(*who, "needs Linux 6.12, this is 5.14"))
     new = NewThreads()
     with sleeping_thread():
         setting = new.prioritise("auto")
@@ -94,11 +90,10 @@ def test_a_thread_that_polls_is_never_given_real_time(monkeypatch: pytest.Monkey
 
 def test_one_thread_that_may_not_leaves_none_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     changed: list[int] = []
-    answers = iter(["", "Operation not permitted"])
-    monkeypatch.setattr(priority, "_realtime", lambda thread: next(answers))
-    monkeypatch.setattr(priority, "_slice", refuse_slice := (lambda thread, length: "no"))
+    answers = iter([lambda thread: None, refuse])
+    monkeypatch.setattr(priority, "_realtime", lambda thread: next(answers)(thread))
+    monkeypatch.setattr(priority, "_slice", refuse)
     monkeypatch.setattr(os, "sched_setscheduler", lambda thread, policy, priority: changed.append(thread))
-    assert refuse_slice(0, 0) == "no"
     new = NewThreads()
     with sleeping_thread() as one, sleeping_thread() as two:
         setting = new.prioritise("auto")

@@ -16,7 +16,7 @@ from make.scratch_job import TwinBackend, job
 from make.wording import Golden
 
 from horovod_study import records
-from horovod_study.comm.serial import SerialBackend
+from horovod_study.comm.base import SerialBackend
 from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import StudyError
 from horovod_study.train import main

@@ -7,7 +7,7 @@ import torch
 from make.scratch_job import job
 
 from horovod_study.comm import detect
-from horovod_study.comm.serial import SerialBackend
+from horovod_study.comm.base import SerialBackend
 from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock, Unstamped

@@ -60,9 +60,7 @@ _READERS = {
 OPENING = {
     "cluster/alive.py": "facts of the system",
     "cli/": "standard input",
-    "cluster/holding.py": "facts of the system",
     "cluster/identity.py": "the source of this package and of what is installed",
-    "cluster/pinning.py": "facts of the system",
     "cluster/process.py": "facts of the system",
     "comm/": "facts of the system, and what this program wrote for its ranks",
     "config/limits.py": "standard input",

@@ -15,9 +15,8 @@ from make.waiting import PATIENCE_S
 from two_hosts import TwoHosts
 
 from horovod_study.cluster import remote
-from horovod_study.cluster.launch import MARKER
+from horovod_study.cluster.launch import MARKER, Site
 from horovod_study.cluster.remote import other_hosts, remote_argv, run_on, stop_marked_on, this_host
-from horovod_study.cluster.site import Site
 from horovod_study.config.partitions import Host
 from horovod_study.errors import StudyError
 

@@ -23,7 +23,7 @@ from make.waiting import PATIENCE_S, until
 from make.wording import Golden
 
 from horovod_study import records, train
-from horovod_study.comm.stop import StopRequest, Terminated
+from horovod_study.comm.liveness import StopRequest, Terminated
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
 from horovod_study.studies import lease

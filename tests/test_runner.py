@@ -20,10 +20,10 @@ from make.waiting import PATIENCE_S, until
 from rich.console import Console
 
 from horovod_study import records
-from horovod_study.cluster import allocations
+from horovod_study.cluster import slurm
+from horovod_study.cluster.launch import Site
 from horovod_study.cluster.process import marked_processes, stop_marked
 from horovod_study.cluster.reason import failure_reason
-from horovod_study.cluster.site import Site
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.partitions import Host, parse_hosts
 from horovod_study.config.run import Placement
@@ -89,10 +89,10 @@ def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
 
     assert 0 == result.exit_code
     assert ["done"] * 6 == states(result)
-    assert [cell.key for block in allocations.blocks(study.cells(), study.seed) for cell in block] == starts(tmp_path)
+    assert [cell.key for block in slurm.blocks(study.cells(), study.seed) for cell in block] == starts(tmp_path)
     lines = re.sub(r", \d+ s(;|$)", r", S s\1", output, flags=re.M).splitlines()
     lines = [re.sub(r"about .* left( \(a guess\))?", "T left", line) for line in lines]
-    names = [[cell.name for cell in block] for block in allocations.blocks(study.cells(), study.seed)]
+    names = [[cell.name for cell in block] for block in slurm.blocks(study.cells(), study.seed)]
     short = [[name.rpartition(", ")[0] for name in block] for block in names]
     rates = [f"{'2,000' if '2 workers' in name else '1,000'} samples/s, S s" for name in names[0] + names[1]]
     assert [
@@ -288,7 +288,7 @@ def test_cell_that_runs_elsewhere_is_left_alone(tmp_path):
 def test_cell_that_another_runner_took_meanwhile_is_left_alone(tmp_path, golden):
     """Planned while it was free, claimed when its turn comes."""
     study = make_study(repeats=1)
-    order = allocations.blocks(study.cells(), study.seed)[0]
+    order = slurm.blocks(study.cells(), study.seed)[0]
     launch = fake_launch({})
 
     def launch_and_claim(cell, config, out, **options):
@@ -354,7 +354,7 @@ def start_runner(runs, behaviour=None, point="", study=None, grace_s=0.3, **opti
 )
 def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, number):
     study = make_study(repeats=1)
-    order = allocations.blocks(study.cells(), study.seed)[0]
+    order = slurm.blocks(study.cells(), study.seed)[0]
     second = order[1]
     name = f"{second.runtime}/{second.placement.workers}/0"
     process = start_runner(tmp_path, {name: "grandchild"}, study={"repeats": 1})
@@ -440,7 +440,7 @@ def test_resumed_cell_that_fails_is_shown_with_its_reason_and_goes_on_only_if_it
 @pytest.mark.slow
 def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path, golden):
     study = make_study(repeats=1)
-    first = allocations.blocks(study.cells(), study.seed)[0][0]
+    first = slurm.blocks(study.cells(), study.seed)[0][0]
     code = SCRIPT.replace("grace_s=0.3", "grace_s=20")
     process = subprocess.Popen(
         [
@@ -475,7 +475,7 @@ def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow)])
 def test_second_signal_gives_no_grace(tmp_path, number):
     study = make_study(repeats=1)
-    first = allocations.blocks(study.cells(), study.seed)[0][0]
+    first = slurm.blocks(study.cells(), study.seed)[0][0]
     code = SCRIPT.replace("grace_s=0.3", "grace_s=60").format(
         tests=str(TESTS), runs=str(tmp_path), behaviour={"*": "grandchild"}, point="", study={"repeats": 1}
     )
@@ -591,7 +591,7 @@ KILL_POINTS = [
 def test_killed_at_any_point_the_next_run_does_what_is_missing_and_only_that(tmp_path, point):
     """The first of three cells, in their order, crashes before and the second after its record is written."""
     study = make_study(repeats=1)
-    order = allocations.blocks(study.cells(), study.seed)[0]
+    order = slurm.blocks(study.cells(), study.seed)[0]
     names = [f"{cell.runtime}/{cell.placement.workers}/0" for cell in order]
     behaviour = {names[0]: "user error", names[1]: "traceback"}
     process = start_runner(tmp_path, behaviour, point, study={"repeats": 1})
@@ -617,7 +617,7 @@ def test_killed_at_any_point_the_next_run_does_what_is_missing_and_only_that(tmp
 @pytest.mark.parametrize("behaviour", ["hang before the record", "grandchild"])
 def test_what_a_killed_runner_leaves_behind_is_stopped_by_the_next(tmp_path, behaviour):
     study = make_study(repeats=1)
-    first = allocations.blocks(study.cells(), study.seed)[0][0]
+    first = slurm.blocks(study.cells(), study.seed)[0][0]
     process = start_runner(tmp_path, {"*": behaviour}, study={"repeats": 1})
     until(lambda: len(starts(tmp_path)) == 1)
     if behaviour == "grandchild":
@@ -757,7 +757,7 @@ def cancel(study, runs, *which) -> tuple[int, str]:
 @pytest.mark.slow
 def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path, golden):
     study = make_study(repeats=1)
-    first = allocations.blocks(study.cells(), study.seed)[0][0]
+    first = slurm.blocks(study.cells(), study.seed)[0][0]
     name = first.name
     behaviour = {f"{first.runtime}/{first.placement.workers}/0": "stops when asked"}
     process = start_runner(tmp_path, behaviour, study={"repeats": 1}, grace_s=20)
@@ -799,7 +799,7 @@ def test_cancelling_all_ends_the_runner_too(tmp_path):
 
 def test_cancelled_before_its_turn_a_cell_is_left_out(tmp_path, golden):
     study = make_study(repeats=1)
-    order = allocations.blocks(study.cells(), study.seed)[0]
+    order = slurm.blocks(study.cells(), study.seed)[0]
     launch = fake_launch({})
 
     def launch_and_cancel(cell, config, out, **options):

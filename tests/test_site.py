@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.cluster.site import (
+from horovod_study.cluster.launch import (
     PORTS,
     Site,
     expand_counts,
@@ -30,7 +30,7 @@ HERE = "here"
 @pytest.fixture(autouse=True)
 def no_name_server(monkeypatch):
     """Names are those of this file: asking a name server for them takes seconds where there is none."""
-    monkeypatch.setattr("horovod_study.cluster.site.this_host", lambda name: name == HERE)
+    monkeypatch.setattr("horovod_study.cluster.launch.this_host", lambda name: name == HERE)
 
 
 def hosts(*slots: int) -> tuple[Host, ...]:

@@ -20,9 +20,8 @@ from make.properties import examples
 from make.wording import Golden
 from rich.console import Console
 
-from horovod_study.cluster.allocations import Allocation, allocate
-from horovod_study.cluster.jobs import Note, partition_of, read_job, read_jobs, write_note
-from horovod_study.cluster.slurm import directives, script, slurm_time, submit_environment
+from horovod_study.cluster.jobs import Note, read_job, read_jobs, write_note
+from horovod_study.cluster.slurm import Allocation, allocate, directives, script, slurm_time, submit_environment
 from horovod_study.config.partitions import Partition, find_partition
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies.study_file import StudyConfig, sweep_of
@@ -272,7 +271,7 @@ def test_sbatch_gets_nothing_of_the_callers_shell_but_who_and_where():
 def test_a_partition_survives_the_folder_of_a_job():
     for name in ("alpha", "gpu2", "archer2"):
         partition = find_partition(name)
-        assert partition_of(json.loads(json.dumps(partition.model_dump()))) == partition
+        assert Partition(**json.loads(json.dumps(partition.model_dump()))) == partition
 
 
 # ---------------------------------------------------------------------------------------------------- giving to sbatch

@@ -12,8 +12,8 @@ from test_runner import COMMAND, make_study, starts
 from horovod_study import records
 from horovod_study.cluster import doctor
 from horovod_study.cluster.doctor import Finding
+from horovod_study.cluster.launch import HERE, Site
 from horovod_study.cluster.process import marked_processes
-from horovod_study.cluster.site import HERE, Site
 from horovod_study.config.partitions import Host
 from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError

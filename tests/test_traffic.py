@@ -18,7 +18,7 @@ from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.comm import require_parity, traffic
-from horovod_study.comm.traffic import Counters, Need, Reading, judge, moved, must_move, received_by_connections
+from horovod_study.comm.traffic import Need, Reading, judge, moved, must_move, received_by_connections
 from horovod_study.errors import BackendError
 from horovod_study.measure import environment, evidence
 
@@ -31,7 +31,7 @@ TWO_AND_TWO = Need(within=8 * MB, between=4 * MB, total=12 * MB)  # four ranks o
 
 
 def host(**found: Any) -> Reading:
-    return Reading(**{"connections": {}, "interfaces": {}, "infiniband": {}, "segments": (), **found})
+    return {"connections": {}, "interfaces": {}, "infiniband": {}, "segments": (), **found}
 
 
 @pytest.mark.parametrize(
@@ -168,23 +168,24 @@ class System:
         (self.proc / "net" / "dev").write_text(NET_DEV.format(**self.sent))
         (self.port / "counters" / "port_xmit_data").write_text(f"{self.sent['mlx5_0'] // 4}\n")
 
-    def counters(self) -> Counters:
-        return Counters(proc=self.proc, sys=self.sys, connections=lambda: None if self.own is None else dict(self.own))
+    def read(self, *, whole_host: bool) -> Reading:
+        own = None if self.own is None else dict(self.own)
+        return traffic.read(whole_host=whole_host, proc=self.proc, system=self.sys, connections=lambda: own)
 
 
 def test_made_counters_are_read(tmp_path: Path) -> None:
     system = System(tmp_path)
 
-    both = system.counters().read(whole_host=True)
-    assert both.connections == {"lo": 0}
-    assert both.interfaces == {"lo": 10**9, "eth0": 10**6}
-    assert both.infiniband == {"infiniband:mlx5_0": 10**12}
+    both = system.read(whole_host=True)
+    assert both["connections"] == {"lo": 0}
+    assert both["interfaces"] == {"lo": 10**9, "eth0": 10**6}
+    assert both["infiniband"] == {"infiniband:mlx5_0": 10**12}
     (system.port / "link_layer").write_text("Ethernet\n")
-    assert system.counters().read(whole_host=True).infiniband == {"roce:mlx5_0": 10**12}
-    assert system.counters().read(whole_host=False).interfaces is None
-    nothing = Counters(proc=tmp_path / "no", sys=tmp_path / "no", connections=lambda: None)
-    assert nothing.read(whole_host=True) == Reading(connections=None, interfaces=None, infiniband={})
-    assert nothing.segments() == []
+    assert system.read(whole_host=True)["infiniband"] == {"roce:mlx5_0": 10**12}
+    assert system.read(whole_host=False)["interfaces"] is None
+    no = tmp_path / "no"
+    nothing = traffic.read(whole_host=True, proc=no, system=no, connections=lambda: None)
+    assert nothing == {"connections": None, "interfaces": None, "infiniband": {}, "segments": []}
 
 
 class TwoRanks:
@@ -208,7 +209,7 @@ def watched(system: System, *, hosts: tuple[str, str], step: Callable[[], None],
         step,
         hosts=hosts,
         payload_bytes=size,
-        counters=system.counters(),
+        counters=system.read,
     )
 
 

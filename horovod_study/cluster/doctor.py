@@ -21,11 +21,9 @@ from random import SystemRandom
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from horovod_study.cluster.allocations import Allocation
-from horovod_study.cluster.launch import cell_environment
+from horovod_study.cluster.launch import PORTS, cell_environment, hosts_of_allocation
 from horovod_study.cluster.remote import Answer, run_on, this_host
-from horovod_study.cluster.site import PORTS, hosts_of_allocation
-from horovod_study.cluster.slurm import directives
+from horovod_study.cluster.slurm import Allocation, directives
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Cell, Placement
@@ -118,9 +116,6 @@ def table() -> tuple[Check, ...]:
     return tuple(Check(area=area, **row) for area, rows in areas.items() for row in rows)
 
 
-# ----------------------------------------------------------------------------------------------------- one machine
-
-
 def _fits(text: str, here: Machine) -> str:
     """Hold what the partition's file says against what Slurm knows of its nodes, the smallest of each."""
     wanted = here.partition
@@ -210,11 +205,11 @@ def _asked(here: Machine, host: str, checks: Iterable[Check], variables: Mapping
     return {**told, "ahead": max(0.0, last_s - heard_s) or min(0.0, first_s - asked_s)}
 
 
-def _variables(here: Machine, folder: Path | None, place: Path, **more: str) -> dict[str, str]:
+def _variables(here: Machine, folder: Path | None, place: Path) -> dict[str, str]:
     """Return what the commands of checks are given."""
     found = {"PYTHON": here.python, "PLACE": str(place), "FOLDER": str(folder or place / "nothing")}
     found |= {"WORKERS": str(here.workers or ""), "IFACE": here.interface or "", "SEVERAL": "1" * here.several}
-    found |= {"SEEN": folder.name if folder else "", "ASKED": "", "WHERE": "", "LOGIN": "1" if here.slurm else ""}
+    found |= {"SEEN": folder.name if folder else "", "ASKED": "", "WHERE": "", "LOGIN": ""}
     if (wanted := here.slurm) is not None:
         workers, limit_s = wanted.slots_per_node, wanted.time_limit_s or 600.0
         placement = Placement(partition=wanted.name, workers=workers, workers_per_node=workers)
@@ -222,12 +217,9 @@ def _variables(here: Machine, folder: Path | None, place: Path, **more: str) -> 
         node = Allocation(partition=wanted.name, nodes=1, tasks=((cell,),), seconds=limit_s, time_limit_s=limit_s)
         asked = directives(node, wanted, name="horovod-study-doctor")
         found["ASKED"] = " ".join(f"--{option}" + ("" if value is None else f"={value}") for option, value in asked)
-        found |= {"WHERE": f"-p {wanted.slurm_partition}" if wanted.slurm_partition else ""}
-        found |= {"LOGIN": "" if here.in_job else "1"}
-    return found | more
-
-
-# ---------------------------------------------------------------------------------------------------- other hosts
+        found["WHERE"] = f"-p {wanted.slurm_partition}" if wanted.slurm_partition else ""
+        found["LOGIN"] = "" if here.in_job else "1"
+    return found
 
 
 def _hosts(here: Machine, slots: Mapping[str, int], variables: Mapping[str, str], own: str) -> Iterator[Finding]:
@@ -273,16 +265,13 @@ def _login(here: Machine, check: Check, name: str) -> Finding:
     if this_host(name):
         return _finding(check, None, "this machine: launchers need no ssh to it", host=name)
     answer = _run(replace(here, limit_s=min(here.limit_s, 10.0)), name, ("true",))
-    said, problem = answer.output.strip(), answer.problem
-    if said:
+    problem = answer.problem
+    if said := answer.output.strip():
         problem = f"it prints {said[:60]!r} without being asked: launchers read that as an answer"
     if not problem:
         return _finding(check, None, "reached over ssh without a password; its shell prints nothing", host=name)
     remedy = next(text for sign, text in check.remedies.items() if re.search(sign, f"{problem}\n{answer.errors}"))
     return _finding(check, "", _last(problem), remedy.format(shlex.quote(name)), host=name)
-
-
-# ---------------------------------------------------------------------------------------------------- what is shown
 
 
 def examine(

@@ -5,8 +5,7 @@ What a digest stood for is remembered in the study's folder, so that a later `st
 
     .code/<digest>.json            the files of the code and their hashes
     .environments/<identity>.json  which code, and the environment in words
-    .code/<digest>/horovod_study/  the whole package as it was when jobs were submitted: edits made while they wait in a
-                                   queue must not reach them
+    .code/<digest>/horovod_study/  the whole package as it was when jobs were submitted: edits do not reach them
 
 What has no effect on a run does not count: the analysis, the reports, the command line and how a cell is launched. Nor
 do the name of the host and the caller's environment variables, of which every run keeps its own record.
@@ -136,11 +135,9 @@ def _read(path: Path) -> Any:
 
 def remembered(directory: Path) -> dict[str, Known]:
     """Return what is remembered in a study's folder by identity, the latest first; damaged files are passed over."""
-    known = {}
-    try:
+    known, found = dict[str, Known](), list[Path]()
+    with suppress(OSError):
         found = sorted((directory / ENVIRONMENTS).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    except OSError:
-        return {}
     for path in found:
         content = _read(path)
         if isinstance(content, dict) and isinstance(content.get("environment"), dict):
@@ -152,24 +149,22 @@ def remembered(directory: Path) -> dict[str, Known]:
 
 def changes(before: Known, now: Known) -> str:
     """Say in words what differs: "other code (train.py changed since)", "another environment (torch 2.12 -> 2.13)"."""
+
+    def listed(names: Iterable[str]) -> str:
+        first, more = list(names), 0
+        first, more = first[:_NAMED], len(first) - _NAMED
+        return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+
     files, values = _differing(before.files, now.files), _differing(before.environment, now.environment)
     said = [] if before.files else ["code of which nothing is remembered"]
-    if files and before.files:
-        said.append(f"other code ({_listed(list(files))} changed since)")
-    if values:
-        told = (f"{name.removeprefix('environment of the partition: ')} {text}" for name, text in values.items())
-        said.append(f"another environment ({_listed(list(told))})")
-    return " and ".join(said)
+    said += [f"other code ({listed(files)} changed since)"] if files and before.files else []
+    told = (f"{name.removeprefix('environment of the partition: ')} {text}" for name, text in values.items())
+    return " and ".join([*said, *([f"another environment ({listed(told)})"] if values else [])])
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     names = (name for name in sorted({*before, *now}) if before.get(name) != now.get(name))
     return {name: f"{before.get(name, 'unset')} -> {now.get(name, 'unset')}" for name in names}
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def snapshot(directory: Path, package: Path = PACKAGE) -> Path:

@@ -8,17 +8,15 @@ A job is a folder RUNS/<study>/.jobs/<name>/, written completely before Slurm he
     note-<task>.json    the job's own word on how it fares (`Note`), written by job.py
     output-<id>.log     what the job printed
 
-The folder's name is the job's name in Slurm. So a job is found there by its name, also when the program that submitted
-it died before it could note the number.
-
-Where a job stands is asked in this order: squeue, which knows waiting and running jobs and for some minutes ended ones;
-sacct for older ones, where the site keeps such records; else the job's own notes.
+The folder's name is the job's name in Slurm, by which it is found also where nobody has noted the number. Where a
+job stands is asked in this order: squeue, which knows waiting and running jobs and for some minutes ended ones; sacct
+for older ones, where the site keeps such records; else the job's own notes.
 """
 
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,8 +26,6 @@ from typing import Any, NamedTuple
 
 from horovod_study.cluster.remote import run_on
 from horovod_study.config.documents import read_json, shown
-from horovod_study.config.doors import accept
-from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell, Placement
 from horovod_study.config.scripted import workload_at
 from horovod_study.config.workload import packaged
@@ -128,12 +124,6 @@ def cell_of(values: Mapping[str, Any]) -> Cell:
     return cell
 
 
-def partition_of(values: Mapping[str, Any]) -> Partition:
-    """Return the partition of which these are the values."""
-    partition: Partition = accept(Partition, values, "partition of the job", error=RecordError)
-    return partition
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Note:
     """What a job said last about one of its tasks."""
@@ -206,12 +196,12 @@ def parse_squeue(text: str) -> list[Row]:
         if len(parts) != 7 or not parts[1].isdigit():
             continue
         _, job_id, index, state, reason, name, nodes = parts
-        reason = "" if reason in _NO_REASON else reason
-        if meaning(state) == "pending" and reason in _NEVER_STARTS:
+        state, reason = meaning(state), "" if reason in _NO_REASON else reason
+        if state == "pending" and reason in _NEVER_STARTS:
             reason += f": it will never start, {_NEVER_STARTS[reason]}"
-        if meaning(state) == "running" and nodes:
+        if state == "running" and nodes:
             reason = f"on {nodes}" + (f", {reason}" if reason else "")
-        rows += [Row(job_id, task, name, meaning(state), reason) for task in _tasks(index)]
+        rows += [Row(job_id, task, name, state, reason) for task in _tasks(index)]
     return rows
 
 
@@ -233,11 +223,8 @@ def parse_sacct(text: str) -> list[Row]:
 
 def _tasks(index: str) -> list[int | None]:
     """Return the numbers meant by an index such as `3`, `[4-6,9]`, `[0-99%10]`; [None]: no array."""
-    text = index.strip("[]").partition("%")[0]
-    if not text or not text[0].isdigit():
-        return [None]
     with suppress(ValueError):
-        return list(numbers_of(text))
+        return list(numbers_of(index.strip("[]").partition("%")[0]))
     return [None]
 
 
@@ -273,16 +260,13 @@ class JobBook:
         }
         # Oldest first: a later job takes the cell over.
         self._latest = {key: place for place, job in self._places.items() for key in job.tasks[place[1]]}
-        self._notes: dict[_Place, Note | None] = {}
         self._heard = True
 
     def of(self, key: str) -> JobState | None:
         """Return where the latest job with the cell `key` stands; None: no job was ever submitted with it."""
-        place = self._latest.get(key)
-        if place is None or (state := self._states.get(place)) is None:
-            return None
-        note = self._notes[place]
-        return replace(state, left_out=note is not None and key in note.left_out)
+        place = self._latest.get(key, ("", 0))
+        state, note = self._states.get(place), self._notes.get(place)
+        return None if state is None else replace(state, left_out=note is not None and key in note.left_out)
 
     def of_task(self, job: Job, task: int) -> JobState | None:
         """Return where one task of a job stands; None: Slurm never heard of it."""
@@ -300,25 +284,30 @@ class JobBook:
 
     def unheard(self) -> list[tuple[Job, int]]:
         """Return the tasks that may wait or run although nobody can say so, because squeue does not answer."""
-        found = []
-        for (name, task), state in self._states.items():
-            job = self._places[name, task]
-            may = state.live or state.state == "unknown" or (state.state == "pre-empted" and job.requeue)
-            found += [(job, task)] if may and not self._heard and state.asked == "run directories" else []
-        return found
+        told = {place: each for place, each in self._states.items() if each.asked == "run directories"}
+        may = {place: each.live or each.state == "unknown" for place, each in told.items()}
+        may |= {place: self._places[place].requeue for place, each in told.items() if each.state == "pre-empted"}
+        return [(self._places[place], place[1]) for place, can in may.items() if can and not self._heard]
 
     def job_id(self, name: str) -> str:
         """Return the number that Slurm gave to the job `name`, also where its folder does not know it; "": none."""
         return next((each.job_id for place, each in self._states.items() if place[0] == name and each.job_id), "")
 
     @cached_property
+    def _notes(self) -> dict[_Place, Note | None]:
+        return {place: read_note(self._directory, *place) for place in self._places}
+
+    @cached_property
     def _states(self) -> dict[_Place, JobState]:
         """Where every task stands that Slurm has heard of, in the order of the jobs."""
-        self._notes = {place: read_note(self._directory, *place) for place in self._places}
-        notes = {place: note for place, note in self._notes.items() if note is not None}
         # One that is completed is final: nothing is asked about it.
-        found = {place: _from_note(note) for place, note in notes.items() if note.state == "completed"}
-        if rest := self._without(found):
+        final = {place: note for place, note in self._notes.items() if note is not None and note.state == "completed"}
+        found = {place: _from_note(note) for place, note in final.items()}
+
+        def left() -> dict[_Place, Job]:
+            return {place: job for place, job in self._places.items() if place not in found}
+
+        if rest := left():
             names = sorted({name for name, _ in rest})
             # By name and not by number: squeue refuses the whole question when one number is no longer known. A command
             # line has room for more names, but then a question for all jobs of the user is shorter.
@@ -327,7 +316,7 @@ class JobBook:
             text = self._ask(("squeue", "--noheader", "--array", "--states=all", *filters, columns))
             self._heard = text is not None
             self._take(parse_squeue(text or ""), rest, found, "squeue")
-        if rest := self._without(found):
+        if rest := left():
             command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,JobName,State,ExitCode"]
             if numbers := sorted({job.job_id for job in rest.values() if job.job_id}):
                 text = self._ask((*command, f"--jobs={','.join(numbers)}"))
@@ -336,13 +325,8 @@ class JobBook:
                 since = min(job.written for job in nameless.values())[:10]
                 text = self._ask((*command, f"--name={','.join(sorted(nameless))}", f"--starttime={since}"))
                 self._take(parse_sacct(text or ""), rest, found, "sacct")
-        for place, job in self._without(found).items():
-            if (state := self._from_folder(job, place)) is not None:
-                found[place] = state
+        found |= {place: state for place, job in left().items() if (state := self._from_folder(job, place)) is not None}
         return {place: found[place] for place in self._places if place in found}
-
-    def _without(self, found: Collection[_Place]) -> dict[_Place, Job]:
-        return {place: job for place, job in self._places.items() if place not in found}
 
     def _take(
         self, rows: Iterable[Row], wanted: Mapping[_Place, Job], states: dict[_Place, JobState], asked: str
@@ -364,21 +348,19 @@ class JobBook:
 
     def _from_folder(self, job: Job, place: _Place) -> JobState | None:
         """Say where a task stands that Slurm says nothing about, whether squeue answered or not."""
-        note = self._notes[place]
-        # One that refreshes its note every 30 s and has not done so for this long is taken for ended.
-        silent = self._heard or note is None or silent_s(note_path(self._directory, *place), note.said) >= 300.0
-        if note is not None and (note.state != "running" or not silent):
-            return _from_note(note)
+        note, state, why = self._notes[place], "unknown", "Slurm no longer knows the job, and it never wrote a word"
         if note is not None:
+            # One that refreshes its note every 30 s and has not done so for this long is taken for ended.
+            silent = self._heard or silent_s(note_path(self._directory, *place), note.said) >= 300.0
+            if note.state != "running" or not silent:
+                return _from_note(note)
             why = f"the job ended without saying how; its last word was at {note.said} on {note.host}"
         elif not self._heard:  # taken for waiting: to submit it a second time would be worse than to wait
-            why = "squeue does not answer here" + ("" if job.job_id else "; it is not known whether it was submitted")
-            return JobState(state="pending", reason=why, job_id=job.job_id)
+            state, why = "pending", "squeue does not answer here"
+            why += "" if job.job_id else "; it is not known whether it was submitted"
         elif not job.job_id:
             return None
-        else:
-            why = "Slurm no longer knows the job, and it never wrote a word"
-        return JobState(state="unknown", reason=why, job_id=job.job_id)
+        return JobState(state=state, reason=why, job_id=job.job_id)
 
 
 def _from_note(note: Note) -> JobState:

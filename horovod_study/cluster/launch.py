@@ -1,10 +1,11 @@
-"""Launch lines: the command that starts the workers of one cell, as a pure function, and its environment.
+"""Where the ranks of a cell are started, and by what: nothing but this machine, hosts over ssh, or an allocation.
+
+The hosts of a `Site` are in the order of the ranks, and their slots are the ranks on them. The nodes of a Slurm job are
+read off the environment, because `scontrol` is not on every node's PATH.
 
 Which launcher starts a runtime on this machine, over ssh and in a job says `runtimes.CARRIED`; a partition's `launcher`
-comes before these where it can. serial needs none. horovodrun starts --mpi or --gloo, torchrun is
-`python -m torch.distributed.run --standalone`, and in a job mpirun starts its daemons by srun. The ranks of srun, and
-those of mpirun on several hosts, that no launcher tells of each other, meet at MASTER_ADDR. Each is followed by
-`--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
+comes before these where it can. Ranks that no launcher tells of each other meet at MASTER_ADDR. Each command is
+followed by `--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
 """
 
 import hashlib
@@ -12,17 +13,26 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
-from horovod_study.cluster.remote import ALIVE_OPTIONS, SLURM_STARTS, SLURM_TELLS, SSH_OPTIONS, SUBMIT_OPTIONS
+from horovod_study.cluster.remote import (
+    ALIVE_OPTIONS,
+    SLURM_STARTS,
+    SLURM_TELLS,
+    SSH_OPTIONS,
+    SUBMIT_OPTIONS,
+    this_host,
+)
 from horovod_study.cluster.remote import MARKER as MARKER
-from horovod_study.cluster.site import HERE, PORTS, Site
+from horovod_study.config.doors import accept
 from horovod_study.config.limits import mpi_hindrance
-from horovod_study.config.partitions import Host
+from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Cell, Placement
 from horovod_study.config.variables import (
     OF_HOROVOD,
@@ -32,8 +42,158 @@ from horovod_study.config.variables import (
     refuse_other_than_numbers,
     without_working_directory,
 )
-from horovod_study.errors import StudyError, refuse
+from horovod_study.errors import ConfigError, StudyError, nearest, refuse
 from horovod_study.runtimes import CARRIED
+from horovod_study.text.words import plural
+
+PORTS = (20_000, 32_767)  # Where ranks meet: above what services use, below what systems give to outgoing connections
+_MAX_HOSTS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """What a launch line needs to know beside the cell."""
+
+    hosts: tuple[Host, ...] = ()  # in the order of the ranks, slots = ranks on it; empty: this machine, not over ssh
+    launcher: str = "auto"  # auto | horovodrun | mpirun | srun | torchrun; used where it can start the runtime
+    interface: str | None = None  # network interface between the hosts
+    allocation: bool = False  # inside a Slurm job, whose nodes are `hosts`: remote processes are started by srun
+    srun_mpi: str | None = None  # `srun --mpi=...` for MPI programs
+    cores_per_worker: int | None = None  # given to each rank by srun; None: not said
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the partition, for every rank
+    port: int | None = None  # where rank 0 is met by the others, for launchers that do not arrange that; None: chosen
+    here: bool = False  # the only host is this machine: nothing has to be started elsewhere
+
+    def __post_init__(self) -> None:
+        card = r"[A-Za-z0-9][\w.:@-]*"
+        if self.interface is not None and not re.fullmatch(f"{card}(,{card})*", self.interface):
+            raise ConfigError(f"interface {self.interface!r}: not a network interface, such as eth0 or ib0")
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing is started on another machine than this one."""
+        return not self.hosts or self.here
+
+
+HERE = Site()  # This machine, and nothing said of it
+
+
+def common_site(partition: Partition) -> Site:
+    """Return what holds wherever workers of a partition go."""
+    names = ("launcher", "interface", "environment", "srun_mpi", "cores_per_worker")
+    return Site(**{name: getattr(partition, name) for name in names})
+
+
+def site_of(
+    partition: Partition, placement: Placement, *, environ: Mapping[str, str] = os.environ, oversubscribe: bool = False
+) -> Site:
+    """Return where the workers of `placement` go.
+
+    On Slurm that is the job whose `environ` this is; else the partition's hosts, or this machine where there are
+    none. The first hosts needed are taken, those of a placement `list` by their names.
+    Raises StudyError where there are too few hosts, one is unknown, or one would get more workers than it has slots
+    (unless `oversubscribe`).
+    """
+    common, allocation = common_site(partition), partition.scheduler == "slurm"
+    offered = hosts_of_allocation(environ) if allocation else partition.hosts
+    where, remedy = f"partition {partition.name}", "add them to its hosts, or name them with --hosts"
+    if allocation:
+        where, remedy = f"job {environ.get('SLURM_JOB_ID', '?')}", "ask for more nodes"
+    many = f"{placement.workers} workers at {placement.workers_per_node} per node need {placement.nodes} nodes, but "
+    by_name = {host.name: host for host in offered}
+    unknown = [name for name in placement.hosts if name not in by_name]
+    there = f"{where}{nearest((*unknown, '')[0], by_name)}; it has {', '.join(by_name)}"
+    few = f"{many}{where} has {len(offered)} ({', '.join(by_name)}); {remedy}"
+    lone = f"{many}{where} is this machine alone; name hosts with --hosts, or raise workers_per_node"
+    refuse(
+        "",
+        (not offered and placement.nodes > 1, lone),
+        (offered and unknown, f"placement: host {(*unknown, '')[0]!r} is not in {there}"),
+        (offered and not placement.hosts and len(offered) < placement.nodes, few),
+        error=StudyError,
+    )
+    if not offered:
+        return common
+    taken = [by_name[name] for name in placement.hosts or by_name][: placement.nodes]
+    used = tuple(Host(name=host.name, slots=count) for host, count in zip(taken, placement.per_node, strict=True))
+    for host, asked in zip(taken, used, strict=True) if not (allocation or oversubscribe) else ():  # Slurm decides that
+        if asked.slots > host.slots:
+            raise StudyError(
+                f"{asked.slots} workers are to go to {host.name}, which has {plural(host.slots, 'slot')}; lower "
+                "workers_per_node, or use --oversubscribe"
+            )
+    own = environ.get("SLURMD_NODENAME") if allocation else None  # how a node is called in its job
+    first = own == used[0].name if own else this_host(used[0].name)
+    return replace(
+        common,
+        hosts=used,
+        allocation=allocation,
+        port=free_port() if first else SystemRandom().randint(*PORTS),
+        here=first and len(used) == 1,
+    )
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens now."""
+    for port in SystemRandom().sample(range(PORTS[0], PORTS[1] + 1), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise StudyError(f"no free port from {PORTS[0]} to {PORTS[1]} on this machine; end what occupies them")
+
+
+def hosts_of_allocation(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the nodes of the Slurm job that `environ` is of, with the tasks that Slurm counts on each as slots.
+
+    Raises StudyError outside of a job, or when what Slurm says cannot be understood.
+    """
+    nodelist = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    names, counted = expand_nodelist(nodelist) if nodelist else [], environ.get("SLURM_TASKS_PER_NODE")
+    slots = expand_counts(counted) if counted and nodelist else [1] * len(names)
+    outside = "this is not inside a Slurm job (SLURM_JOB_NODELIST is not set); submit with `run`, or start it inside "
+    told = f"SLURM_JOB_NODELIST names {len(names)} nodes ({nodelist}), and SLURM_TASKS_PER_NODE tells of {len(slots)} "
+    refuse(
+        "",
+        (not nodelist, f"{outside}an allocation made by salloc"),
+        (len(slots) != len(names), f"{told}({counted}); both must be those of the job"),
+        error=StudyError,
+    )
+    hosts = [{"name": name, "slots": count} for name, count in zip(names, slots, strict=True)]
+    return tuple(accept(list[Host], hosts, "SLURM_JOB_NODELIST"))
+
+
+_RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18}))?"
+_ONE = _RANGE.replace("([", "(?:[")
+_PART = rf"(?:[^\[\],\s]|\[{_ONE}(?:,{_ONE})*\])+"
+
+
+def expand_nodelist(text: str) -> list[str]:
+    """Return the names in a list of nodes as Slurm writes it, such as `n[1-3,07-09],gpu5`, in its order."""
+    ranges = " ".join(re.findall(r"\[([^\[\]]*)\]", text))
+    ends = [(int(first), int(last or first)) for first, last in re.findall(_RANGE, ranges)]
+    if not re.fullmatch(f"{_PART}(?:,{_PART})*", text) or not all(0 <= b - a < _MAX_HOSTS for a, b in ends):
+        raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it, such as n[1-3,07-09],gpu5")
+    names: list[str] = []
+    for part in re.findall(_PART, text):  # between the commas outside of brackets
+        found = [""]
+        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
+            spans = re.findall(_RANGE, ranges)  # numbers have the leading zeros of the first of their range
+            numbers = [f"{n:0{len(a)}}" for a, b in spans for n in range(int(a), int(b or a) + 1)]
+            found = [name + ending for name in found for ending in ([literal] if literal else numbers)]
+        names += found
+    return names
+
+
+def expand_counts(text: str) -> list[int]:
+    """Return the numbers in a list such as `2(x3),1`: 2, 2, 2, 1."""
+    parts = [re.fullmatch(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?", each) for each in text.split(",")]
+    if any(part is None or int(part[2] or 1) > _MAX_HOSTS for part in parts):
+        raise StudyError(f"{text!r} is not a list of counts as Slurm writes it, such as 2(x3),1")
+    return [int(part[1]) for part in parts if part is not None for _ in range(int(part[2] or 1))]
+
 
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
 
@@ -79,11 +239,6 @@ class LaunchLine:
     allocation: bool = False  # these are reached by srun, not by ssh
 
 
-def _which(name: str, search: str) -> str | None:
-    """Return the path of a program in the folders `search`, None where it is in none."""
-    return shutil.which(name, path=search)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starting:
     """By what ranks are started, and where they go."""
@@ -91,7 +246,7 @@ class Starting:
     python: Path  # the interpreter; launchers are taken from its folder, else from PATH
     environ: Mapping[str, str]
     root: bool = False  # Open MPI starts for root only when told to
-    which: Callable[[str, str], str | None] = _which
+    which: Callable[..., str | None] = shutil.which
     site: Site = HERE  # all its hosts see the same files under the same paths
 
 
@@ -103,11 +258,12 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     workload = cell.config.workload
     if (folder := workload.folder) is not None:
         start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}))
-    job = (
-        *workload.command(config.absolute(), out.absolute(), resume),
-        *workload.arguments(cell.config, placed(cell.placement, start.site)),
-    )
     workers = cell.placement.workers
+    hosts = start.site.hosts or (Host(name="localhost", slots=workers),)
+    told = {name: getattr(cell.placement, name) for name in ("workers", "nodes", "workers_per_node")}
+    told |= {"hosts": _with_slots(hosts), "host": hosts[0].name}  # what a command may be told
+    command = workload.command(config.absolute(), out.absolute(), resume)
+    job = (*command, *workload.arguments(cell.config, told))
     if folder is not None and workload.starts_ranks:
         require_program(job[job.index("--") + 1], folder, start.environ[f"{SHELL}PATH"], start.which)
     line = program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
@@ -117,11 +273,11 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     return replace(line, argv=(str(start.python), *job[: job.index("--")], "--launcher", "--", *line.argv))
 
 
-def require_program(word: str, folder: Path, path: str, which: Callable[[str, str], str | None] = _which) -> None:
+def require_program(word: str, folder: Path, path: str, which: Callable[..., str | None] = shutil.which) -> None:
     """Raise StudyError where a shell in `folder`, with `path` as PATH, would not find the program `word`."""
     search = os.pathsep.join(str(folder / each) for each in path.split(os.pathsep))
     file, own = folder / word, Path(sys.executable).parent / Path(word).name
-    if which(str(file) if "/" in word else word, search) is not None:
+    if which(str(file) if "/" in word else word, path=search) is not None:
         return
     if "/" not in word:
         wrong = f"is not on PATH; activate the environment that has it, or write {own if own.exists() else 'its path'}"
@@ -130,18 +286,6 @@ def require_program(word: str, folder: Path, path: str, which: Callable[[str, st
     else:
         wrong = f"is not in {folder}, the folder of the study file"
     raise StudyError(f"command: {word} {wrong} (~, $NAME and NAME=VALUE are for a shell: bash -c '...')")
-
-
-def placed(placement: Placement, site: Site) -> dict[str, Any]:
-    """Return what a command may be told of where its ranks go: counts, "a:2,b:2" as `hosts`, and the first `host`."""
-    hosts = site.hosts or (Host(name="localhost", slots=placement.workers),)
-    return {
-        "workers": placement.workers,
-        "nodes": placement.nodes,
-        "workers_per_node": placement.workers_per_node,
-        "hosts": _with_slots(hosts),
-        "host": hosts[0].name,
-    }
 
 
 def program_line(
@@ -166,7 +310,7 @@ def program_line(
         start = replace(start, site=site)
     path = site.environment.get("PATH", start.environ.get("PATH", ""))
     search = os.pathsep.join(part for part in (str(python.parent), path) if part)
-    starter = ""  # the program that starts the ranks: one of _LAUNCHERS, or "srun+mpi", with srun's own for MPI
+    starter = ""  # the program that starts the ranks: a method of _Ranks, or "srun+mpi", with srun's own for MPI
     if not starts_ranks:
         _, transport = CARRIED[runtime]
         offered = transport.here if site.alone else transport.in_job if site.allocation else transport.over_ssh
@@ -174,7 +318,6 @@ def program_line(
             offered = tuple(each for each in offered if each != "srun+mpi")
         asked = [each for each in offered if each.partition("+")[0] == site.launcher]
         starter = (*asked, *offered, "")[0]
-    launcher = _LAUNCHERS[starter.partition("+")[0]](runtime, workers, search, start)
     if starter == "mpirun" or (starter == "horovodrun" and not runtime.endswith("/gloo")):
         here = workers if site.alone else max(host.slots for host in site.hosts)
         if hindrance := mpi_hindrance(here):
@@ -195,7 +338,9 @@ def program_line(
         environment["MASTER_ADDR"] = site.hosts[0].name if site.hosts else "localhost"
         environment["MASTER_PORT"] = str(site.port or chosen)
     refuse_other_than_numbers(environment)
-    argv = launcher.command((str(python), *job), environment, own_mpi=starter.endswith("+mpi"))
+    command: dict[str, Any] = {"runtime": runtime, "workers": workers, "search": search, "start": start}
+    command |= {"job": (str(python), *job), "environ": environment, "own_mpi": starter.endswith("+mpi")}
+    argv = getattr(_Ranks(**command), starter.partition("+")[0] or "plain")()
     remote = () if site.alone else tuple(host.name for host in site.hosts)
     return LaunchLine(argv=argv, environment=environment, remote=remote, allocation=site.allocation)
 
@@ -207,24 +352,70 @@ def _meets_by_itself(runtime: str, starter: str) -> bool:
     return starter in ("mpirun", "srun") and (gloo or (backend == "ddp" and transport != "mpi"))
 
 
-# ------------------------------------------------------------------------------------------------------- launchers
-
-
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    """No launcher: one process, or one that starts the ranks itself."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ranks:
+    """The ranks that are to run `job` in the environment `environ`; a method for each launcher gives its command."""
 
     runtime: str
     workers: int
     search: str  # folders in which programs are looked for
     start: Starting
+    job: tuple[str, ...]
+    environ: Mapping[str, str]
+    own_mpi: bool  # MPI as the launcher has it
 
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        """Return what starts `job` on all ranks in the environment `environ`; `own_mpi`: MPI as the launcher has it."""
-        return job
+    def plain(self) -> tuple[str, ...]:
+        """No launcher: one process, or one that starts the ranks itself."""
+        return self.job
+
+    def torchrun(self) -> tuple[str, ...]:
+        python, *words = self.job
+        standalone = ("--standalone", "--nproc-per-node", str(self.workers))
+        return (python, "-m", "torch.distributed.run", *standalone, *words)
+
+    def mpirun(self) -> tuple[str, ...]:
+        site, program = self.start.site, self._program("mpirun")
+        flags = ["--allow-run-as-root"] if self.start.root else []
+        # Without a host list Open MPI counts physical cores and refuses the second hardware thread of each.
+        flags += ["--host", f"localhost:{self.workers}" if site.alone else _each_rank(site)]
+        flags += ["--bind-to", "none"]
+        if not site.alone:
+            self._refuse_what_a_shell_would_run(program)
+            # Else the ranks come in an order of mpirun's own: this machine first, or as the job has its nodes.
+            flags += ["--map-by", "seq", *self._between(program)]
+            flags += [part for name in sorted(self.environ) if self._passed(name) for part in ("-x", name)]
+        return (program, *flags, "-np", str(self.workers), *self.job)
+
+    def horovodrun(self) -> tuple[str, ...]:
+        """Start ranks by mpirun, or over Gloo by itself."""
+        site, program = self.start.site, self._program("horovodrun")
+        flags = [*_HOROVODRUN[self.runtime.partition("/")[2]], "-np", str(self.workers)]
+        if not site.alone:
+            self._refuse_what_a_shell_would_run(program)
+            # Else mpirun begins with this machine, whatever the order of the hosts. Over Gloo no host must be repeated,
+            # and NCCL may start over either.
+            in_order = self.runtime == "horovod/mpi"
+            flags += ["-H", _each_rank(site, ":1") if in_order else _with_slots(site.hosts)]
+            flags += ["--disable-cache"]  # else it does not look whether a host is still there
+            flags += [] if site.interface is None else ["--network-interface", site.interface]
+            flags += ["--binding-args=-bind-to none -map-by seq"] if in_order else []
+            if self.runtime != "horovod/gloo":
+                flags += [f"--mpi-args={shlex.join(self._between(program, given=('btl_tcp_if_include',)))}"]
+        return (program, *flags, *self.job)
+
+    def srun(self) -> tuple[str, ...]:
+        site = self.start.site
+        # One name for each rank, in their order: also where nodes have different numbers of them.
+        flags = [f"--nodes={len(site.hosts)}", f"--ntasks={self.workers}", "--distribution=arbitrary"]
+        flags += [f"--nodelist={_each_rank(site)}"]
+        flags += [] if site.cores_per_worker is None else [f"--cpus-per-task={site.cores_per_worker}"]
+        flags += [f"--mpi={site.srun_mpi if self.own_mpi else 'none'}", "--export=ALL", "--input=none"]
+        # s for the others, once a rank has ended in good order
+        flags += ["--kill-on-bad-exit=1", "--wait=60"]
+        return (self._program("srun"), *flags, *self.job)
 
     def _program(self, name: str) -> str:
-        found = self.start.which(name, self.search)
+        found = self.start.which(name, path=self.search)
         if found is None:
             remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
             raise StudyError(
@@ -233,29 +424,7 @@ class _Plain:
             )
         return found
 
-
-class _Torchrun(_Plain):
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        python, *words = job
-        standalone = ("--standalone", "--nproc-per-node", str(self.workers))
-        return (python, "-m", "torch.distributed.run", *standalone, *words)
-
-
-class _Mpirun(_Plain):
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        site, program = self.start.site, self._program("mpirun")
-        flags = ["--allow-run-as-root"] if self.start.root else []
-        # Without a host list Open MPI counts physical cores and refuses the second hardware thread of each.
-        flags += ["--host", f"localhost:{self.workers}" if site.alone else _each_rank(site)]
-        flags += ["--bind-to", "none"]
-        if not site.alone:
-            self._refuse_what_a_shell_would_run(environ, program)
-            # Else the ranks come in an order of mpirun's own: this machine first, or as the job has its nodes.
-            flags += ["--map-by", "seq", *self._between(environ, program)]
-            flags += [part for name in sorted(environ) if self._passed(name) for part in ("-x", name)]
-        return (program, *flags, "-np", str(self.workers), *job)
-
-    def _between(self, environ: Mapping[str, str], program: str, given: Sequence[str] = ()) -> list[str]:
+    def _between(self, program: str, given: Sequence[str] = ()) -> list[str]:
         """Return mpirun's options for its daemons on other hosts, without the parameters `given` otherwise."""
         site = self.start.site
         options = ["--prefix", str(self.start.python.parent.parent)] if self._is_own(program) else []
@@ -265,7 +434,7 @@ class _Mpirun(_Plain):
         if not site.allocation:
             parameters["plm_rsh_args"] = " ".join((*SSH_OPTIONS, *ALIVE_OPTIONS))
         for name, value in parameters.items():
-            if name not in given and f"OMPI_MCA_{name}" not in environ:
+            if name not in given and f"OMPI_MCA_{name}" not in self.environ:
                 options += ["--mca", name, value]
         return options
 
@@ -275,67 +444,27 @@ class _Mpirun(_Plain):
         # Which of this machine's GPUs are visible is no matter of others, unless the partition sets it.
         return name.startswith(_PASSED_PREFIXES) and name != "CUDA_VISIBLE_DEVICES"
 
-    def _refuse_what_a_shell_would_run(self, environ: Mapping[str, str], program: str) -> None:
+    def _refuse_what_a_shell_would_run(self, program: str) -> None:
         """Raise StudyError for what horovodrun and mpirun put into a command of a shell without quoting it.
 
         Everything else they quote, or send past the shell: arguments, values of variables, the working directory of
         mpirun's ranks.
         """
-        if self.start.site.allocation and Path(program).name == "mpirun":  # srun starts no shell
+        name = Path(program).name
+        if self.start.site.allocation and name == "mpirun":  # srun starts no shell
             return
-        own = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
-        risky = {f"variable {name}": value for name, value in own.items() if re.search(r"[\"$`\\\n]", value)}
+        own = {each: value for each, value in self.environ.items() if each.startswith("OMPI_MCA_")}
+        risky = {f"variable {each}": value for each, value in own.items() if re.search(r"[\"$`\\\n]", value)}
         path = str(self.start.python.parent.parent) if self._is_own(program) else ""
         what, path = ("working directory", str(Path.cwd())) if self.runtime == "horovod/gloo" else ("environment", path)
         risky |= {} if re.fullmatch(r"[\w./:@%+=,~-]*", path) else {what: path}
-        why = (
-            f"would be read by a shell on the other hosts, because {Path(program).name} does not quote it; let it have "
-        )
+        why = f"would be read by a shell on the other hosts, because {name} does not quote it; let it have "
         rules = ((True, f"{what} {value!r} {why}letters, digits and ./:@%+=,_~- only") for what, value in risky.items())
         refuse("", *rules, error=StudyError)
 
     def _is_own(self, program: str) -> bool:
         """Return whether a launcher is the environment's own, which nobody finds on another host by himself."""
         return Path(program).parent == self.start.python.parent
-
-
-class _Horovodrun(_Mpirun):
-    """Starts ranks by mpirun, or over Gloo by itself."""
-
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        site, program = self.start.site, self._program("horovodrun")
-        flags = [*_HOROVODRUN[self.runtime.partition("/")[2]], "-np", str(self.workers)]
-        if not site.alone:
-            self._refuse_what_a_shell_would_run(environ, program)
-            # Else mpirun begins with this machine, whatever the order of the hosts. Over Gloo no host must be repeated,
-            # and NCCL may start over either.
-            in_order = self.runtime == "horovod/mpi"
-            flags += ["-H", _each_rank(site, ":1") if in_order else _with_slots(site.hosts)]
-            flags += ["--disable-cache"]  # else it does not look whether a host is still there
-            if site.interface is not None:
-                flags += ["--network-interface", site.interface]
-            if in_order:
-                flags += ["--binding-args=-bind-to none -map-by seq"]
-            if self.runtime != "horovod/gloo":
-                between = self._between(environ, program, given=("btl_tcp_if_include",))
-                flags += [f"--mpi-args={shlex.join(between)}"]
-        return (program, *flags, *job)
-
-
-class _Srun(_Plain):
-    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
-        site = self.start.site
-        # One name for each rank, in their order: also where nodes have different numbers of them.
-        flags = [f"--nodes={len(site.hosts)}", f"--ntasks={self.workers}", "--distribution=arbitrary"]
-        flags += [f"--nodelist={_each_rank(site)}"]
-        flags += [] if site.cores_per_worker is None else [f"--cpus-per-task={site.cores_per_worker}"]
-        flags += [f"--mpi={site.srun_mpi if own_mpi else 'none'}", "--export=ALL", "--input=none"]
-        # s for the others, once a rank has ended in good order
-        flags += ["--kill-on-bad-exit=1", "--wait=60"]
-        return (self._program("srun"), *flags, *job)
-
-
-_LAUNCHERS = {"": _Plain, "torchrun": _Torchrun, "horovodrun": _Horovodrun, "mpirun": _Mpirun, "srun": _Srun}
 
 
 def _with_slots(hosts: Sequence[Host]) -> str:

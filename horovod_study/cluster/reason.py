@@ -130,14 +130,14 @@ def _paragraphs(lines: list[str]) -> Iterator[str]:
     """Yield the first paragraph of every message that a launcher put between rules, its own summaries left out."""
     block: list[str] | None = None
     for line in lines:
-        if _RULE.match(line):
-            if block:
-                text = " ".join(block)
-                if not re.search(r"Primary job +terminated normally|exited on signal|non-zero status", text):
-                    yield text
-            block = [] if block is None else None
-        elif block is not None and line.strip():
-            block.append(line.strip())
+        if not _RULE.match(line):
+            if block is not None and line.strip():
+                block.append(line.strip())
+            continue
+        text = " ".join(block or ())
+        if text and not re.search(r"Primary job +terminated normally|exited on signal|non-zero status", text):
+            yield text
+        block = [] if block is None else None
 
 
 def _ended(exit_code: int | None) -> str:

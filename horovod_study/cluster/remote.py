@@ -127,9 +127,7 @@ def run_on(
         return Answer(exit_code=None, problem=f"no answer within {timeout_s:g} s")
     except OSError as error:
         return Answer(exit_code=None, problem=f"{line[0]} cannot be started ({error.strerror})")
-    said = [each.strip() for each in done.stderr.splitlines() if each.strip()] or [
-        f"{argv[0]} ended with {done.returncode}"
-    ]
+    said = [f"{argv[0]} ended with {done.returncode}", *filter(None, map(str.strip, done.stderr.splitlines()))]
     problem = said[-1] if done.returncode else ""
     return Answer(exit_code=done.returncode, output=done.stdout, problem=problem, errors=done.stderr)
 

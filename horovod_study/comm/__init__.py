@@ -1,20 +1,17 @@
 """How workers communicate: one Backend protocol and its leaves.
 
-base          the protocol, and what every leaf shares: agreement of the ranks, the flat gradient buffer
+base          the protocol, and what every leaf shares: agreement of the ranks, the flat gradient buffer; one worker
 launch        how this process was started: by whom, which rank, how many workers; the MPI library that is loaded
 settings      the communication settings that ship with the package, and what became of them
-serial        one worker, no communication library
 horovod       Horovod over NCCL, MPI or Gloo
 builds        several builds of Horovod side by side, one of which is loaded
 distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce, over NCCL or Gloo
-mpi           MPI's all-reduce through mpi4py, of one flat buffer or of buckets
-ps            a parameter server over MPI
+mpi           MPI through mpi4py: its all-reduce, of one flat buffer or of buckets, or a parameter server
 priority      who gets the core when gradients arrive
 traffic       the path that the gradients really took: from the kernel's counters, and from what NCCL says
 gpus          which GPU is a rank's, and who shares one
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor
-liveness      ends a rank that waits too long for another one, and names that one where somebody knows it
-stop          SIGTERM and SIGUSR1: a request to stop that all ranks follow at the same step
+liveness      ends a rank that waits too long for another one, and names that one; requests to stop that all follow
 """
 
 from importlib import import_module

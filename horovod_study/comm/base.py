@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from horovod_study.comm.launch import Launch
 from horovod_study.config.run import RunConfig
 from horovod_study.errors import BackendError, StudyError
 
@@ -124,7 +125,7 @@ class Averaging:
             self.flat.pack()
 
     def exchange(self) -> None:
-        raise NotImplementedError
+        pass
 
     def step(self, optimizer: Optimizer) -> None:
         optimizer.step()
@@ -137,14 +138,58 @@ class Averaging:
         finally:
             self._silence(False)
 
+    def gather(self, value: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.sum(self.gather(values), axis=0))  # in the order of ranks
+
     def find_missing(self, timeout_s: float) -> str:
         return ""
+
+    def choose(self: Any, model: nn.Module, **hints: Any) -> None:
+        """Choose the reduction for `model`, see `choose_reduction`."""
+        size = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+        self.reduction, self.settings["reduction"] = choose_reduction(self._config, self.workers, size, **hints)
 
     def _silence(self, silent: bool) -> None:
         """Begin or end `no_sync`; leaves silence here what else they have."""
         self.silent = silent
         if self.flat is not None:
             self.flat.silent = silent
+
+
+class SerialBackend(Averaging):
+    """One worker and no communication library, the `plain` baseline: every collective of one rank is the identity."""
+
+    name = "serial"
+    transport = "none"
+    reduction = "none"
+    rank = 0
+    workers = 1
+
+    def __init__(self, config: RunConfig, launch: Launch) -> None:
+        if launch.workers > 1:
+            raise BackendError(
+                f"backend serial is one worker, but {launch.named} started {launch.workers}; "
+                "use --backend auto, or start one process"
+            )
+        self.settings: dict[str, Any] = {}
+
+    def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        return model, optimizer
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def barrier(self) -> None:
+        pass
+
+    def maximum(self, value: float) -> float:
+        return value
+
+    def close(self) -> None:
+        pass
 
 
 class FlatGradients:
@@ -159,6 +204,7 @@ class FlatGradients:
     """Squared norm of the buffer when it was last packed, before any reduction; shape ()."""
     silent = False
     """Gradients stay where backward made them; see Backend.no_sync."""
+    always_hooked = False  # on a GPU too
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, workers: int = 1) -> None:
         self._parameters = list(parameters)
@@ -172,7 +218,7 @@ class FlatGradients:
             view = self.buffer[offset : offset + parameter.numel()].view(parameter.shape)
             self.views.append(view)
             offset += parameter.numel()
-            if not self.buffer.is_cuda:
+            if self.always_hooked or not self.buffer.is_cuda:
                 parameter.register_post_accumulate_grad_hook(self._taker(view))  # type: ignore[no-untyped-call]
 
     def _taker(self, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
@@ -263,11 +309,6 @@ class LastGradient:
                 for number in [each for each in self._hooks if each != self._last]:
                     self._hooks.pop(number).remove()
         return taken
-
-
-def gradient_bytes(model: nn.Module) -> int:
-    """Return the size of all gradients of `model`."""
-    return sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
 
 
 def choose_reduction(

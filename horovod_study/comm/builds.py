@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from horovod_study.errors import BackendError, nearest
+from horovod_study.errors import BackendError, nearest, refuse
 
 
 def builds_folder() -> Path:
@@ -21,12 +21,8 @@ def builds_folder() -> Path:
 
 def available(folder: Path | None = None) -> list[str]:
     """Return the names of the builds there are, sorted."""
-    parent = folder or builds_folder()
-    if not parent.is_dir():
-        return []
-    return sorted(
-        each.name for each in parent.iterdir() if each.name[0] != "." and (each / "horovod" / "__init__.py").is_file()
-    )
+    found = (each.parents[1].name for each in (folder or builds_folder()).glob("*/horovod/__init__.py"))
+    return sorted(name for name in found if name[0] != ".")
 
 
 def gpu_allreduce(package: Path) -> str | None:
@@ -48,24 +44,22 @@ def select(name: str | None, *, transport: str = "auto", folder: Path | None = N
     Without a name it is the build that is called like `transport`, if there is one, else the installed Horovod (value
     null). Raises BackendError for an unknown name, listing the known ones, and when another Horovod is loaded already.
     """
-    parent = folder or builds_folder()
-    names = available(parent)
-    source = "asked"
+    parent, source = folder or builds_folder(), "asked"
+    names, loaded = available(parent), getattr(sys.modules.get("horovod"), "__file__", None)
     if name is None:
         if transport not in names:
             return {"value": None, "source": "installed"}
         name, source = transport, f"chosen: transport {transport} was asked for"
-    site, loaded, problem = str(parent / name), sys.modules.get("horovod"), ""
-    if name not in names:
-        have = f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else ", which has none"
-        problem = (
-            f"and no such build is in {parent}{have}{nearest(name, names)}; make builds with "
-            '`make setup BUILDS="nccl mpi"`, or leave horovod_build out'
-        )
-    elif loaded is not None and not str(loaded.__file__).startswith(f"{site}/"):
-        problem = f"but this process has already loaded Horovod from {loaded.__file__}; start a new process"
-    if problem:
-        raise BackendError(f"horovod_build is {name!r}, {problem}")
+    site = str(parent / name)
+    have = f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else ", which has none"
+    unknown = f"and no such build is in {parent}{have}{nearest(name, names)}; make builds with `make setup BUILDS="
+    another = f"but this process has already loaded Horovod from {loaded}; start a new process"
+    refuse(
+        "",
+        (name not in names, f'horovod_build is {name!r}, {unknown}"nccl mpi"`, or leave horovod_build out'),
+        (loaded is not None and not loaded.startswith(f"{site}/"), f"horovod_build is {name!r}, {another}"),
+        error=BackendError,
+    )
     if site not in sys.path:
         sys.path.insert(0, site)
         importlib.invalidate_caches()

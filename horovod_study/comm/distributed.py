@@ -1,10 +1,8 @@
-"""torch.distributed over NCCL or Gloo, launched by torchrun, or by mpirun or srun with MASTER_ADDR and MASTER_PORT set.
-
-Over MPI, where PyTorch was built with it, launched by mpirun.
+"""torch.distributed over NCCL or Gloo, launched by torchrun, or by mpirun or srun with MASTER_ADDR and MASTER_PORT set;
+over MPI, where PyTorch was built with it, launched by mpirun.
 
 flat     one all-reduce of one flat buffer after backward
-hooks    DistributedDataParallel: buckets leave during backward, which returns when all of them are averaged; the wait
-         begins when this rank's own last gradient is made, which a hook sees
+hooks    DistributedDataParallel: backward returns when all buckets are averaged; a hook sees this rank's last gradient
 """
 
 import os
@@ -13,15 +11,13 @@ from datetime import timedelta
 from threading import Thread
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import gpus, settings
-from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer
 from horovod_study.comm.launch import (
     Launch,
     find_open_mpi,
@@ -86,17 +82,12 @@ class DistributedBackend(Averaging):
         before = NewThreads()
         # Longer than a rank may take between two steps: who is late is named before this is over, see liveness.py.
         patient_s = max(config.start_timeout_s, 60, 2 * PATIENCE * config.stall_timeout_s)
-        if met is None:  # torchrun tells the ranks in the way that torch knows, mpirun and srun do not
-            dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
-        else:
-            (host, port), patience = met, timedelta(seconds=patient_s)
-            with meeting_at(host, port, launch.rank):
-                store = dist.TCPStore(  # type: ignore[attr-defined]
-                    host, port, launch.workers, is_master=launch.rank == 0, timeout=patience
-                )
-            dist.init_process_group(
-                self.transport, store=store, rank=launch.rank, world_size=launch.workers, timeout=patience
-            )
+        patience, how = timedelta(seconds=patient_s), dict[str, Any]()
+        if met is not None:  # torchrun tells the ranks in the way that torch knows, mpirun and srun do not
+            with meeting_at(*met, launch.rank):
+                store = dist.TCPStore(*met, launch.workers, is_master=launch.rank == 0, timeout=patience)  # type: ignore[attr-defined]
+            how = {"store": store, "rank": launch.rank, "world_size": launch.workers}
+        dist.init_process_group(self.transport, timeout=patience, **how)
         self.capturable = self.transport == "nccl"
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         self._aside: Any = None
@@ -104,7 +95,7 @@ class DistributedBackend(Averaging):
             # What the ranks tell each other goes through Gloo, as it does in PyTorch where no backend is named: over
             # NCCL it would wait for all steps that the GPU still has to make, and NCCL connects on the GPU of a rank,
             # which they have to agree on first.
-            self._aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=patient_s))
+            self._aside = dist.new_group(backend="gloo", timeout=patience)
             gpus.require_own(self, instead="--transport gloo")
             dist.barrier(device_ids=[gpus.take("cuda", self).index])  # NCCL connects here, while the start is watched
         require_launchers_mpi(launch, self.workers, "torch.distributed")
@@ -119,14 +110,8 @@ class DistributedBackend(Averaging):
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config
         asked = [name for name in _HOOKS_ONLY if getattr(config, name) != OPTIONS[name].default]
-        self.reduction, self.settings["reduction"] = choose_reduction(
-            config,
-            self.workers,
-            gradient_bytes(model),
-            hooks_asked=bool(asked),
-            # Its buckets are packed without Python, also where all gradients fit into one: docs/communication.md.
-            hooks_because="torch's own buckets cost less than a flat buffer",
-        )
+        # Its buckets are packed without Python, also where all gradients fit into one: docs/communication.md.
+        self.choose(model, hooks_asked=bool(asked), hooks_because="torch's own buckets cost less than a flat buffer")
         if self.reduction == "hooks":
             self.last_gradient = LastGradient(model.parameters())
             for name in _HOOKS_ONLY[1:]:
@@ -167,16 +152,10 @@ class DistributedBackend(Averaging):
     def barrier(self) -> None:
         dist.barrier(group=self._aside)
 
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return self._reduced(values, dist.ReduceOp.SUM)
-
     def maximum(self, value: float) -> float:
-        return float(self._reduced(np.array([value]), dist.ReduceOp.MAX)[0])
-
-    def _reduced(self, values: NDArray[np.float64], operation: Any) -> NDArray[np.float64]:
-        tensor = torch.from_numpy(values.copy())
-        dist.all_reduce(tensor, op=operation, group=self._aside)
-        return np.asarray(tensor.numpy())
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._aside)
+        return float(tensor.item())
 
     def find_missing(self, timeout_s: float) -> str:
         said: list[str] = []

@@ -1,15 +1,9 @@
-"""Horovod over NCCL, MPI or Gloo.
+"""Horovod over NCCL, MPI or Gloo, with the wait at one visible place.
 
-Two ways to average, both with the wait at one visible place:
-
-    flat     backward first, then one all-reduce of one flat buffer
-    hooks    Horovod's DistributedOptimizer: each gradient leaves as soon as backward has made it, or each of `groups`
-             groups of gradients when the last one of the group is there
-
-One worker reduces nothing in either way (Horovod registers its hooks only for two and more).
+flat     backward first, then one all-reduce of one flat buffer
+hooks    Horovod's DistributedOptimizer: gradients, or each of `groups` groups of them, leave as soon as they are made
 """
 
-import importlib.util
 import math
 import mmap
 import os
@@ -21,13 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import builds, gpus, settings
-from horovod_study.comm.base import Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import Averaging, FlatGradients, Optimizer
 from horovod_study.comm.launch import (
     Launch,
     cuda_aware,
@@ -82,8 +74,9 @@ class HorovodBackend(Averaging):
         self.transport = "nccl" if on_gpu and "nccl" in built else controller
         if problem := _why_not(wanted, controller, built, self.transport):
             raise BackendError(problem)
-        # Read by the libraries when Horovod starts.
-        self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=_unknown_settings())
+        # Read by the libraries when Horovod starts. Without this project's patches it takes no notice of one of them.
+        idle = [] if any(map(_knows_idle, Path(hvd.__file__).parent.glob("mpi_lib_v2*.so"))) else [_IDLE]
+        self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=idle)
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
         # Its stall inspector names who is missing after up to four of these, before liveness.py ends the run.
         os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", f"{min(60, max(1, config.stall_timeout_s // 5)):.0f}")
@@ -140,13 +133,7 @@ class HorovodBackend(Averaging):
             gpus.require_own(self, instead="--backend mpi")
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         no_hooks = "Horovod's hooks do not go with the loss scaling of fp16" if self._config.loss_scaled else ""
-        self.reduction, self.settings["reduction"] = choose_reduction(
-            self._config,
-            self.workers,
-            gradient_bytes(model),
-            hooks_asked=self._config.groups is not None,
-            flat_because=no_hooks,
-        )
+        self.choose(model, hooks_asked=self._config.groups is not None, flat_because=no_hooks)
         if self.reduction == "hooks":
             if no_hooks:
                 raise BackendError(
@@ -195,9 +182,6 @@ class HorovodBackend(Averaging):
 
     def barrier(self) -> None:
         self._hvd.barrier()
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(self._hvd.allreduce(torch.from_numpy(values.copy()), name="sum", op=self._hvd.Sum).numpy())
 
     def maximum(self, value: float) -> float:
         tensor = torch.tensor([value], dtype=torch.float64)
@@ -348,7 +332,12 @@ def horovod_places(hosts: Sequence[str]) -> list[dict[str, Any]]:
     return places
 
 
-_TIMELINE = "HOROVOD_TIMELINE"
+def _knows_idle(library: Path) -> bool:
+    with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(_IDLE.encode()) >= 0
+
+
+_IDLE, _TIMELINE = "HOROVOD_IDLE_CYCLE_TIME", "HOROVOD_TIMELINE"
 _RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 
@@ -363,19 +352,3 @@ def kept_mpi(controller: str) -> Any:
             "does what it takes"
         )
     return load_mpi("launch over Gloo") if controller == "mpi" else None
-
-
-def _unknown_settings() -> list[str]:
-    """Return the settings that the installed Horovod was built without, read off its library.
-
-    A Horovod built without this project's patches takes no notice of HOROVOD_IDLE_CYCLE_TIME, and says nothing.
-    """
-    found = importlib.util.find_spec("horovod")
-    folders = found.submodule_search_locations if found else None
-    libraries = [path for folder in folders or () for path in Path(folder).glob("torch/mpi_lib_v2*.so")]
-    name = "HOROVOD_IDLE_CYCLE_TIME"
-    for library in libraries:
-        with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(name.encode()) >= 0:
-                return []
-    return [name]

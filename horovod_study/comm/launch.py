@@ -12,14 +12,14 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from horovod_study.config.limits import mpi_hindrance
 from horovod_study.config.variables import is_set, whole_number
-from horovod_study.errors import BackendError, first_line
+from horovod_study.errors import BackendError, first_line, refuse
 from horovod_study.text.words import plural
 
 
@@ -121,12 +121,9 @@ def require_controller(environ: MutableMapping[str, str], controller: str) -> No
 def require_interfaces(environ: Mapping[str, str], variable: str) -> None:
     """Raise BackendError where `variable` names a network interface that this host does not have; Gloo would abort."""
     there = [name for _, name in socket.if_nameindex()]
-    for name in environ.get(variable, "").split(","):
-        if name and name not in there:
-            raise BackendError(
-                f"{variable} is {environ[variable]!r}, but {os.uname().nodename} has no network interface {name}; it "
-                f"has {', '.join(there)}"
-            )
+    missing = [name for name in environ.get(variable, "").split(",") if name and name not in there]
+    here = f"{variable} is {environ.get(variable)!r}, but {os.uname().nodename} has no network interface"
+    refuse("", *((True, f"{here} {name}; it has {', '.join(there)}") for name in missing), error=BackendError)
 
 
 def require_limits(launch: Launch) -> None:
@@ -171,13 +168,10 @@ def meeting_at(host: str, port: int, rank: int) -> Iterator[None]:
 
 def loaded_library(maps: Path = Path("/proc/self/maps")) -> str | None:
     """Return the path of the MPI library in this process; None before one is loaded, or where maps are not shown."""
-    try:
-        lines = maps.read_text().splitlines()
-    except OSError:
-        return None
-    # address, permissions, offset, device, inode, path
-    paths = [fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6]
-    return next((path for path in paths if re.match(r"libmpi(ch)?\.so", Path(path).name)), None)
+    with suppress(OSError):  # address, permissions, offset, device, inode, path
+        paths = re.findall(r"^(?:\S+ +){5}(\S.*)$", maps.read_text(), re.MULTILINE)
+        return next((path for path in paths if re.match(r"libmpi(ch)?\.so", Path(path).name)), None)
+    return None
 
 
 def cuda_aware() -> dict[str, Any]:
@@ -185,9 +179,8 @@ def cuda_aware() -> dict[str, Any]:
     if (path := loaded_library()) and (query := getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)):
         return {"value": bool(query()), "source": "MPIX_Query_cuda_support"}
     asked = os.environ.get("OMPI_MCA_opal_cuda_support")
-    if asked is not None:
-        return {"value": asked.lower() in ("1", "true", "yes"), "source": "OMPI_MCA_opal_cuda_support"}
-    return {"value": False, "source": "the MPI library does not say"}
+    source = "the MPI library does not say" if asked is None else "OMPI_MCA_opal_cuda_support"
+    return {"value": (asked or "").lower() in ("1", "true", "yes"), "source": source}
 
 
 def own_library(prefix: Path = Path(sys.prefix)) -> Path | None:
@@ -235,19 +228,21 @@ def require_connection(launch: Launch, environ: Mapping[str, str] = os.environ) 
     """
     connected = any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in environ)
     session = environ.get("PMIX_SERVER_TMPDIR", "")  # removed when mpirun, or its daemon on this host, has ended
-    problem = ""
-    if "OMPI_COMM_WORLD_RANK" in environ and (not connected or (session and not Path(session).exists())):
-        problem = (
-            "environment variable OMPI_COMM_WORLD_RANK is left of another program: no mpirun that started this one is "
-            "there any more; start with mpirun, or unset the variables OMPI_* and PMIX_*"
-        )
-    elif launch.launcher == "srun" and not connected:
-        problem = (
-            f"srun started {launch.workers} workers without a connection for MPI; use srun --mpi=pmix (srun_mpi in a "
-            "partition; `srun --mpi=list` shows what there is), or start with mpirun inside the allocation"
-        )
-    if problem:
-        raise BackendError(problem)
+    gone = not connected or (session and not Path(session).exists())
+    left = (
+        "environment variable OMPI_COMM_WORLD_RANK is left of another program: no mpirun that started this one is "
+        "there any more; start with mpirun, or unset the variables OMPI_* and PMIX_*"
+    )
+    alone = (
+        f"srun started {launch.workers} workers without a connection for MPI; use srun --mpi=pmix (srun_mpi in a "
+        "partition; `srun --mpi=list` shows what there is), or start with mpirun inside the allocation"
+    )
+    refuse(
+        "",
+        ("OMPI_COMM_WORLD_RANK" in environ and gone, left),
+        (launch.launcher == "srun" and not connected, alone),
+        error=BackendError,
+    )
 
 
 def require_launchers_mpi(launch: Launch, workers: int, library: str) -> None:

@@ -2,10 +2,13 @@
 
 A rank that waits in a collective is inside a library and cannot be interrupted. MPI has no time-out, and those of the
 others know neither of evaluations and checkpoints nor of the time in which the whole job was stopped. So each rank has
-one thread that looks once a second whether its training still waits in the same call.
+one thread that looks once a second whether its training still waits in the same call. Who is missing is asked of the
+system, for the ranks of this host; of Gloo's `monitored_barrier`; and of Horovod's stall inspector, whose words stand
+in the log (cluster/reason.py reads them there).
 
-Who is missing is asked of those who know: the system, for the ranks of this host; Gloo's `monitored_barrier`; Horovod's
-stall inspector, whose words stand in the log (cluster/reason.py reads them there).
+SIGTERM and SIGUSR1 may reach one rank, all of them, or all of them twice (from the launcher and from the batch system).
+A rank that simply ended would leave the others waiting. So during training a signal is only remembered; the loop asks
+about four times a second whether any rank has one, and then all stop together at the same step.
 """
 
 import faulthandler
@@ -13,15 +16,15 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from horovod_study.cluster import alive
 from horovod_study.comm.launch import Launch
-from horovod_study.comm.stop import LostPeer
-from horovod_study.errors import first_line
+from horovod_study.errors import BackendError, StudyError, first_line
 from horovod_study.measure.clock import now, sleep
 from horovod_study.text.progress import say
 from horovod_study.text.words import cut
@@ -126,8 +129,8 @@ class Liveness:
             if waited_s < self._timeout_s:
                 continue
             if self._backend is None:
-                launch, at = self._launch, os.environ.get("MASTER_ADDR")
-                addressed = at is not None and launch.launcher in ("mpirun", "srun")
+                launch, at = self._launch, os.environ.get("MASTER_ADDR", "")
+                addressed = at and launch.launcher in ("mpirun", "srun")
                 where = f" (at {at}:{os.environ.get('MASTER_PORT')})" if addressed else ""
                 self._end(
                     f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to "
@@ -175,11 +178,75 @@ class Liveness:
             )
         names = ", ".join([self._names[rank] for rank in lost][:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
         how, advice = "not come to the end of", "look at what it does and at its host, or raise --stall-timeout-s"
-        if any(not alive.runs(*self._here[rank]) for rank in lost if rank in self._here):
-            how, advice = (
-                "died or left during",
-                "look for its last lines above, or in the system's log for lack of memory",
-            )
-        elif any(alive.is_stopped(self._here[rank][0]) for rank in lost if rank in self._here):
+        here = [self._here[rank] for rank in lost if rank in self._here]
+        if not all(alive.runs(*each) for each in here):
+            how = "died or left during"
+            advice = "look for its last lines above, or in the system's log for lack of memory"
+        elif any(alive.is_stopped(pid) for pid, _ in here):
             how, advice = "been stopped during", "look for what sent it a signal (SIGSTOP); it is ended with the run"
         return f"{names} {'has' if len(lost) == 1 else 'have'} {how} step {self.step:,}; {advice}"
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+STOPPED_EXIT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h: not done yet, try again; what a stopped run that can be resumed exits with."""
+
+
+class Terminated(StudyError):
+    """A signal that ends the run at once: before it trains, or without a checkpoint."""
+
+
+class Stopped(StudyError):
+    """The run has stopped at a signal, its checkpoint is written, and it can be resumed."""
+
+    def __init__(self, message: str, totals: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.totals = totals  # what is known of the run by then, for its record
+
+
+class LostPeer(BackendError):
+    """Another rank is gone, and this one cannot go on. `speaks`: this rank is the one to say so."""
+
+    def __init__(self, message: str, *, speaks: bool) -> None:
+        super().__init__(message)
+        self.speaks = speaks
+
+
+class StopRequest:
+    """Receives the signals of this process, once it listens; made once."""
+
+    def __init__(self) -> None:
+        self.number = 0  # the signal that was received while deferring, 0: none
+        self._deferring = False
+        self._since_s = 0.0
+
+    def listen(self) -> None:
+        """Receive signals from now on, ending at once; only the main thread can do this."""
+        for number in _SIGNALS:
+            signal.signal(number, self._receive)
+
+    def defer(self) -> None:
+        """Remember signals from now on, instead of ending at once."""
+        self._deferring = True
+
+    def over(self) -> None:
+        """Ignore signals from now on: everything is written, and the process ends by itself."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    @property
+    def requested(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self.number != 0
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        # A second signal so soon is the first one on another way: launchers pass on what the batch system sends to all.
+        if not self._deferring or (self.requested and now() - self._since_s > 1.0):
+            raise Terminated(f"ended by signal {number} ({signal_name(number)}); start it again")
+        if not self.requested:
+            self.number, self._since_s = number, now()
+
+
+def signal_name(number: int) -> str:
+    """Return e.g. SIGTERM."""
+    return signal.Signals(number).name

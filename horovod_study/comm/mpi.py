@@ -5,19 +5,19 @@ hooks    buckets of gradients leave during backward, each with an all-reduce tha
 
 Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and through page-locked host memory otherwise
 (always with hooks: Open MPI's all-reduce that does not block is not CUDA-aware).
-The parameter server (ps.py) is this backend with another way to average a part of the buffer, see `_exchange`.
+The parameter server is this backend with another way to average a part of the buffer, see `_exchange`.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import settings
-from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimizer
 from horovod_study.comm.launch import (
     Launch,
     cuda_aware,
@@ -38,7 +38,7 @@ class Bucket(NamedTuple):
     stop: int
 
 
-class GradientBuckets:
+class GradientBuckets(FlatGradients):
     """One buffer for all gradients, in reverse order of the parameters, cut into buckets of about `bucket_bytes`.
 
     A bucket ends with the parameter that fills it, so one larger parameter is one larger bucket. `send` is called from
@@ -46,44 +46,33 @@ class GradientBuckets:
     arrive may differ from rank to rank, that of collectives must not.
     """
 
-    silent = False
-    """Gradients stay where backward made them, and nothing is sent; see Backend.no_sync."""
+    always_hooked = True
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, workers: int, bucket_bytes: float, send: Callable[[Bucket], None]
     ) -> None:
         trained = [parameter for parameter in reversed(list(parameters)) if parameter.requires_grad]
-        first = trained[0]
-        self.buffer = torch.zeros(
-            sum(parameter.numel() for parameter in trained), dtype=first.dtype, device=first.device
-        )  # (number of parameters,)
-        self._share = 1 / workers
         self._send = send
         self.buckets: list[Bucket] = []
-        self._members: list[int] = []  # bucket -> how many gradients it has
-        start = stop = members = 0
-        for number, parameter in enumerate(trained):
-            view = self.buffer[stop : stop + parameter.numel()].view(parameter.shape)
+        self._places: list[int] = []  # parameter -> its bucket
+        start = stop = 0
+        for parameter in trained:
+            self._places.append(len(self.buckets))
             stop += parameter.numel()
-            members += 1
-            bucket = len(self.buckets)
-            parameter.register_post_accumulate_grad_hook(self._hook(bucket, view))  # type: ignore[no-untyped-call]
-            if (stop - start) * self.buffer.element_size() >= bucket_bytes or number + 1 == len(trained):
-                self.buckets.append(Bucket(bucket, start, stop))
-                self._members.append(members)
-                start, members = stop, 0
-        self._missing = list(self._members)
+            if (stop - start) * parameter.element_size() >= bucket_bytes or parameter is trained[-1]:
+                self.buckets.append(Bucket(len(self.buckets), start, stop))
+                start = stop
+        self._missing = Counter(self._places)  # bucket -> how many of its gradients are to come in this step
         self._next = 0  # the first bucket that has not been sent in this step
+        super().__init__(trained, workers=workers)
 
-    def _hook(self, bucket: int, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
-        """Return what to call when the gradient that `view` has room for is there."""
+    def _taker(self, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        take, bucket = super()._taker(view), self._places[len(self.views) - 1]
 
         def arrived(parameter: torch.Tensor) -> None:
             if parameter.grad is None or self.silent:
                 return
-            # Divided here, on the way into the bucket: the sum over the workers is then the mean.
-            torch.mul(parameter.grad, self._share, out=view)
-            parameter.grad = view
+            take(parameter)
             self._missing[bucket] -= 1
             while self._next < len(self.buckets) and self._missing[self._next] <= 0:
                 self._send(self.buckets[self._next])
@@ -98,8 +87,7 @@ class GradientBuckets:
                 "a parameter got no gradient in this step, and the others would wait for it; use --reduction flat, or "
                 "a model that uses all its parameters"
             )
-        self._missing = list(self._members)
-        self._next = 0
+        self._missing, self._next = Counter(self._places), 0
 
 
 class _Wire:
@@ -169,9 +157,7 @@ class MpiBackend(Averaging):
             start = parameter.detach().cpu().contiguous()
             self._world.Bcast(start.numpy(), root=0)
             parameter.data.copy_(start)
-        self.reduction, self.settings["reduction"] = choose_reduction(
-            self._config, self.workers, gradient_bytes(model), hooks_asked=self._config.bucket_mb is not None
-        )
+        self.choose(model, hooks_asked=self._config.bucket_mb is not None)
         if self.reduction == "none":
             return model, optimizer
         if self.reduction == "hooks":
@@ -229,11 +215,6 @@ class MpiBackend(Averaging):
     def barrier(self) -> None:
         self._world.Barrier()
 
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        total = np.empty_like(values)
-        self._world.Allreduce(values, total)
-        return total
-
     def maximum(self, value: float) -> float:
         return float(self._world.allreduce(value, op=self._MPI.MAX))
 
@@ -260,3 +241,112 @@ class _AllReduce:
     def finish(self) -> None:
         self._MPI.Request.Waitall(self._begun)
         self._begun.clear()
+
+
+class PsBackend(MpiBackend):
+    """Averages through servers: what data-parallel training did before all-reduce, to show why that won.
+
+    Every rank sends its gradients to the servers, which are ranks 0, 1, ... and train as all others do. Each server has
+    a contiguous share of the gradient buffer: it receives it from all others, adds in the order of ranks, and sends the
+    result to all of them. With N workers a server's link carries (N - 1) times its share in each direction, where a
+    ring all-reduce carries 2 (N - 1) / N of the buffer over every link. As many servers as workers make it the same
+    amount, in messages of another pattern. With hooks, buckets are sent during backward; the servers add and answer
+    after their own. Only the servers add, each element once, so all ranks end with identical bits.
+    """
+
+    name = "ps"
+    buckets_on_device = True
+
+    def __init__(self, config: RunConfig, launch: Launch) -> None:
+        super().__init__(config, launch)
+        if config.ps_servers > self.workers:
+            raise BackendError(
+                f"ps_servers is {config.ps_servers}, but there {'is' if self.workers == 1 else 'are'} only "
+                f"{self.workers} worker{'s' * (self.workers > 1)}, and servers are workers; use --ps-servers "
+                f"{self.workers} or fewer, or start more workers"
+            )
+        asked = "shipped" if config.ps_servers == 1 else "asked"
+        self.settings["ps_servers"] = {"value": config.ps_servers, "source": asked}
+
+    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
+        return _Servers(self._MPI, wire, buckets, servers=self._config.ps_servers)
+
+
+def shares(total: int, servers: int) -> list[tuple[int, int]]:
+    """Return first and last + 1 element of each server's share of a buffer of `total` elements; sizes differ by one."""
+    edges = [total * server // servers for server in range(servers + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def add_in_order(own: torch.Tensor, others: torch.Tensor, rank: int) -> None:
+    """Add the rows of `others` (workers - 1, n), those of all ranks but `rank`, to `own` (n,), by rank."""
+    if rank > 0:
+        before = others[0]
+        for row in others[1:rank]:
+            before.add_(row)
+        own.add_(before)
+    for row in others[rank:]:
+        own.add_(row)
+
+
+class _Piece(NamedTuple):
+    """What one bucket and one server have in common, and this rank's part in its exchange (MPI requests, reusable)."""
+
+    part: torch.Tensor  # (n,) of the wire
+    inbox: torch.Tensor | None  # (workers - 1, n) on the server, None elsewhere
+    receive: list[Any]  # on the server: everybody's part; elsewhere: the sum
+    send: list[Any]  # on the server: the sum, to everybody; elsewhere: this rank's part
+
+
+class _Servers:
+    """The same pieces are exchanged in every step: their messages are prepared once."""
+
+    def __init__(self, mpi: Any, wire: torch.Tensor, buckets: list[Bucket], *, servers: int) -> None:
+        # Messages of its own, which none of the backend's can be mistaken for.
+        self._MPI, world = mpi, mpi.COMM_WORLD.Dup()
+        self._on_device = wire.is_cuda
+        self._rank, workers = world.Get_rank(), world.Get_size()
+        others = [rank for rank in range(workers) if rank != self._rank]
+        self._pieces: list[list[_Piece]] = []  # by bucket
+        tag = 0
+        for bucket in buckets:
+            pieces: list[_Piece] = []
+            for server, (first, last) in enumerate(shares(wire.numel(), servers)):
+                start, stop = max(bucket.start, first), min(bucket.stop, last)
+                if start >= stop:
+                    continue
+                part, inbox = wire[start:stop], None
+                receive = [world.Recv_init(message(part), source=server, tag=tag + 1)]
+                send = [world.Send_init(message(part), dest=server, tag=tag)]
+                if server == self._rank:
+                    inbox = wire.new_empty((len(others), stop - start))
+                    rows = zip(others, inbox, strict=True)
+                    receive = [world.Recv_init(message(row), source=rank, tag=tag) for rank, row in rows]
+                    send = [world.Send_init(message(part), dest=rank, tag=tag + 1) for rank in others]
+                pieces.append(_Piece(part, inbox, receive, send))
+                tag += 2
+            self._pieces.append(pieces)
+
+    def whole(self) -> None:
+        self.start(Bucket(0, 0, 0))
+        self.finish()
+
+    def start(self, bucket: Bucket) -> None:
+        for piece in self._pieces[bucket.number]:
+            self._MPI.Prequest.Startall(piece.send if piece.inbox is None else piece.receive)
+
+    def finish(self) -> None:
+        everything = [piece for pieces in self._pieces for piece in pieces]
+        for piece in everything:
+            if piece.inbox is not None:
+                self._MPI.Request.Waitall(piece.receive)
+                add_in_order(piece.part, piece.inbox, self._rank)
+                if self._on_device:
+                    torch.cuda.current_stream(piece.part.device).synchronize()
+                self._MPI.Prequest.Startall(piece.send)
+        for piece in everything:
+            if piece.inbox is None:
+                self._MPI.Request.Waitall(piece.send)  # the sum arrives where this rank's part was
+                self._MPI.Prequest.Startall(piece.receive)
+        for piece in everything:
+            self._MPI.Request.Waitall(piece.receive if piece.inbox is None else piece.send)

@@ -1,8 +1,7 @@
 """Who gets the core when gradients arrive: the thread that computes, or the threads that carry them.
 
-Gloo's threads sleep until data arrive. When they wake on a core on which a thread computes, Linux lets them wait for
-up to a tick of its clock (1 - 4 ms, as long as a step of the small model), while the other workers wait for their
-answer. Two ways to let them in at once, both for these threads alone, which sleep again after microseconds:
+Gloo's threads sleep until data arrive, and Linux lets them wait for a core on which a thread computes, while the other
+workers wait for their answer (docs/communication.md). Two ways to let them in at once:
 
     realtime   the real-time class SCHED_RR, which goes before everything ordinary; needs CAP_SYS_NICE (root)
     slice      a time slice of 0.1 ms instead of about 3 ms (sched_setattr, Linux 6.12 and later): a thread that asks
@@ -12,6 +11,7 @@ Threads that poll must not have either: MPI's would keep the core from the threa
 """
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -60,45 +60,37 @@ class NewThreads:
 def _set(way: str, threads: list[int]) -> str:
     """Give all `threads` the priority, or none of them; return what stood in the way, empty if nothing did."""
     done: list[int] = []
-    for thread in threads:
-        problem = _realtime(thread) if way == "realtime" else _slice(thread, 100_000)
-        if problem == "gone":  # it has ended meanwhile
-            continue
-        if problem:
-            for other in done:
-                with suppress(OSError):  # it has ended meanwhile, which is as good
-                    os.sched_setscheduler(other, os.SCHED_OTHER, os.sched_param(0))
-            return problem
-        done.append(thread)
+    try:
+        for thread in threads:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                _realtime(thread) if way == "realtime" else _slice(thread, 100_000)
+                done.append(thread)
+    except (OSError, AttributeError) as error:
+        for other in done:
+            with suppress(OSError):  # it has ended meanwhile, which is as good
+                os.sched_setscheduler(other, os.SCHED_OTHER, os.sched_param(0))
+        return getattr(error, "strerror", None) or "no real-time class on this system"
     return "" if done or not threads else "no such thread any more"
 
 
-def _realtime(thread: int) -> str:
-    try:
-        os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
-    except ProcessLookupError:
-        return "gone"
-    except (OSError, AttributeError) as error:
-        return getattr(error, "strerror", None) or "no real-time class on this system"
-    return ""
+def _realtime(thread: int) -> None:
+    os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
 
 
-def _slice(thread: int, nanoseconds: int) -> str:
+def _slice(thread: int, nanoseconds: int) -> None:
     # number of the system call, which Python and glibc have no function for
     number = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
     if number is None or platform.system() != "Linux":
-        return f"unknown on {platform.system()} {platform.machine()}"
+        raise OSError(errno.ENOSYS, f"unknown on {platform.system()} {platform.machine()}")
     # Before 6.12 the call succeeds and the slice is ignored.
     major, minor = (int(part) for part in platform.release().split(".")[:2])
     if (major, minor) < (6, 12):
-        return f"needs Linux 6.12, this is {major}.{minor}"
+        raise OSError(errno.ENOSYS, f"needs Linux 6.12, this is {major}.{minor}")
     # struct sched_attr: size, policy 0 (ordinary), flags, nice, priority, runtime (the slice), deadline, period
     attributes = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, nanoseconds, 0, 0)
     library = ctypes.CDLL(None, use_errno=True)
-    if library.syscall(number, thread, ctypes.create_string_buffer(attributes), 0) == 0:
-        return ""
-    error = ctypes.get_errno()
-    return "gone" if error == 3 else os.strerror(error)  # 3: ESRCH
+    if library.syscall(number, thread, ctypes.create_string_buffer(attributes), 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def threads() -> set[int]:

@@ -1,11 +1,7 @@
 """All-reduce, broadcast and barrier without a training runtime around them: the floor that runtimes are compared with.
 
-    with closing(open_raw("gloo", backend)) as raw:
-        raw.allreduce_(tensor)
-
-A raw transport is opened beside a backend that is already connected, whichever it is: the ranks are the backend's, and
-nothing of the backend changes. `open_runtime` gives the all-reduce of the backend itself the same methods, so that the
-two can be compared call by call.
+A raw transport is opened beside a backend that is already connected, whichever it is, and nothing of that changes.
+`open_runtime` gives the all-reduce of the backend itself the same methods, to compare the two call by call.
 
     mpi     mpi4py on a duplicate of MPI_COMM_WORLD; needs ranks started by mpirun (horovodrun over MPI is that too)
     gloo    torch's Gloo process group, made directly: torch.distributed's global state is not touched
@@ -13,7 +9,6 @@ two can be compared call by call.
 """
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,7 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from horovod_study.comm import gpus
 from horovod_study.comm.base import Backend, fail_together
-from horovod_study.comm.launch import detect, load_mpi
+from horovod_study.comm.launch import detect, load_mpi, require_connection, require_launchers_mpi
 from horovod_study.errors import BackendError, first_line, nearest
 
 TRANSPORTS = ("mpi", "gloo", "nccl")
@@ -33,15 +28,16 @@ TRANSPORTS = ("mpi", "gloo", "nccl")
 _opened = 0  # how many process groups this process made: each needs names of its own in the store
 
 
-class Raw(ABC):
+class Raw:
     """Collectives of all ranks on float tensors; sums, never means. Every rank must make the same calls in order."""
 
-    name: str  # mpi | gloo | nccl; of a runtime horovod/mpi, ddp/gloo, ...
-    device: torch.device  # where tensors are expected
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name  # mpi | gloo | nccl; of a runtime horovod/mpi, ddp/gloo, ...
+        self.device = device  # where tensors are expected
 
-    @abstractmethod
     def allreduce_(self, tensor: torch.Tensor) -> None:
         """Replace `tensor` on every rank by the sum over ranks."""
+        dist.all_reduce(tensor)  # as all that is not said otherwise: torch.distributed's, of a run whose backend is ddp
 
     def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
         """Make `output` the sum of `tensor` over ranks; `tensor` stays.
@@ -52,21 +48,21 @@ class Raw(ABC):
         output.copy_(tensor)
         self.allreduce_(output)
 
-    @abstractmethod
     def broadcast_(self, tensor: torch.Tensor) -> None:
         """Replace `tensor` on every rank by rank 0's."""
+        dist.broadcast(tensor, src=0)
 
-    @abstractmethod
     def barrier(self) -> None:
         """Return when every rank has come here."""
+        dist.barrier()
 
     def settle(self) -> None:
         """Return when everything begun so far is done; on a CPU it is done when its call returns."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def close(self) -> None:  # noqa: B027  # what the backend itself has opened it closes
-        """Leave; no other method may be called after this."""
+    def close(self) -> None:
+        """Leave; no other method may be called after this. What the backend itself has opened it closes."""
 
 
 def open_raw(transport: str, backend: Backend) -> Raw:
@@ -79,7 +75,7 @@ def open_raw(transport: str, backend: Backend) -> Raw:
     if transport not in have:
         why = missing.get(transport) or f"it is not known{nearest(transport, TRANSPORTS)}"
         raise BackendError(f"transport {transport} cannot be used here: {why}; available: {', '.join(have) or 'none'}")
-    return MpiRaw(backend) if transport == "mpi" else _GroupRaw(transport, backend)
+    return MpiRaw("mpi") if transport == "mpi" else _GroupRaw(transport, backend)
 
 
 def open_runtime(backend: Backend) -> Raw:
@@ -87,17 +83,15 @@ def open_runtime(backend: Backend) -> Raw:
 
     Raises BackendError for a backend without one (serial, a parameter server).
     """
-    if backend.name == "horovod":
-        return _HorovodRuntime(backend)
-    if backend.name == "ddp":
-        return _DistributedRuntime(backend)
     if backend.name == "mpi":
-        raw = MpiRaw(backend)
-        raw.name = "mpi/mpi"
-        return raw
-    raise BackendError(
-        f"backend {backend.name} has no all-reduce of its own; measure horovod, ddp or mpi, or a raw transport"
-    )
+        return MpiRaw("mpi/mpi")
+    if backend.name not in ("horovod", "ddp"):
+        raise BackendError(
+            f"backend {backend.name} has no all-reduce of its own; measure horovod, ddp or mpi, or a raw transport"
+        )
+    device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
+    kind = _HorovodRuntime if backend.name == "horovod" else Raw
+    return kind(f"{backend.name}/{backend.transport}", device)
 
 
 def why_missing(backend: Backend) -> dict[str, str]:
@@ -107,50 +101,39 @@ def why_missing(backend: Backend) -> dict[str, str]:
     """
     missing: dict[str, str] = {}
     for theirs in backend.gather(_missing_here(backend)):
-        for name, reason in theirs.items():
-            missing.setdefault(name, reason)
+        missing = theirs | missing
     if "nccl" not in missing and (why := gpus.why_shared(backend)):
         missing["nccl"] = why
     return missing
 
 
 def _missing_here(backend: Backend) -> dict[str, str]:
-    missing: dict[str, str] = {}
-    launcher = detect(os.environ).launcher
-    connected = any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in os.environ)
-    if launcher in ("horovodrun --gloo", "torchrun") or (launcher == "srun" and not connected):
-        missing["mpi"] = f"{launcher} started the ranks, and MPI does not know them; start them with mpirun"
-    else:
-        try:
-            mpi = load_mpi("leave it out")
-        except BackendError as error:
-            missing["mpi"] = str(error)
-        else:
-            size, level = mpi.COMM_WORLD.Get_size(), mpi.Query_thread()
-            if size != backend.workers:
-                missing["mpi"] = (
-                    f"MPI knows {size} rank{'s' * (size > 1)} and the run has {backend.workers}; start them with the "
-                    "mpirun of the MPI that mpi4py was built with"
-                )
-            elif backend.name == "horovod" and level < mpi.THREAD_MULTIPLE:
-                missing["mpi"] = "Horovod's thread uses MPI, which was started for one thread only"
-    if not dist.is_available() or not dist.is_gloo_available():
-        missing["gloo"] = f"PyTorch {torch.__version__} was built without Gloo"
-    if not dist.is_available() or not dist.is_nccl_available():
-        missing["nccl"] = f"PyTorch {torch.__version__} was built without NCCL"
-    elif not torch.cuda.is_available():
-        missing["nccl"] = "no GPU is visible"
-    return missing
+    found, launch = dict[str, str](), detect(os.environ)
+    try:
+        if launch.launcher in ("horovodrun --gloo", "torchrun"):
+            raise BackendError(f"{launch.launcher} started the ranks, and MPI does not know them; start with mpirun")
+        require_connection(launch)
+        mpi = load_mpi("leave it out")
+        require_launchers_mpi(launch, mpi.COMM_WORLD.Get_size(), "mpi4py")
+        if backend.name == "horovod" and mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            raise BackendError("Horovod's thread uses MPI, which was started for one thread only")
+    except BackendError as error:
+        found["mpi"] = str(error)
+    if not torch.cuda.is_available():
+        found["nccl"] = "no GPU is visible"
+    for name, label in (("gloo", "Gloo"), ("nccl", "NCCL")):
+        if not dist.is_available() or not getattr(dist, f"is_{name}_available")():
+            found[name] = f"PyTorch {torch.__version__} was built without {label}"
+    return found
 
 
 class MpiRaw(Raw):
     """MPI through mpi4py. Tensors on a GPU go through host memory."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, name: str) -> None:
+        super().__init__(name, torch.device("cpu"))
         self._MPI = load_mpi("leave it out")
         self._world = self._MPI.COMM_WORLD.Dup()  # messages of its own, beside those of the backend
-        self.name = "mpi"
-        self.device = torch.device("cpu")
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         staged = tensor.cpu()  # the tensor itself on a CPU
@@ -186,12 +169,11 @@ class _GroupRaw(Raw):
     def __init__(self, transport: str, backend: Backend) -> None:
         global _opened
         _opened += 1
-        self.name = transport
+        super().__init__(transport, gpus.take("cuda" if transport == "nccl" else "cpu", backend))
         timeout = timedelta(seconds=300.0)
         hosts = backend.gather(os.uname().nodename)
         one_host = len(set(hosts)) == 1
         address = "127.0.0.1" if one_host else hosts[0]  # names of single machines often resolve to nothing
-        self.device = gpus.take("cuda" if transport == "nccl" else "cpu", backend)
         own: Any = None
         with self._connecting(backend, address):
             if backend.rank == 0:
@@ -240,23 +222,17 @@ class _GroupRaw(Raw):
         del self._store
 
 
-class _Runtime(Raw):
-    def __init__(self, backend: Backend) -> None:
-        self.name = f"{backend.name}/{backend.transport}"
-        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
-
-
-class _HorovodRuntime(_Runtime):
+class _HorovodRuntime(Raw):
     """The all-reduce of a run whose backend is Horovod: its thread, its cycle and its negotiation included.
 
     Messages are named after their size, as gradients are after their parameters: from the second one on the negotiation
     finds them in the response cache.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
         import horovod.torch as hvd
 
-        super().__init__(backend)
+        super().__init__(name, device)
         self._hvd = hvd
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
@@ -270,16 +246,3 @@ class _HorovodRuntime(_Runtime):
 
     def barrier(self) -> None:
         self._hvd.barrier()
-
-
-class _DistributedRuntime(_Runtime):
-    """The all-reduce of a run whose backend is ddp: torch.distributed's, which sums the buckets of gradients."""
-
-    def allreduce_(self, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor)
-
-    def broadcast_(self, tensor: torch.Tensor) -> None:
-        dist.broadcast(tensor, src=0)
-
-    def barrier(self) -> None:
-        dist.barrier()

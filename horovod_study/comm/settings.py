@@ -1,12 +1,6 @@
 """The communication settings that ship with the package: set when the user has not, recorded either way.
 
-Why these: with workers on all cores, whatever polls takes the core from whatever computes. Horovod's background thread
-wakes every cycle (default 1 ms, a third of a step of the small model) to ask whether there is work, and Open MPI spins
-while it waits. This project's build of Horovod can sleep until there is work (patches/0006): HOROVOD_IDLE_CYCLE_TIME
-bounds that sleep, and the short cycle then counts only between the first gradient and the last. A yielding MPI removes
-the spinning. The figures are in docs/performance.md.
-Two workers of one host exchange 614 kB faster through shared memory than by one copy from memory to memory (CMA, a
-call of the system for each piece).
+docs/communication.md says why these: with workers on all cores, whatever polls takes the core from whatever computes.
 """
 
 import os

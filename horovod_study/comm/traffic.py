@@ -3,9 +3,8 @@
 A few all-reduces of known size run at the start, over the way that training uses, and what has moved meanwhile says
 where they passed:
 
-    TCP             the bytes each of this process's own connections received (TCP_INFO), so that other programs do not
-                    count; where the system does not report, the counters of the interfaces (/proc/net/dev), less what
-                    passes when the run is quiet
+    TCP             the bytes each of this process's own connections received (TCP_INFO); where the system does not
+                    report, the counters of the interfaces (/proc/net/dev), less what passes when the run is quiet
     InfiniBand      port_xmit_data of every port, in units of 4 bytes, less what passes when the run is quiet
     shared memory   nothing else moved between workers of one host; a segment of MPI in /proc/self/maps confirms it
 
@@ -16,15 +15,7 @@ Where there are several hosts, it depends on the order of the ranks how much of 
 eighth is enough.
 
 NCCL chooses by itself between copies from GPU to GPU (P2P, over NVLink or PCIe), shared memory, InfiniBand and TCP,
-and tells only its log (NCCL_DEBUG=INFO). The lines that count, as NCCL 2.18 to 2.28 print them:
-
-    ... NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
-    ... NCCL INFO NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 ...
-    ... NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
-    ... NCCL INFO NET/OFI Selected provider is efa, ...
-    ... NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
-    ... NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
-    ... NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0/GDRDMA
+and tells only its log (NCCL_DEBUG=INFO), whose lines tests/test_nccl_log.py has as NCCL 2.18 to 2.28 print them.
 """
 
 import math
@@ -37,9 +28,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
 
 from horovod_study.analysis.costs import moved_share
 from horovod_study.measure.clock import now, sleep
@@ -54,56 +46,13 @@ _SEGMENTS = re.compile(r"/\S*(?:vader_segment|sm_segment|osc_rdma|ucx_shm|psm[23
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received, 8 bytes, in struct tcp_info of Linux 4.1 and later
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
-    """Counters at one moment, or what moved on a host; bytes. None: the system does not report it, or it was not read.
+Reading = Mapping[str, Any]
+"""Counters at one moment, or what moved on a host; bytes. None: the system does not report it, or it was not read.
 
-    What moved is that of the connections of all ranks of the host, elsewhere without background.
-    """
-
-    connections: Mapping[str, int] | None  # interface -> received by this process over TCP; lo is this host
-    interfaces: Mapping[str, int] | None  # interface -> sent by everybody
-    infiniband: Mapping[str, int] | None  # infiniband:mlx5_0 or roce:mlx5_0 -> sent by everybody
-    segments: Sequence[str] = ()  # of shared memory that ranks have from MPI or NCCL
-
-
-@dataclass(kw_only=True, slots=True)
-class Counters:
-    """Reads the counters; `proc` and `sys` are where the system shows them, `connections` reads this process's own."""
-
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
-    connections: Callable[[], Mapping[str, int] | None] = lambda: received_by_connections()
-
-    def read(self, *, whole_host: bool) -> Reading:
-        """Return this process's counters and, with `whole_host`, those that all processes of the host share."""
-        interfaces: dict[str, int] | None = None
-        with suppress(OSError):
-            if whole_host:
-                lines = (self.proc / "net" / "dev").read_text().splitlines()
-                rows = (re.fullmatch(r" *([^ :]+): *(?:\d+ +){8}(\d+) .*", line) for line in lines)
-                interfaces = {row[1]: int(row[2]) for row in rows if row}  # after eight columns of what was received
-        infiniband = self._infiniband() if whole_host else None
-        return Reading(connections=self.connections(), interfaces=interfaces, infiniband=infiniband)
-
-    def segments(self) -> list[str]:
-        """Return the names of segments of shared memory that this process has from MPI or NCCL."""
-        maps = ""
-        with suppress(OSError):
-            maps = (self.proc / "self" / "maps").read_text(errors="replace")
-        return sorted({Path(name).name for name in _SEGMENTS.findall(maps)})
-
-    def _infiniband(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for port in sorted(self.sys.glob("class/infiniband/*/ports/*")):
-            try:
-                words = int((port / "counters" / "port_xmit_data").read_text())
-                ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
-            except (OSError, ValueError):
-                continue
-            name = f"{'roce' if ethernet else 'infiniband'}:{port.parent.parent.name}"
-            found[name] = found.get(name, 0) + 4 * words
-        return found
+connections: interface -> received by this process over TCP, lo is this host; interfaces: interface -> sent by all;
+infiniband: infiniband:mlx5_0 or roce:mlx5_0 -> sent by all; segments of shared memory, from MPI or NCCL. What moved is
+that of the connections of all ranks of the host, elsewhere without background.
+"""
 
 
 def received_by_connections() -> dict[str, int] | None:
@@ -114,41 +63,50 @@ def received_by_connections() -> dict[str, int] | None:
     """
     if not hasattr(socket, "TCP_INFO") or socket.getdefaulttimeout() is not None:
         return None  # a socket object made with a default timeout would change the mode of the library's connection
-    import psutil
-
     own = {each.address.split("%")[0]: name for name, known in psutil.net_if_addrs().items() for each in known}
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     try:
-        descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
+        connections = [each for each in psutil.Process().net_connections("tcp") if each.raddr]
+    except (OSError, psutil.Error):
         return None
-    for descriptor in descriptors:
+    for each in connections:
         try:
-            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
-                continue
-            with _copy(descriptor) as connection:
-                if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                ends = (connection.getsockname()[0], connection.getpeername()[0])
-                here, there = (each.split("%")[0].removeprefix("::ffff:") for each in ends)
+            with socket.fromfd(each.fd, each.family, each.type) as connection:  # closing it leaves the library's open
                 told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        except OSError:  # closed meanwhile, not connected, or no TCP
+        except OSError:  # closed meanwhile
             continue
         if len(told) < _BYTES_RECEIVED + 8:
             return None  # before Linux 4.1
+        here, there = (end.ip.split("%")[0].removeprefix("::ffff:") for end in (each.laddr, each.raddr))
         name = "lo" if there in own or there.startswith("127.") else own.get(here, here)
-        found[name] = found.get(name, 0) + int(struct.unpack_from("<Q", told, _BYTES_RECEIVED)[0])
-    return found
+        found[name] += int(struct.unpack_from("<Q", told, _BYTES_RECEIVED)[0])
+    return dict(found)
 
 
-def _copy(descriptor: int) -> socket.socket:
-    """Return a socket object of its own for a connection that a library has; closing it leaves the library's open."""
-    number = os.dup(descriptor)
-    try:
-        return socket.socket(fileno=number)
-    except OSError:
-        os.close(number)
-        raise
+def read(
+    *,
+    whole_host: bool,
+    proc: Path = Path("/proc"),
+    system: Path = Path("/sys"),
+    connections: Callable[[], Mapping[str, int] | None] = received_by_connections,
+) -> Reading:
+    """Return this process's counters and, with `whole_host`, those that all processes of the host share."""
+    ports: Counter[str] = Counter()
+    found: dict[str, Any] = {"connections": connections(), "interfaces": None, "infiniband": None, "segments": []}
+    with suppress(OSError):
+        maps = (proc / "self" / "maps").read_text(errors="replace")
+        found["segments"] = sorted({Path(name).name for name in _SEGMENTS.findall(maps)})
+    if not whole_host:
+        return found
+    with suppress(OSError):  # after eight columns of what was received
+        rows = re.findall(r"^ *([^ :\n]+): *(?:\d+ +){8}(\d+) ", (proc / "net" / "dev").read_text(), re.MULTILINE)
+        found["interfaces"] = {name: int(sent) for name, sent in rows}
+    for port in sorted(system.glob("class/infiniband/*/ports/*")):
+        with suppress(OSError, ValueError):
+            ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
+            sent = 4 * int((port / "counters" / "port_xmit_data").read_text())
+            ports[f"{'roce' if ethernet else 'infiniband'}:{port.parent.parent.name}"] += sent
+    return {**found, "infiniband": dict(ports)}
 
 
 def moved(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> dict[str, int] | None:
@@ -200,30 +158,28 @@ def judge(found: Reading, need: Need) -> tuple[list[str] | None, str]:
 
     "shared memory" is confirmed by a segment; "memory" is not, and may also be direct copies from process to process.
     """
-    tcp = found.interfaces if found.connections is None else found.connections
+    tcp = found["interfaces"] if found["connections"] is None else found["connections"]
     if tcp is None:
         return None, "the system shows neither this process's connections nor /proc/net/dev"
-    ports = dict(found.infiniband or {})
-    path: list[str] = []
-    came = float(tcp.get("lo", 0))
+    ports, loopback, path = dict(found["infiniband"] or {}), {"tcp:lo": tcp.get("lo", 0)}, list[str]()
+    came = loopback["tcp:lo"]
     if need.between > 0:
         outside = {f"tcp:{name}": value for name, value in tcp.items() if name != "lo"}
+        both, enough = {**outside, **ports}, SHARE * need.between
         # TCP first: over an InfiniBand interface (ib0) it moves the counters of the port as well.
-        enough = SHARE * need.between
-        used = _used(outside, enough) or _used(ports, enough)
-        if not used:
-            most = max({**outside, **ports}.items(), key=lambda item: item[1], default=("nothing", 0))
+        path += _used(outside, enough) or _used(ports, enough)
+        if not path:
+            most = max(both.items(), key=lambda item: item[1], default=("nothing", 0))
             return None, (
                 f"{need.between / 1e6:.1f} MB had to pass between the hosts, and no connection or port moved half of "
                 f"it (most: {most[0]}, {most[1] / 1e6:.1f} MB)"
             )
-        path += used
-        came += sum({**outside, **ports}[name] for name in used)
+        came += sum(both[name] for name in path)
     if need.within > 0:
         enough = need.within * (SHARE if need.between == 0 else _SHARE_AMONG_HOSTS)
-        used = _used({"tcp:lo": tcp.get("lo", 0)}, enough) or (_used(ports, enough) if need.between == 0 else [])
+        used = _used(loopback, enough) or (_used(ports, enough) if need.between == 0 else [])
         if not used and need.total - came >= enough:  # so much came on no way that counts bytes
-            used = ["shared memory" if found.segments else "memory"]
+            used = ["shared memory" if found["segments"] else "memory"]
         path += used
     return sorted(set(path)), ""
 
@@ -241,7 +197,7 @@ def watch(
     hosts: Sequence[str],
     payload_bytes: int,
     servers: int | None = None,
-    counters: Counters | None = None,
+    counters: Callable[..., Reading] = read,
 ) -> dict[str, Any]:
     """Run a few all-reduces and return the path they took; collective, the same on every rank.
 
@@ -254,53 +210,46 @@ def watch(
     # all-reduces are repeated until 4 MB has been summed, but not more often than 32 times
     rounds = min(32, max(1, math.ceil(4_000_000 / payload_bytes)))
     total_bytes = rounds * payload_bytes
-    counters = counters or Counters()
     first = hosts.index(hosts[backend.rank]) == backend.rank
     synchronise()  # connections are opened, and messages agreed on, by the first one
     backend.barrier()
-    quiet_at, start = now(), counters.read(whole_host=first)
+    quiet_at, start = now(), counters(whole_host=first)
     sleep(0.02)
-    quiet = counters.read(whole_host=first)
+    quiet = counters(whole_host=first)
     quiet_s = now() - quiet_at
     backend.barrier()
     began = now()
     for _ in range(rounds):
         synchronise()
     backend.barrier()
-    end = counters.read(whole_host=first)
-    total_s = now() - began
-    mine = {"connections": moved(quiet.connections, end.connections), "segments": counters.segments()}
+    end = counters(whole_host=first)
+    mine = {"connections": moved(quiet["connections"], end["connections"]), "segments": end["segments"]}
+    over_s = {"total_s": now() - began, "quiet_s": quiet_s}
     for name in ("interfaces", "infiniband"):
-        before, idle, after = (getattr(each, name) for each in (start, quiet, end))
-        mine[name] = without_background(moved(idle, after), moved(before, idle), total_s=total_s, quiet_s=quiet_s)
+        before, idle, after = (each[name] for each in (start, quiet, end))
+        mine[name] = without_background(moved(idle, after), moved(before, idle), **over_s)
     everybody = backend.gather(mine)
-    paths: dict[str, list[str] | None] = {}
-    evidence: dict[str, Any] = {"all_reduces": rounds, "payload_bytes": payload_bytes, "hosts": {}}
-    reason = ""
+    paths, reason, needed = dict[str, list[str] | None](), "", dict[str, Any]()
     for host in dict.fromkeys(hosts):
         ranks = [number for number, name in enumerate(hosts) if name == host]
         need = must_move(hosts, host, total_bytes)
-        if servers is not None and not any(number < servers for number in ranks):
+        if servers is not None and min(ranks) >= servers:
             need = need._replace(within=0.0)  # its ranks communicate with servers elsewhere only
         parts, sums = [everybody[number]["connections"] for number in ranks], Counter[str]()
         for part in parts:
             sums.update(part)
-        found = Reading(
-            connections=None if None in parts else dict(sums),
-            interfaces=everybody[ranks[0]]["interfaces"],
-            infiniband=everybody[ranks[0]]["infiniband"],
-            segments=sorted({name for number in ranks for name in everybody[number]["segments"]}),
-        )
-        path, why = judge(found, need)
+        shared = {name: everybody[ranks[0]][name] for name in ("interfaces", "infiniband")}
+        segments = sorted({name for number in ranks for name in everybody[number]["segments"]})
+        found = {"connections": None if None in parts else dict(sums), **shared, "segments": segments}
+        paths[host], why = judge(found, need)
         if total_bytes < 64_000:
-            path = None
-            why = f"gradients of {payload_bytes} bytes are too few to be distinguished from a library's own messages"
-        paths[host] = path
+            few = "are too few to be distinguished from a library's own messages"
+            paths[host], why = None, f"gradients of {payload_bytes} bytes {few}"
         reason = reason or (f"{host}: {why}" if why else "")
-        needed = {"within_bytes": round(need.within), "between_bytes": round(need.between)}
-        evidence["hosts"][host] = {**needed, **asdict(found)}
+        needed[host] = {"within_bytes": round(need.within), "between_bytes": round(need.between), **found}
     known = [path for path in paths.values() if path is not None]
     together = sorted({way for path in known for way in path}) if len(known) == len(paths) else None
+    evidence = {"all_reduces": rounds, "payload_bytes": payload_bytes, "hosts": needed}
     return {"path": together, "reason": reason, "ranks": [paths[host] for host in hosts], "evidence": evidence}
 
 
@@ -338,33 +287,29 @@ def parse(text: str) -> dict[str, Any]:
         if using := _USING.search(line):
             listed = using[2].split("; OOB")[0]
             if using[1] == "Socket":
-                named = re.findall(r"\[(\d+)\]([^\s:{}]+):", listed)
-                interfaces.update({int(number): name for number, name in named})
+                interfaces |= {int(n): name for n, name in re.findall(r"\[(\d+)\]([^\s:{}]+):", listed)}
                 continue
-            for number, inside in _MERGED.findall(listed):
-                ports[int(number)] = [(link, name) for _, name, link in _PORT.findall(inside)]
-            for number, name, link in _PORT.findall(_MERGED.sub("", listed)):
-                ports[int(number)] = [(link, name)]
+            merged = {number: _PORT.findall(inside) for number, inside in _MERGED.findall(listed)}
+            single = {each[0]: [each] for each in _PORT.findall(_MERGED.sub("", listed))}
+            for number, found in {**merged, **single}.items():
+                ports[int(number)] = [(link, name) for _, name, link in found]
         elif virtual := re.search(r"Made virtual device \[(\d+)\] name=(\S+)", line):
             links = {name: link for known in ports.values() for link, name in known}
             ports[int(virtual[1])] = [(links.get(name, "IB"), name) for name in virtual[2].split("+")]
-        elif found := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)", line):
-            provider = found[1]
+        elif selected := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)", line):
+            provider = selected[1]
 
     def ways_of(kind: str, way: str, number: int) -> set[str]:
         """Return one channel's way in this project's words."""
-        if kind in ("P2P", "SHM"):
-            return {"p2p" if kind == "P2P" else "shared memory"}
-        if way == "Socket":
-            return {f"tcp:{interfaces[number]}" if number in interfaces else "tcp"}
-        if kind == "COLLNET":  # summed inside InfiniBand's switches; its devices have numbers of their own
+        if kind == "COLLNET" and way != "Socket":  # summed in InfiniBand's switches, which have numbers of their own
             return {"infiniband"}
-        if way.startswith("IB"):  # IB, and the plugins IBext, IBext_v8
+        if way.startswith("IB") and kind == "NET":  # IB, and the plugins IBext, IBext_v8
             links = {f"{'roce' if link == 'RoCE' else 'infiniband'}:{name}" for link, name in ports.get(number, [])}
             return links or {"infiniband"}
-        if "Libfabric" in way or way == "OFI":
-            return {f"ofi:{provider}" if provider else "ofi"}
-        return {way.strip()}
+        tcp = f"tcp:{interfaces[number]}" if number in interfaces else "tcp"
+        ofi = f"ofi:{provider}" if provider else "ofi"
+        words = {"Socket": tcp, "OFI": ofi, "Libfabric": ofi, "AWS Libfabric": ofi}
+        return {{"P2P": "p2p", "SHM": "shared memory"}.get(kind) or words.get(way, way.strip())}
 
     paths: Counter[str] = Counter()
     ways: set[str] = set()
@@ -375,16 +320,10 @@ def parse(text: str) -> dict[str, Any]:
         elif re.search(r"\bvia direct shared memory", line):  # NCCL before 2.12
             paths["SHM/direct"] += 1
             ways.add("shared memory")
-    nets = {f"{link} {name}": None for known in ports.values() for link, name in known}
-    nets |= {f"Socket {name}": None for name in interfaces.values()}
-    nets |= {f"OFI {provider}": None} if provider else {}
-    told = {"version": version[1] if version else None, "nets": list(nets)}
+    nets = [f"{link} {name}" for known in ports.values() for link, name in known]
+    nets += [f"Socket {name}" for name in interfaces.values()] + [f"OFI {provider}"] * bool(provider)
+    told = {"version": version[1] if version else None, "nets": list(dict.fromkeys(nets))}
     return {**told, "paths": dict(sorted(paths.items())), "path": sorted(ways)}
-
-
-def _named(text: str) -> Path:
-    """Return the file that NCCL writes for this process: %h is the host, %p the process."""
-    return Path(text.replace("%h", os.uname().nodename).replace("%p", str(os.getpid())))
 
 
 class Capture:
@@ -395,35 +334,31 @@ class Capture:
 
     def __init__(self, *, wanted: bool) -> None:
         self._folder: Path | None = None
-        self._file: Path | None = None
         self._set: list[str] = []
-        if not wanted:
-            return
-        if "NCCL_DEBUG" in os.environ:
-            if name := os.environ.get("NCCL_DEBUG_FILE"):
-                self._file = _named(name)
-            return
-        self._folder = Path(tempfile.mkdtemp(prefix="horovod_study-nccl-"))
-        self._file = self._folder / "nccl.log"
-        missing = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(self._file)}
-        self._set = [name for name in missing if name not in os.environ]
-        os.environ.update({name: missing[name] for name in self._set})
-        self._file = _named(os.environ["NCCL_DEBUG_FILE"])
+        if wanted and "NCCL_DEBUG" not in os.environ:
+            self._folder = Path(tempfile.mkdtemp(prefix="horovod_study-nccl-"))
+            file = self._folder / "nccl.log"
+            missing = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(file)}
+            self._set = [name for name in missing if name not in os.environ]
+            os.environ.update({name: missing[name] for name in self._set})
+        named = os.environ.get("NCCL_DEBUG_FILE", "") if wanted else ""  # %h is the host, %p the process
+        self._file = named.replace("%h", os.uname().nodename).replace("%p", str(os.getpid()))
 
     def read(self) -> dict[str, Any]:
         """Return `parse` of the log so far, with "reason" saying why "path" is empty where it is."""
-        if self._file is None:
+        text, reason = "", "NCCL's log names no channel; set NCCL_DEBUG=INFO"
+        if not self._file:
             reason = (
                 "NCCL_DEBUG is set without NCCL_DEBUG_FILE, so NCCL's log went elsewhere; leave NCCL_DEBUG out, or set "
                 "NCCL_DEBUG=INFO and NCCL_DEBUG_FILE=/tmp/nccl.%h.%p"
             )
-            return {**parse(""), "reason": reason}
-        try:
-            text = self._file.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            return {**parse(""), "reason": f"NCCL's log {self._file} cannot be read ({error.strerror})"}
+        else:
+            try:
+                text = Path(self._file).read_text(encoding="utf-8", errors="replace")
+            except OSError as error:
+                reason = f"NCCL's log {self._file} cannot be read ({error.strerror})"
         found = parse(text)
-        return {**found, "reason": "" if found["path"] else "NCCL's log names no channel; set NCCL_DEBUG=INFO"}
+        return {**found, "reason": "" if found["path"] else reason}
 
     def close(self) -> None:
         """Remove the file, unless it is the user's, and what was set in the environment."""

@@ -116,19 +116,13 @@ def total_energy(devices: Sequence[Mapping[str, Any]], missing: Sequence[str], *
     `counter_j` and `integral_j` are sums where every device has one, `total_j` takes the counter where there is one and
     the integral elsewhere, and is the numerator of `per_sample_j`. Nothing known is None with the `reason`, never 0.
     """
-    best = [each["integral_j"] if each["counter_j"] is None else each["counter_j"] for each in devices]
-    known = [value for value in best if value is not None]
+    columns = {key: [each[key] for each in devices] for key in ("counter_j", "integral_j")}
+    best = [integral if counter is None else counter for counter, integral in zip(*columns.values(), strict=True)]
     named = [each["name"] for each, value in zip(devices, best, strict=True) if value is not None]
     without = [f"{each['name']}: {each['reason']}" for each, value in zip(devices, best, strict=True) if value is None]
-    total_j = math.fsum(known) if known else None
-
-    def whole(key: str) -> float | None:
-        values = [each[key] for each in devices]
-        return math.fsum(values) if values and None not in values else None
-
+    total_j = math.fsum(value for value in best if value is not None) if named else None
     return {
-        "counter_j": whole("counter_j"),
-        "integral_j": whole("integral_j"),
+        **{key: math.fsum(values) if values and None not in values else None for key, values in columns.items()},
         "total_j": total_j,
         "per_sample_j": total_j / samples if total_j is not None and samples else None,
         "devices": named,
@@ -144,31 +138,25 @@ def host_summary(columns: Mapping[str, Any], stretches: Stretches) -> dict[str, 
     ranks_cpu_percent, gpu_percent and power_w (of each device with a reading) are means that weigh each sample with
     the time it stands for inside the stretches; rss_mb_max and gpu_memory_mb_max are maxima. None where unknown.
     """
-    part = np.asarray(columns["part"])
-    found: dict[str, dict[str, float | None]] = {key: {} for key, _ in _OF_HOST}
-    for name in dict.fromkeys(part.tolist()):
-        mine = {each: np.asarray(values)[part == name] for each, values in columns.items() if each != "part"}
-        at_s = mine["at_s"].astype(np.float64)
+    columns = {name: np.asarray(values) for name, values in columns.items()}
+    of_host = {"ranks_cpu_percent": "cpu_percent", "rss_mb_max": "rss_mb", "gpu_percent": "gpu_percent"}
+    of_host |= {"gpu_memory_mb_max": "gpu_memory_mb", "power_w": "power_w"}
+    found: dict[str, dict[str, float | None]] = {key: {} for key in of_host}
+    for name in dict.fromkeys(columns["part"].tolist()):
+        mine = columns["part"] == name
+        at_s = columns["at_s"][mine].astype(np.float64)
         before, over_s = np.concatenate([at_s[:1], at_s[:-1]]), np.zeros(len(at_s))  # a reading: since the one before
         for begin, end in stretches:
             over_s += np.clip(np.minimum(end, at_s) - np.maximum(begin, before), 0.0, None)
-        for key, column in _OF_HOST:
-            known = np.isfinite(mine[column])
+        for key, column in of_host.items():
+            values = columns[column][mine]
+            known = np.isfinite(values)
             if not known.any() or (key == "ranks_cpu_percent" and not name.startswith("rank ")):
                 continue
-            weights, value = np.where(known, over_s, 0.0), None
+            weights, value = over_s[known], None
             if key.endswith("_max"):
-                value = float(mine[column][known].max())
+                value = float(values[known].max())
             elif weights.sum() > 0:
-                value = float((weights * np.nan_to_num(mine[column])).sum() / weights.sum())
+                value = float((weights * values[known]).sum() / weights.sum())
             found[key][name.removeprefix("rank ")] = value
     return dict(found)
-
-
-_OF_HOST = (  # what is known of a host, and the column that it is from
-    ("ranks_cpu_percent", "cpu_percent"),
-    ("rss_mb_max", "rss_mb"),
-    ("gpu_percent", "gpu_percent"),
-    ("gpu_memory_mb_max", "gpu_memory_mb"),
-    ("power_w", "power_w"),
-)

@@ -19,25 +19,20 @@ if TYPE_CHECKING:
     import torch
 
 
-def describe_rank(
-    *,
-    host: str,
-    local_rank: int,
-    cores: Sequence[int],
-    device: "torch.device",
-    lr: float | None,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return this rank's entry of the record; `settings` are those of its backend, `lr` its optimiser's."""
+def describe_rank(place: Mapping[str, Any], lr: float | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return this rank's entry of the record.
+
+    `place`: its host, local_rank, cores and torch.device; `lr`: that of its optimiser; `settings`: of its backend.
+    """
     import torch
 
     # With the numbers of the processes that hold it, None where that is not known.
-    gpu: dict[str, Any] | None = dict(gpu_identity(device)) if device.type == "cuda" else None
+    gpu: dict[str, Any] | None = dict(gpu_identity(place["device"])) if place["device"].type == "cuda" else None
     if gpu is not None:
         gpu["processes"] = Gpus([gpu["uuid"]]).processes().get("gpu 0")
-    place = {"host": host, "local_rank": local_rank, "pid": os.getpid(), "cores": list(cores)}
-    place |= {"threads": torch.get_num_threads(), "device": str(device), "gpu": gpu, "lr": lr}
-    return {**place, "communication": communication(settings)}
+    found = {"host": place["host"], "local_rank": place["local_rank"], "pid": os.getpid(), "cores": place["cores"]}
+    found |= {"threads": torch.get_num_threads(), "device": str(place["device"]), "gpu": gpu, "lr": lr}
+    return {**found, "communication": communication(settings)}
 
 
 def gpu_identity(device: "torch.device") -> dict[str, str]:
@@ -55,13 +50,13 @@ def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name in COMMUNICATION:
-        setting = settings.get(name, settings.get(OPTIONS[name].variable))
-        if isinstance(setting, Mapping) and (value := setting.get("value")) is not None:
-            if isinstance(value, str):  # what a library reads
-                kind, off = OPTIONS[name].kind, ("0", "false", "no", "off", "none", "")
-                value = value.lower() not in off if kind is bool else kind(value)
-                value = value / 1e6 if name == "fusion_mb" else value
-            found[name] = value
+        setting, kind = settings.get(name, settings.get(OPTIONS[name].variable)), OPTIONS[name].kind
+        value = setting.get("value") if isinstance(setting, Mapping) else None
+        if isinstance(value, str):  # what a library reads
+            off = ("0", "false", "no", "off", "none", "")
+            value = value.lower() not in off if kind is bool else kind(value)
+            value = value / 1e6 if name == "fusion_mb" else value
+        found |= {} if value is None else {name: value}
     variables = [settings[each.variable] for each in OPTIONS.values() if each.variable in settings]
     if variables:
         found["horovod_defaults"] = all(each["source"] != "shipped" for each in variables)
@@ -74,10 +69,10 @@ def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
     A set of cores is crowded when the ranks that may run nowhere else have more threads than it has cores.
     """
     for host in dict.fromkeys(rank["host"] for rank in ranks):
-        here = [rank for rank in ranks if rank["host"] == host]
-        groups = [set(rank["cores"]) for rank in here]
-        for cores in [*sorted(groups, key=len), set().union(*groups)]:
-            threads = [rank["threads"] for rank in here if set(rank["cores"]) <= cores]
+        here = [(set(rank["cores"]), rank["threads"]) for rank in ranks if rank["host"] == host]
+        groups = sorted((own for own, _ in here), key=len)
+        for cores in [*groups, set().union(*groups)]:
+            threads = [count for own, count in here if own <= cores]
             if len(threads) > 1 and sum(threads) > len(cores):
                 return (
                     f"{len(threads)} workers x {plural(max(threads), 'thread')} on {plural(len(cores), 'core')} of "
@@ -95,11 +90,11 @@ def gpu_holders(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     """
     found: dict[str, int | None] = {}
     for (host, _), here in _by_gpu(ranks).items():
-        listed, own = {pid for rank in here for pid in rank["gpu"]["processes"] or ()}, {rank["pid"] for rank in here}
-        found.setdefault(host, None)
-        if any(rank["gpu"]["processes"] is not None for rank in here):
-            others = len(listed - own) if listed & own else max(0, len(listed) - len(own))
-            found[host] = (found[host] or 0) + others
+        told, own = [rank["gpu"]["processes"] for rank in here], {rank["pid"] for rank in here}
+        listed = {pid for each in told for pid in each or ()}
+        others = len(listed - own) if listed & own else max(0, len(listed) - len(own))
+        known = any(each is not None for each in told)
+        found[host] = (found.get(host) or 0) + others if known else found.get(host)
     return found
 
 
@@ -121,14 +116,13 @@ def shared_gpu(ranks: Sequence[Mapping[str, Any]]) -> str | None:
 
 def held(holders: Mapping[str, int | None]) -> str | None:
     """Return in one line on which host others hold GPUs of the workers, None if nobody does."""
-    for host, number in holders.items():
-        if number:
-            return (
-                f"{number} process{'es' * (number > 1)} of others {'hold' if number > 1 else 'holds'} GPUs of the "
-                f"workers on {host}, and time and memory with them; look with nvidia-smi whose, wait, or choose others "
-                "with CUDA_VISIBLE_DEVICES"
-            )
-    return None
+    host, number = next(((host, number) for host, number in holders.items() if number), ("", 0))
+    text = (
+        f"{number} process{'es' * (number > 1)} of others {'hold' if number > 1 else 'holds'} GPUs of the workers on "
+        f"{host}, and time and memory with them; look with nvidia-smi whose, wait, or choose others with "
+        "CUDA_VISIBLE_DEVICES"
+    )
+    return text if number else None
 
 
 class OtherLoad:
@@ -167,12 +161,12 @@ def other_cores(
 
     The first rank of a host has read how busy all its cores were; what its ranks used themselves is subtracted.
     """
-    found: dict[str, float | None] = {}
-    for host in dict.fromkeys(rank["host"] for rank in ranks):
-        here = [sample for sample, rank in zip(samples, ranks, strict=True) if rank["host"] == host]
-        known = [sample for sample in here if sample is not None]
-        found[host] = None
-        if len(known) == len(here):
+    by_host: dict[str, list[Mapping[str, float] | None]] = {}
+    for sample, rank in zip(samples, ranks, strict=True):
+        by_host.setdefault(rank["host"], []).append(sample)
+    found: dict[str, float | None] = dict.fromkeys(by_host)
+    for host, here in by_host.items():
+        if len(known := [sample for sample in here if sample is not None]) == len(here):
             others_s = known[0]["busy_s"] - sum(each["own_s"] for each in known)
             found[host] = round(max(0.0, others_s / known[0]["seconds"]), 2)
     return found

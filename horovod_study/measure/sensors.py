@@ -6,6 +6,7 @@ first reading has none. A sensor that fails gives nothing and says why; it never
 """
 
 import importlib
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -41,17 +42,13 @@ class Trees:
         self._ranks, self._proc = dict(ranks), str(proc)
         self._counts: dict[tuple[int, str, int, str], float] = {}  # by process, when it began, thread, and what
         self._children: dict[tuple[int, str], list[int]] = {}
-        self._before_s: float | None = None
-        self._shares_s: float | None = None
-        self._threads_s: float | None = None
+        self._at_s: dict[str, float] = {}  # of the last sample, and the last ones with shares and with threads
         self._until_threads = 0  # samples until threads are looked at again
         stats = {rank: self._stat(pid) for rank, pid in self._ranks.items()}
         # When a process began: a number that is used again has another time.
-        self._began = {rank: stat[19] for rank, stat in stats.items() if stat is not None}
-        self.missing = {
-            f"rank {rank}": f"process {self._ranks[rank]} is not to be seen from here (another container?)"
-            for rank in stats.keys() - self._began.keys()
-        }
+        self._began = {rank: stat[19] for rank, stat in stats.items() if stat}
+        why = "is not to be seen from here (another container?)"
+        self.missing = {f"rank {n}": f"process {pid} {why}" for n, pid in self._ranks.items() if n not in self._began}
 
     @property
     def alive(self) -> bool:
@@ -59,8 +56,7 @@ class Trees:
         return any(self._is(rank) for rank in self._began) or len(self._began) < len(self._ranks)
 
     def _is(self, rank: int) -> bool:
-        stat = self._stat(self._ranks[rank])
-        return stat is not None and stat[19] == self._began[rank]
+        return self._stat(self._ranks[rank])[19:20] == [self._began[rank]]
 
     def read(self, at_s: float, *, shares: bool | None = None) -> Rows:
         """Return the rows "rank N" of those that run; `shares`: read the proportional memory (default: now and then).
@@ -69,24 +65,21 @@ class Trees:
         """
         if shares is None:
             # It takes the kernel milliseconds, during which the process cannot map memory: it is read rarely.
-            shares = self._shares_s is None or at_s - self._shares_s >= 10.0
+            shares = at_s - self._at_s.get("shares", -math.inf) >= 10.0
         threads = self._until_threads <= 0
-        over_s = {"interval_s": self._before_s, "switches_over_s": self._threads_s if threads else None}
-        known = {name: at_s - before_s for name, before_s in over_s.items() if before_s not in (None, at_s)}
-        self._before_s = at_s
-        self._shares_s = at_s if shares else self._shares_s
-        self._threads_s = at_s if threads else self._threads_s
+        since = {name: at_s - before_s for name, before_s in self._at_s.items() if before_s != at_s}
+        looked = {"sample": True, "shares": shares, "threads": threads}
+        self._at_s |= {name: at_s for name, done in looked.items() if done}
         counts: dict[tuple[int, str, int, str], float] = {}
         rows = {}
-        for rank in self._began:
-            if self._is(rank):
-                row, grown = self._tree(self._ranks[rank], counts, shares=shares, threads=threads)
-                if interval_s := known.get("interval_s"):
-                    row |= {"interval_s": interval_s, "cpu_percent": 100 * grown["cpu_s"] / interval_s}
-                    row |= {} if "disk" in self.missing else {name: grown[name] for name in _MOVED}
-                if "switches_over_s" in known:
-                    row |= {"switches_over_s": known["switches_over_s"], **{name: grown[name] for name in _SWITCHES}}
-                rows[f"rank {rank}"] = row
+        for rank in filter(self._is, self._began):
+            row, grown = self._tree(self._ranks[rank], counts, shares=shares, threads=threads)
+            if interval_s := since.get("sample"):
+                row |= {"interval_s": interval_s, "cpu_percent": 100 * grown["cpu_s"] / interval_s}
+                row |= {} if "disk" in self.missing else {name: grown[name] for name in _MOVED}
+            if threads and "threads" in since:
+                row |= {"switches_over_s": since["threads"], **{name: grown[name] for name in _SWITCHES}}
+            rows[f"rank {rank}"] = row
         if not threads:
             counts |= {key: value for key, value in self._counts.items() if key[3] in _SWITCHES}
         self._counts, self._until_threads = counts, self._until_threads - 1
@@ -104,8 +97,7 @@ class Trees:
         waiting, seen = [root], {os.getpid()}  # the sampler is a child of a rank, and no part of the training
         while waiting:
             pid = waiting.pop()
-            stat = self._stat(pid)
-            if stat is None or pid in seen:
+            if pid in seen or not (stat := self._stat(pid)):
                 continue
             seen.add(pid)
             row["processes"] += 1
@@ -148,15 +140,15 @@ class Trees:
 
     def _lacks(self, pid: int, what: str, text: str, file: str) -> bool:
         """Return whether a process that runs does not show a file, which is `missing` then."""
-        if text or self._stat(pid) is None:
+        if text or not self._stat(pid):
             return False
         self.missing[what] = f"/proc/PID/{file} cannot be read"
         return True
 
-    def _stat(self, pid: int) -> list[str] | None:
-        """Return /proc/PID/stat from the state on (see proc(5), whose field n is [n - 3]), None if it has ended."""
+    def _stat(self, pid: int) -> list[str]:
+        """Return /proc/PID/stat from the state on (see proc(5), whose field n is [n - 3]), [] if it has ended."""
         fields = self._text(f"{pid}/stat").rpartition(")")[2].split()
-        return None if not fields or fields[0] in "ZX" else fields
+        return [] if fields[:1] in (["Z"], ["X"]) else fields
 
 
 def _kb(text: str, key: str, unit: float = 1.024) -> float:
@@ -170,52 +162,39 @@ class HostSensor:
 
     def __init__(self, *, net: Path = NET, rdma: Path = _RDMA, psutil: Any = None) -> None:
         """`psutil` stands in for the library."""
-        if psutil is None:
-            import psutil
-        self.missing: dict[str, str] = {}
-        self._psutil = psutil
-        self._real = sorted(path.parent.name for path in net.glob("*/device")) if net.is_dir() else []
-        self._ports = sorted(rdma.glob("*/ports/*/counters")) if rdma.is_dir() else []
-        if not self._ports:
-            self.missing["rdma"] = "no InfiniBand or RoCE device"
-        self._before_s: float | None = None
+        self._psutil = psutil or importlib.import_module("psutil")
+        self._real = {path.parent.name for path in net.glob("*/device")}
+        self._ports = sorted(rdma.glob("*/ports/*/counters"))
+        self.missing = {} if self._ports else {"rdma": "no InfiniBand or RoCE device"}
         self._before: dict[str, float] = {}
 
     @property
     def interfaces(self) -> list[str]:
         """The network interfaces whose bytes are summed: those of devices, or all but loopback where none is real."""
-        found = self._psutil.net_io_counters(pernic=True)
-        others = [name for name in sorted(found) if name != "lo"]
+        others = [name for name in sorted(self._psutil.net_io_counters(pernic=True)) if name != "lo"]
         return [name for name in others if name in self._real] or others
 
     def read(self, at_s: float) -> Rows:
         """Return the row "host"."""
-        present, asked = self._counters(), self._psutil
-        row = {"available_mb": asked.virtual_memory().available / 1e6, "load1": asked.getloadavg()[0]}
-        if self._before_s is not None and at_s > self._before_s:
-            interval_s, before = at_s - self._before_s, self._before
-            grown = {name: max(0, value - before[name]) for name, value in present.items() if name in before}
-            row |= {"interval_s": interval_s, "cpu_percent": 100 * grown.pop("cpu_s") / interval_s}
-            row |= {name: int(value) for name, value in grown.items()}
-        self._before_s, self._before = at_s, present
-        return {"host": row}
-
-    def _counters(self) -> dict[str, float]:
-        times = self._psutil.cpu_times()
+        asked, before = self._psutil, self._before
+        times, cards = asked.cpu_times(), asked.net_io_counters(pernic=True)
         # `user` has the time of guests in it. Time that the machine below took from this one is not idle either.
         worked = ("user", "nice", "system", "irq", "softirq", "steal")
-        found: dict[str, float] = {"cpu_s": sum(getattr(times, name, 0.0) for name in worked)}
-        cards = self._psutil.net_io_counters(pernic=True)
-        used = [cards[name] for name in self.interfaces]
-        found["received_bytes"] = sum(card.bytes_recv for card in used)
-        found["sent_bytes"] = sum(card.bytes_sent for card in used)
-        if "lo" in cards:
-            found["loopback_bytes"] = cards["lo"].bytes_sent
+        found = {"interval_s": at_s, "cpu_s": sum(getattr(times, name, 0.0) for name in worked)}
+        found["received_bytes"] = sum(cards[name].bytes_recv for name in self.interfaces)
+        found["sent_bytes"] = sum(cards[name].bytes_sent for name in self.interfaces)
+        found |= {"loopback_bytes": cards["lo"].bytes_sent} if "lo" in cards else {}
         with suppress(OSError, ValueError):
             for name, counter in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):
                 if words := [int((port / counter).read_text()) for port in self._ports]:
                     found[name] = 4 * sum(words)  # the unit of these counters is four bytes
-        return found
+        self._before = found
+        row = {"available_mb": asked.virtual_memory().available / 1e6, "load1": asked.getloadavg()[0]}
+        grown = {name: max(0, value - before[name]) for name, value in found.items() if name in before}
+        if interval_s := grown.pop("interval_s", 0.0):
+            row |= {"interval_s": interval_s, "cpu_percent": 100 * grown.pop("cpu_s") / interval_s}
+            row |= {name: int(value) for name, value in grown.items()}
+        return {"host": row}
 
 
 class Gpus:
@@ -241,13 +220,13 @@ class Gpus:
 
     def _handle(self, uuid: str) -> Any:
         """Return the library's handle; a UUID without prefix, as PyTorch tells it, may be that of a part of a GPU."""
-        whole = uuid.startswith(("GPU-", "MIG-"))
+        asked, whole = self._nvml.nvmlDeviceGetHandleByUUID, uuid.startswith(("GPU-", "MIG-"))
         try:
-            return self._nvml.nvmlDeviceGetHandleByUUID(uuid if whole else f"GPU-{uuid}")
+            return asked(uuid if whole else f"GPU-{uuid}")
         except self._nvml.NVMLError:
-            if not whole:
-                with suppress(self._nvml.NVMLError):
-                    return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+            with suppress(self._nvml.NVMLError):
+                if not whole:
+                    return asked(f"MIG-{uuid}")
             raise
 
     def _asked(self, what: str, ask: Callable[[Any], Any], handle: Any) -> Any:
@@ -339,45 +318,43 @@ class Packages:
 
     def __init__(self, *, root: Path = _POWERCAP) -> None:
         self.missing, self.devices = dict[str, str](), dict[str, str]()
-        self._folders, self._before = dict[str, tuple[Path, int]](), dict[str, tuple[float, int]]()
-        self._total_uj = dict[str, int]()
-        if not root.is_dir():
-            self.missing["package"] = "this kernel shows no energy counters (no powercap)"
+        self._counters = dict[str, tuple[Path, int]]()  # each with the value at which it begins again
+        self._before = dict[str, tuple[float, int, int]]()  # when, the counter, and all since the first reading
         for folder in sorted(root.glob("intel-rapl:*")):
+            counter = folder / "energy_uj"
             try:
                 # A second colon is a part of a package, and psys the whole board, packages included.
-                if folder.name.count(":") > 1 or not (name := _text_of(folder / "name")).startswith("package"):
+                if folder.name.count(":") > 1 or not (name := (folder / "name").read_text().strip()).startswith(
+                    "package"
+                ):
                     continue
-                _text_of(folder / "energy_uj")
-                part, around_uj = f"package {len(self._folders)}", int(_text_of(folder / "max_energy_range_uj"))
+                counter.read_text()
+                around_uj = int((folder / "max_energy_range_uj").read_text())
+                part = f"package {len(self._counters)}"
             except (OSError, ValueError) as error:
-                path, denied = folder / "energy_uj", isinstance(error, PermissionError)
-                why = f"permission denied on {path}; the administrator can make it readable"
-                self.missing["package"] = why if denied else f"{path} cannot be read ({error})"
+                denied = f"permission denied on {counter}; the administrator can make it readable"
+                broken = not isinstance(error, PermissionError)
+                self.missing["package"] = f"{counter} cannot be read ({error})" if broken else denied
                 continue
-            self.devices[part] = f"processor {name}"
-            self._folders[part], self._total_uj[part] = (folder, around_uj), 0
-        if not self._folders:
-            self.missing.setdefault("package", "this processor has no energy counter")
+            self.devices[part], self._counters[part] = f"processor {name}", (counter, around_uj)
+        if not self._counters:
+            why = "this processor has no energy counter"
+            why = why if root.is_dir() else "this kernel shows no energy counters (no powercap)"
+            self.missing.setdefault("package", why)
 
     def read(self, at_s: float) -> Rows:
         """Return the rows "package N": energy, and the mean power since the reading before."""
         rows: Rows = {}
-        for part, (folder, around_uj) in self._folders.items():
+        for part, (counter, around_uj) in self._counters.items():
             try:
-                energy_uj = int(_text_of(folder / "energy_uj"))
+                energy_uj = int(counter.read_text())
             except (OSError, ValueError) as error:
-                self.missing[part] = f"{folder / 'energy_uj'} cannot be read any more ({error})"
+                self.missing[part] = f"{counter} cannot be read any more ({error})"
                 continue
-            before_s, before_uj = self._before.get(part, (at_s, energy_uj))
+            before_s, before_uj, total_uj = self._before.get(part, (at_s, energy_uj, 0))
             used_uj = energy_uj - before_uj + around_uj * (energy_uj < before_uj)  # it goes round
-            self._total_uj[part] += used_uj
-            self._before[part] = at_s, energy_uj
-            rows[part] = {"energy_j": self._total_uj[part] / 1e6}
+            self._before[part] = at_s, energy_uj, total_uj + used_uj
+            rows[part] = {"energy_j": (total_uj + used_uj) / 1e6}
             if at_s > before_s:
                 rows[part] |= {"interval_s": at_s - before_s, "power_w": used_uj / 1e6 / (at_s - before_s)}
         return rows
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text().strip()

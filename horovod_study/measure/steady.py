@@ -6,7 +6,7 @@ for nothing. The logarithms of their medians, y (n,), are divided into segments 
     sum over the segments of sum (y - mean of the segment)^2 / sigma^2  +  6 log(n) for each change-point
 
 is smallest: optimal partitioning (Jackson et al., IEEE Signal Process. Lett. 12 (2005) 105), exact, by dynamic
-programming, as Barrett et al. look for the warm-up of virtual machines (Proc. ACM Program. Lang. 1, OOPSLA (2017) 52).
+programming.
 sigma is the scatter of the blocks about their neighbours, from the median absolute second difference, which neither a
 few outliers nor a few changes of level move. Yao's penalty of 2 log(n) (Statist. Probab. Lett. 6 (1988) 181) is that of
 independent normal noise; that of machines comes in spells, and 6 is right about it too, as the tests simulate.

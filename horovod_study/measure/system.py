@@ -5,11 +5,10 @@ a hundredth of a core and the ranks nothing. The first rank of each host starts 
 
     python -m horovod_study.measure.system
 
-They communicate in lines over its standard input and output. "job {...}" tells the sampler whom to watch, how often,
-and where to write; it answers "ready" after its first sample. "zero SECONDS" tells it the zero of the run's times, on
-the clock that all processes of a host share, and opens the file. "stop" ends it, and it answers with one line of JSON.
-It also ends when its input closes, when its parent changes or when no rank is left: it never outlives the job. Signals
-that end a job go to all of its processes, so the sampler ignores them and samples until the ranks have ended.
+They communicate in lines over its standard input and output. "job {...}" tells the sampler what to do; it answers
+"ready" after its first sample. "zero SECONDS" tells it the zero of the run's times, on the clock that all processes of
+a host share, and opens the file. "stop" ends it, and it answers with one line of JSON. It also ends when its input
+closes, when its parent changes or when no rank is left, but at no signal: these go to all processes of a job.
 """
 
 import json
@@ -94,10 +93,9 @@ class Sampling:
         if self._writer is None or not self._rows:
             return
         rows, self._rows, self._flushed = self._rows, [], now()
-        if self.ended:
-            return
         try:
-            self._writer.append([{**row, "at_s": row["at_s"] - self._zero} for row in rows])
+            if not self.ended:
+                self._writer.append([{**row, "at_s": row["at_s"] - self._zero} for row in rows])
         except StudyError as error:
             self.ended = str(error)
 
@@ -163,11 +161,10 @@ def told(directory: Path, sampler: "Sampler", stretches: energy.Stretches) -> di
         columns, meta = records.system_columns(directory, sampler.host)
     except StudyError as error:
         return {**found, "reason": answer.get("reason") or answer.get("ended") or str(error)}
-    interval_s, how = float(meta["interval_s"]), {"host": sampler.host}
-    if stretches:
-        found["energy"] = energy.host_energy(columns, meta["devices"], stretches, interval_s=interval_s, **how)
-    found.setdefault("missing", meta["missing"])
-    return {**found, "interval_s": interval_s, **energy.host_summary(columns, stretches)}
+    how: dict[str, Any] = {"host": sampler.host, "interval_s": float(meta["interval_s"])}
+    found["energy"] = energy.host_energy(columns, meta["devices"], stretches, **how) if stretches else []
+    summary = energy.host_summary(columns, stretches)
+    return {"missing": meta["missing"], **found, "interval_s": how["interval_s"], **summary}
 
 
 def totals(hosts: Sequence[Mapping[str, Any] | None], *, samples: int) -> dict[str, Any]:
@@ -176,22 +173,19 @@ def totals(hosts: Sequence[Mapping[str, Any] | None], *, samples: int) -> dict[s
     `samples`: curves trained on in the window.
     """
     known = [each for each in hosts if each is not None]
+    reasons = {each["host"]: each["reason"] for each in known if each.get("reason")}
+    reason, without = "; ".join(f"{host}: {why}" for host, why in reasons.items()), list[str]()
     if not known:
         reason = "nothing was sampled: system_interval_s is 0"
-        return {"system": {"hosts": {}, "reason": reason}, "energy": energy.total_energy([], [reason], samples=samples)}
-    devices = [device for each in known for device in each["energy"]]
-    reasons = {each["host"]: each["reason"] for each in known if each.get("reason")}
-    without = []
+        without = [reason]
     for each in known:
         lacking = {name: why for name, why in each.get("missing", {}).items() if name.split()[0] in ("gpu", "package")}
         texts = [*filter(None, [reasons.get(each["host"])]), *(f"{name}: {why}" for name, why in lacking.items())]
         without += [f"{each['host']}: {text}" for text in texts]
-    hosts_told = {each["host"]: {k: v for k, v in each.items() if k not in ("host", "energy")} for each in known}
-    reason = "; ".join(f"{host}: {why}" for host, why in reasons.items())
-    return {
-        "system": {"hosts": hosts_told, "reason": reason},
-        "energy": energy.total_energy(devices, without, samples=samples),
-    }
+    told = {each["host"]: {k: v for k, v in each.items() if k not in ("host", "energy")} for each in known}
+    devices = [device for each in known for device in each["energy"]]
+    energies = energy.total_energy(devices, without, samples=samples)
+    return {"system": {"hosts": told, "reason": reason}, "energy": energies}
 
 
 class Sampler:
@@ -228,13 +222,9 @@ class Sampler:
     def wait_ready(self) -> None:
         """Return when the sampler has imported what it needs, or will not."""
         heard, until = "", now() + _READY_S
-        while self._process is not None:
-            line = self._line(until - now())
-            if line == "ready":
-                return
+        while self._process is not None and (line := self._line(until - now())) != "ready":
             if line is None:
                 self._give_up(f"the sampler did not start ({heard or f'nothing heard within {_READY_S:g} s'})")
-                return
             heard = line or heard  # of an error, the last line says what it was
 
     def begin(self, zero: float) -> None:
@@ -259,19 +249,14 @@ class Sampler:
         return self._answer or {"reason": self.reason}
 
     def close(self) -> None:
-        """End the sampler if it is still there; calling it again changes nothing."""
+        """End the sampling if it is still there; calling it again changes nothing."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin and process.stdout
-        with suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(_ANSWER_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        if process is not None:
+            try:
+                process.communicate(timeout=_ANSWER_S)  # closes its input, and it ends
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason

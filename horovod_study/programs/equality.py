@@ -112,10 +112,7 @@ def _apart(run: SimpleNamespace, ours: NDArray[np.float64], theirs: NDArray[np.f
 def _work(job: Mapping[str, Any], launch: Launch, on_progress: Told) -> Mapping[str, Any]:
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True  # or a GPU may sum in another order each time
-    return _write_references(job, launch) if job["write"] else _compare(job, launch)
-
-
-# ---------------------------------------------------------------------------------------------------- sequential
+    return (_write_references if job["write"] else _compare)(job, launch)
 
 
 def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
@@ -165,9 +162,6 @@ def _missing() -> dict[str, str | None]:
             reason = f"the program {launcher} is neither beside {sys.executable} nor on PATH"
         reasons[runtime] = reason
     return reasons
-
-
-# ------------------------------------------------------------------------------------------------------ parallel
 
 
 def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
@@ -234,17 +228,13 @@ def _order_difference(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> str
     """Say where the global batches (S, B) first differ, '' where they do not."""
     if ours.shape != theirs.shape:
         return f"{ours.shape[0]} steps of {ours.shape[1]} curves instead of {theirs.shape[0]} of {theirs.shape[1]}"
-    for step, (mine, known) in enumerate(zip(ours, theirs, strict=True), start=1):
-        if not np.array_equal(mine, known):
-            missing = len(set(known.tolist()) - set(mine.tolist()))
-            twice = len(mine) - len(set(mine.tolist()))
-            if not missing:
-                return f"in step {step} the same curves in another order"
-            return f"in step {step} {missing} of {len(known)} curves missing, {twice} taken twice"
+    for step in np.flatnonzero((ours != theirs).any(axis=1)).tolist():
+        mine, known = {*ours[step].tolist()}, {*theirs[step].tolist()}
+        if not known - mine:
+            return f"in step {step + 1} the same curves in another order"
+        twice = ours.shape[1] - len(mine)
+        return f"in step {step + 1} {len(known - mine)} of {theirs.shape[1]} curves missing, {twice} taken twice"
     return ""
-
-
-# ---------------------------------------------------------------------------------------------------- both of them
 
 
 def _train(

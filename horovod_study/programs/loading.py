@@ -59,33 +59,30 @@ def judged(found: Mapping[str, Any]) -> dict[str, Any]:
         bound = "competition" if waiting >= 0.25 else "computing"
     else:
         bound = "loading" if loads["max"] < cached["min"] else "either"
-    what, advice = {
-        "computing": (
-            f"computing bounds the run: this loader alone brings {ratio:.3g} times the curves the step takes",
-            "; another loader may help" if waiting >= 0.05 else "",
-        ),
+    other = "another loader may help" if waiting >= 0.05 else ""
+    who, digits, but, advice = {
+        "computing": ("computing bounds the run", ".3g", "", other),
         "competition": (
-            f"loading and computing compete for the cores: this loader alone brings {ratio:.3g} times the curves "
-            "the step takes, but does not keep up beside it",
-            "; use a loader without processes, or give them cores of their own",
+            *("loading and computing compete for the cores", ".3g", ", but does not keep up beside it"),
+            "use a loader without processes, or give them cores of their own",
         ),
         "loading": (
-            f"loading bounds the run: this loader alone brings {ratio:.2f} times the curves the step takes",
-            "; use another loader, or more loader processes where cores are free",
+            *("loading bounds the run", ".2f", ""),
+            "use another loader, or more loader processes where cores are free",
         ),
         "either": (
-            f"neither bounds the run by itself: this loader alone brings {ratio:.2f} times the curves the step "
-            "takes, and the rounds overlap",
-            "; use another loader, or measure longer",
+            *("neither bounds the run by itself", ".2f", ", and the rounds overlap"),
+            "use another loader, or measure longer",
         ),
     }[bound]
     # slower than one after the other: they hinder each other
     one_after_the_other = 1 / (1 / loads["median"] + 1 / cached["median"])
     if bound == "computing" and found["together"]["median"] < 0.85 * one_after_the_other:
-        advice = "; that is slower than one after the other: loader processes or other programs take the cores"
+        advice = "that is slower than one after the other: loader processes or other programs take the cores"
     verdict = (
-        f"{what}; waiting for data is {100 * waiting:.1f} % of a step, and both together reach "
-        f"{100 * found['of_cached']['median']:.0f} % of computing alone{advice}"
+        f"{who}: this loader alone brings {ratio:{digits}} times the curves the step takes{but}; waiting for data is "
+        f"{100 * waiting:.1f} % of a step, and both together reach {100 * found['of_cached']['median']:.0f} % of "
+        f"computing alone{advice and f'; {advice}'}"
     )
     return {**found, "bound": bound, "verdict": verdict}
 
@@ -93,20 +90,16 @@ def judged(found: Mapping[str, Any]) -> dict[str, Any]:
 def to_text(comparison: Comparison) -> list[str]:
     """Return a table and the verdicts for people."""
     heads = "loader", "loading alone", "one cached batch", "both together", "waiting", "first batch", "next epoch"
-    loaders = comparison["loaders"]
-    rows = [
-        (
-            each["loader"],
-            *(_thousands(**each[name]) for name in ("loading", "cached", "together")),
-            f"{100 * each['waiting']['median']:.1f} %",
-            *(
-                f"{time:.1f} s" if time >= 1 else f"{time * 1e3:.1f} ms"
-                for time in (each["start_s"]["median"], each["restart_s"]["median"])
-            ),
-            each["bound"],
-        )
-        for each in loaders
-    ]
+    loaders, rows = comparison["loaders"], []
+    for each in loaders:
+        rates = []
+        for name in ("loading", "cached", "together"):
+            digits = 0 if each[name]["median"] >= 1e5 else 1
+            middle, low, high = (f"{each[name][end] / 1e3:,.{digits}f}" for end in ("median", "min", "max"))
+            rates.append(f"{middle} ({low} - {high})")
+        starts = (each[name]["median"] for name in ("start_s", "restart_s"))
+        times = (f"{time:.1f} s" if time >= 1 else f"{time * 1e3:.1f} ms" for time in starts)
+        rows.append((each["loader"], *rates, f"{100 * each['waiting']['median']:.1f} %", *times, each["bound"]))
     return [
         f"batch {comparison['batch']}, {comparison['device']}, {plural(comparison['threads'], 'thread')}, "
         f"{comparison['curves']:,} curves; thousand samples/s, median of {comparison['rounds']} rounds of "
@@ -117,12 +110,6 @@ def to_text(comparison: Comparison) -> list[str]:
         *(f"  {each['loader']}: {each['verdict']}" for each in loaders),
         *(f"  {each['loader']}: {each['note']}" for each in loaders if each["note"]),
     ]
-
-
-def _thousands(*, median: float, **ends: float) -> str:
-    digits = 0 if median >= 1e5 else 1
-    middle, low, high = (f"{value / 1e3:,.{digits}f}" for value in (median, ends["min"], ends["max"]))
-    return f"{middle} ({low} - {high})"
 
 
 def loader_options(name: str) -> dict[str, Any]:

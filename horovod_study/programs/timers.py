@@ -2,20 +2,12 @@
 
     python -m horovod_study.programs.timers PLAN.json        on every rank, under a launcher; rank 0 answers
 
-Two processes of the same program differ by more than what is looked for here, and so do two models in one process:
-their memory is elsewhere. So there is one model, one optimiser and one stream of batches, and blocks of a few steps
-alternate, one of each way in a round, in an order shuffled again in every round. What the machine does within a second
-hits all blocks of a round alike, and only blocks of one round are compared (analysis/steps/timers.py).
-
-A way is what is different: the clock that training has in a timer mode, with a recorder of its own that writes rows to
-a file of its own. `off` is there twice: the second one, `control`, shows what the method finds where there is nothing
-to be found.
-
-With CUDA graphs, off and light share the graphs of the whole step; strict has graphs of its own, of the phases, as in
-training.
-
-Rows are written between the blocks, as rarely as in training, and that is timed by itself: a block that happens to
-contain the writing would stand out, and be taken for a disturbance.
+One model, one optimiser and one stream of batches make blocks of a few steps, one of each way in a round, in an order
+shuffled again in every round, and only blocks of one round are compared (analysis/steps/timers.py). A way is the clock
+that training has in a timer mode, with a recorder and a file of its own. `off` is there twice: the second one,
+`control`, shows what the method finds where there is nothing to be found. With CUDA graphs, off and light share the
+graphs of the whole step; strict has graphs of its own, of the phases. Rows are written between the blocks, as rarely as
+in training, and that is timed by itself.
 """
 
 import itertools
@@ -96,12 +88,9 @@ def measure(
     places = backend.gather((os.uname().nodename, environment.affinity()))
     here = places[backend.rank][0]
     load = evidence.OtherLoad(sorted({core for host, cores in places if host == here for core in cores}))
-    ways = [*TIMER_MODES, "control"]
     with ExitStack() as stack:
         with fail_together(backend):
-            steps = _ModelSteps(config, backend, device, Path(plan["dataset"]), stack)
-            for name in ways:
-                steps.open_variant(name, folder / name, stack)
+            steps = _ModelSteps(config, backend, device, Path(plan["dataset"]), folder, stack)
         rows_per_drain = steps.calibrate(plan["steps_per_block"])
         began = now()
         steps.alternate(plan, rows_per_drain, on_progress)
@@ -122,7 +111,7 @@ def measure(
         "device": (torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu") + captured,
         "plan": plan,
         "config": vars(config),
-        "ways": ways,
+        "ways": list(variants),
         "steps": {name: variant.steps for name, variant in variants.items()},
         "lead_steps": _LEAD_STEPS,
         "rows_per_drain": rows_per_drain,
@@ -161,10 +150,10 @@ class _ModelSteps:
     """The trainer's step on one model, in blocks of each way."""
 
     def __init__(
-        self, config: StrainConfig, backend: Backend, device: torch.device, dataset: Path, stack: ExitStack
+        self, config: StrainConfig, backend: Backend, device: torch.device, dataset: Path, out: Path, stack: ExitStack
     ) -> None:
-        """All is open until `stack` is left."""
-        self._config, self._backend, self._device = config, backend, device
+        """All is open until `stack` is left; each way writes into a folder of its own below `out`."""
+        self._backend = backend
         who: dict[str, Any] = {"rank": backend.rank, "workers": backend.workers, "seed": config.seed}
         opened = data.open_dataset(dataset)
         batches = data.Batches(opened.train_size, batch=config.batch, **who)
@@ -183,21 +172,16 @@ class _ModelSteps:
                 self._streams[phases] = _Stream(partial(feed, loader, captured), batches.steps_per_epoch)
         self._step, self._loss = 0, torch.zeros((), device=device)
         self.variants: dict[str, _Variant] = {}
-
-    def open_variant(self, name: str, folder: Path, stack: ExitStack) -> None:
-        """Open a way, which writes into a folder of its own until `stack` is left."""
-        captured = self._captured.get(phases := self._config.cuda_graphs and name == "strict")
-        mode, stamps = name if name in TIMER_MODES else "off", None if captured is None else captured.stamps
-        folder.mkdir(parents=True, exist_ok=True)
-        writer = records.StepWriter(folder, self._backend.rank)
-        stack.callback(writer.close)
-        clock, laps = (
-            open_clock(mode, self._device, stamps=stamps),
-            ORDINARY_LAPS if captured is None else captured.laps,
-        )
-        recorder = Recorder(writer, self._config.batch, rank=self._backend.rank)
-        self.variants[name] = _Variant(clock=clock, laps=laps, phases=phases, recorder=recorder)
-        clock.start()  # an endless stretch
+        for name in (*TIMER_MODES, "control"):
+            step = self._captured.get(phases := config.cuda_graphs and name == "strict")
+            (out / name).mkdir(parents=True, exist_ok=True)
+            writer = records.StepWriter(out / name, backend.rank)
+            stack.callback(writer.close)
+            stamps, laps = (None, ORDINARY_LAPS) if step is None else (step.stamps, step.laps)
+            clock = open_clock(name if name in TIMER_MODES else "off", device, stamps=stamps)
+            recorder = Recorder(writer, config.batch, rank=backend.rank)
+            self.variants[name] = _Variant(clock=clock, laps=laps, phases=phases, recorder=recorder)
+            clock.start()  # an endless stretch
 
     def calibrate(self, steps_per_block: int | None) -> int:
         """Warm up every way and choose its steps; return the rows at which training writes. Equal on all ranks."""

@@ -28,8 +28,7 @@ import torch
 from horovod_study import records
 from horovod_study.comm import fail_together
 from horovod_study.comm.base import Backend
-from horovod_study.comm.liveness import Liveness
-from horovod_study.comm.stop import LostPeer, Stopped, Terminated
+from horovod_study.comm.liveness import Liveness, LostPeer, Stopped, Terminated
 from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import RecordError, error_line
 from horovod_study.measure import energy, environment, evidence, steady, system
@@ -109,7 +108,7 @@ class Session:
         """Learn what each rank really has, `more` of this one included, and what is to be doubted."""
         self.cores = environment.affinity()  # fewer than at first where the rank keeps near its GPU
         place = {"host": self.host, "local_rank": self.local_rank, "cores": self.cores, "device": device}
-        ranks = self.workers.gather({**evidence.describe_rank(**place, lr=lr, settings=settings), **more})
+        ranks = self.workers.gather({**evidence.describe_rank(place, lr, settings), **more})
         load = None  # the cells that start beside it are no other programs; its slices tell of others
         if not turns.wanted():
             load = self._load.sample(at_least_s=0.2 if self.workers.workers > 1 else 0.0)

@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from horovod_study import records
-from horovod_study.cluster.launch import MARKER, LaunchLine, Starting, launch_line, program_line
+from horovod_study.cluster.launch import HERE, MARKER, LaunchLine, Site, Starting, launch_line, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
 from horovod_study.cluster.remote import run_on, stop_marked_on
-from horovod_study.cluster.site import HERE, Site
 from horovod_study.config.run import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file

@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # PyTorch is for the ranks
 Plain = Mapping[str, Any]  # Plain values by name, as JSON has them
 Names = Sequence[str] | None  # Asked for by name; None: whatever is there
 
-RANK_PROGRAM = "horovod_study.programs.collectives"
+RANK_PROGRAM = "horovod_study.programs.microbench"
 _RAW = ("mpi", "gloo", "nccl")
 _MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horovod", "ddp", "mpi"))
 """Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
@@ -224,7 +224,7 @@ def run_bench(
 ) -> dict[str, Any]:
     """Start every job, one after the other, and return the document: workers, model, jobs, and what was not measured.
 
-    `plan`: of programs/collectives.py; its seconds are shared by the jobs. A job that nobody asked for by name may fail
+    `plan`: of programs/microbench.py; its seconds are shared by the jobs. A job that nobody asked for by name may fail
     and is left out with its reason. `on_progress` gets what is being done, `keep` what remains to be read. Everything
     the ranks print is kept below `out`.
     """
@@ -266,7 +266,7 @@ def bench_document(
     StudyError, having printed it.
     """
     from horovod_study.comm import detect
-    from horovod_study.programs.collectives import model_facts
+    from horovod_study.programs.microbench import model_facts
 
     launch = detect(os.environ)
     launched = launch.workers > 1
@@ -306,7 +306,7 @@ def finish(code: int) -> int:
 def _measure_here(plan: Plain, launch: "Launch", transports: Names, runtimes: Names, told: Told) -> dict[str, Any]:
     """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
     from horovod_study.comm import open_backend
-    from horovod_study.programs.collectives import measure
+    from horovod_study.programs.microbench import measure
 
     asked = runtimes[0] if runtimes else "auto"
     backend = open_backend(_config(asked, batch=plan["batch"], widths=plan["widths"]), launch)

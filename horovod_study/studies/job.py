@@ -29,12 +29,14 @@ from typing import Any
 from rich.console import Console
 
 from horovod_study.cluster import jobs, process
-from horovod_study.cluster.allocations import blocks
 from horovod_study.cluster.identity import Known, changes, environment, identify
-from horovod_study.cluster.site import hosts_of_allocation, site_of
+from horovod_study.cluster.launch import hosts_of_allocation, site_of
+from horovod_study.cluster.slurm import blocks
+from horovod_study.config.doors import accept
+from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell
 from horovod_study.config.variables import whole_number
-from horovod_study.errors import StudyError
+from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.records import RunRecord, create_run
 from horovod_study.studies.attempt import CANCELLED, CellPlaces, Launcher, local_launch, record_in, record_of
@@ -268,7 +270,8 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
 
 def contents(job: jobs.Job, directory: Path, task: int) -> StudyCells:
     """Return the cells of one task of a job, in their order, with what its folder tells of the study in `directory`."""
-    partition, told = jobs.partition_of(job.inside["partition"]), job.inside["study"]
+    partition: Partition = accept(Partition, job.inside["partition"], "partition of the job", error=RecordError)
+    told = job.inside["study"]
     by_key = {values["key"]: values for values in job.inside["cells"]}
     asked: dict[str, Any] = {"name": job.study, "seed": told["seed"], "timeout_s": told["timeout_s"]}
     cells = tuple(jobs.cell_of(by_key[key]) for key in job.tasks[task])

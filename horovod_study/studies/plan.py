@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from horovod_study.analysis.paired import LAUNCHES
-from horovod_study.cluster.allocations import Allocation, allocate, blocks
+from horovod_study.cluster.slurm import Allocation, allocate, blocks
 from horovod_study.config.partitions import Partition
 from horovod_study.config.roles import Role, plain
 from horovod_study.config.run import Cell, Placement

@@ -23,12 +23,12 @@ from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster import pinning
+from horovod_study.cluster import process
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JOBS, JobBook
+from horovod_study.cluster.launch import Site, site_of
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
-from horovod_study.cluster.site import Site, site_of
 from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.errors import StudyError, refuse
 from horovod_study.files import writing
@@ -244,7 +244,8 @@ class _Runner:
                     smoke_test(here, sweep, started, self._sites, console=console, stop=stop)
                 seconds, cores = options.watch_load_s, sorted(os.sched_getaffinity(0))
                 watched = seconds > 0 and any(site.alone for site in self._sites.values())
-                if watched and (told := pinning.other_load(cores, seconds=seconds)):
+                others = process.OtherPrograms(cores) if watched else None
+                if others and (told := process.disturbance(others, len(cores), after_s=seconds)):
                     say(console, f"warning: {told}; times will not be those of a quiet machine")
                 grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
                 grid.policy, every = options.policy, len(ledger.entries)
@@ -299,7 +300,7 @@ class _Runner:
 
     def _places(self) -> CellPlaces:
         """Return where the cells run, and how they are started."""
-        available, near_gpus = pinning.cores_in_order(sorted(os.sched_getaffinity(0))), cache(pinning.cores_near_gpus)
+        available, near_gpus = process.cores_in_order(sorted(os.sched_getaffinity(0))), cache(process.cores_near_gpus)
 
         def place(cell: Cell) -> Site:
             # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
@@ -312,7 +313,7 @@ class _Runner:
             partition = self._sweep.partition_of(cell)
             on_gpu = partition.gpus_per_node and vars(cell.config).get("device") != "cpu"
             near = near_gpus() if on_gpu else ()
-            return pinning.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
+            return process.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
 
         launch, grace_s, notice = self._options.launch, self._options.grace_s, self._options.watch_load_s > 0
         return CellPlaces(launch=launch, site_of=place, cores_of=cores, grace_s=grace_s, notice_load=notice)
@@ -581,7 +582,7 @@ class Grid:
             ledgers.set_aside(self.directory, cell)
         noticed = self.places.notice_load and site.alone and conductor is None  # else each slice tells of it
         cores = len(os.sched_getaffinity(0))
-        others = pinning.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
+        others = process.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
         run = CellRun(
             cell=cell,
             out=out,
@@ -608,7 +609,7 @@ class Grid:
             self._estimate.add(cell.runtime, cell.placement.workers, attempt.seconds)
         if attempt.done and conductor is not None:
             append_turns(self.directory, conductor.slices_of(cell.key))
-        if attempt.done and others is not None and not self._warned and (told := pinning.disturbance(others, cores)):
+        if attempt.done and others is not None and not self._warned and (told := process.disturbance(others, cores)):
             self._warn(f"{told} while that cell ran; its times are not those of a quiet machine")
         return attempt.state, attempt.reason, attempt.seconds
 

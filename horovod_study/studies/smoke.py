@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from horovod_study.cluster.launch import Site
 from horovod_study.cluster.remote import other_hosts, run_on
-from horovod_study.cluster.site import Site
 from horovod_study.config.partitions import Host
 from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell, Placement

@@ -16,12 +16,10 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.identity import environment, remember, snapshot
 from horovod_study.cluster.jobs import Ask, Job, JobBook, ask, cell_values, job_folder, write_job
-from horovod_study.cluster.launch import Starting, launch_line
-from horovod_study.cluster.site import common_site
-from horovod_study.cluster.slurm import script, submit_environment
+from horovod_study.cluster.launch import Starting, common_site, launch_line
+from horovod_study.cluster.slurm import Allocation, allocate, script, submit_environment
 from horovod_study.config.partitions import Host, Partition
 from horovod_study.config.run import Cell
 from horovod_study.errors import StudyError, refuse
@@ -211,7 +209,7 @@ def _show(allocation: Allocation, partition: Partition, directory: Path, console
         there = tuple(Host(name=name, slots=count) for name, count in slots)
         site = replace(common_site(partition), hosts=there, allocation=True, port=20000, here=many == 1)
         path = {name: value for name, value in os.environ.items() if name == "PATH"}
-        start = Starting(python=Path(sys.executable), environ=path, which=lambda name, search: name, site=site)
+        start = Starting(python=Path(sys.executable), environ=path, which=lambda name, path: name, site=site)
         config = directory / "cells" / f"{cell.key}.yaml"
         line = launch_line(cell, start, config=config, out=directory / cell.key)
         say(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")

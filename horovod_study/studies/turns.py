@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Self
 import psutil
 
 from horovod_study.analysis.paired import OTHER_LOAD, Slice
-from horovod_study.cluster.holding import Holding, used_s
+from horovod_study.cluster.process import Holding, used_s
 from horovod_study.config.partitions import gpus_here
 from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell

@@ -15,8 +15,7 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm import Backend, Launch, fail_together, open_backend, require_parity, traffic
-from horovod_study.comm.liveness import PATIENCE, Liveness
-from horovod_study.comm.stop import Stopped, StopRequest, signal_name
+from horovod_study.comm.liveness import PATIENCE, Liveness, Stopped, StopRequest, signal_name
 from horovod_study.config import requirements
 from horovod_study.config.doors import conform
 from horovod_study.errors import BackendError, StudyError

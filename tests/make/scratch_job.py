@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.launch import detect
-from horovod_study.comm.serial import SerialBackend
 from horovod_study.measure.clock import LapClock
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.optimizer import Arithmetic

@@ -224,7 +224,7 @@ machine was not measured; `wrong` elements; `doubts`; `launch` and `step_rooflin
 def analyze(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return bandwidths, fits and the roofline of a document of the benchmark.
 
-    `document`: "workers", "model" and "jobs", each job as programs/collectives.py made it; one of them has "copies",
+    `document`: "workers", "model" and "jobs", each job as programs/microbench.py made it; one of them has "copies",
     "step" and "matrices".
     """
     workers, model = int(document["workers"]), document["model"]
