@@ -46,36 +46,29 @@ def training_directory(out: Path, training: int) -> Path:
     return out if training == 1 else out.with_name(f"{out.name}-training{training}")
 
 
-@dataclass(kw_only=True)
 class RankNotes:
     """What one process has left of one training: facts, and where its events are."""
 
-    path: Path  # without the ending
-    opened: dict[str, Any]
-    names: list[str]
-    ended: dict[str, Any]
-    failed: str
-    stopped: str
-    more: bool  # whether it has trained again, and that is not recorded
+    def __init__(self, path: Path) -> None:
+        told: dict[str, list[Any]] = defaultdict(list)
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError, TypeError):
+                what, value = json.loads(line)
+                told[what].append(value)
+        self.path = path.with_suffix("")
+        self.reached, self.names, self.more = told["seen"], told["name"], bool(told["more"])  # it has trained again
+        self.opened: dict[str, Any] = {}
+        for facts in (*told["opened"][-1:], *told["joined"][-1:]) if told["opened"] else ():
+            self.opened.update(facts)
+        self.ended: dict[str, Any] = told["ended"][-1] if told["ended"] else {}
+        self.failed, self.stopped = ("".join(told[name][:1]) for name in ("failed", "stopped"))
+        self.workers = int(self.opened.get("workers", 1))  # that its library has connected
+        self.waits_seen = self.workers == 1 or bool(self.opened["waits"])  # a step without one had none
+        self.seen = bool(self.opened) and self.file("events").exists()  # it has begun to train
 
     def file(self, ending: str) -> Path:
         """Return what it has written under this ending, or would have."""
         return self.path.with_name(f"{self.path.name}.{ending}")
-
-    @property
-    def seen(self) -> bool:
-        """Whether it has begun to train, and its events are there."""
-        return bool(self.opened) and self.file("events").exists()
-
-    @property
-    def waits_seen(self) -> bool:
-        """Whether all waits for other ranks are seen: a step without one had none."""
-        return self.workers == 1 or bool(self.opened["waits"])
-
-    @property
-    def workers(self) -> int:
-        """How many workers its library has connected."""
-        return int(self.opened["workers"])
 
     @property
     def updates(self) -> int:
@@ -123,39 +116,22 @@ def asked_of(meeting: Path) -> dict[str, Any]:
 
 def processes_in(meeting: Path) -> tuple[list[str], list[RankNotes]]:
     """Return how far the processes of a command came, and those that have begun to train or could not be recorded."""
+    processes = [RankNotes(path) for path in sorted(meeting.glob("*.facts"))]
     seen = ["python"] if (meeting / "pythons").exists() else []
-    found = []
-    for path in sorted(meeting.glob("*.facts")):
-        told: dict[str, list[Any]] = {}
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError, TypeError):
-                what, value = json.loads(line)
-                told.setdefault(what, []).append(value)
-        seen += told.get("seen", [])
-        opened = {**told.get("opened", [{}])[-1]}
-        if opened or "stopped" in told:
-            opened = {**opened, **told.get("joined", [{}])[-1]} if opened else {}
-            ended, why = told.get("ended", [{}])[-1], {name: told.get(name, [""])[0] for name in ("failed", "stopped")}
-            names, more = told.get("name", []), "more" in told
-            found.append(
-                RankNotes(path=path.with_suffix(""), opened=opened, names=names, ended=ended, more=more, **why)
-            )
-    return seen, found
+    seen += [each for process in processes for each in process.reached]
+    return seen, [each for each in processes if each.opened or each.stopped]
 
 
 def trainings_of(processes: Sequence[RankNotes]) -> list[RankGroup]:
     """Return the trainings of a command, in the order in which they began."""
-    there = sorted((each for each in processes if each.seen), key=lambda each: each.span_s)
     found: list[RankGroup] = []
-    for process in there:
-        if process.workers > 1:
-            same = (each for each in found if each.connected and _is_of(process, each))
-        else:
-            same = (each for each in found if not each.connected and _at_the_same_time(process, each.ranks[0]))
-        if (training := next(same, None)) is not None:
-            training.ranks.append(process)
-        else:
-            found.append(RankGroup(ranks=[process], connected=process.workers > 1))
+    for process in sorted((each for each in processes if each.seen), key=lambda each: each.span_s):
+        connected = process.workers > 1
+        same = _is_of if connected else _at_the_same_time
+        training = next((each for each in found if each.connected == connected and same(process, each)), None)
+        if training is None:
+            found.append(training := RankGroup(ranks=[], connected=connected))
+        training.ranks.append(process)
     for training in found:
         training.ranks.sort(key=lambda each: (int(each.opened["rank"]), each.span_s))
     return found
@@ -173,8 +149,9 @@ def _is_of(process: RankNotes, training: RankGroup) -> bool:
     return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
 
 
-def _at_the_same_time(one: RankNotes, other: RankNotes) -> bool:
-    """Return whether two processes train at the same time for most of the longer one."""
+def _at_the_same_time(one: RankNotes, training: RankGroup) -> bool:
+    """Return whether a process trains at the same time as the first of a training, for most of the longer one."""
+    other = training.ranks[0]
     if one.path.name.rpartition("-")[0] == other.path.name.rpartition("-")[0]:
         return False  # of one process, one after the other
     (begin, end), (first, last) = one.span_s, other.span_s
@@ -229,7 +206,6 @@ def described(
 def window_totals(
     ranks: Sequence[Mapping[str, Any]],
     found: steady.Steady,
-    *,
     rate: float,
     window_s: float,
     waits: Sequence[int],
@@ -283,9 +259,9 @@ class CommandRun:
     def started(self, pid: int) -> None:
         """The command runs."""
         self._began, self._began_at = now(), utc_now()
-        self._watch({"host": self._host, "pid": pid, "gpu": None})
+        self._watch([{"host": self._host, "pid": pid, "gpu": None}])
 
-    def _watch(self, *ranks: Mapping[str, Any]) -> None:
+    def _watch(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         if self._sampler is not None:
             self._sampler.watch(self.out, ranks, interval_s=self.options.get("system_interval_s", 1.0))
 
@@ -299,10 +275,10 @@ class CommandRun:
 
     def begin(self, training: RankGroup) -> records.RunRecord:
         """Begin the record of the first training."""
-        record = self._record = self._create(self.out, self._document(self.out, training))
+        record = self._record = self._create(self._document(self.out, training))
         if self._sampler is not None:
             self._sampler.wait_ready()
-            self._watch(*record.effective["ranks"])
+        self._watch(record.effective["ranks"])
         return record
 
     def ended(self) -> None:
@@ -351,7 +327,8 @@ class CommandRun:
         process = {"started": self._began_at, "host": self._host, "pid": os.getpid()}
         return new_record(out, self.options, **process, requested=requested, effective=effective, environment=environ)
 
-    def _create(self, out: Path, record: records.RunRecord) -> records.RunRecord:
+    def _create(self, record: records.RunRecord) -> records.RunRecord:
+        out = self.out.with_name(record.key)
         with ExitStack() as begun:  # one that could not be begun is held by nobody
             begun.callback(lease.hold_run(out).give_back)
             records.create_run(out, record)
@@ -360,18 +337,14 @@ class CommandRun:
 
     def _effective(self, training: RankGroup) -> dict[str, Any]:
         """Return what ran, as it was before the first step."""
-        first = training.ranks[0].opened
-        hosts = [each.opened["host"] for each in training.ranks]
+        first, hosts = training.ranks[0].opened, [each.opened["host"] for each in training.ranks]
         named = ("host", "pid", "cores", "threads", "device", "gpu", "lr")
-        ranks = [
-            {name: each.opened[name] for name in named}
-            | {"local_rank": hosts[:at].count(hosts[at]), "communication": {}}
-            for at, each in enumerate(training.ranks)
-        ]
+        ranks = [{name: each.opened[name] for name in named} for each in training.ranks]
+        for at, each in enumerate(ranks):
+            each |= {"local_rank": hosts[:at].count(hosts[at]), "communication": {}}
         others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
         busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
         busy = evidence.other_cores(self._loads, ranks) if self._loads else busy
-        mode = {"value": self.options.get("timer_mode", "light"), "note": ""}
         device = first["gpu"]["name"] if first["gpu"] else first["device"]
         told, self._doubts = described(ranks, busy, {}, workers=training.workers, lr=first["lr"], device=device)
         try:
@@ -382,7 +355,7 @@ class CommandRun:
         return {
             **told,
             "warmup_steps": self.options["warmup_steps"],
-            "timer_mode": mode,
+            "timer_mode": {"value": self.options.get("timer_mode", "light"), "note": ""},
             **{name: first[name] for name in ("backend", "parameters", "transport", "optimizer")},
             "model": self._about["model_name"] or first["model"],
             "reduction": "none" if training.workers == 1 else reduction,
@@ -402,7 +375,7 @@ class CommandRun:
             say(f"horovod-study record: training {number} of this command is recorded in {os.path.relpath(out)}")
         try:
             if number > 1 or self._record is None:
-                self._create(out, self._document(out, training))
+                self._create(self._document(out, training))
             record, totals, wrong = self._measured(out, training, first=number == 1)
             stopped = next((f"the recorder stopped {each.stopped}" for each in training.ranks if each.stopped), "")
             reason = stopped or wrong or failed
@@ -439,22 +412,20 @@ class CommandRun:
         for each in training.ranks:
             each.file("events").unlink()  # which makes room for the rows
         off = self.options.get("timer_mode") == "off"
-        begun = sorted(
-            (float(own.columns["begin_s"][0]) if len(own) else math.inf, each.opened["host"])
-            for each, own in zip(training.ranks, steps, strict=True)
-        )  # the zero of the run's times on a host's clock: when the first of its ranks began its first step
-        zero = {host: 0.0 if math.isinf(begin) else begin for begin, host in reversed(begun)}
+        zero: dict[str, float] = {}  # of the run's times on a host's clock: when the first of its ranks began a step
+        for process, own in zip(training.ranks, steps, strict=True):
+            host, begin = process.opened["host"], float(own.columns["begin_s"][0]) if len(own) else math.inf
+            zero[host] = min(begin, zero.get(host, math.inf))
         for rank, (process, own) in enumerate(zip(training.ranks, steps, strict=True)):
             if (losses := process.file("losses")).exists():
                 own.columns["loss"] = losses_of(losses, events[rank], own)
             columns = {**own.columns, "begin_s": own.columns["begin_s"] - zero[process.opened["host"]]}
+            columns |= {"step": np.arange(len(own))}
             if off:
-                columns = {name: columns[name] for name in ("epoch", "samples", "loss") if name in columns}
+                columns = {name: columns[name] for name in ("step", "epoch", "samples", "loss") if name in columns}
             with closing(records.StepWriter(out, rank)) as writer:
-                for begin in range(0, len(own), _AT_ONCE):
-                    part = slice(begin, begin + _AT_ONCE)
-                    rows = {name: each[part] for name, each in columns.items()}
-                    writer.append({"step": np.arange(len(own))[part], **rows})
+                for at in range(0, len(own), _AT_ONCE):
+                    writer.append({name: each[at : at + _AT_ONCE] for name, each in columns.items()})
         record = self._document(out, training, steps)
         if wrong := self._why_failed(training, steps):
             return record, {}, wrong
@@ -523,6 +494,13 @@ class CommandRun:
                 averaging = "unseen"  # other data, and yet the same parameters: by means that were not seen
         ended = training.ended or ("" if all(each.ended for each in ranks) else "before Python's own end")
         turns_made = sum((each.turns for each in steps), Counter())
+        more = {
+            "processes": 0 if training.connected or len(ranks) == 1 else len(ranks),
+            "parted": apart and training.workers > 1,
+            "parts": parts,
+            "sharded": sharded,
+            "ended": ended,
+        }
         return {
             "batch": None if len(known) < len(usual) else round(sum(known) / len(known)),
             "global_batch": None if len(known) < len(usual) else sum(known),
@@ -533,52 +511,49 @@ class CommandRun:
             "calls": steps[0].calls if training.workers > 1 else None,
             "epoch_steps": steps[0].epoch_steps,
             "loader_thread": any(each.ended.get("elsewhere", 0) for each in ranks),
-            **({"processes": len(ranks)} if not training.connected and len(ranks) > 1 else {}),
-            **({"parted": True} if apart and training.workers > 1 else {}),
-            **({"parts": True} if parts else {}),
-            **({"sharded": True} if sharded else {}),
-            **({"ended": ended} if ended else {}),
+            **{name: value for name, value in more.items() if value},
         }
 
     def _steady(self, steps: Sequence[NotedSteps], effective: Mapping[str, Any]) -> steady.Steady:
-        declared, made = self.options["warmup_steps"], min(map(len, steps))
-        if self.options.get("timer_mode") == "off" or self.options.get("steady") == "declared":
-            looked = (
-                "" if self.options.get("steady") == "declared" else "with timer_mode off no steady steps are looked for"
-            )
-            found = steady.declared(declared, looked)
-        else:
-            found = steady.find_steady(steps[0].columns["step_s"][:made], declared)
-        doubts = [_update_doubt(steps[0])]
-        if steps[0].uncounted:
-            doubts.append("samples were not seen: each step counts as one, and samples/s are steps/s")
-        elif steps[0].from_calls:
+        first, made = steps[0], min(map(len, steps))
+        found, wanted = steady.declared(self.options["warmup_steps"]), self.options.get("steady") != "declared"
+        if wanted and self.options.get("timer_mode") == "off":
+            found = replace(found, doubt="with timer_mode off no steady steps are looked for")
+        elif wanted:
+            found = steady.find_steady(first.columns["step_s"][:made], found.declared)
+        processes, workers = effective.get("processes"), effective.get("workers", 2)
+        none = not processes and effective.get("averaging") == "none" and workers > 1
+        rules = (
+            (first.uncounted, "samples were not seen: each step counts as one, and samples/s are steps/s"),
+            (
+                effective.get("parts"),
+                "the ranks train models of different size, parts of one perhaps: the count is that of rank 0",
+            ),
+            (
+                effective.get("parted"),
+                "the ranks end with different parameters: they have trained different models, and their gradients were "
+                "not averaged alike",
+            ),
+            (
+                processes,
+                f"{processes} processes trained at the same time, and no library connects them: this is one "
+                "measurement of several processes, and no speedup",
+            ),
+            (none, "no call was seen by which the ranks average: each trains a model of its own"),
+        )
+        doubts = [*filter(None, [_update_doubt(first)]), *(text for holds, text in rules if holds)]
+        if first.from_calls and not first.uncounted:
             say(
                 "note: samples are the first dimension of what the model was called with (the second, where its layers "
                 "take time first), because no loader was looped over; where that is not the batch, --batch N says it"
             )
-        if effective.get("parts"):
-            doubts.append("the ranks train models of different size, parts of one perhaps: the count is that of rank 0")
-        if effective.get("parted"):
-            doubts.append(
-                "the ranks end with different parameters: they have trained different models, and their gradients were "
-                "not averaged alike"
-            )
-        if effective.get("processes"):
-            doubts.append(
-                f"{effective['processes']} processes trained at the same time, and no library connects them: this is "
-                "one measurement of several processes, and no speedup"
-            )
-        elif effective.get("averaging") == "none" and effective.get("workers", 2) > 1:
-            doubts.append("no call was seen by which the ranks average: each trains a model of its own")
         counts = {len(each) for each in steps}
         if len(counts) > 1:
             say(f"warning: the ranks made {min(counts)} to {max(counts)} steps; shares and sums of them are not equal")
-        made_in = effective.get("turns_per_update")
-        if made_in not in (None, 1):
-            say(f"note: the optimizer stepped every {made_in} turns of the loop: steps are counted by updates")
+        if (turns_made := effective.get("turns_per_update")) not in (None, 1):
+            say(f"note: the optimizer stepped every {turns_made} turns of the loop: steps are counted by updates")
         found = replace(found, doubt="; ".join(filter(None, (*doubts, found.doubt))))
-        for doubt in (*self._doubts, *([found.doubt] if found.doubt and any(doubts) else [])):
+        for doubt in (*self._doubts, *([found.doubt] if doubts else [])):
             say(f"warning: {doubt.replace('--threads 1', 'torch.set_num_threads(1)')}")
         return found
 
@@ -596,7 +571,7 @@ class CommandRun:
         per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         record = self._document(self.out, None, workers=count, command=list(command))
         record = replace(record, effective={**record.effective, "ended": f"by {ended}"}) if ended else record
-        self._create(self.out, record)
+        self._create(record)
         totals = {
             **dict.fromkeys(("wall_s", "window_s", "train_s"), self._wall_s),
             "cpu_s": self._cpu_s,
@@ -665,9 +640,8 @@ def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Stea
         summary = records.lap_summary(defaultdict(partial(np.empty, 0), timed).__getitem__)
         memory = (own.ended.get("rss_mb"), own.ended.get("pss_mb"))
         everybody.append({"steps": len(each), "summary": summary, "rows_lost": 0, "memory": memory})
-    waits, waited_s = steps[0].waits, steps[0].waited_s
     return {
-        **window_totals(everybody, found, rate=rate, window_s=max(windows), waits=waits, waited_s=waited_s),
+        **window_totals(everybody, found, rate, max(windows), steps[0].waits, steps[0].waited_s),
         "epochs": int(steps[0].columns["epoch"][-1]) + 1,
         **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
         "train_s": max(windows),
