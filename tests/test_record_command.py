@@ -21,8 +21,8 @@ from torch import nn
 
 from horovod_study import cli, records
 from horovod_study.recording import command, recorder
+from horovod_study.recording.command import MAX_TRAININGS, processes_in
 from horovod_study.recording.rank import facts, watch
-from horovod_study.recording.trainings import MAX_TRAININGS, processes_in
 
 HEAD = """
 import importlib.util, os, sys, time

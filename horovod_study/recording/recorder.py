@@ -44,11 +44,11 @@ from horovod_study.errors import BackendError, ConfigError, StudyError, error_li
 from horovod_study.files import unfinished, writing
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import now, utc_stamp
+from horovod_study.recording.command import CommandRun, end_run, processes_in, trainings_of
 from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.rank.events import DATA_SETS, NUMBER
 from horovod_study.recording.rank.watch import Door, Watcher
 from horovod_study.recording.steps import MOST_TURNS
-from horovod_study.recording.trainings import CommandRun, end_run, processes_in, trainings_of
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 

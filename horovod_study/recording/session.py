@@ -36,8 +36,8 @@ from horovod_study.measure import energy, environment, evidence, steady, system
 from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
+from horovod_study.recording.command import described, end_run, new_record, window_totals
 from horovod_study.recording.rank import facts, turns
-from horovod_study.recording.trainings import described, end_run, new_record, window_totals
 from horovod_study.studies import lease
 from horovod_study.text.progress import say
 
