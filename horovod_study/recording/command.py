@@ -454,13 +454,13 @@ class CommandRun:
         if wrong := self._why_failed(training, steps):
             return record, {}, wrong
         found = self._steady(steps, record.effective)
-        totals = _totals(training, steps, found, off=off)
-        starts = _stretches(steps[0], found.step, zero[training.ranks[0].opened["host"]])
-        samples = sum(int(each.columns["samples"][found.step :].sum()) for each in steps)
-        totals |= self._sensors(zero.get(self._host, self._began) if first else None, starts, samples)
+        lead = training.ranks[0]
+        totals, samples = _totals(training, steps, found, off=off)
+        stretches, totals["outside"] = _outside(steps[0], found.step, totals["samples_per_s"])
+        stretches = [[at - zero[lead.opened["host"]] for at in each] for each in stretches]
+        totals |= self._sensors(zero.get(self._host, self._began) if first else None, stretches, samples)
         totals["wall_s"] = self._wall_s or float(np.ptp(events[0].host_s))
-        stacks = training.ranks[0].file("stacks")
-        totals["stacks"] = stacks_of(stacks, training.ranks[0].names, events[0], steps[0], found.step)
+        totals["stacks"] = stacks_of(lead.file("stacks"), lead.names, events[0], steps[0], found.step)
         return record, totals, ""
 
     def _sensors(self, zero: float | None, stretches: list[list[float]], samples: int) -> dict[str, Any]:
@@ -619,19 +619,6 @@ def _common(values: Sequence[str | None]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
 
 
-def _stretches(steps: NotedSteps, first: int, zero: float) -> list[list[float]]:
-    """Return begin and end of each stretch of steps without a pause, from step `first` on."""
-    begin, length = steps.columns["begin_s"][first:] - zero, steps.columns["step_s"][first:]
-    if not len(begin):
-        return []
-    ends = begin + length
-    breaks = np.flatnonzero(begin[1:] - ends[:-1] > _GAP_S)
-    return [
-        [float(begin[one]), float(ends[two])]
-        for one, two in zip([0, *(breaks + 1)], [*breaks, len(begin) - 1], strict=True)
-    ]
-
-
 def _update_doubt(steps: NotedSteps) -> str:
     """Return what to doubt of steps as updates, "" for nothing."""
     if steps.by == "backwards":
@@ -650,14 +637,15 @@ def _update_doubt(steps: NotedSteps) -> str:
     return ""
 
 
-def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Steady, *, off: bool) -> dict[str, Any]:
-    """Return the totals of the window, from step `found.step` on; `off`: nothing but the window was timed."""
+def _totals(
+    training: RankGroup, steps: Sequence[NotedSteps], found: steady.Steady, *, off: bool
+) -> tuple[dict[str, Any], int]:
+    """Return the totals of the window, from step `found.step` on, and its samples; `off`: laps were not timed."""
     first, ranks = found.step, training.ranks
     windows = [float(each.columns["step_s"][first:].sum()) for each in steps]
     samples = [int(each.columns["samples"][first:].sum()) for each in steps]
-    alone = not training.connected
-    rate = sum(a / b for a, b in zip(samples, windows, strict=True)) if alone else sum(samples) / max(windows)
-    sha256 = _common([each.ended.get("sha256") for each in ranks])
+    rates = [each / own for each, own in zip(samples, windows, strict=True)]
+    rate = sum(samples) / max(windows) if training.connected else sum(rates)
     everybody = []
     for each, own in zip(steps, ranks, strict=True):
         timed = {} if off else {name: values[first:].copy() for name, values in each.columns.items()}
@@ -669,21 +657,26 @@ def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Stea
         "epochs": int(steps[0].columns["epoch"][-1]) + 1,
         **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
         "train_s": max(windows),
-        "parameter_sha256": sha256,
-        "outside": _outside(steps[0], first, rate),
-    }
+        "parameter_sha256": _common([each.ended.get("sha256") for each in ranks]),
+    }, sum(samples)
 
 
-def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
-    """Return the time between the steps of the window, and of what is evaluated behind them, and the rate with it."""
+def _outside(steps: NotedSteps, first: int, rate: float) -> tuple[list[list[float]], dict[str, Any]]:
+    """Return begin and end of each stretch of steps without a pause, from step `first` on, and what is outside.
+
+    That is the time between these steps, and of what is evaluated behind them, and the rate with it.
+    """
     begin, length = steps.columns["begin_s"][first:], steps.columns["step_s"][first:]
-    gaps = np.maximum(begin[1:] - begin[:-1] - length[:-1], 0.0)
+    ends = begin + length
+    gaps = np.maximum(begin[1:] - ends[:-1], 0.0)
+    breaks = np.flatnonzero(gaps > _GAP_S)
+    stretches = np.transpose([begin[[0, *(breaks + 1)]], ends[[*breaks, -1]]]).tolist()
     gaps = np.append(gaps, steps.after_s)
     inside, outside = float(length.sum()), max(0.0, float(gaps.sum()) - steps.waited_s)
     whole = inside + outside
     found = {"seconds": outside, "share": outside / whole, "samples_per_s": rate * inside / whole}
     found |= {"longest_s": float(gaps.max(initial=0.0)), "gaps": int((gaps > _GAP_S).sum())}
-    return {**found, "after_s": steps.after_s}
+    return stretches, {**found, "after_s": steps.after_s}
 
 
 def asked_file(out: Path) -> Path:
@@ -720,9 +713,7 @@ def record(
     """
     out = out.absolute()
     about = {"batch": None, "model_name": None, "own": {}, "requested": {}, **about}
-    one_training = (
-        "declared" in about["requested"]
-    )  # a cell of a study: what a killed runner leaves of it is made again
+    one_training = "declared" in about["requested"]  # a cell: what a killed runner leaves of it is made again
     if not one_training:
         close_left(out.parent)
     for training in range(1, 2 if one_training else MAX_TRAININGS + 1):  # those of an earlier command, too
@@ -732,15 +723,13 @@ def record(
             out.parent.mkdir(parents=True, exist_ok=True)
             made = held.enter_context(unfinished(out, folder=True))
             meeting = made if one_training else made.with_name(f"{made.name.removesuffix(PART)}{_EVENTS}")
-            asked = {
+            asked: dict[str, Any] = {
                 "out": str(out),
                 "meeting": str(meeting),
                 "package": str(Path(horovod_study.__file__).parent),
-                "options": dict(options),
-                "steps": steps,
-                "trainings": MAX_TRAININGS,
-                "variables": LAUNCH_VARIABLES,
             }
+            asked |= {"options": dict(options), "steps": steps, "trainings": MAX_TRAININGS}
+            asked["variables"] = LAUNCH_VARIABLES
             me = {"about": about, "host": os.uname().nodename, "pid": os.getpid()}
             write_file(made / "asked.json", json.dumps({**asked, **me}))
             held.callback(shutil.rmtree, made.rename(meeting), ignore_errors=True)
@@ -860,15 +849,12 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
     run.started(process.pid)
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
         # Ctrl-C reaches the command from the terminal: it ends, then this program.
-        if not any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2)):
-            pass_on(number, frame)
+        typed = any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2))
+        if number != signal.SIGINT or not typed:
+            process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in PASSED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.signal(number, pass_on) for number in (*PASSED, signal.SIGINT)}
     ended, looking = os.pidfd_open(process.pid), True
     try:
         while not select.select([ended], [], [], _LOOK_S if looking else None)[0]:
