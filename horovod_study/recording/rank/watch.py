@@ -147,8 +147,8 @@ class Watcher:
         self._most: float = 0
         self._due: float = math.inf
         self._turns: Turns | None = None
-        self._opened_s = self._waited_s = 0.0
-        self._stacks: Stacks | None = None
+        self._began_s = 0.0  # when it was opened, and what it has waited since
+        self._open_ends: list[Callable[[], None]] = []  # end what nobody may wait for any more
         self._precision: facts.PrecisionObserver | None = None
         self._called: set[int] = set()  # ids of models
         self._counting: int | None = None  # id of the one whose samples are counted where no loader gives them
@@ -683,9 +683,10 @@ class Watcher:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
         if self._timed:
             named = functools.partial(self._report, "name")
-            self._stacks = Stacks(get_ident(), self._path("stacks"), named, self._in_lap)
+            self._open_ends.append(Stacks(get_ident(), self._path("stacks"), named, self._in_lap).stop)
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
-        self._opened_s = now()
+        self._open_ends[:0] = [] if self._turns is None else [self._turns.leave]
+        self._began_s = now()
         self._note(_OPENED)
         self._settle_due()
         if self._turns is not None and not self._told:  # who is told of a loop waits as it begins
@@ -776,10 +777,9 @@ class Watcher:
         self._note(_PAUSE)
         self._log.write()
         enough, warm = least is not None and self.made >= least, self.made >= self._asked["options"]["warmup_steps"]
-        trained_s = began - self._opened_s - self._waited_s
-        said = self._turns.wait(self.made, self._samples, trained_s, warm=warm, enough=enough, least=least)
+        said = self._turns.wait(self.made, self._samples, began - self._began_s, warm=warm, enough=enough, least=least)
         self._note(_RESUME)
-        self._waited_s += now() - began
+        self._began_s += now() - began
         if said == "lost":
             self.give_up(RuntimeError("the runner that gave its turns has ended"))
         if said != "go" or math.isinf(self._turns.until):
@@ -811,12 +811,8 @@ class Watcher:
         """Close the log, and tell what only now is known."""
         if self.state != "recording":
             return
-        if self._stacks is not None:
-            self._stacks.stop()
-        for undo in self._early:
+        for undo in (*self._open_ends, *self._early):
             undo()
-        if self._turns is not None:
-            self._turns.leave()
         self._log.close()
         rss_mb, pss_mb = facts.memory_mb()
         computed = None if self._precision is None else self._precision.found()
@@ -849,10 +845,8 @@ class Watcher:
         self._report("stopped", f"at step {self.made:,}: {_named(error)}")
         print(f"horovod-study: the training goes on, its recording has stopped: {_named(error)}", file=sys.stderr)
         with suppress(Exception):
-            if self._turns is not None:  # nobody may wait for the steps of this rank any more
-                self._turns.leave()
-            if self._stacks is not None:
-                self._stacks.stop()
+            for undo in self._open_ends:
+                undo()
 
     def _leave(self) -> None:
         """Leave the record to the parent of this fork; where it has none, the child may train, as a rank does."""
