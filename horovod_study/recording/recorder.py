@@ -112,16 +112,14 @@ def recorder(
     inner: Any = optimizer
     while isinstance(inner, torch.optim.Optimizer) and not hasattr(inner, "_optimizer_step_pre_hooks"):
         inner = getattr(inner, "optimizer", None)  # Accelerate's wrapper is one by name only and passes its steps on
-    rules = (
-        ("model", model, isinstance(model, nn.Module), "torch.nn.Module that is trained"),
-        ("optimizer", optimizer, isinstance(inner, torch.optim.Optimizer), "torch.optim.Optimizer that is stepped"),
-    )
-    for name, given, fits, wanted in rules:
-        if not fits:
-            raise ConfigError(f"recorder: {name} is a {type(given).__name__}; give the {wanted}")
-    asked = {name: read[name] for name in measured if name != "batch"}
-    about = {"batch": batch, "model_name": model_name, "own": options or {}}
-    return Recording(model, inner, None if out is None else Path(out), asked, about, forward_hooks)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
+    if not isinstance(inner, torch.optim.Optimizer):
+        who = type(optimizer).__name__
+        raise ConfigError(f"recorder: optimizer is a {who}; give the torch.optim.Optimizer that is stepped")
+    asked = {"options": {name: read[name] for name in measured if name != "batch"}, "forward": forward_hooks}
+    known = {"batch": batch, "model_name": model_name, "own": options or {}}
+    return Recording(model, inner, None if out is None else Path(out), asked, known)
 
 
 _TOGETHER = 512  # so many losses of a GPU become one tensor, which needs less of its memory
@@ -140,18 +138,12 @@ class Recording(Watcher):
     _told = True
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        out: Path | None,
-        options: Mapping[str, Any],
-        about: Mapping[str, Any],
-        forward_hooks: bool,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, out: Path | None, asked: Any, known: Mapping[str, Any]
     ) -> None:
-        """`about`: what else the record says: batch, model_name and own, the options of the script."""
-        super().__init__({"options": options, "variables": LAUNCH_VARIABLES, "forward": forward_hooks})
+        """`known`: what else the record says: batch, model_name and own, the options of the script."""
+        super().__init__({**asked, "variables": LAUNCH_VARIABLES})
         self._models, self._optimizer = [model], optimizer
-        self._out, self._options, self._known = out, options, about
+        self._out, self._options, self._known = out, asked["options"], known
         self._use = "new"  # -> open -> closed
         self.in_step = False  # whether there is a batch to train on
         self._batches = 0  # of all loops
