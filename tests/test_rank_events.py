@@ -12,10 +12,10 @@ import pytest
 
 from horovod_study import records
 from horovod_study.recording import command
+from horovod_study.recording.command import processes_in, trainings_of, worth_keeping
 from horovod_study.recording.rank import events
 from horovod_study.recording.rank.events import CALLS, DATA_SETS, KINDS, NUMBER, PLACES, DeviceLog, Log
 from horovod_study.recording.steps import Events, NotedSteps, steps_of
-from horovod_study.recording.trainings import processes_in, trainings_of, worth_keeping
 
 LAP_S = {"data": 1.0, "forward": 2.0, "backward": 4.0, "update": 8.0}
 

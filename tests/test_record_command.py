@@ -21,8 +21,8 @@ from torch import nn
 
 from horovod_study import cli, records
 from horovod_study.recording import command, recorder
+from horovod_study.recording.command import MAX_TRAININGS, processes_in
 from horovod_study.recording.rank import facts, watch
-from horovod_study.recording.trainings import MAX_TRAININGS, processes_in
 
 HEAD = """
 import importlib.util, os, sys, time
@@ -744,11 +744,11 @@ PLACES = (
     "watch.Watcher._end",
     "events.Log.write",
     "facts.PrecisionObserver._note",
-    "stacks.Stacks.stop",
+    "events.Stacks.stop",
 )
 """One of each way into the recorder: forward, autograd, optimizer, loader, file, a layer, the end."""
 BREAKING = """
-from horovod_study.recording.rank import events, facts, stacks, watch
+from horovod_study.recording.rank import events, facts, watch
 
 def train(place):
     turns = 0

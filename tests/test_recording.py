@@ -23,7 +23,7 @@ from torch import nn
 import horovod_study
 from horovod_study import records
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.recording import recorder, trainings
+from horovod_study.recording import command, recorder
 from horovod_study.recording.rank import events, facts
 
 LAPS = ("data", "forward", "backward", "sync", "update", "residual")
@@ -636,7 +636,7 @@ def test_a_record_that_cannot_be_kept_ends_no_training(
             "end of the rows": (records.StepWriter, "_join", _io_error),
             "record": (records, "finish_run", _io_error),
             "digest of the parameters": (facts, "digest", _bug),
-            "steady window": (trainings.steady, "find_steady", _bug),
+            "steady window": (command.steady, "find_steady", _bug),
         }
         if fault in where:
             monkeypatch.setattr(*where[fault])

@@ -6,6 +6,5 @@ recorder     `horovod_study.recorder`: three lines around anybody's PyTorch loop
 lightning    the same for Lightning's Trainer, imported as `horovod_study.recording.lightning`
 rank         what is inside the ranks of both: hooks that note events
 steps        steps and their laps, from events
-trainings    run directories, from what ranks have noted
 said         the rate that a command's output says
 """

@@ -95,13 +95,10 @@ class StepRecorder(_Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Finish the record."""
-        self._finish(None)
+        self.on_exception(trainer, pl_module, None)
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Mark the run as failed, with the reason."""
-        self._finish(exception)
-
-    def _finish(self, error: BaseException | None) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException | None) -> None:
+        """Mark the run as failed, with the reason; without one it is done."""
         record, self._record = self._record, None
         if record is not None:
-            record.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+            record.__exit__(exception and type(exception), exception, exception and exception.__traceback__)

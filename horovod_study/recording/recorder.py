@@ -16,13 +16,18 @@ collective, through the library that the script has started. What the training r
 """
 
 import functools
+import itertools
+import math
 import os
 import shutil
 import sys
 import threading
+import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -38,11 +43,12 @@ from horovod_study.config.workload import workload
 from horovod_study.errors import BackendError, ConfigError, StudyError, error_line, nearest
 from horovod_study.files import unfinished, writing
 from horovod_study.measure import environment, evidence
-from horovod_study.measure.clock import utc_stamp
+from horovod_study.measure.clock import now, utc_stamp
+from horovod_study.recording.command import CommandRun, end_run, processes_in, trainings_of
 from horovod_study.recording.rank import facts, turns
-from horovod_study.recording.rank.watch import Told
+from horovod_study.recording.rank.events import DATA_SETS, NUMBER
+from horovod_study.recording.rank.watch import Door, Watcher
 from horovod_study.recording.steps import MOST_TURNS
-from horovod_study.recording.trainings import CommandRun, end_run, processes_in, trainings_of
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
@@ -65,7 +71,7 @@ def _in_loop(method: Method) -> Method:
         except StudyError:
             raise
         except Exception as error:
-            self._watcher.give_up(error)
+            self.give_up(error)
             return None
 
     return cast(Method, safe)
@@ -106,99 +112,96 @@ def recorder(
     inner: Any = optimizer
     while isinstance(inner, torch.optim.Optimizer) and not hasattr(inner, "_optimizer_step_pre_hooks"):
         inner = getattr(inner, "optimizer", None)  # Accelerate's wrapper is one by name only and passes its steps on
-    rules = (
-        ("model", model, isinstance(model, nn.Module), "torch.nn.Module that is trained"),
-        ("optimizer", optimizer, isinstance(inner, torch.optim.Optimizer), "torch.optim.Optimizer that is stepped"),
-    )
-    for name, given, fits, wanted in rules:
-        if not fits:
-            raise ConfigError(f"recorder: {name} is a {type(given).__name__}; give the {wanted}")
-    asked = {name: read[name] for name in measured if name != "batch"}
-    about = {"batch": batch, "model_name": model_name, "own": options or {}}
-    return Recording(model, inner, None if out is None else Path(out), asked, about, forward_hooks)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
+    if not isinstance(inner, torch.optim.Optimizer):
+        who = type(optimizer).__name__
+        raise ConfigError(f"recorder: optimizer is a {who}; give the torch.optim.Optimizer that is stepped")
+    asked = {"options": {name: read[name] for name in measured if name != "batch"}, "forward": forward_hooks}
+    known = {"batch": batch, "model_name": model_name, "own": options or {}}
+    return Recording(model, inner, None if out is None else Path(out), asked, known)
 
 
-class Recording:
-    """The steps of one training loop while they are recorded, from one of the ranks: what `recorder` returns."""
+_TOGETHER = 512  # so many losses of a GPU become one tensor, which needs less of its memory
+
+
+class Recording(Watcher):
+    """The steps of one training loop while they are recorded, from one of the ranks: what `recorder` returns.
+
+    Hooks are on its model and optimizer alone, and gone at the end. What a loop says of itself is an event as all
+    others.
+    """
 
     rank: int
     workers: int  # known, as all of these, inside the `with` statement
     gather: Callable[[Any], list[Any]]
+    _told = True
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        out: Path | None,
-        options: Mapping[str, Any],
-        about: Mapping[str, Any],
-        forward_hooks: bool,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, out: Path | None, asked: Any, known: Mapping[str, Any]
     ) -> None:
-        """`about`: what else the record says: batch, model_name and own, the options of the script."""
-        self._model, self._optimizer, self._forward_hooks = model, optimizer, forward_hooks
-        self._out, self._options, self._about = out, options, about
-        self._state = "new"  # -> open -> closed
+        """`known`: what else the record says: batch, model_name and own, the options of the script."""
+        super().__init__({**asked, "variables": LAUNCH_VARIABLES})
+        self._models, self._optimizer = [model], optimizer
+        self._out, self._options, self._known = out, asked["options"], known
+        self._use = "new"  # -> open -> closed
         self.in_step = False  # whether there is a batch to train on
-        self._turns = 0  # of all loops
-        self._watcher = Told({"options": {"timer_mode": "off"}})
-        self._run: CommandRun | None = None  # on rank 0
+        self._batches = 0  # of all loops
+        self._command: CommandRun | None = None  # on rank 0
+        self._losses = array("d")  # pairs of a moment and the loss
+        self._moments = array("d")  # of the losses of a GPU, ...
+        self._newest: list[torch.Tensor] = []
+        self._read_later: list[torch.Tensor] = []  # ... which are here, the older ones together
 
     # ------------------------------------------------------------------------------------------ beginning and end
 
     @property
     def directory(self) -> Path:
         """The run directory, the same on all ranks; known from the beginning of the `with` statement on."""
-        if self._state == "new":
+        if self._use == "new":
             self._require("directory")
         return self._directory
 
-    @property
-    def ended(self) -> bool:
-        """Whether whoever gives turns wants no more steps."""
-        return self._watcher.ended
-
     def __enter__(self) -> Self:
-        if self._state != "new":
+        if self._use != "new":
             raise StudyError(
                 "recorder: was used already; a recorder records one run, make another one with another out="
             )
-        self._state, self._pid = "closed", os.getpid()  # until it is open
+        self._use, self._pid = "closed", os.getpid()  # until it is open
         with ExitStack() as held:
             try:
                 self._meet(held)
-                asked = {"options": self._options, "variables": LAUNCH_VARIABLES, "meeting": str(self._meeting)}
-                self._watcher = Told({**asked, "forward": self._forward_hooks})
-                held.callback(self._watcher.finish)
-                self._begin()
+                held.callback(self.finish)
+                self._start()
             except StudyError as error:
                 raise StudyError(str(error).replace("--out", "out=")) from None
             self._held = held.pop_all()
-        self._state = "open"
+        self._use = "open"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._state != "open" or os.getpid() != self._pid:  # what a fork of the script leaves is not its own
+        if self._use != "open" or os.getpid() != self._pid:  # what a fork of the script leaves is not its own
             return
-        self._state = "closed"
+        self._use = "closed"
         self.leave()
         with self._held:
             wrong = self._wrong_use() if error is None else error_line(error)
-            self._watcher.finish(wrong)
+            self.finish(wrong)
             if error is None:
-                self._finish(wrong, "" if self._watcher.failure is None else error_line(self._watcher.failure))
+                self._finish(wrong, "" if self.failure is None else error_line(self.failure))
             else:
                 self._close()
 
     def _meet(self, held: ExitStack) -> None:
         """Agree with all ranks on what runs, and on where it is written and noted. Collective."""
-        model = self._model
+        (model,) = self._models
         library = facts.workers_of([model], self._optimizer, on_gpu=any(each.is_cuda for each in model.parameters()))
         self.rank, self.workers = library["rank"], library["workers"]
         self.gather = _gathering(library["backend"], model)
         with _waiting("every rank must enter `with horovod_study.recorder(...)`"):
             self.gather(None)
         options, host = self._options, os.uname().nodename
-        equal = {**options, "batch": self._about["batch"], "model": facts.names_of([model], "")}
+        equal = {**options, "batch": self._known["batch"], "model": facts.names_of([model], "")}
         equal |= {"backend": library["backend"], "averaging": library["averaging"]}
         package = environment.describe_package()
         require_parity(self, {**equal, "parameters": facts.count([model]), "package version": package})
@@ -213,20 +216,31 @@ class Recording:
                 with writing(directory, "choose a writable --out"):
                     directory.parent.mkdir(parents=True, exist_ok=True)
                     meeting = held.enter_context(unfinished(directory, folder=True))
-                self._run = CommandRun(directory, meeting, options, self._about, loads=loads)
-                held.callback(self._run.close)
+                self._command = CommandRun(directory, meeting, options, self._known, loads=loads)
+                held.callback(self._command.close)
         self._directory, self._meeting = map(Path, self.gather((str(directory), str(meeting)))[0])
+        self._asked["meeting"] = str(self._meeting)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Have every rank watch its training, and begin the record. Collective."""
         with fail_together(self), writing(self._meeting, "all ranks must see and write the folder of --out"):
-            self._watcher.watch(self._model, self._optimizer)
+            for name in ("backward", "grad") if self._timed else ():
+                original = getattr(torch.autograd, name)
+                setattr(torch.autograd, name, self._watched_backward(original))
+                self._undo.append(functools.partial(setattr, torch.autograd, name, original))
+            own = self._optimizer
+            self._undo.append(own.register_step_pre_hook(Door(self._before_update, self.give_up)).remove)
+            self._undo.append(own.register_step_post_hook(Door(self._after_update, self.give_up)).remove)
+            me = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: None if (there := me()) is None else there._leave())
+            self._in_loop, self._most = True, math.inf
+            self._open([own])
         with fail_together(self):
-            if self._run is None:
+            if self._command is None:
                 return
-            self._run.started(os.getpid())
+            self._command.started(os.getpid())
             (training,) = trainings_of(processes_in(self._meeting)[1])
-            found, opened = self._run.begin(training).effective, [each.opened for each in training.ranks]
+            found, opened = self._command.begin(training).effective, [each.opened for each in training.ranks]
             way = f" ({found['backend']} over {found['transport']})" if self.workers > 1 else ""
             say(
                 f"recording {plural(self.workers, 'worker')}{way}, {found['model']} with {found['parameters']:,} "
@@ -246,7 +260,7 @@ class Recording:
         """
         with _waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
             everybody = self.gather((wrong, failure))
-        lost = self.gather("" if self._run is None else self._close())[0]
+        lost = self.gather("" if self._command is None else self._close())[0]
         for rank, (text, failed) in enumerate(everybody):
             who = f"rank {rank}: " if self.workers > 1 and not wrong else ""
             if text:
@@ -254,7 +268,7 @@ class Recording:
             lost = lost or (f"{who}{failed}" if failed else "")
         if lost and self._options["disk_full"] == "end":
             raise StudyError(f"{self.directory}: the recording failed: {lost}")
-        if lost and self._run is not None and not failure:
+        if lost and self._command is not None and not failure:
             say(f"error: the recording failed, and the training goes on without it: {lost}")
 
     def _close(self) -> str:
@@ -264,11 +278,11 @@ class Recording:
         except OSError:
             return ""
         try:
-            run = self._run or CommandRun(self.directory, self._meeting, self._options, self._about, over=True)
+            run = self._command or CommandRun(self.directory, self._meeting, self._options, self._known, over=True)
             (training,) = trainings_of(processes_in(self._meeting)[1])
             run.ended()
             run.write(training, 1, failed="")
-            if self._run is None:  # rank 0 may have been killed
+            if self._command is None:  # rank 0 may have been killed
                 shutil.rmtree(self._meeting, ignore_errors=True)
             return records.read_run(self.directory).reason
         except Exception as error:  # of the training one may be on its way
@@ -278,9 +292,9 @@ class Recording:
 
     def _wrong_use(self) -> str:
         """Return what leaves nothing to measure, "" where there is something."""
-        made, warmup = self._watcher.made, self._options["warmup_steps"]
-        if not made and self._turns > MOST_TURNS:  # each is a step
-            made = self._turns
+        made, warmup = self.made, self._options["warmup_steps"]
+        if not made and self._batches > MOST_TURNS:  # each is a step
+            made = self._batches
         if made > warmup or self._is_over():
             return ""
         if made:
@@ -288,10 +302,10 @@ class Recording:
                 f"all {made} steps belong to the warm-up of {warmup}, and none is left to measure; make more steps, or "
                 f"set warmup_steps= below {made}"
             )
-        if not self._turns:
+        if not self._batches:
             return "not a single step was recorded; loop over record.steps(loader), not over the loader itself"
         return (
-            f"not a single step was recorded: the optimizer did not step in {self._turns:,} turns; give the one that "
+            f"not a single step was recorded: the optimizer did not step in {self._batches:,} turns; give the one that "
             "is stepped, or mark updates of your own with record.lap('update')"
         )
 
@@ -318,7 +332,7 @@ class Recording:
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    self._report("ended")
+                    self._mark("ended")
                     return
                 self.fetched(batch, accumulate=accumulate, size=size)
                 yield batch
@@ -328,40 +342,50 @@ class Recording:
     @_in_loop
     def begin_loop(self, loader: Any) -> None:
         """Begin a loop over a loader: an epoch. `steps` does so by itself, and what follows."""
-        self._watcher.begin_loop(getattr(loader, "dataset", None))
+        self._loops, self._fresh, self._thread = self._loops + 1, True, get_ident()
+        number = self._number_of(getattr(loader, "dataset", None))
+        self._loop = self._loops * DATA_SETS + number
+        self._note(NUMBER["start"], number)
 
     @_in_loop
     def begin(self) -> None:
         """Begin a turn, which waits for its batch from now on, and end the one before."""
         self.in_step = False
-        self._watcher.fetch()
+        self._turn()
+        if self._turns is not None and self.made >= self._turns.until:
+            self._wait_for_turn()
+        self._log.write()
+        self._note(NUMBER["fetch"], self._loop)
 
     @_in_loop
     def fetched(self, batch: Any, *, accumulate: int = 1, size: Any = None) -> None:
         """End the wait for `batch`, of a loader that calls it `size`."""
-        whole, turn = self._about["batch"], self._turns % accumulate
+        whole, turn = self._known["batch"], self._batches % accumulate
         if whole is None:
-            samples = self._watcher.samples_of(batch, size)
-            if not samples and not self._turns:
+            samples = facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
+            if not samples and not self._batches:
                 raise ConfigError(
                     f"recorder: how many samples a {type(batch).__name__} from the loader holds cannot be seen; give "
                     "batch="
                 )
         else:
             samples = whole * (turn + 1) // accumulate - whole * turn // accumulate
-        self._watcher.report("batch", samples)
-        self._turns += 1
+        self._note(NUMBER["batch"], samples)
+        self._samples += samples
+        self._batches += 1
         self.in_step = True
 
     @_in_loop
     def leave(self) -> None:
         """Leave a loop: what follows is in no step."""
         self.in_step = False
-        self._watcher.report("left")
+        self._note(NUMBER["left"])
+        self._turn()
+        self._fresh = True
 
     @_in_loop
-    def _report(self, kind: str, number: int = 0) -> None:
-        self._watcher.report(kind, number)
+    def _mark(self, kind: str, number: int = 0) -> None:
+        self._note(NUMBER[kind], number)
 
     def lap(self, name: str) -> None:
         """End the phase `name` of the step: data, forward, backward, sync, update; it began with what was seen last.
@@ -373,34 +397,53 @@ class Recording:
             raise ConfigError(f"record.lap: unknown lap {name!r}{nearest(name, LAPS)}; allowed: {', '.join(LAPS)}")
         self._require(f"lap({name!r})", in_step=True)
         if self._options["timer_mode"] != "off" or name == "update":
-            self._report("lap", LAPS.index(name))
+            self._mark("lap", LAPS.index(name))
+            self._updates += name == "update"
 
     @_in_loop
     def loss(self, loss: torch.Tensor) -> None:
         """Keep the loss of this step, shape (), for its row; on a GPU it is read at the end, and not waited for."""
         self._require("loss", in_step=True)
-        self._watcher.loss(loss.detach().reshape(()))
+        loss = loss.detach().reshape(())
+        if loss.device.type == "cpu":
+            self._losses.extend((now(), float(loss)))
+            return
+        self._moments.append(now())
+        self._newest.append(loss.clone())  # a captured step writes the next one to the same place
+        if len(self._newest) == _TOGETHER:
+            self._read_later.append(torch.stack(self._newest))
+            self._newest = []
+
+    def finish(self, failed: str = "") -> None:
+        """End the events of this rank in good order, and take all hooks away; `failed`: why the training has failed."""
+        if self.state == "recording":
+            with suppress(Exception), open(self._path("losses"), "wb") as stream:
+                values = [each.reshape(-1).tolist() for each in (*self._read_later, *self._newest)]
+                self._losses.extend(itertools.chain(*zip(self._moments, itertools.chain(*values), strict=False)))
+                self._losses.tofile(stream)
+        super().finish(failed)
 
     @contextmanager
     def skip(self) -> Iterator[None]:
         """Leave out what is done inside, such as an evaluation: it belongs to no step and not to the timed window."""
         self._require("skip")
-        self._report("skip")
+        self._mark("skip")
+        self._thread = 0  # hooks see nothing of what is in no step
         try:
             yield
         finally:
-            self._report("skipped")
+            self._thread = get_ident()
+            self._mark("skipped")
 
     def _is_over(self) -> bool:
         """Return whether nothing is recorded any more; raise why, where the script wants to end with the record."""
-        failure = self._watcher.failure
-        if failure is not None and self._options["disk_full"] == "end" and self._state == "open":
-            raise StudyError(f"{self.directory}: the recording failed: {error_line(failure)}")
-        return self._watcher.state != "recording"
+        if self.failure is not None and self._options["disk_full"] == "end" and self._use == "open":
+            raise StudyError(f"{self.directory}: the recording failed: {error_line(self.failure)}")
+        return self.state != "recording"
 
     def _require(self, what: str, *, in_step: bool = False) -> None:
         """Raise StudyError where `what` is used outside of the recorder, or of a step."""
-        if self._state != "open":
+        if self._use != "open":
             wrong = "the recorder is not open; use it inside `with horovod_study.recorder(...)`"
         elif in_step and not self.in_step and not self._is_over():
             wrong = "outside a step; use it inside `for ... in record.steps(loader)`"

@@ -7,7 +7,6 @@ workers before one of them, and of what is said most often.
 import re
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import NamedTuple
 
 _NUMBER = (
     r"(?P<{0}>(?>(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?))"
@@ -38,13 +37,6 @@ _SCRIPTS = (".py", ".sh", ".bash", ".ipynb", ".jl", ".R")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
-class _Said(NamedTuple):
-    preferred: tuple[bool, bool, bool, bool]  # of training, of samples, of all workers, said to be so
-    form: str
-    value: float
-    one: bool  # it is that of one of several workers
-
-
 def rate_said(text: str, pattern: str | None = None, workers: int = 1) -> tuple[float, str] | None:
     """Return the rate per second that an output says, of all `workers`, and in which words; None where it says none.
 
@@ -55,20 +47,24 @@ def rate_said(text: str, pattern: str | None = None, workers: int = 1) -> tuple[
         told = [found[1] for line in lines for found in re.finditer(pattern, line)]
         values = [value for each in told if (value := _number(each)) > 0]
         return (rate := median(values[len(values) // 2 :]), f"{rate:g} by --rate") if values else None
-    said = [each for line in lines for each in _said(line) if each.value > 0]
+    said = [each for line in lines for each in _said(line) if each[2] > 0]
     if not said:
         return None
-    best = max(each.preferred for each in said)
-    forms = [each.form for each in said if each.preferred == best]
+    best = max(said)[0]
+    forms = [form for preferred, form, _, _ in said if preferred == best]
     most = max(dict.fromkeys(forms), key=forms.count)
-    chosen = [each for each in said if each.preferred == best and each.form == most]
-    rate = median(each.value for each in chosen[len(chosen) // 2 :])
-    if chosen[0].one and workers > 1:
+    chosen = [(value, one) for preferred, form, value, one in said if (preferred, form) == (best, most)]
+    rate = median(value for value, _ in chosen[len(chosen) // 2 :])
+    if chosen[0][1] and workers > 1:
         return rate * workers, f"{workers} x {rate:g} {most}"
     return rate, f"{rate:g} {most}"
 
 
-def _said(line: str) -> Iterator[_Said]:
+def _said(line: str) -> Iterator[tuple[tuple[bool, bool, bool, bool], str, float, bool]]:
+    """Yield each rate of a line: how it is preferred, its words, its value, and whether it is of one of several.
+
+    Preferred is what is of training, of samples, of all workers, and said to be so.
+    """
     for found in _FORMS.finditer(line):
         part = "a" if found["label"] else "b" if found["unit"] else "c"
         value = _number(found[part]) * _TIMES[found[f"{part}_unit"] or found["prefix"] or ""]
@@ -83,7 +79,7 @@ def _said(line: str) -> Iterator[_Said]:
         total = bool(found["label"] and not one and _TOTAL.search(before))
         form = f"total {form}" if total else form
         if "flop" not in form.lower():
-            yield _Said((not _NO_TRAINING.search(before), not steps, not one, total), form, value, one)
+            yield (not _NO_TRAINING.search(before), not steps, not one, total), form, value, one
 
 
 def _number(text: str) -> float:

@@ -35,8 +35,8 @@ from horovod_study.measure import energy, environment, evidence, steady, system
 from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
+from horovod_study.recording.command import described, end_run, new_record, window_totals
 from horovod_study.recording.rank import facts, turns
-from horovod_study.recording.trainings import described, end_run, new_record, window_totals
 from horovod_study.studies import lease
 from horovod_study.text.progress import say
 
@@ -47,7 +47,7 @@ class Session:
     effective: Mapping[str, Any]  # what describe_ranks found, for the record
     doubts: list[str]  # what makes the run's times worth less, known before it trains
     directory: Path  # of the run, from `claim` on; the same on all ranks
-    record: records.RunRecord  # from `create` on
+    record: records.RunRecord  # from `create` on, as `rows`
     rows: Recorder
     clock: LapClock
 
@@ -71,6 +71,7 @@ class Session:
         self._waits, self._waited_s = list[int](), 0.0  # steps before which it has waited for its turn
         self._host_cores = sorted({core for host, cores in places if host == self.host for core in cores})
         self._held = ExitStack()  # the claim on the run, on rank 0
+        self._created = False  # whether run.json is that of this run
         sampled = options.system_interval_s and self.local_rank == 0  # by the first rank of each host
         self.sampler = system.Sampler(self.host) if sampled else None
         self.watch_load()
@@ -87,14 +88,34 @@ class Session:
             with suppress(RecordError, OSError):  # a full disk may be the error itself, and is the one to tell
                 if self.writer is not None:
                     self.writer.close()
-            if error is not None:
-                self._end(error)
+            if error is None:
+                return
+            explained = error if self.liveness is None else self.liveness.explain(error)
+            if isinstance(error, Stopped):
+                if self.is_root:
+                    self._mark("stopped", str(error), error.totals)
+                self.workers.barrier()
+            elif isinstance(explained, LostPeer):
+                if explained.speaks:
+                    self._mark_failed(str(explained))
+            elif self.is_root or not isinstance(error, Terminated | KeyboardInterrupt):
+                self._mark_failed(error_line(error))
+            if explained is not error:
+                raise explained from None
         finally:
             self._held.close()
             if self.turns is not None:
                 self.turns.leave()
             if self.sampler is not None:
                 self.sampler.close()
+
+    def _mark_failed(self, reason: str) -> None:
+        with suppress(RecordError, OSError):  # from any rank that sees it
+            self._mark("failed", reason, {})
+
+    def _mark(self, status: str, reason: str, totals: Mapping[str, Any]) -> None:
+        if self._created and records.read_run(self.directory).status == "running":
+            end_run(self.directory, status, totals, reason)
 
     # ------------------------------------------------------------------------------------- before the first step
 
@@ -109,15 +130,15 @@ class Session:
         self.cores = environment.affinity()  # fewer than at first where the rank keeps near its GPU
         place = {"host": self.host, "local_rank": self.local_rank, "cores": self.cores, "device": device}
         ranks = self.workers.gather({**evidence.describe_rank(place, lr, settings), **more})
-        load = None  # the cells that start beside it are no other programs; its slices tell of others
-        if not turns.wanted():
-            load = self._load.sample(at_least_s=0.2 if self.workers.workers > 1 else 0.0)
+        least_s = 0.2 if self.workers.workers > 1 else 0.0
+        # the cells that start beside it are no other programs; its slices tell of others
+        load = None if turns.wanted() else self._load.sample(at_least_s=least_s)
         busy = evidence.other_cores(self.workers.gather(load), ranks)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
         note = "the same as light: a CPU has done its work when a call returns" if same else ""
         name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
-        holders = evidence.gpu_holders(ranks)
-        told, self.doubts = described(ranks, busy, holders, workers=len(ranks), lr=lr, device=name)
+        known = {"workers": len(ranks), "lr": lr, "device": name}
+        told, self.doubts = described(ranks, busy, evidence.gpu_holders(ranks), **known)
         mode = {"value": self.options.timer_mode, "note": note}
         self.effective = {**told, "warmup_steps": self.options.warmup_steps, "timer_mode": mode}
 
@@ -176,8 +197,8 @@ class Session:
             self.rows.take_up(self.writer.kept)
             self.writer.kept = None  # they are in the file
         if self.sampler is not None:
-            how: dict[str, Any] = {"interval_s": self.options.system_interval_s, "resumed": from_step is not None}
-            self.sampler.watch(self.directory, self.effective["ranks"], **how)
+            interval_s, resumed = self.options.system_interval_s, from_step is not None
+            self.sampler.watch(self.directory, self.effective["ranks"], interval_s=interval_s, resumed=resumed)
 
     def start(self, device: torch.device, *, elapsed_s: float = 0.0) -> None:
         """Settle the zero of all times of the run, of which `elapsed_s` are over."""
@@ -229,8 +250,8 @@ class Session:
         if self.turns is None:
             return "go"
         began = now()
-        told: dict[str, Any] = {"samples": samples, "trained_s": self.trained_s, "enough": enough, "least": least}
-        said = self.turns.wait(steps=made, warm=made >= self.options.warmup_steps, **told)
+        warm = made >= self.options.warmup_steps
+        said = self.turns.wait(made, samples, self.trained_s, warm=warm, enough=enough, least=least)
         self._waits.append(made)
         self._waited_s += now() - began
         if math.isinf(self.turns.until):  # it trains alone from here on
@@ -288,7 +309,7 @@ class Session:
 
         It is found in the step times of rank 0: workers that average their gradients wait for each other in every step.
         """
-        declared, why = min(self.options.warmup_steps, made), ""
+        why = ""
         lost = sum(self.workers.gather(self.rows.rows_lost))
         wanted = self.options.steady == "found"
         if wanted and not self.clock.takes_stamps:
@@ -297,10 +318,10 @@ class Session:
             why = "a resumed run begins twice: its window begins where it was declared, not where it is found steady"
         elif wanted and lost:
             why = f"{lost:,} step rows were lost: the window begins where it was declared, not where it is steady"
-        found = steady.declared(declared, why)
+        found = steady.declared(min(self.options.warmup_steps, made), why)
         with fail_together(self.workers):
             if self.is_root and wanted and not why:
-                found = steady.find_steady(self.rows.timed("step_s"), declared)
+                found = steady.find_steady(self.rows.timed("step_s"), found.declared)
         found = steady.Steady(**self.workers.gather(asdict(found))[0])
         if self.is_root and (why or (found.doubt and found.found_by != "declared")):
             say(f"{'note' if why else 'warning'}: {found.doubt}")
@@ -320,8 +341,7 @@ class Session:
         mine["system"] = None if self.sampler is None else system.told(self.directory, self.sampler, stretches)
         everybody = self.workers.gather(mine)
         slowest_s, done = max(each["window_s"] for each in everybody), sum(each["samples"] for each in everybody)
-        waited: dict[str, Any] = {"waits": self._waits, "waited_s": self._waited_s}
-        found = window_totals(everybody, first, rate=done / slowest_s, window_s=slowest_s, **waited)
+        found = window_totals(everybody, first, done / slowest_s, slowest_s, self._waits, self._waited_s)
         return found | system.totals([each["system"] for each in everybody], samples=done)
 
     def finish(self, totals: Mapping[str, Any]) -> None:
@@ -333,33 +353,6 @@ class Session:
             if self.is_root:
                 records.finish_run(self.directory, self.record, status="done", finished=utc_now(), totals=totals)
         self.workers.barrier()
-
-    # ------------------------------------------------------------------------------------------------- failure
-
-    _created = False  # whether run.json is that of this run
-
-    def _end(self, error: BaseException) -> None:
-        """Write why the run has ended; raise what explains `error` better, where another rank is lost."""
-        explained = error if self.liveness is None else self.liveness.explain(error)
-        if isinstance(error, Stopped):
-            if self.is_root:
-                self._mark("stopped", str(error), error.totals)
-            self.workers.barrier()
-        elif isinstance(explained, LostPeer):
-            if explained.speaks:
-                self._mark_failed(str(explained))
-        elif self.is_root or not isinstance(error, Terminated | KeyboardInterrupt):
-            self._mark_failed(error_line(error))
-        if explained is not error:
-            raise explained from None
-
-    def _mark_failed(self, reason: str) -> None:
-        with suppress(RecordError, OSError):  # from any rank that sees it
-            self._mark("failed", reason, {})
-
-    def _mark(self, status: str, reason: str, totals: Mapping[str, Any]) -> None:
-        if self._created and records.read_run(self.directory).status == "running":
-            end_run(self.directory, status, totals, reason)
 
 
 def settle(device: torch.device) -> None:

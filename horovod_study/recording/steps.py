@@ -110,23 +110,19 @@ def steps_of(events: Events, *, batch: int | None = None, waits_seen: bool = Fal
     `batch`: samples of each; None: counted. `waits_seen`: a step without a wait for
     other ranks had none. `told`: the script tells of its loops.
     """
-    if told:
-        turns = _told_turns(events)
-        updates = bool(turns.updates.any())
-        if not updates:
-            turns = turns[: len(turns) if len(turns) > MOST_TURNS else 0]
-            turns.updates = True
-        by = "updated" if updates else "turns"
-        turns = _grouped(turns)
-        found = _made(events, turns, by, looped=True, batch=None, waits_seen=waits_seen, told=True)
-        return replace(found, epoch_steps=_epoch_steps(events, turns))
     opened = events.places("opened")
     begin = int(opened[0]) if len(opened) else len(events.kind)
     by = next((name for name in ("updated", "changed", "backwarded") if events.of(name).any()), "updated")
-    turns = _turns(events, by)
+    turns = _told_turns(events) if told else _turns(events, by)
     if turns is None:
         return _made(events, _between(events, by, begin), by, looped=False, batch=batch, waits_seen=waits_seen)
-    found = _made(events, _grouped(turns[turns.begin > begin]), by, looped=True, batch=batch, waits_seen=waits_seen)
+    if told:
+        batch, begin, by = None, -1, "updated" if turns.updates.any() else "turns"
+    if by == "turns":
+        turns = turns[: len(turns) if len(turns) > MOST_TURNS else 0]
+        turns.updates = True
+    own = _grouped(turns[turns.begin > begin])
+    found = _made(events, own, by, looped=True, batch=batch, waits_seen=waits_seen, told=told)
     return replace(found, epoch_steps=_epoch_steps(events, _grouped(turns)))
 
 
@@ -367,6 +363,8 @@ def _made(
     columns["begin_s"] = np.array(events.at_s[np.where(begun < ends, begun, begins)])
     columns |= {"epoch": np.unique(turns.loop[firsts], return_inverse=True)[1], "samples": samples}
     first = int(begins[0]) if len(begins) and looped else -1
+    evaluated = events.places("forwarded", "batch", "skipped", "saved", "synced")
+    after = len(ends) and len(evaluated) and evaluated[-1] > ends[-1]
     found = NotedSteps(
         columns=columns,
         begins=begins,
@@ -375,12 +373,10 @@ def _made(
         uncounted=uncounted,
         from_calls=from_calls,
         data=int(events.number[first + int(events.kind[first] == NUMBER["start"])] % DATA_SETS) if first >= 0 else None,
+        after_s=float(events.at_s[evaluated[-1]] - events.at_s[ends[-1]]) if after else 0.0,
         waits=[int(place) for place in np.searchsorted(ends, waits + 2, side="right")],  # a fetch may follow it
         waited_s=float(_sums(np.where(events.inside("pause", "resume"), host_s, 0.0), [0], [len(host_s) - 1])[0]),
     )
-    evaluated = events.places("forwarded", "batch", "skipped", "saved", "synced")
-    if len(ends) and len(evaluated) and evaluated[-1] > ends[-1]:
-        found.after_s = float(events.at_s[evaluated[-1]] - events.at_s[ends[-1]])
     found.calls, found.averaged_bytes = _calls(events, begins, ends)
     return found
 
@@ -479,11 +475,8 @@ def stacks_of(path: Path, names: Sequence[str], events: Events, steps: NotedStep
     label = _labels(events)[np.maximum(np.searchsorted(events.host_s, samples[:, 0]) - 1, 0)]
     step = np.maximum(np.searchsorted(begin, samples[:, 0], side="right") - 1, 0)
     label[samples[:, 0] > begin[step] + length[step]] = LABELS.index("outside")
-    counted = Counter(zip(label.tolist(), samples[:, 1].astype(int).tolist(), strict=True))
-    named: Counter[tuple[int, str]] = Counter()
-    for (where, number), count in counted.items():
-        if number >= 0:
-            named[where, names[number] if number < len(names) else "?"] += count
+    places = zip(label.tolist(), samples[:, 1].astype(int).tolist(), strict=True)
+    named = Counter((at, names[each] if each < len(names) else "?") for at, each in places if each >= 0)
     return [
         {"where": LABELS[where], "share": round(count / len(samples), 4), "name": name}
         for (where, name), count in named.most_common(8)

@@ -3,11 +3,10 @@
 The Python of a training need not have what this package needs: nothing here imports more of it than this folder and
 `errors`.
 
-events    what happens in a training, 16 bytes an event, written as it comes
+events    what happens in a training, 16 bytes an event, written as it comes; where it is, 20 times a second
 watch     the hooks that see it: updates, the loader, backward, the model's call, the waits for other ranks; and what
           is told where a script says where its loops are, for `horovod_study.recorder`
 facts     what runs: model, optimizer, what they compute in, library of the workers, machine
-stacks    where a training is, 20 times a second
 turns     the wait between slices of steps, where cells of a study train one at a time
 
 The parent, `recording.command`, makes the run directory of it.

@@ -39,11 +39,6 @@ def objects(kind: Any) -> list[Any]:
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
-def optimizers() -> list[torch.optim.Optimizer]:
-    """Return all optimizers of this process."""
-    return objects(torch.optim.Optimizer)
-
-
 def models_of(wanted: set[int], modules: Sequence[nn.Module] | None = None) -> list[nn.Module]:
     """Return the outermost of `modules` that hold the parameters with these ids; first the one that holds most of them.
 
@@ -129,22 +124,14 @@ def _library(backend: str, transport: str, averaging: str | None, rank: Any, wor
 def model_name(model: nn.Module) -> str:
     """Return the name of the class that somebody has written, inside of what libraries put around it."""
     compiled = False
-    while (inner := _inside(model)) is not None:
-        compiled |= type(model).__name__ == "OptimizedModule"
-        model = inner
-    return f"{type(model).__name__}{' (compiled)' * compiled}"
-
-
-def _inside(model: nn.Module) -> nn.Module | None:
-    """Return the innermost module with all the parameters of a library's wrapper, None where it is none."""
-    if (
-        type(model).__module__.startswith("torch.nn.modules.")
-        or type(model).__module__.partition(".")[0] not in _WRAPPERS
-    ):
-        return None
-    own = set(map(id, model.parameters()))
-    inside = [each for each in model.children() if set(map(id, each.parameters())) == own]
-    return min(inside, key=lambda each: sum(1 for _ in each.modules()), default=None)
+    while True:
+        kind, own = type(model), set(map(id, model.parameters()))
+        around = kind.__module__.partition(".")[0] in _WRAPPERS and not kind.__module__.startswith("torch.nn.modules.")
+        inside = [each for each in model.children() if around and set(map(id, each.parameters())) == own]
+        if not inside:
+            return f"{kind.__name__}{' (compiled)' * compiled}"
+        compiled |= kind.__name__ == "OptimizedModule"
+        model = min(inside, key=lambda each: sum(1 for _ in each.modules()))
 
 
 def names_of(models: Sequence[nn.Module], script: str) -> str:
@@ -199,17 +186,13 @@ def digest(models: Sequence[nn.Module]) -> str:
         for parameter in model.parameters():
             own = parameter.detach()
             own = own.to_local() if hasattr(own, "to_local") else own
-            found.update(memoryview(_bytes(own.cpu().contiguous())))
+            flat = own.cpu().contiguous().reshape(-1).view(torch.uint8)
+            try:
+                values: Any = flat.numpy()
+            except RuntimeError:  # there is no NumPy
+                values = bytes(flat.untyped_storage()[flat.storage_offset() : flat.storage_offset() + flat.numel()])
+            found.update(memoryview(values))
     return found.hexdigest()
-
-
-def _bytes(values: torch.Tensor) -> Any:
-    """Return the bytes of a tensor; without NumPy they are copied."""
-    flat = values.reshape(-1).view(torch.uint8)
-    try:
-        return flat.numpy()
-    except RuntimeError:
-        return bytes(flat.untyped_storage()[flat.storage_offset() : flat.storage_offset() + flat.numel()])
 
 
 def count(models: Sequence[nn.Module]) -> int:

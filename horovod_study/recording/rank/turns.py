@@ -104,11 +104,11 @@ def connect(environ: Mapping[str, str] = os.environ, *, rank: int, workers: int)
     try:
         stream = socket.create_connection((host, int(port)), timeout=10.0)
         stream.settimeout(None)
-        turns = Turns(Channel(stream))
-        turns.send({"token": token, "rank": rank, "workers": workers, "pid": os.getpid(), "host": os.uname().nodename})
+        channel, me = Channel(stream), {"pid": os.getpid(), "host": os.uname().nodename}
+        channel.send({"token": token, "rank": rank, "workers": workers, **me})
     except OSError:
         return None
-    return turns
+    return Turns(channel)
 
 
 class Turns:
@@ -118,13 +118,8 @@ class Turns:
         self._channel: Channel | None = channel
         self.until: float = 0  # so many steps may be made before the next wait
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message to the runner; OSError: it is gone."""
-        assert self._channel is not None
-        self._channel.send(message)
-
     def wait(
-        self, *, steps: int, samples: int, trained_s: float, warm: bool, enough: bool, least: int | None = None
+        self, steps: int, samples: int, trained_s: float, *, warm: bool, enough: bool, least: int | None = None
     ) -> Said:
         """Report what this rank has made so far, and wait for what the runner says.
 
@@ -134,19 +129,18 @@ class Turns:
         if self._channel is None:
             return "go" if math.isinf(self.until) else "lost"
         try:
-            made = {"steps": steps, "samples": samples, "trained_s": trained_s, "least": least}
-            self.send({**made, "warm": bool(warm), "enough": bool(enough), "threads": cores_of_threads()})
+            made: dict[str, Any] = {"steps": steps, "samples": samples, "trained_s": trained_s, "least": least}
+            made |= {"warm": bool(warm), "enough": bool(enough), "threads": cores_of_threads()}
+            self._channel.send(made)
             while True:
                 for message in self._channel.receive():
-                    if message.get("end"):
+                    until = None if message.get("end") else message["until"]
+                    if until is None:
                         self.leave()
-                        return "end"
-                    if message.get("until", 0) is None:
-                        self.leave()
-                        self.until = math.inf
-                        return "go"
-                    if int(message["until"]) > steps:
-                        self.until = int(message["until"])
+                        self.until = self.until if message.get("end") else math.inf
+                        return "end" if message.get("end") else "go"
+                    if int(until) > steps:
+                        self.until = int(until)
                         return "go"
         except (OSError, EOFError, LookupError, TypeError, ValueError):
             self.leave()

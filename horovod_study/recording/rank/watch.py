@@ -20,7 +20,6 @@ import multiprocessing
 import os
 import sys
 import weakref
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -35,8 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from horovod_study.recording.rank import facts
-from horovod_study.recording.rank.events import CALLS, DATA_SETS, LAPS, NUMBER, DeviceLog, Log, StrictLog, now, wall
-from horovod_study.recording.rank.stacks import Stacks
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, NUMBER, DeviceLog, Log, Stacks, StrictLog, now, wall
 from horovod_study.recording.rank.turns import Turns, connect
 
 _START, _FETCH, _BATCH, _ENDED, _LEFT = (NUMBER[name] for name in ("start", "fetch", "batch", "ended", "left"))
@@ -65,7 +63,7 @@ class Door:
 
     __slots__ = ("_call", "_failed")
 
-    def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
+    def __init__(self, call: Callable[..., Any], failed: Callable[[Exception], None]) -> None:
         self._call, self._failed = call, failed
 
     def __call__(self, *given: Any) -> None:
@@ -140,7 +138,7 @@ class Watcher:
         self._what = 0  # how the model was called last
         self._second = False  # the batch is the second dimension of what the model takes
         self._given: Any = None  # the first tensor that the model was called with, in the first steps
-        self._watched_layers: list[Callable[[], None]] = []
+        self._early: list[Callable[[], None]] = []  # take away the hooks of the first steps
         self._vectors: dict[int, bool] = {}  # features -> whether a vector of so many is one sample
         self._counted = 0  # of them in this turn, while no loop is known
         self.made = 0  # steps so far, as they are counted while it goes on: for their limit, and for turns
@@ -149,8 +147,8 @@ class Watcher:
         self._most: float = 0
         self._due: float = math.inf
         self._turns: Turns | None = None
-        self._opened_s = self._waited_s = 0.0
-        self._stacks: Stacks | None = None
+        self._began_s = 0.0  # when it was opened, and what it has waited since
+        self._open_ends: list[Callable[[], None]] = []  # end what nobody may wait for any more
         self._precision: facts.PrecisionObserver | None = None
         self._called: set[int] = set()  # ids of models
         self._counting: int | None = None  # id of the one whose samples are counted where no loader gives them
@@ -172,29 +170,37 @@ class Watcher:
         iterator.__next__ = self._watched_fetch(iterator.__next__)
         # Starting the processes of a loader is waited for, too.
         self._around(dataloader.DataLoader, "__iter__", self._before_start)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave)
+        os.register_at_fork(after_in_child=self._leave)
         atexit.register(self.finish)
         self._around(sys, "excepthook", self._before_error)
         torch.jit.script = self._without_hooks(torch.jit.script)
         self._around(torch, "save", lambda *_: self._note_aside(_SAVE), lambda: self._note_aside(_SAVED))
 
     def _around(
-        self, place: Any, name: str, before: Callable[..., None], after: Callable[[], None] = lambda: None
+        self, place: Any, name: str, before: Callable[..., None], after: Any = lambda: None, *, once: bool = False
     ) -> None:
-        """Have `before` see what a function is given from now on, and `after` that it has ended."""
-        original = getattr(place, name)
+        """Have `before` see what a function is given from now on, and `after` that it has ended.
+
+        `once`: of calls inside each other the outermost one alone, and until the training has ended.
+        """
+        own, original = name in vars(place), getattr(place, name)
         entering, leaving = Door(before, self.give_up), Door(after, self.give_up)
 
         @functools.wraps(original)
         def observed(*given: Any, **named: Any) -> Any:
+            if once and (self._in_call or self.state != "recording" or is_compiling()):
+                return original(*given, **named)
+            self._in_call += once
             entering(*given, *named.values())
             try:
                 return original(*given, **named)
             finally:
+                self._in_call -= once
                 leaving()
 
         setattr(place, name, observed)
+        if once:  # a method of an object's class goes back there
+            self._undo.append(lambda: setattr(place, name, original) if own else delattr(place, name))
 
     def _note_aside(self, kind: int) -> None:
         """Note what is no part of a step."""
@@ -227,7 +233,10 @@ class Watcher:
             self._watch_update(optimizer)
             return
         place = self._places.get(id(optimizer))
-        self._note(_UPDATED, self._place(optimizer) if place is None else place)
+        if place is None:  # in the order in which they step first; one made again for each task is the first
+            again = optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first)
+            place = self._places[id(optimizer)] = 0 if again else len(self._places)
+        self._note(_UPDATED, place)
         most = _MORE_UPDATES + self._most
         if optimizer is self._last and self._in_loop and self._updates < most and not self._strangers:
             self._updates += 1
@@ -291,12 +300,6 @@ class Watcher:
         self._optimizers[id(optimizer)] = optimizer
         return True
 
-    def _place(self, optimizer: torch.optim.Optimizer) -> int:
-        """Return which of the optimizers this is, in the order in which they have stepped first."""
-        again = optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first)
-        self._places[id(optimizer)] = 0 if again else len(self._places)  # one made again for each task is the first
-        return self._places[id(optimizer)]
-
     # ------------------------------------------------------------------------------------------------ backwards
 
     def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -304,10 +307,10 @@ class Watcher:
         def gradients(*given: Any, **named: Any) -> Any:
             if is_compiling() or self._in_backward or self.state == "over" or self._fetching:
                 return original(*given, **named)
-            if self._thread != get_ident():
-                if self._thread is not None:
-                    return original(*given, **named)
+            if self._thread is None:
                 self._thread = get_ident()
+            if self._thread != get_ident():
+                return original(*given, **named)
             self._in_backward = 1
             try:
                 self._note(_BACKWARD)
@@ -328,8 +331,15 @@ class Watcher:
         return gradients
 
     def _after_backward(self) -> None:
-        if self._learning:
-            self._learn()
+        if self._learning:  # the hooks of those gradients alone stay that come last
+            self._last_ones.update(self._order[-_KEPT:])
+            del self._order[:]
+            self._learnt += 1
+            if self._learnt == _FEW_STEPS:
+                for number, undo in self._learning.items():
+                    if number not in self._last_ones:
+                        undo()
+                self._learning = {}
         if self.state == "watching":
             # A compiler that traces calls autograd, too.
             if not (self._seen or self._in_update or torch._C._len_torch_dispatch_stack()):
@@ -354,11 +364,15 @@ class Watcher:
         if not self._probes or self._unseen > self._looked + 2:
             return
         others = [each for each, before in self._probes if _state(each) != before]
-        if facts.optimizers():  # one will step: other tensors, such as inputs that are attacked, are not trained
+        if facts.objects(
+            torch.optim.Optimizer
+        ):  # one will step: other tensors, such as inputs that are attacked, are not trained
             others = [each for each in others if isinstance(each, nn.Parameter)]
         changed = set(map(id, others))
         if changed or (backward and self._unseen >= 64):  # a step although no parameter was seen to change
-            owners = [each for each in facts.optimizers() if changed & {id(own) for own in _held_by(each)}]
+            owners = [
+                each for each in facts.objects(torch.optim.Optimizer) if changed & {id(own) for own in _held_by(each)}
+            ]
             self._open(owners, changed=changed)
 
     def _notice_change(self) -> None:
@@ -448,12 +462,13 @@ class Watcher:
         if turn is None:
             self._loops += 1
             turn = iterator._horovod_study = self._loops * DATA_SETS + self._number_of(iterator._dataset)
-            self._loop = weakref.ref(iterator, Door(functools.partial(self._note_left, turn), self.give_up))
-        self._note(_FETCH, turn)
 
-    def _note_left(self, turn: int, _: Any) -> None:
-        if self.state != "over" and self._here():
-            self._note(_LEFT, turn)
+            def gone(_: Any) -> None:
+                if self.state != "over" and self._here():
+                    self._note(_LEFT, turn)
+
+            self._loop = weakref.ref(iterator, Door(gone, self.give_up))
+        self._note(_FETCH, turn)
 
     def _hook_mode(self) -> None:
         """See that a model is put into eval mode: what generates may call parts of it alone."""
@@ -573,17 +588,6 @@ class Watcher:
             self._order.append(number)
         self._note(_GRADIENT)
 
-    def _learn(self) -> None:
-        """Keep the hooks of those gradients alone that come last."""
-        self._last_ones.update(self._order[-_KEPT:])
-        del self._order[:]
-        self._learnt += 1
-        if self._learnt == _FEW_STEPS:
-            for number, undo in self._learning.items():
-                if number not in self._last_ones:
-                    undo()
-            self._learning = {}
-
     def _hook_calls(self, *, waits: bool) -> None:
         """See the calls in which the script waits for other ranks; `waits`: the host does, as without a GPU."""
         import torch.distributed as dist
@@ -593,36 +597,22 @@ class Watcher:
         places += [(dist.Work, "wait"), (_functional_collectives, "wait_tensor")]
         places += [(sys.modules.get("horovod.torch.mpi_ops"), "synchronize")]
         for place, name in places:
-            if (original := getattr(place, name, None)) is not None and (name != "wait" or place is dist.Work):
-                self._wrap(place, name, original, CALLS.index(name), waits=waits)
+            if hasattr(place, name) and (name != "wait" or place is dist.Work):
+                self._hook_call(place, name, waits=waits)
 
-    def _wrap(self, place: Any, name: str, original: Callable[..., Any], number: int, *, waits: bool) -> None:
-        def before(given: tuple[Any, ...]) -> None:
+    def _hook_call(self, place: Any, name: str, *, waits: bool) -> None:
+        number = CALLS.index(name)
+
+        def before(*given: Any) -> None:
             if self._here():
                 sizes = [each.numel() * each.element_size() for each in given[:2] if isinstance(each, torch.Tensor)]
                 self._note(_SYNC if waits else _CALLED, 32 * max(sizes, default=0) + number)
 
         def after() -> None:
-            if self._here() and waits:
+            if waits and self._here():
                 self._note(_SYNCED)
 
-        own = name in vars(place)  # a method of an object's class goes back there
-        entering, leaving = Door(before, self.give_up), Door(after, self.give_up)
-
-        @functools.wraps(original)
-        def observed(*given: Any, **named: Any) -> Any:
-            if self._in_call or self.state != "recording" or is_compiling():
-                return original(*given, **named)
-            self._in_call = 1
-            entering((*given, *named.values()))
-            try:
-                return original(*given, **named)
-            finally:
-                self._in_call = 0
-                leaving()
-
-        setattr(place, name, observed)
-        self._undo.append(lambda: setattr(place, name, original) if own else delattr(place, name))
+        self._around(place, name, before, after, once=True)
 
     # ------------------------------------------------------------------------------------------------ the training
 
@@ -632,10 +622,8 @@ class Watcher:
         `changed`: ids of parameters that are others than before, where no update was seen.
         """
         by_update = changed is None
-        own = {"horovod_study.recording.session", "horovod_study.recording.recorder", "horovod_study.train"} & {
-            *sys.modules
-        }
-        if own and self._training == 1 and not self._told:
+        own = ("horovod_study.recording.session", "horovod_study.recording.recorder", "horovod_study.train")
+        if self._training == 1 and not self._told and any(each in sys.modules for each in own):
             self._report("seen", "own recorder")
             self.state = "over"
         if torch.utils.data.get_worker_info() is not None:  # a data set that optimizes something
@@ -664,7 +652,14 @@ class Watcher:
             strict = self._told and self._asked["options"]["timer_mode"] == "strict"
             self._log = StrictLog() if strict else DeviceLog(self._log)
             self._note = self._log.note
-        self._tell_opened(workers, device, stepped, groups)
+        opened = {**facts.of_process(device), **workers, **self._about(stepped)}
+        opened["environ"] = {name: os.environ[name] for name in self._asked.get("variables", ()) if name in os.environ}
+        opened["initial_sha256"] = facts.digest(self._models)
+        opened["sharded"] = any(map(facts.sharded, self._models))
+        opened["lr"] = float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+        opened["waits"] = device.type != "cuda" and workers["backend"] in ("ddp", "distributed", "horovod")
+        known = {"training": self._training, "told": self._told, "data": self._lengths, "script": sys.argv[0]}
+        self._report("opened", {**opened, **known, "width": self._log.width, "at": [wall(), now()]})
         self._log.open(self._path("events"))
         if workers["workers"] > 1 and self._timed:
             self._hook_calls(waits=device.type != "cuda")
@@ -673,24 +668,25 @@ class Watcher:
                 self._hook_gradients(wrapped)
             averaging: Any = filter(facts.averages_in_synchronize, stepped)
             for each in averaging:
-                self._wrap(each, "synchronize", each.synchronize, CALLS.index("synchronize"), waits=True)
+                self._hook_call(each, "synchronize", waits=True)
         for model in self._models if self._timed and self._asked.get("forward", True) else ():
             self._hook(model)
         if self._timed:
             self._hook_mode()
         for layer in filter(None, map(facts.time_first, self._models)):
-            called = Door(self._before_layer, self.give_up)
-            self._watched_layers.append(layer.register_forward_pre_hook(called).remove)
+            self._early.append(layer.register_forward_pre_hook(Door(self._before_layer, self.give_up)).remove)
         self._precision = facts.PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
+        self._early.append(self._precision.stop)
         self._seen, self._probes, self._samples = [], [], 0
         self.state, self._fresh, self._updates = "recording", True, 0
         if multiprocessing.parent_process() is not None and not self._told:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
         if self._timed:
             named = functools.partial(self._report, "name")
-            self._stacks = Stacks(get_ident(), self._path("stacks"), named, self._in_lap)
+            self._open_ends.append(Stacks(get_ident(), self._path("stacks"), named, self._in_lap).stop)
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
-        self._opened_s = now()
+        self._open_ends[:0] = [] if self._turns is None else [self._turns.leave]
+        self._began_s = now()
         self._note(_OPENED)
         self._settle_due()
         if self._turns is not None and not self._told:  # who is told of a loop waits as it begins
@@ -755,8 +751,8 @@ class Watcher:
 
     def _reach(self) -> None:
         """End the training where it has made the steps that were asked for, or wait for a turn."""
-        if self.made == _FEW_STEPS and self._precision is not None:
-            self._precision.stop()
+        for undo in self._early if self.made == _FEW_STEPS else ():
+            undo()
         # A model that was not called in so many steps is a container; the models in it are.
         for model in self._models if self.made == _FEW_STEPS and not self._told else ():
             for module in () if id(model) in self._called else model.children():
@@ -780,27 +776,17 @@ class Watcher:
         least, began = self._asked.get("steps"), now()
         self._note(_PAUSE)
         self._log.write()
-        said = self._turns.wait(
-            steps=self.made,
-            samples=self._samples,
-            trained_s=began - self._opened_s - self._waited_s,
-            warm=self.made >= self._asked["options"]["warmup_steps"],
-            enough=least is not None and self.made >= least,
-            least=least,
-        )
+        enough, warm = least is not None and self.made >= least, self.made >= self._asked["options"]["warmup_steps"]
+        said = self._turns.wait(self.made, self._samples, began - self._began_s, warm=warm, enough=enough, least=least)
         self._note(_RESUME)
-        self._waited_s += now() - began
-        if said == "go":
-            if math.isinf(self._turns.until):
-                self._turns = None
-            self._settle_due()
-            return
+        self._began_s += now() - began
         if said == "lost":
             self.give_up(RuntimeError("the runner that gave its turns has ended"))
-        self._turns = None
-        if not self._told:
+        if said != "go" or math.isinf(self._turns.until):
+            self._turns = None
+        if said != "go" and not self._told:
             raise SystemExit
-        self.ended = True
+        self.ended = said != "go"
         self._settle_due()
 
     # ------------------------------------------------------------------------------------------------ what is told
@@ -821,28 +807,12 @@ class Watcher:
             "parameters": facts.count(self._models),
         }
 
-    def _tell_opened(
-        self, workers: dict[str, Any], device: torch.device, stepped: list[Any], groups: list[dict[str, Any]]
-    ) -> None:
-        environ = {name: os.environ[name] for name in self._asked.get("variables", ()) if name in os.environ}
-        opened = {**facts.of_process(device), **workers, **self._about(stepped), "environ": environ}
-        opened["initial_sha256"] = facts.digest(self._models)
-        opened["sharded"] = any(map(facts.sharded, self._models))
-        opened["lr"] = float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
-        opened["waits"] = device.type != "cuda" and workers["backend"] in ("ddp", "distributed", "horovod")
-        known = {"training": self._training, "told": self._told, "data": self._lengths, "script": sys.argv[0]}
-        self._report("opened", {**opened, **known, "width": self._log.width, "at": [wall(), now()]})
-
     def _end(self) -> None:
         """Close the log, and tell what only now is known."""
         if self.state != "recording":
             return
-        if self._stacks is not None:
-            self._stacks.stop()
-        if self._precision is not None:
-            self._precision.stop()
-        if self._turns is not None:
-            self._turns.leave()
+        for undo in (*self._open_ends, *self._early):
+            undo()
         self._log.close()
         rss_mb, pss_mb = facts.memory_mb()
         computed = None if self._precision is None else self._precision.found()
@@ -875,10 +845,8 @@ class Watcher:
         self._report("stopped", f"at step {self.made:,}: {_named(error)}")
         print(f"horovod-study: the training goes on, its recording has stopped: {_named(error)}", file=sys.stderr)
         with suppress(Exception):
-            if self._turns is not None:  # nobody may wait for the steps of this rank any more
-                self._turns.leave()
-            if self._stacks is not None:
-                self._stacks.stop()
+            for undo in self._open_ends:
+                undo()
 
     def _leave(self) -> None:
         """Leave the record to the parent of this fork; where it has none, the child may train, as a rank does."""
@@ -892,91 +860,6 @@ class Watcher:
     def _before_error(self, kind: type[BaseException], error: BaseException, _: Any) -> None:
         if self.state == "recording" and not issubclass(kind, KeyboardInterrupt):
             self._report("failed", _named(error))
-
-
-_TOGETHER = 512  # so many losses of a GPU become one tensor, which needs less of its memory
-
-
-class Told(Watcher):
-    """Notes the events of one model, one optimizer and the loops that are told of, for `horovod_study.recorder`.
-
-    Hooks are on what the script gives alone, and gone at the end. What a loop says of itself is an event as all others.
-    """
-
-    _told = True
-
-    def __init__(self, asked: dict[str, Any]) -> None:
-        super().__init__(asked)
-        self._losses = array("d")  # pairs of a moment and the loss
-        self._moments = array("d")  # of the losses of a GPU, ...
-        self._newest: list[torch.Tensor] = []
-        self._read_later: list[torch.Tensor] = []  # ... which are here, the older ones together
-
-    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """See the training of these until `finish`, after which they and PyTorch are as they were."""
-        for name in ("backward", "grad") if self._timed else ():
-            original = getattr(torch.autograd, name)
-            setattr(torch.autograd, name, self._watched_backward(original))
-            self._undo.append(functools.partial(setattr, torch.autograd, name, original))
-        self._undo.append(optimizer.register_step_pre_hook(Door(self._before_update, self.give_up)).remove)
-        self._undo.append(optimizer.register_step_post_hook(Door(self._after_update, self.give_up)).remove)
-        if hasattr(os, "register_at_fork"):
-            me = weakref.ref(self)
-            os.register_at_fork(after_in_child=lambda: None if (own := me()) is None else own._leave())
-        self._models, self._in_loop, self._most = [model], True, math.inf
-        self._open([optimizer])
-
-    def begin_loop(self, data: Any) -> None:
-        """A loop over a loader begins, whose data set is `data`."""
-        self._loops, self._fresh, self._thread = self._loops + 1, True, get_ident()
-        number = self._number_of(data)
-        self._loop = self._loops * DATA_SETS + number
-        self._note(NUMBER["start"], number)
-
-    def fetch(self) -> None:
-        """The loop asks for a batch: its turn before is over."""
-        self._turn()
-        if self._turns is not None and self.made >= self._turns.until:
-            self._wait_for_turn()
-        self._log.write()
-        self._note(NUMBER["fetch"], self._loop)
-
-    def samples_of(self, batch: Any, size: Any) -> int:
-        """Return how many samples a batch has, of a loader that calls it `size`; 0: unknown."""
-        return facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
-
-    def report(self, kind: str, number: int = 0) -> None:
-        """Note that something of these kinds happens now: batch, ended, lap, skip, skipped, left."""
-        self._note(NUMBER[kind], number)
-        if kind == "batch":
-            self._samples += number
-        elif kind == "left":
-            self._turn()
-            self._fresh = True
-        elif kind == "lap":
-            self._updates += LAPS[number] == "update"
-        elif kind in ("skip", "skipped"):
-            self._thread = 0 if kind == "skip" else get_ident()  # hooks see nothing of what is in no step
-
-    def loss(self, loss: torch.Tensor) -> None:
-        """Keep a loss, shape (); of a GPU it is read at the end, and not waited for."""
-        if loss.device.type == "cpu":
-            self._losses.extend((now(), float(loss)))
-            return
-        self._moments.append(now())
-        self._newest.append(loss.clone())  # a captured step writes the next one to the same place
-        if len(self._newest) == _TOGETHER:
-            self._read_later.append(torch.stack(self._newest))
-            self._newest = []
-
-    def finish(self, failed: str = "") -> None:
-        """End the record in good order, and take all hooks away; `failed`: why the training has failed."""
-        if self.state == "recording":
-            with suppress(Exception), open(self._path("losses"), "wb") as stream:
-                values = [each.reshape(-1).tolist() for each in (*self._read_later, *self._newest)]
-                self._losses.extend(itertools.chain(*zip(self._moments, itertools.chain(*values))))  # noqa: B905
-                self._losses.tofile(stream)
-        super().finish(failed)
 
 
 def _named(error: BaseException) -> str:
