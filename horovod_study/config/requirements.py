@@ -8,7 +8,7 @@ Both halves are pure: `parse` knows only names and values, `unmet` only what is 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from horovod_study.config.roles import TRUTH, Option, Role, named, plain
@@ -58,36 +58,31 @@ def parse(text: str, options: Mapping[str, Option]) -> tuple[Requirement, ...]:
 
     facts = facts_of(options)
     found: list[Requirement] = []
-    for part in text.split(","):
-        part = part.strip()
-        name, equals, value = (piece.strip() for piece in part.partition("="))
+    for part in map(str.strip, text.split(",")):
         if part == ASKED:
             found.append(Requirement(name=ASKED, value=True, text=ASKED))
             continue
-        name = name.replace("-", "_")
-        if name not in facts:
-            raise ConfigError(
-                f"run: require names {name!r}{nearest(name, (ASKED, *facts))}; allowed: {ASKED}, or name=value with "
-                f"{', '.join(facts)}"
-            )
-        if not equals or not value:
-            named, fact = {"path": "shared-memory", "device": "cpu"}.get(name, "NAME"), facts[name]
-            example = {bool: "true", int: "2", float: "0.5", str: named}[fact.kind]
-            example = str(fact.choices[-1]) if fact.choices else example
-            raise ConfigError(f"run: require has {part!r} without a value; write e.g. {name}={example}")
-        if name == "path" and value.partition(":")[0] not in PATHS:
-            kind = value.partition(":")[0]
-            raise ConfigError(
-                f"run: require has path {value!r}{nearest(kind, PATHS)}; allowed: {', '.join(PATHS)}, with :NAME for "
-                "one interface or device"
-            )
-        known = TRUTH.get(value.lower(), value) if facts[name].kind is bool else value
-        known = accept(facts[name].form, known, "run: require", name=name)
-        found.append(Requirement(name=name, value=known, text=f"{name}={value}"))
-    for one in found:
-        other = next((each for each in found if each.name == one.name and each.value != one.value), None)
-        if other and one.name != "path":
-            raise ConfigError(f"run: require has both {one.text} and {other.text}; give one of them")
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        name, way = name.replace("-", "_"), value.partition(":")[0]
+        if (fact := facts.get(name)) is None:
+            allowed = f"{ASKED}, or name=value with {', '.join(facts)}"
+            why = f"names {name!r}{nearest(name, (ASKED, *facts))}; allowed: {allowed}"
+        elif not value:
+            text_like = {"path": "shared-memory", "device": "cpu"}.get(name, "NAME")
+            example = {bool: "true", int: "2", float: "0.5", str: text_like}[fact.kind]
+            why = f"has {part!r} without a value; write e.g. {name}={fact.choices[-1] if fact.choices else example}"
+        elif name == "path" and way not in PATHS:
+            allowed = f"{', '.join(PATHS)}, with :NAME for one interface or device"
+            why = f"has path {value!r}{nearest(way, PATHS)}; allowed: {allowed}"
+        else:
+            known = TRUTH.get(value.lower(), value) if fact.kind is bool else value
+            known = accept(fact.form, known, "run: require", name=name)
+            others = [each.text for each in found if each.name == name != "path" and each.value != known]
+            found.append(Requirement(name=name, value=known, text=f"{name}={value}"))
+            if not others:
+                continue
+            why = f"has both {others[0]} and {found[-1].text}; give one of them"
+        raise ConfigError(f"run: require {why}")
     return tuple(dict.fromkeys(found))
 
 
@@ -116,9 +111,17 @@ def unmet(
         for one in asked if each.name == ASKED else (each,):
             wanted.setdefault(one[:2], one)
     for one in wanted.values():
-        wrong = [(where, found) for where, found in _found(one.name, effective, environment) if not _meets(one, found)]
+        places = _found(one.name, effective, environment)
+        wrong = [(where, found) for where, found in places if not _meets(one, found)]
         if wrong:
-            texts.append(f"{one.text} is required, but {_told(one.name, wrong, effective)}")
+            everywhere = len(wrong) == len(places) and len({plain(found) for _, found in wrong}) == 1
+            where, found = wrong[0]
+            told = _told(one.name, found, effective) + (
+                f" at {where}" if where and found is not None and not everywhere else ""
+            )
+            if one.name == "cores":
+                told = f"{where}: {found}"
+            texts.append(f"{one.text} is required, but {told}")
     return texts
 
 
@@ -128,51 +131,35 @@ def _found(name: str, effective: Mapping[str, Any], environment: Mapping[str, An
     if name in ("backend", "transport", "reduction", "workers", "nodes", "path"):
         return [("", effective[name])]
     if name == "ranks_per_host":
-        hosts = list(dict.fromkeys(rank["host"] for rank in ranks))
-        return [(host, count) for host, count in zip(hosts, effective["ranks_per_host"], strict=True)]
+        return list(zip(dict.fromkeys(rank["host"] for rank in ranks), effective["ranks_per_host"], strict=True))
     if name == "mpi":
         library = effective["settings"].get("mpi_library", {}).get("value")
         return [("", " ".join(text for text in (environment["mpi"], library) if text) or None)]
-    if name == "cores":
-        return [(f"rank {number} on {rank['host']}", _company(number, ranks)) for number, rank in enumerate(ranks)]
-    places = [f"rank {number} on {rank['host']}" for number, rank in enumerate(ranks)]
-    if name in ("threads", "device", "lr"):
-        values = [rank[name] if name != "device" else _device(rank) for rank in ranks]
-    else:
-        values = [rank["communication"].get(name) for rank in ranks]
-    return list(zip(places, values, strict=True))
-
-
-def _company(number: int, ranks: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return who else may run on the cores of one rank; None when nobody may."""
-    own = ranks[number]
-    for other, rank in enumerate(ranks):
-        shared = sorted(set(own["cores"]) & set(rank["cores"]))
-        if other != number and rank["host"] == own["host"] and shared:
-            return f"core {shared[0]} is also open to rank {other}"
-    return None
-
-
-def _device(rank: Mapping[str, Any]) -> str:
-    return f"{rank['device']} ({rank['gpu']['name']})" if rank.get("gpu") else str(rank["device"])
+    found = []
+    for number, rank in enumerate(ranks):
+        if name == "cores":  # who else may run on them; None when nobody may
+            others = ((at, sorted({*rank["cores"]} & {*each["cores"]}), each["host"]) for at, each in enumerate(ranks))
+            shared = ((at, cores) for at, cores, host in others if at != number and host == rank["host"] and cores)
+            value = next((f"core {cores[0]} is also open to rank {at}" for at, cores in shared), None)
+        elif name == "device":
+            value = f"{rank['device']} ({rank['gpu']['name']})" if rank.get("gpu") else str(rank["device"])
+        else:
+            value = rank[name] if name in ("threads", "lr") else rank["communication"].get(name)
+        found.append((f"rank {number} on {rank['host']}", value))
+    return found
 
 
 def _meets(one: Requirement, found: Any) -> bool:
-    if one.name == "cores":
-        return found is None
-    if found is None:
-        return False
+    if one.name == "cores" or found is None:
+        return one.name == "cores" and found is None
     if one.name == "path":
         return any(_same_way(one.value, way) for way in found)
     if one.name in ("device", "mpi"):
-        return _bare(one.value) in _bare(found)
+        required, there = ("".join(c for c in text.lower() if c.isalnum() or c in ".:") for text in (one.value, found))
+        return required in there
     if isinstance(one.value, float):
         return math.isclose(one.value, found, rel_tol=1e-6, abs_tol=1e-12)
     return bool(one.value == found)
-
-
-def _bare(text: str) -> str:
-    return "".join(letter for letter in text.lower() if letter.isalnum() or letter in ".:")
 
 
 def _same_way(wanted: str, way: str) -> bool:
@@ -185,19 +172,12 @@ def _same_way(wanted: str, way: str) -> bool:
     return kind.replace("-", " ") == found and (not name or name == found_name)
 
 
-def _told(name: str, wrong: Sequence[tuple[str, Any]], effective: Mapping[str, Any]) -> str:
-    """Say what was found instead, once where it is the same everywhere."""
-    where, found = wrong[0]
-    if name == "cores":
-        return f"{where}: {found}"
-    if name == "path" and found is None:
-        return f"the path is not known ({effective['path_reason']})"
+def _told(name: str, found: Any, effective: Mapping[str, Any]) -> str:
+    """Say what was found instead."""
     if name == "path" and not found:
-        return "one worker moves nothing"
+        return (
+            "one worker moves nothing" if found is not None else f"the path is not known ({effective['path_reason']})"
+        )
     if found is None:
         return f"{name} is nothing that {effective['backend']} over {effective['transport']} has or tells"
-    same = len({plain(value) for _, value in wrong}) == 1
-    count = len(effective["ranks_per_host"] if name == "ranks_per_host" else effective["ranks"])
-    everywhere = same and len(wrong) == count
-    text = f"{name} is {plain(found)}"
-    return text if not where or everywhere else f"{text} at {where}"
+    return f"{name} is {plain(found)}"

@@ -1,9 +1,8 @@
 """The run directory: the only package that knows its format, and the only place where the two wings meet.
 
-Others import from here what the modules below say in public, but for arrow.py, and never from them:
+Others import from here what the modules below say in public, and never from them:
 
 model.py             what a run directory holds: names, forms of its documents, columns of rows, history of the schema
-arrow.py             rows in Arrow streams
 turns.py             slices of cells that alternate, and which of them count
 reader.py            read a run, finished or not
 writer.py            write a run, on a disk that may be full

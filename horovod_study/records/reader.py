@@ -1,28 +1,24 @@
-"""Reading a run directory: its record, its rows, its samples and what probes found, finished or not."""
+"""Reading a run directory: its record, its rows, its samples and what probes found, finished or not.
+
+Rows are in Arrow streams, read up to the last batch that is complete: what comes after it was torn when its writer was
+killed, or found no room. Numbers come from them and go into them without pandas.
+"""
 
 import math
 import os
 import stat
 from collections import UserDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from horovod_study.config.documents import parse_csv, parse_json, read_json, read_text, shown
+from horovod_study.config.documents import open_file, parse_csv, parse_json, read_json, read_text, shown
 from horovod_study.config.doors import accept
 from horovod_study.errors import RecordError
 from horovod_study.records import model
-from horovod_study.records.arrow import (
-    arrow_array,
-    numpy_column,
-    open_rows,
-    read_rows,
-    stream_errors,
-    whole_batches,
-)
 from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, MANIFEST, RunRecord, run_name
 from horovod_study.records.turns import Aside, recounted, slices_aside, without
 
@@ -182,7 +178,106 @@ def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
                 yield manifest.parent.relative_to(root).as_posix(), record
 
 
-# ------------------------------------------------------------------------------------------------------- step rows
+# ------------------------------------------------------------------------------------------------------------ rows
+
+
+def arrow_array(values: Any, kind: "pa.DataType") -> "pa.Array[Any]":
+    """Return numbers or texts, None where unknown, as an Arrow array of type `kind`.
+
+    `pyarrow.array` imports pandas when it is first called, which takes longer than a short training.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    is_text = pa.types.is_string(kind)
+    if not isinstance(values, np.ndarray):
+        unknown = [value is None for value in values]
+        values = np.ma.array([("" if is_text else 0) if value is None else value for value in values], mask=unknown)
+    if is_text:
+        texts = [text.encode() for text in np.ma.getdata(values).tolist()]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        content = [pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+    else:
+        content = [pa.py_buffer(np.ascontiguousarray(np.ma.filled(values, 0), dtype=_number_type(kind)))]
+    known = ~np.ma.getmaskarray(values)
+    bits = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [bits, *content])
+
+
+def numpy_column(column: "pa.Array[Any]") -> "np.ndarray":
+    """Return a column of numbers as NumPy array, where null is NaN, or one of texts as array of objects.
+
+    A copy of its own. Arrow's `to_numpy` imports pandas, see `arrow_array`.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_string(column.type):
+        return np.array(column.to_pylist(), dtype=object)
+    rows, kind = slice(column.offset, column.offset + len(column)), _number_type(column.type)
+    present, content = column.buffers()
+    values = np.empty(0, dtype=kind) if content is None else np.frombuffer(content, dtype=kind)[rows]
+    if not column.null_count:
+        return values.copy()
+    known = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little")[rows]
+    return np.where(known == 1, values, np.nan)
+
+
+def _number_type(kind: "pa.DataType") -> str:
+    import pyarrow as pa
+
+    return f"{'f' if pa.types.is_floating(kind) else 'i'}{kind.bit_width // 8}"
+
+
+@contextmanager
+def _open_rows(path: Path, *, mapped: bool = False) -> "Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]":
+    """Give the columns of an Arrow stream and its complete batches; raises `_stream_errors`, also for a pipe."""
+    import pyarrow as pa
+
+    open_file(path).close()
+    with (pa.memory_map if mapped else pa.OSFile)(str(path)) as stream, pa.ipc.open_stream(stream) as reader:
+
+        def batches() -> "Iterator[pa.RecordBatch]":
+            with suppress(*_stream_errors()):
+                yield from reader
+
+        yield reader.schema, batches()
+
+
+def _stream_errors() -> tuple[type[Exception], ...]:
+    """Return what reading a torn or damaged Arrow stream raises; MemoryError is of a length that is no length."""
+    import pyarrow as pa
+
+    return (pa.ArrowException, OSError, MemoryError, ValueError)
+
+
+def _read_rows(path: Path, schema: "pa.Schema", what: str, missing: str, *, mapped: bool = False) -> "pa.Table":
+    """Return the complete batches of a file; a column of `schema` that it does not have is null.
+
+    RecordError for a file that is damaged or has a column twice or of another type, and where there is none: `missing`,
+    what that means.
+    """
+    import pyarrow as pa
+
+    why = ""
+    try:
+        with _open_rows(path, mapped=mapped) as (columns, batches):
+            table = pa.Table.from_batches(batches, schema=columns)
+        # Buffers are as long as the rows need.
+        table.validate(full=any(pa.types.is_string(each.type) for each in table.schema))
+    except FileNotFoundError:
+        why = f"no such file; {missing}"
+    except _stream_errors() as error:
+        why = f"holds no readable {what} ({error}); move it away, or record the run again"
+    for each in () if why else schema:
+        found = [of.type for of in table.schema if of.name == each.name]
+        if not found:  # rows of an older program
+            table = table.append_column(each, pa.nulls(len(table), each.type))
+        elif found != [each.type]:
+            why = f"column {each.name} is {' and '.join(map(str, found))}, not {each.type}; move the directory away"
+    if why:
+        raise RecordError(f"{shown(path)}: {why}")
+    return table.select(schema.names)
 
 
 def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table":
@@ -194,7 +289,7 @@ def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table
     path, schema = model.step_path(directory, rank), model.step_schema()
     if path.exists() and path.stat().st_size == 0:
         return schema.empty_table()  # the process died before the first batch
-    return read_rows(path, schema, "step rows", f"rank {rank} recorded no steps", mapped=mapped)
+    return _read_rows(path, schema, "step rows", f"rank {rank} recorded no steps", mapped=mapped)
 
 
 def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
@@ -204,11 +299,11 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
     taken from the file, which is mapped into memory and not read.
     """
     last = None
-    with suppress(*stream_errors()), open_rows(model.step_path(directory, rank), mapped=True) as reader:
-        for batch in whole_batches(reader):
+    names = ("step", "epoch", "begin_s", "step_s")
+    with suppress(*_stream_errors()), _open_rows(model.step_path(directory, rank), mapped=True) as (schema, batches):
+        for batch in batches:
             last = batch if batch.num_rows else last
-        names = [reader.schema.get_field_index(name) for name in ("step", "epoch", "begin_s", "step_s")]
-        if last is not None and -1 not in names:
+        if last is not None and {*names} <= {*schema.names}:
             # Manually, because Arrow's own way from an array to a number imports pandas first.
             row = [float(numpy_column(last.column(name).slice(len(last) - 1))[0]) for name in names]
             return int(row[0]) + 1, int(row[1]), row[2] + (0.0 if math.isnan(row[3]) else row[3])
@@ -223,11 +318,10 @@ def read_step_column(path: Path, name: str) -> "np.ndarray":
     import numpy as np
 
     try:
-        with open_rows(path) as reader:
-            place = reader.schema.get_field_index(name)
+        with _open_rows(path) as (_, batches):
             # Copies: what is in the file's batch keeps all of it in memory.
-            parts = [numpy_column(batch.column(place)) for batch in whole_batches(reader)]
-    except stream_errors() as error:
+            parts = [numpy_column(batch.column(name)) for batch in batches]
+    except _stream_errors() as error:
         raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
     return np.concatenate(parts or [np.empty(0)])
 
@@ -346,10 +440,9 @@ class RecordedRun:
         found = {}
         for host in model.sampled_hosts(self.directory):
             with suppress(RecordError):
-                samples = read_system_rows(self.directory, host)[0]
-                part, columns = samples.column("part").to_numpy(), {n: samples.column(n).to_numpy() for n in names}
-                rows_of = {f"{each}": part == each for each in dict.fromkeys(part)}
-                found[host] = {each: {n: columns[n][rows] for n in names} for each, rows in rows_of.items()}
+                columns = system_columns(self.directory, host)[0]
+                parts = {f"{part}": columns["part"] == part for part in dict.fromkeys(columns["part"])}
+                found[host] = {part: {name: columns[name][rows] for name in names} for part, rows in parts.items()}
         return found
 
 
@@ -365,15 +458,14 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
     aside, state = slices_aside(directory, record), record.state()
     record = counted_record(directory, record)
     said = record.effective.get("workers", record.requested.get("workers")) or 0
-    found, rows, missing = set(model.step_ranks(directory)), {}, {}
-    for rank in sorted(found | set(range(said))):
+    found, rows = set(model.step_ranks(directory)), {}
+    missing = dict.fromkeys(set(range(said)) - found, "has no file of steps")
+    for rank in sorted(found):
         try:
-            if rank not in found:
-                missing[rank] = "has no file of steps"
-            elif not _has_rows(directory, rank):
-                missing[rank] = "recorded no step"
-            else:
+            if _has_rows(directory, rank):
                 rows[rank] = dict(_columns(read_steps(directory, rank))) if state == "running" else {}
+            else:
+                missing[rank] = "recorded no step"
         except RecordError as error:
             missing[rank] = str(error).partition(": ")[2].partition(";")[0]
     return RecordedRun(
@@ -384,14 +476,14 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
         workers=said or len(found),
         rows=rows if state == "running" else _step_rows(directory, rows, aside),
         aside=aside,
-        missing=missing,
+        missing=dict(sorted(missing.items())),
     )
 
 
 def _has_rows(directory: Path, rank: int) -> bool:
     """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
-    with suppress(*stream_errors()), open_rows(model.step_path(directory, rank)) as reader:
-        return any(batch.num_rows for batch in whole_batches(reader))
+    with suppress(*_stream_errors()), _open_rows(model.step_path(directory, rank)) as (_, batches):
+        return any(batch.num_rows for batch in batches)
     return len(read_steps(directory, rank)) > 0
 
 
@@ -414,7 +506,7 @@ def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, A
     """Return the system samples of one host up to the last complete batch, and what the file says of its sensors."""
     path, again = model.system_path(directory, host), "move it away, or record the run again"
     missing = f"the run recorded no system samples of {host} (--system-interval-s 0?)"
-    table = read_rows(path, model.system_schema(), "system samples", missing)
+    table = _read_rows(path, model.system_schema(), "system samples", missing)
     told = (table.schema.metadata or {}).get(model.SYSTEM_META, b"{}")
     meta = parse_json(told, source=shown(path), again=again)
     require_schema(meta, model.SYSTEM_SCHEMA, path, again)
@@ -453,18 +545,17 @@ class RunSideFiles:
 
 def run_side_files(directory: Path) -> RunSideFiles:
     """Return what a run directory holds besides step rows; system samples that cannot be read are left out."""
-    sampled = bool(model.sampled_hosts(directory))
-    why = "" if sampled else "the run recorded no system samples"
+    samples, why, sampled = {}, "the run recorded no system samples", bool(model.sampled_hosts(directory))
     try:
-        samples = read_system(directory)
+        samples, why = read_system(directory), "" if sampled else why
     except RecordError as error:
-        samples, why = {}, str(error)
-    timeline = directory / model.TIMELINE
+        why = str(error)
+    timeline, profiles = directory / model.TIMELINE, sorted((directory / model.PROFILE).glob("*"))
     return RunSideFiles(
         evaluations=epoch_rows(directory),
         system={host: each for host, each in samples.items() if len(each.rows)},
         why_no_system=why,
         damaged_system=bool(why) and sampled,
         timeline=timeline if timeline.exists() else None,
-        profiles=tuple(path for path in sorted((directory / model.PROFILE).glob("*")) if path.is_file()),
+        profiles=tuple(path for path in profiles if path.is_file()),
     )

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from horovod_study.measure import energy
-
 TURNS_FILE = "turns.csv"
 _Count = Annotated[Whole, at_least(0)]
 _Load = Annotated[Annotated[Number, at_least(0)] | None, BeforeValidator(lambda cell: None if cell == "" else cell)]
@@ -118,9 +116,9 @@ def run_turns(record: RunRecord, name: str = "", slices: Iterable[TurnSlice] = (
     theirs, one after the other or with steps that lead in between them. Slices of an attempt that ended are not looked
     for: some of its steps may have been made again.
     """
-    before, own = _waits(record), _turn_places(record, name, slices)
+    own = _turn_places(record, name, slices)
     return RunTurns(
-        before=before,
+        before=_waits(record),
         launch=f"{own[0][0].block}/{own[0][0].launch:03d}" if own else "",
         rounds={each.round: steps for each, steps in own},
         other_load={each.round: _load(each) for each, _ in own},
@@ -136,32 +134,26 @@ def _load(each: TurnSlice) -> float:
 
 
 def _turn_places(record: RunRecord, name: str, slices: Iterable[TurnSlice]) -> list[tuple[TurnSlice, tuple[int, int]]]:
-    """Return the slices of the last launch of a run, and of each its first step and the one after its last.
+    """Return the slices of the last launch of a run with their steps, see `run_turns`; one made again is there twice.
 
-    Arguments as for `run_turns`, which says how they are found. A slice that was made again is there each time.
+    From the last wait backwards: the end of the slices is looked for first, then each has the steps before the next
+    one's, or, where those are not as many as it says, the steps before these, which lead in.
     """
     own = [each for each in slices if each.run == name]
     own = [each for each in own if (each.block, each.launch) == (own[-1].block, own[-1].launch)]
     resumed = int(record.attempts[-1].get("from_step") or 0)
-    waits = [each for each in _waits(record) if each >= resumed]
-    lengths = [end - first for first, end in pairwise(waits)]
-    ends = (_places([each.steps for each in own], lengths[:end]) for end in range(len(lengths), 0, -1))
-    places = next((found for found in ends if found), [])
-    return [(each, (waits[at], waits[at + 1])) for each, at in zip(own, places, strict=True)] if places else []
-
-
-def _places(slices: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Return where slices of so many steps are among the lengths between waits, the last one at their end; or []."""
-    found: list[int] = []
-    at = len(lengths) - 1
-    for steps in reversed(slices):
-        if found and lengths[at : at + 1] != [steps]:
-            at -= 1  # what is between them leads in
-        if at < 0 or lengths[at] != steps:
-            return []
-        found.append(at)
-        at -= 1
-    return found[::-1]
+    steps = list(pairwise(each for each in _waits(record) if each >= resumed))
+    for last in range(len(steps) if own else 0, 0, -1):
+        found, left = [], steps[:last]
+        for each in reversed(own):
+            if found and left and left[-1][1] - left[-1][0] != each.steps:
+                left.pop()
+            if not left or left[-1][1] - left[-1][0] != each.steps:
+                break
+            found.append((each, left.pop()))
+        else:
+            return found[::-1]
+    return []
 
 
 def slices_aside(directory: Path, record: RunRecord) -> Aside:
@@ -186,14 +178,12 @@ def _loud(folder: Path, *_: int) -> Mapping[str, Mapping[TurnSlice, bool]]:
     # With NumPy and SciPy: only for those who alternated.
     from horovod_study.analysis.paired import OTHER_LOAD, quiet_rounds
 
-    blocks: dict[str, list[TurnSlice]] = {}
-    for each in read_turns(folder):
-        blocks.setdefault(each.block, []).append(each)
-    found: dict[str, dict[TurnSlice, bool]] = {}
-    for slices in blocks.values():
-        last = {(each.launch, each.round, each.run): each for each in slices}  # of a slice that was made again
+    slices, found = read_turns(folder), dict[str, dict[TurnSlice, bool]]()
+    for block in {each.block: None for each in slices}:
+        of_block = [each for each in slices if each.block == block]
+        last = {(each.launch, each.round, each.run): each for each in of_block}  # of a slice that was made again
         shared = quiet_rounds([_load(each) for each in last.values()])[1]
-        for each in slices:
+        for each in of_block:
             found.setdefault(each.run, {})[each] = not shared and _load(each) > OTHER_LOAD
     return found
 
@@ -221,6 +211,10 @@ def recounted(
     samples of what is set aside, and readings of sensors are those of the time that is left. Rows or samples that
     cannot be read (RecordError) leave all as it was.
     """
+    import numpy as np
+
+    from horovod_study.measure import energy
+
     first, totals = timed_from(record)[0], record.totals
     aside = [(each, steps) for each, steps in aside if steps[0] >= first]
     window_s = totals.get("window_s", 0.0) - math.fsum(each.end_s - each.begin_s for each, _ in aside)
@@ -228,46 +222,30 @@ def recounted(
         return record
     samples = totals["samples_per_s"] * totals["window_s"] - sum(each.samples for each, _ in aside)
     names = ("step", "begin_s", *LAP_COLUMNS, "sync_host_s")
+    hosts, devices = dict((totals.get("system") or {}).get("hosts") or {}), []
     try:
         ranks = [{name: columns[name][columns["step"] >= first] for name in names} for columns in rows.values()]
-        sensed = _sensed(totals, samples_of, _stretches(ranks[0], totals["turns"]["before"]), round(samples))
+        # Of the steps that follow each other without a wait, begin and end on the axis of the samples.
+        step, begin_s = ranks[0]["step"], ranks[0]["begin_s"]
+        end_s = begin_s + np.nan_to_num(ranks[0]["step_s"])
+        opens = np.flatnonzero((np.diff(step) != 1) | np.isin(step[1:], list(totals["turns"]["before"]))) + 1
+        edges = pairwise([0, *opens.tolist(), len(step)])
+        stretches = [(float(begin_s[begin]), float(end_s[end - 1])) for begin, end in edges]
+        for host, told in hosts.items():
+            columns, meta = samples_of(host)
+            hosts[host] = {**told, **energy.host_summary(columns, stretches)}
+            where = {"host": host, "interval_s": float(meta["interval_s"])}
+            devices += energy.host_energy(columns, meta["devices"], stretches, **where)
     except (RecordError, LookupError):
         return record
-    rates = {"samples_per_s": samples / window_s, "window_s": window_s}
-    steps = min(len(rank["step"]) for rank in ranks)
-    again = step_totals([lap_summary(rank.__getitem__) for rank in ranks])
-    return replace(record, totals={**totals, **rates, "steps": steps, **again, **sensed})
-
-
-def _stretches(rank: Mapping[str, "np.ndarray"], waits: Iterable[int]) -> list[tuple[float, float]]:
-    """Return begin and end of each row of steps that counts and is not interrupted, in s on the axis of the samples."""
-    import numpy as np
-
-    step, begin_s = rank["step"], rank["begin_s"]
-    end_s = begin_s + np.nan_to_num(rank["step_s"])
-    opens = np.flatnonzero((np.diff(step) != 1) | np.isin(step[1:], list(waits))) + 1
-    edges = pairwise([0, *opens.tolist(), len(step)])
-    return [(float(begin_s[first]), float(end_s[end - 1])) for first, end in edges]
-
-
-def _sensed(
-    totals: Mapping[str, Any],
-    samples_of: "Callable[[str], tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]",
-    stretches: "energy.Stretches",
-    samples: int,
-) -> dict[str, Any]:
-    """Return `system` and `energy` of the totals over some stretches; nothing of a run without a sampler."""
-    from horovod_study.measure import energy
-
-    hosts = dict((totals.get("system") or {}).get("hosts") or {})
-    devices = []
-    for host, told in hosts.items():
-        columns, meta = samples_of(host)
-        hosts[host] = {**told, **energy.host_summary(columns, stretches)}
-        where = {"host": host, "interval_s": float(meta["interval_s"])}
-        devices += energy.host_energy(columns, meta["devices"], stretches, **where)
-    if not hosts:
-        return {}
-    joules = energy.total_energy(devices, [], samples=samples)
-    why = {"reason": (totals.get("energy") or {}).get("reason", "")}
-    return {"system": {**totals["system"], "hosts": hosts}, "energy": {**joules, **why}}
+    again = {
+        "samples_per_s": samples / window_s,
+        "window_s": window_s,
+        "steps": min(len(rank["step"]) for rank in ranks),
+    }
+    again |= step_totals([lap_summary(rank.__getitem__) for rank in ranks])
+    if hosts:
+        joules = energy.total_energy(devices, [], samples=round(samples))
+        again["energy"] = {**joules, "reason": (totals.get("energy") or {}).get("reason", "")}
+        again["system"] = {**totals["system"], "hosts": hosts}
+    return replace(record, totals={**totals, **again})
