@@ -183,7 +183,7 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
     )
     listed = copy / "cli" / "__init__.py"
     for old, new in (
-        ("import benchmarks, explain,", "import benchmarks, explain, greet,"),
+        ("import benchmarks, forecasts,", "import benchmarks, forecasts, greet,"),
         ("    *strain.VERBS,\n", "    *greet.VERBS,\n"),
     ):
         assert before[listed].count(old) == 1

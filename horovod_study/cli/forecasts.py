@@ -18,6 +18,7 @@ from horovod_study.cli.verbs import (
     Verb,
     add_figure_arguments,
     figure_look,
+    given,
     read_benches,
     read_data,
     say_left_out,
@@ -76,10 +77,8 @@ def predict(options: argparse.Namespace) -> Result:
     points = _points(options)
     size = None if options.gradient_mb is None else options.gradient_mb * 1e6
     bench = read_benches([options.bench], gradient_bytes=size)[-1][0] if options.bench else None
-    known: dict[str, Any] = {"workers_per_node": options.workers_per_node, "bench": bench}
-    batch = {"batch": options.batch, "global_batch": options.global_batch}
-    asked_for = {name: getattr(options, name) for name in recommendation.Questions.model_fields}
-    questions: Any = asked(recommendation.Questions, asked_for, "predict")
+    known, batch = {**given(options, "workers_per_node"), "bench": bench}, given(options, "batch", "global_batch")
+    questions: Any = asked(recommendation.Questions, given(options, *recommendation.Questions.model_fields), "predict")
     recommended = options.recommend or questions != recommendation.Questions()
     scored = options.holdout is not None
     laws = not (options.workers or scored or recommended)
@@ -217,14 +216,14 @@ def simulate(options: argparse.Namespace) -> Result:
     from horovod_study.records import recorded_run
     from horovod_study.report.figures.simulation import content, text, write_simulation
 
-    given = asked(Given, {name: getattr(options, name) for name in Given.model_fields}, "simulate")
+    said = asked(Given, given(options, *Given.model_fields), "simulate")
     runs = [run_times(recorded_run(each)) for each in options.run]
     size = runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6
     read = read_benches(options.bench, gradient_bytes=size or None)
     benches, set_aside = largest_of_each_kind(read)
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))
     calibration = calibrate(
-        given,
+        said,
         network=network,
         runs=runs,
         beside=[run_times(recorded_run(each)) for each in options.beside],

@@ -7,14 +7,16 @@ import argparse
 import re
 import sys
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from horovod_study.config.roles import Option, Role, named
 from horovod_study.config.workload import HEADINGS, packaged
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, nearest, refuse
 
 _BUDGETS, OPTIONS = packaged().budgets, packaged().options
+_FORMATTER = partial(argparse.HelpFormatter, max_help_position=26, width=80)
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,7 +27,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, "add_help": False, **kwargs})
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _FORMATTER, "add_help": False, **kwargs})
         self._more: list[argparse.Action] = []
         self.add_argument("-h", "--help", action="help", help="show this")
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="... and the options that few need")
@@ -108,11 +110,6 @@ class _HelpAll(argparse.Action):
         raise SystemExit(0)
 
 
-class _Formatter(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=80)
-
-
 def _positional(action: argparse.Action) -> str:
     """Return how a usage line shows an argument that has no flag."""
     name = f"{action.metavar or action.dest}{' ...' * (action.nargs in ('*', '+', argparse.PARSER))}"
@@ -126,19 +123,16 @@ SET_BY_RANGE_TEST = (
 )
 """Options of a run that have no place in a learning-rate range test."""
 
-SET_BY_COMPARE = (
-    *(name for name in named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE) if name != "partition"),
-    "epochs",
-)
+_COURSE = named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE)
+SET_BY_COMPARE = (*(name for name in _COURSE if name != "partition"), "epochs")
 """Options of a run that have no place in a comparison."""
 
 SET_BY_ATTRIBUTION = (
-    *(name for name in named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE) if name != "partition"),
-    *(name for name in _BUDGETS if name != "steps"),
+    *SET_BY_COMPARE,
+    *(name for name in _BUDGETS if name not in ("epochs", "steps")),
     *(name for name, each in OPTIONS.items() if each.attributed),
 )
 """Options of a run that the experiment of `attribute` sets itself."""
-
 
 BY_RUNTIME = dict.fromkeys(named(OPTIONS, Role.RUNTIME), "use --runtime")
 """What to use instead of the options that name a runtime."""
@@ -146,22 +140,19 @@ BY_RUNTIME = dict.fromkeys(named(OPTIONS, Role.RUNTIME), "use --runtime")
 
 def refuse_set(verb: str, given: Collection[str], names: Collection[str], instead: Mapping[str, str]) -> None:
     """Raise ConfigError for one of the options `names`, which `verb` sets itself; `instead`: what to do, by option."""
-    for name in names:
-        if name in given:
-            use = instead.get(name, "leave it out")
-            raise ConfigError(f"{verb}: --{name.replace('_', '-')} has no place here; {use}")
+    told = {name: instead.get(name, "leave it out") for name in names if name in given}
+    refuse(verb, *((True, f"--{name.replace('_', '-')} has no place here; {use}") for name, use in told.items()))
 
 
 def require_workers(verb: str, workers: int, cores: int, *, least: int = 1, threads: int = 1) -> None:
     """Raise ConfigError for fewer than `least` workers, and for more threads of all of them than `cores`."""
-    if workers < least:
-        raise ConfigError(f"{verb}: --workers is {workers}; it must be at least {least}")
-    if workers * threads > cores:
-        each = f" with {threads} threads each" if threads > 1 else ""
-        raise ConfigError(
-            f"{verb}: --workers is {workers}{each}, but this machine offers {cores} core{'s' * (cores > 1)}; "
-            "workers that share a core measure how it is shared, so lower --workers"
-        )
+    each = f" with {threads} threads each" if threads > 1 else ""
+    offered = f"this machine offers {cores} core{'s' * (cores > 1)}; workers that share a core measure how it is shared"
+    refuse(
+        verb,
+        (workers < least, f"--workers is {workers}; it must be at least {least}"),
+        (workers * threads > cores, f"--workers is {workers}{each}, but {offered}, so lower --workers"),
+    )
 
 
 def add_run_options(

@@ -113,8 +113,8 @@ def _any_matches(patterns: tuple[str, ...], runtime: str) -> bool:
     return any(fnmatchcase(runtime, pattern) for pattern in patterns)
 
 
-def option(default: Any, text: str, **about: Any) -> Any:
-    """Declare one field of a configuration: its default, one line of help, and what else an Option holds."""
+def option(default: Any, text: str = "", **about: Any) -> Any:
+    """Declare one field of a configuration: its default, its help if HELP has none, and what else an Option holds."""
     return declared(Option(default=default, help=text, **about))
 
 
@@ -125,10 +125,11 @@ def declared(each: Option) -> Any:
 
 def options_of(configuration: type) -> dict[str, Option]:
     """Return the options that a configuration declares, by name, in their order; of the kind of an annotated field."""
-    found = {}
+    found, helped = {}, getattr(configuration, "HELP", {})
     for each in fields(configuration):
         known = {} if each.type is Any else {"kind": next(iter(get_args(each.type)), each.type)}  # int of int | None
-        found[each.name] = replace(each.metadata["option"], name=each.name, **known)
+        told = replace(each.metadata["option"], name=each.name, **known)
+        found[each.name] = replace(told, help=told.help or helped.get(each.name, ""))
     return found
 
 
