@@ -20,7 +20,6 @@ def _bench_arguments(parser: Parser) -> None:
     add("--seconds", **NUMBER, default=30.0, help="to spend on messages, about (default 30)")
     add("--rounds", **COUNT, default=5, help="how often all is measured (default 5)")
     add("--out", **DIR, default=Path("bench"), help="receives tables and figures (default bench)")
-    add("--json", **FLAG, help="print one line of JSON instead of tables")
     add("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)", more=True)
     add("--max-bytes", metavar="SIZE", help="largest message (default 256M)", more=True)
     add("--factor", **COUNT, default=4, help="from a size to the next (default 4)", more=True)
@@ -69,7 +68,6 @@ def _loading_arguments(parser: Parser) -> None:
     add("--seconds", **NUMBER, default=1.0, help="of each measurement (default 1)")
     add("--pin-memory", **FLAG, help="copy to the GPU from page-locked memory")
     add("--out", **DIR, help="receives loading.json")
-    add("--json", **FLAG, help="print one line of JSON instead of tables")
 
 
 def _dataset(options: argparse.Namespace) -> Path:
@@ -108,7 +106,6 @@ def _timers_arguments(parser: Parser) -> None:
     above = "end with 1 if light certainly costs more: if its whole 95 %% interval is above"
     add("--fail-above", type=float, metavar="PERCENT", help=above)
     add("--out", **DIR, default=Path("bench") / "timers", help="receives table and logs (default bench/timers)")
-    add("--json", **FLAG, help="print one line of JSON instead of the table")
     add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)", more=True)
     for name, usual in (("precision", "fp32"), ("loader", "memory"), ("kernels", "torch")):
         add(f"--{name}", default=usual, metavar="NAME", help=f"as for train (default {usual})", more=True)
@@ -163,7 +160,6 @@ def _equality_arguments(parser: Parser) -> None:
     broken = "do it wrong on purpose, and fail: sum of gradients, shard shifted by a curve, lr, start of one rank"
     add("--break", dest="broken", choices=("sum", "shard", "lr", "start"), metavar="HOW", help=broken)
     add("--out", **DIR, help="receives verify.txt, verify.json, verify.csv and logs")
-    add("--json", **FLAG, help="print one line of JSON instead of the tables")
     batch = "curves of a step, of all workers together (default 300)"
     add("--batch", **COUNT, default=300, help=batch, more=True)
     add("--seed", **COUNT, default=1, help="of parameters and data order (default 1)", more=True)

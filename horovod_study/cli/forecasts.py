@@ -47,7 +47,6 @@ def _predict_arguments(parser: Parser) -> None:
     add("--next", **FLAG, help="which runs of a study to make next; " + _FORM.format("--next"))
     add("--simulate", **FLAG, help="steps of many workers; " + _FORM.format("--simulate"))
     add("--model-parallel", **FLAG, help="or split the model? " + _FORM.format("--model-parallel"))
-    add("--json", **FLAG, help="print one line of JSON")
     add("--columns", **COLUMNS, more=True)
     baseline = "of laws: throughput that counts as speedup 1 (default: per worker at the smallest worker count)"
     add("--baseline", type=float, metavar="SAMPLES_PER_S", help=baseline, more=True)
@@ -185,7 +184,6 @@ def _simulate_arguments(parser: Parser) -> None:
     what_if = "as bandwidth=2x cycle=0,batch=8x algorithm=ps"
     add("--what-if", nargs="+", default=[], metavar="KEY=VALUE", help=what_if)
     add("--out", **DIR, help="receives figure, CSV, JSON and table")
-    add("--json", **FLAG, help="print one line of JSON")
     for name, kind, text in (
         ("global-batch", COUNT, "of strong scaling (default: of the smallest worker count)"),
         ("beside", {"type": Path, "nargs": "+", "default": [], "metavar": "RUN_DIR"}, "runs of one worker made then"),
@@ -259,7 +257,6 @@ def _model_parallel_arguments(parser: Parser) -> None:
     add("--optimizer", metavar="adam|adamw|sgd", help="whose state is kept (default adam)", more=True)
     precision = "of the activations (default fp32)"
     add("--precision", metavar="fp32|tf32|bf16|fp16", help=precision, more=True)
-    add("--json", **FLAG, help="print one line of JSON")
 
 
 def model_parallel(options: argparse.Namespace) -> Result:

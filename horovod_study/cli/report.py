@@ -44,7 +44,6 @@ def _report_arguments(parser: Parser) -> None:
     add("--target", type=float, nargs="+", metavar="MSE", help="test MSEs to which the times are compared")
     add("--columns", **COLUMNS)
     add("--tables", **FLAG, help="write only the tables: no figures, no page")
-    add("--json", **FLAG, help="print what was found as one line of JSON")
     threads = "of runs: how many are read at a time (default: one per core, at most 4)"
     add("--threads", type=whole(1), metavar="N", help=threads, more=True)
     bench = "of runs: what `horovod-study bench` measured of the machines (default: that of DIR/bench, if any)"
@@ -77,7 +76,6 @@ def _export_arguments(parser: Parser) -> None:
     add("--steps", type=_bounds, metavar="A:B", help=steps)
     out = "the trace, the archive, or a new folder; of several a folder that receives each under its name"
     add("--out", type=Path, metavar="PATH", help=out)
-    add("--json", **FLAG, help="print the paths as one line of JSON")
 
 
 def export(options: argparse.Namespace) -> Result:
@@ -131,7 +129,6 @@ def _explain_arguments(parser: Parser) -> None:
     add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
     residual = "of --part account: end with 1 where more is unexplained, such as 5%%, of a rank's step or of a growth"
     add("--max-residual", metavar="PERCENT", help=residual, more=True)
-    add("--json", **FLAG, help="print one line of JSON")
     add_figure_arguments(parser)
     for name, kind, text in (
         ("runtime", {"nargs": "+", "metavar": "NAME"}, "how workers communicate (default: those usual here)"),

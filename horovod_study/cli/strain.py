@@ -47,7 +47,6 @@ def _check_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("dataset", metavar="PATH|SIZE", help="a data set's directory, or the size of a cached one")
     add("--seed", **COUNT, default=1, help="seed of a cached one (default 1)")
-    add("--json", **FLAG, help="print one line of JSON")
     _noise_arguments(parser)
 
 
@@ -73,7 +72,6 @@ def _import_arguments(parser: Parser) -> None:
     low_high = ("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH")
     add("--target-bounds", type=float, nargs=4, metavar=low_high, help=bounds, more=True)
     add("--any-modulus", **FLAG, help="accept an initial slope outside 200 to 15000 MPa", more=True)
-    add("--json", **FLAG, help="print one line of JSON")
 
 
 def _import_(options: argparse.Namespace) -> Result:
@@ -123,7 +121,6 @@ def _search_arguments(parser: Parser) -> None:
     add("--trials", **COUNT, help="trials wanted in all (default: as the file says)")
     add("--jobs", **COUNT, default=1, help="trials at a time in this command (default 1)")
     add("--runs", **DIR, default=Path("runs"), help="where runs are kept (default runs)")
-    add("--json", **FLAG, help="end with one line of JSON on standard output")
 
 
 def search(options: argparse.Namespace) -> Result:
@@ -152,7 +149,6 @@ def _lr_range_arguments(parser: Parser) -> None:
     add("--workers", **COUNT, default=1, help="workers that train (default 1)")
     runtime = "how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)"
     add("--runtime", metavar="NAME", help=runtime)
-    add("--json", **FLAG, help="print one line of JSON")
     add_run_options(parser, hidden=SET_BY_RANGE_TEST)
 
 
@@ -197,7 +193,7 @@ def _learning_curve(options: argparse.Namespace) -> Result:
 
 
 _DATA = (
-    Verb("generate", generate, _generate_arguments),
+    Verb("generate", generate, _generate_arguments, json=False),
     Verb("check", check, _check_arguments),
     Verb("import", _import_, _import_arguments),
 )
@@ -206,6 +202,6 @@ _BELOW = (
     Verb("train", add_arguments=add_train_options, summary="Train one run: python -m horovod_study.train"),
     Verb("search", search, _search_arguments),
     Verb("lr-range", lr_range, _lr_range_arguments),
-    Verb("learning-curve", _learning_curve, _learning_curve_arguments),
+    Verb("learning-curve", _learning_curve, _learning_curve_arguments, json=False),
 )
 VERBS = (Verb("strain", summary="The package's own training: data, runs, search", verbs=_BELOW),)

@@ -34,7 +34,6 @@ def _next_arguments(parser: Parser) -> None:
     _study_arguments(parser)
     narrow = "the worker count whose forecast is to be narrow (default: of the study's question, else 4 times the most)"
     parser.add_argument("--next", type=whole(1), metavar="N", nargs="?", const=0, help=narrow)
-    parser.add_argument("--json", **FLAG, help="print one line of JSON")
 
 
 def next_runs(options: argparse.Namespace) -> Result:
@@ -256,7 +255,6 @@ def _status_arguments(parser: Parser) -> None:
     _study_arguments(parser, study="the study file, or the folder of a run")
     add("--watch", **FLAG, help="keep running and show the progress")
     add("--cancel", nargs="*", metavar="CELL", help="end cells, all or these; running ones write a checkpoint")
-    add("--json", **FLAG, help="print one line of JSON")
 
 
 def status(options: argparse.Namespace) -> int | Result:
@@ -286,7 +284,6 @@ def _doctor_arguments(parser: Parser) -> None:
     add("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
     add("--quick", **FLAG, help="only what takes a moment")
     _place_arguments(parser)
-    add("--json", **FLAG, help="print one line of JSON")
 
 
 def doctor(options: argparse.Namespace) -> Result:
@@ -406,9 +403,9 @@ def typed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
 
 
 VERBS = (
-    Verb("run", run, _run_arguments),
+    Verb("run", run, _run_arguments, json=False),
     Verb("status", status, _status_arguments),
     Verb("doctor", doctor, _doctor_arguments),
     Verb("predict --next", next_runs, _next_arguments),
 )
-RECORD = Verb("record", record, _record_arguments)
+RECORD = Verb("record", record, _record_arguments, json=False)

@@ -71,12 +71,10 @@ def read_bytes(
     return content
 
 
-def read_text(
-    path: Path, *, error: _Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
-) -> str:
-    """Return the content of a text file in UTF-8, with or without a byte-order mark; raises as `read_bytes`."""
+def read_text(path: Path, *, error: _Refusal = RecordError, again: str, **how: Any) -> str:
+    """Return the content of a text file in UTF-8, with or without a byte-order mark; `how` as for `read_bytes`."""
     try:
-        return read_bytes(path, error=error, again=again, max_bytes=max_bytes, missing=missing).decode("utf-8-sig")
+        return read_bytes(path, error=error, again=again, **how).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise error(f"{shown(path)}: is not a text file in UTF-8 (byte {problem.start}); {again}") from None
 
@@ -86,20 +84,14 @@ def shown(path: str | os.PathLike[str]) -> str:
     return os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def read_json(
-    path: Path,
-    form: Any = Any,
-    *,
-    error: _Refusal = RecordError,
-    again: str,
-    max_bytes: int = MAX_JSON_BYTES,
-    missing: str = "",
-) -> Any:
+def read_json(path: Path, form: Any = Any, *, error: _Refusal = RecordError, again: str, **how: Any) -> Any:
     """Return the document in a JSON file, of the given `form`; raises as `read_bytes`, `parse_json` and `conform`."""
     from horovod_study.config.doors import conform
 
-    content = read_bytes(path, error=error, again=again, max_bytes=max_bytes, missing=missing)
-    return conform(parse_json(content, source=shown(path), error=error, again=again), form, shown(path), error, again)
+    content = parse_json(
+        read_bytes(path, error=error, again=again, **how), source=shown(path), error=error, again=again
+    )
+    return conform(content, form, shown(path), error, again)
 
 
 def parse_json(text: str | bytes, *, source: str, error: _Refusal = RecordError, again: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, get_args
 
 
@@ -50,7 +50,7 @@ TRUTH = {
 """What words on a command line mean where an option is a boolean."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """One option: a field of a configuration, an option of the command line, a key of YAML files."""
 
@@ -77,10 +77,13 @@ class Option:
     words: str | Callable[[Any], str] = ""  # names a value, where it distinguishes series: with {} in its place
     short_title: str = ""  # in a list of what all runs share
 
-    @property
+    @cached_property
     def form(self) -> Any:
         """The pydantic type of its values; null is one where nobody needs to say it."""
-        return _form(self)
+        from horovod_study.config.doors import checked  # pydantic, which --help does without
+
+        form = checked(self.kind, low=self.low, above=self.above, choices=self.choices, parse=self.parse)
+        return form | None if self.default is None else form
 
     def check(self, owner: str, value: Any) -> Any:
         """Return `value` as what this option must be, or raise ConfigError that begins with `owner`."""
@@ -98,14 +101,6 @@ class Option:
     def matters(self, runtime: str) -> bool:
         """Return whether it has any effect on runs over `runtime`."""
         return _any_matches(self.over, runtime)
-
-
-@cache
-def _form(each: Option) -> Any:
-    from horovod_study.config.doors import checked  # pydantic, which --help does without
-
-    form = checked(each.kind, low=each.low, above=each.above, choices=each.choices, parse=each.parse)
-    return form | None if each.default is None else form
 
 
 @cache

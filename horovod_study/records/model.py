@@ -296,20 +296,19 @@ class RunRecord:
         return "running" if there else "incomplete"
 
 
-_UPGRADES: Sequence[Callable[[Mapping[str, Any]], Mapping[str, Any]]] = (
-    lambda run: {"attempts": [], **run},  # 2: a run of schema 1 had one, which its other fields describe
-    lambda run: run,  # 3 and 4 are about rows: of a column that their file does not have, `read_steps` makes nulls
-    lambda run: run,
-    lambda run: {"process": None, **run},  # 5
-    lambda run: {"files": {}, "digest": "", **run},  # 6
-)
-"""Of each schema number, from 2 on: what makes a run.json of the number before one of it."""
+_SINCE: Mapping[int, Mapping[str, Any]] = {
+    2: {"attempts": []},  # a run of schema 1 had one, which its other fields describe
+    # 3 and 4 are about rows: of a column that their file does not have, `read_steps` makes nulls.
+    5: {"process": None},
+    6: {"files": {}, "digest": ""},
+}
+"""What a run.json has from a schema number on, as one of an earlier number is read."""
 
 
 def upgraded(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the content of a run.json of any schema number as the newest has it, whether it can be true or not."""
-    for upgrade in _UPGRADES[run["schema"] - 1 :]:
-        run = upgrade(run)
+    for number in range(run["schema"] + 1, SCHEMA + 1):
+        run = {**_SINCE.get(number, {}), **run}
     return run
 
 
@@ -373,11 +372,16 @@ def finite(value: Any) -> Any:
     elif hasattr(value, "to_dict"):
         value = value.to_dict()
     elif hasattr(value, "DOCUMENT"):
-        value = _declared(value)
-    elif isinstance(value, SimpleNamespace):
-        value = vars(value)
+        found: dict[str, Any] = {}
+        for told in value.DOCUMENT.split():
+            name, _, path = told.partition("=")
+            each = attrgetter(path or name.strip("*?"))(value)
+            found |= each if name[0] == "*" else {name.rstrip("?"): each or None if name[-1] == "?" else each}
+        value = found
     elif is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
+    elif isinstance(value, SimpleNamespace):
+        value = vars(value)
     if isinstance(value, Mapping):
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -385,15 +389,6 @@ def finite(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return finite(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _declared(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for told in value.DOCUMENT.split():
-        name, _, path = told.partition("=")
-        each = attrgetter(path or name.strip("*?"))(value)
-        found |= each if name[0] == "*" else {name.rstrip("?"): each or None if name[-1] == "?" else each}
-    return found
 
 
 def facts(value: Any, *names: str) -> dict[str, Any]:

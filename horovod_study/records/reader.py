@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from horovod_study.config.documents import open_file, parse_csv, parse_json, read_json, read_text, shown
 from horovod_study.config.doors import accept
-from horovod_study.errors import RecordError
+from horovod_study.errors import RecordError, refuse
 from horovod_study.records import model
 from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, MANIFEST, RunRecord, run_name
 from horovod_study.records.turns import Aside, recounted, slices_aside, without
@@ -76,13 +76,16 @@ def read_document(path: Path, newest: int, *, again: str, **how: Any) -> dict[st
 def require_schema(content: Any, newest: int, path: Path, again: str) -> None:
     """Refuse a document without a schema number, or with one that is newer than this program's."""
     number: Any = content.get("schema") if isinstance(content, dict) else None
-    why = ""
-    if type(number) is not int or number < 1:
-        why = f"has no schema number; it was not written by horovod_study, {again}"
-    elif number > newest:
-        why = f"has schema {number}, newer than this program's {newest}; update horovod_study"
-    if why:
-        raise RecordError(f"{shown(path)}: {why}")
+    foreign = type(number) is not int or number < 1
+    refuse(
+        shown(path),
+        (foreign, f"has no schema number; it was not written by horovod_study, {again}"),
+        (
+            not foreign and number > newest,
+            f"has schema {number}, newer than this program's {newest}; update horovod_study",
+        ),
+        error=RecordError,
+    )
 
 
 def run_directories(

@@ -248,9 +248,8 @@ class StepWriter:
 
 def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
-    path = directory / EPOCHS
     text, head = csv_rows(EPOCH_COLUMNS, [row], head=False), csv_rows(EPOCH_COLUMNS, [])
-    _with_reserve(append_text, path, text, head=head)
+    _with_reserve(append_text, directory / EPOCHS, text, head=head)
 
 
 def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None:
