@@ -79,8 +79,8 @@ def _analysed(
     """Return run table, evaluations, accounting and Analysis of the runs below `root`, or of a table of points or logs.
 
     `networks`: bench.json files and what the analysis calls them. `only`: names of the runs to read, `counted`: of
-    those that count. `beside` is called with each run while its rows are at hand. With `verb` it is shown how far it
-    is. `known`: targets, commands and precision, as the analysis takes them.
+    those that count. `beside` is called with each run while its rows are at hand, `verb` shows how far it is. `known`:
+    targets, commands and precision, as the analysis takes them.
     """
     how: dict[str, Any] = {"error": DataError, "again": "measure again with horovod-study bench"}
     contents = ((parse_json(_text(path), source=named, **how), named) for path, named in networks)

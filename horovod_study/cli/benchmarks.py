@@ -11,8 +11,7 @@ from horovod_study.runtimes import RUNTIMES
 _LOADERS = ["memory", "prefetch", "device", "dataloader", "dataloader:2"]
 
 
-def _bench_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _bench_arguments(add: Parser) -> None:
     add("--workers", **COUNT, help="workers to start here (default: one for each core)")
     add("--transport", nargs="*", metavar="NAME", help="raw: mpi, gloo, nccl (default: all there are)")
     add("--runtime", nargs="*", metavar="NAME", help="as horovod/mpi horovod/gloo ddp/gloo (default: these)")
@@ -50,8 +49,7 @@ def bench(options: argparse.Namespace) -> int:
     return finish(found.show(as_json=options.json))
 
 
-def _data_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _data_arguments(add: Parser) -> None:
     add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
     add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)", more=True)
     add("--batch", **COUNT, nargs="+", default=[75], help="curves per step (default 75)")
@@ -59,9 +57,8 @@ def _data_arguments(parser: Parser) -> None:
     add("--threads", **COUNT, default=1, help="compute threads (default 1)")
 
 
-def _loading_arguments(parser: Parser) -> None:
-    _data_arguments(parser)
-    add = parser.add_argument
+def _loading_arguments(add: Parser) -> None:
+    _data_arguments(add)
     text = "memory, prefetch, device, dataloader, or dataloader:N with N loader processes (default: all, N = 2)"
     add("--loader", nargs="+", default=_LOADERS, metavar="NAME", help=text)
     add("--rounds", **COUNT, default=5, help="how often all is measured (default 5)")
@@ -97,9 +94,8 @@ def loading(options: argparse.Namespace) -> Result:
     return Result(document={"comparisons": found}, lines=[*lines, *written(paths)])
 
 
-def _timers_arguments(parser: Parser) -> None:
-    _data_arguments(parser)
-    add = parser.add_argument
+def _timers_arguments(add: Parser) -> None:
+    _data_arguments(add)
     add("--workers", **COUNT, nargs="+", default=[1], help="on this machine (default 1)")
     add("--over", default="horovod/mpi", metavar="NAME", help="how several communicate (default horovod/mpi)")
     add("--seconds", **NUMBER, default=60.0, help="for each batch and number of workers (default 60)")
@@ -142,8 +138,7 @@ def timers(options: argparse.Namespace) -> Result:
     )
 
 
-def _equality_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _equality_arguments(add: Parser) -> None:
     add("--workers", **COUNT, nargs="+", default=[2], help="worker counts (default 2)")
     runtimes = [name for name in RUNTIMES if name != "serial"]
     text = "horovod/mpi, ddp/gloo, ... (default: all there are)"

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 _FORM = "see predict {} --help"
 
 
-def _predict_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _predict_arguments(add: Parser) -> None:
     points = "a table with workers, samples_per_s (- is stdin); a log of a training (LOG@8: of 8 workers); runs"
     add("points", type=Path, metavar="POINTS.csv", help=points)
     add("--workers", **COUNT, nargs="+", help="worker counts to forecast (without: laws)")
@@ -63,7 +62,7 @@ def _predict_arguments(parser: Parser) -> None:
     add("--target-samples", nargs="+", metavar="X|N:X", help=target, more=True)
     marginal = "the knee: least gain of one more worker, of the mean one's (default 0.5)"
     add("--marginal", **NUMBER, default=0.5, help=marginal, more=True)
-    parser.epilog = "Laws, points files and what the doubts mean: docs/fit.md"
+    add.epilog = "Laws, points files and what the doubts mean: docs/fit.md"
 
 
 def predict(options: argparse.Namespace) -> Result:
@@ -91,7 +90,16 @@ def predict(options: argparse.Namespace) -> Result:
         (several, "--recommend looks at every worker count: give --batch with one value, or --global-batch"),
     )
     if laws:
-        return _laws(points, options.baseline)
+        from horovod_study.analysis.fit.fitting import fit_series
+        from horovod_study.report.terminal import laws_text
+
+        series = finite(fit_series(points, baseline_samples_per_s=options.baseline))
+        notes = [
+            "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; ? is not "
+            "identifiable;",
+            " loo: median error of a count left out; step times are relative to one worker; details: --json)",
+        ]
+        return Result(document={"series": series}, lines=[*(laws_text(*each) for each in series.items()), *notes])
     forecasts = predict_points(points, workers=options.workers, **known, **batch) if options.workers else {}
     scores = {}
     if scored:
@@ -137,20 +145,6 @@ def _refuse(options: argparse.Namespace, what: str, series: Mapping[str, Any]) -
     refuse("", (every, f"{where}: {what}: {first.why_not}"), error=AnalysisError)
 
 
-def _laws(points: "pd.DataFrame", baseline: float | None) -> Result:
-    """The scaling laws of each series."""
-    from horovod_study.analysis.fit.fitting import fit_series
-    from horovod_study.records import finite
-    from horovod_study.report.terminal import laws_text
-
-    series = finite(fit_series(points, baseline_samples_per_s=baseline))
-    notes = (
-        "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; ? is not identifiable;",
-        " loo: median error of a count left out; step times are relative to one worker; details: --json)",
-    )
-    return Result(document={"series": series}, lines=[*(laws_text(name, one) for name, one in series.items()), *notes])
-
-
 def _points(options: argparse.Namespace) -> "pd.DataFrame":
     """The table of the command line; what was guessed about it is said on standard error."""
     from horovod_study.analysis.importers import parse_columns
@@ -169,8 +163,7 @@ def _points(options: argparse.Namespace) -> "pd.DataFrame":
 _TYPICAL_COUNTS = [2**power for power in range(11)]
 
 
-def _simulate_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _simulate_arguments(add: Parser) -> None:
     add("--simulate", **FLAG, help=argparse.SUPPRESS)
     add("--workers", **COUNT, nargs="+", default=_TYPICAL_COUNTS, help="(default 1 2 4 8 ... 1024)")
     add("--scaling", default="weak", metavar="weak|strong", help="batch per worker or per step fixed")
@@ -201,7 +194,7 @@ def _simulate_arguments(parser: Parser) -> None:
         ("seed", {**COUNT, "default": 1}, "of the simulated steps (default 1)"),
     ):
         add(f"--{name}", **kind, help=text, more=True)
-    add_figure_arguments(parser)
+    add_figure_arguments(add)
 
 
 def simulate(options: argparse.Namespace) -> Result:
@@ -237,8 +230,7 @@ def simulate(options: argparse.Namespace) -> Result:
     return Result(document=content(table, calibration, doubts), lines=lines, files=paths or None, doubts=doubts)
 
 
-def _model_parallel_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _model_parallel_arguments(add: Parser) -> None:
     add("--model-parallel", **FLAG, help=argparse.SUPPRESS)
     add("--model", type=Path, metavar="FILE.yaml", help="a model in layers, docs/model_parallel.md")
     add("--widths", metavar="C-C-H", help="or the worked example (default 15-38-197)")

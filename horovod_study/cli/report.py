@@ -33,8 +33,7 @@ from horovod_study.errors import RecordError, refuse
 _KINDS = ("trace", "tensorboard", "wandb", "mlflow", "extra-p", "zip")
 
 
-def _report_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _report_arguments(add: Parser) -> None:
     add("directory", **DIR, help="runs, a study file, tables of an analysis; or anybody's numbers")
     add("--out", **DIR, help="receives everything (default DIR/analysis)")
     add("--check", **FLAG, help="make every number again from the raw rows, and compare")
@@ -48,7 +47,7 @@ def _report_arguments(parser: Parser) -> None:
     add("--threads", type=whole(1), metavar="N", help=threads, more=True)
     bench = "of runs: what `horovod-study bench` measured of the machines (default: that of DIR/bench, if any)"
     add("--bench", type=Path, nargs="+", metavar="bench.json", help=bench, more=True)
-    add_figure_arguments(parser)
+    add_figure_arguments(add)
     add("--pgf", **FLAG, help="write the figures as PGF too, for \\input; needs LaTeX", more=True)
     fail = "with --against: end with 1 if a throughput is certainly lower by so much or more, or a cell has vanished"
     add("--fail-on", metavar="5%", help=fail, more=True)
@@ -66,8 +65,7 @@ def report(options: argparse.Namespace) -> Result:
     return Result(**api.report(runs_folder(asked.pop("directory")), **asked))
 
 
-def _export_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _export_arguments(add: Parser) -> None:
     place = "a run directory or a folder of them; extra-p: tables or points; zip: a study"
     add("place", nargs="?", type=Path, metavar="PLACE", help=place)
     kinds = f"{', '.join(_KINDS)} (one file to publish); several with commas or blanks between"
@@ -120,8 +118,7 @@ TIMELINE_READ_BYTES = 256_000_000
 """A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
 
 
-def _explain_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _explain_arguments(add: Parser) -> None:
     places = "run directories, folders of them, a study file; or traces of torch.profiler, or of NCCL Inspector"
     add("places", type=Path, nargs="*", metavar="RUN|STUDY", help=places)
     add("--part", choices=PARTS, help="one view in detail")
@@ -129,7 +126,7 @@ def _explain_arguments(parser: Parser) -> None:
     add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
     residual = "of --part account: end with 1 where more is unexplained, such as 5%%, of a rank's step or of a growth"
     add("--max-residual", metavar="PERCENT", help=residual, more=True)
-    add_figure_arguments(parser)
+    add_figure_arguments(add)
     for name, kind, text in (
         ("runtime", {"nargs": "+", "metavar": "NAME"}, "how workers communicate (default: those usual here)"),
         ("workers", COUNT, "workers (default: one per core)"),
@@ -137,8 +134,8 @@ def _explain_arguments(parser: Parser) -> None:
         ("no-turns", {**FLAG, "default": None}, "run the arms one after the other, also where they could alternate"),
     ):
         add(f"--{name}", **kind, help=f"with --measure: {text}", more=True)
-    add_run_options(parser, hidden=packaged().options)
-    parser.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
+    add_run_options(add, hidden=packaged().options)
+    add.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
 
 
 def explain(options: argparse.Namespace) -> Result:

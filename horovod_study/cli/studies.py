@@ -60,10 +60,9 @@ def next_runs(options: argparse.Namespace) -> Result:
     return Result(document={"series": {name: records.finite(step) for name, step in found.items()}}, lines=text)
 
 
-def _run_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _run_arguments(add: Parser) -> None:
     study = "the study file; or `-- COMMAND`; or A of two sides A B"
-    _study_arguments(parser, study=study, cells="B; with --retry: which (default: all)")
+    _study_arguments(add, study=study, cells="B; with --retry: which (default: all)")
     add("--plan", **FLAG, help="only show what would run and what it would cost")
     add("--retry", action=argparse.BooleanOptionalAction, help="only what failed (--no-retry: all but this)")
     add("--until", metavar="2%", help="go on until each speedup's interval is so narrow")
@@ -88,7 +87,7 @@ def _run_arguments(parser: Parser) -> None:
     add("--out", **DIR, help="of A B: receives runs and result (default compare, in --runs)", more=True)
     another = "of A B: another training than the package's own (docs/studies.md)"
     add("--workload", metavar="FILE.py", help=another, more=True)
-    add_run_options(parser, without=SET_BY_COMPARE)
+    add_run_options(add, without=SET_BY_COMPARE)
 
 
 _OF_PAIRS, _NOT_OF_PAIRS = (
@@ -250,9 +249,8 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     return int(result.exit_code)
 
 
-def _status_arguments(parser: Parser) -> None:
-    add = parser.add_argument
-    _study_arguments(parser, study="the study file, or the folder of a run")
+def _status_arguments(add: Parser) -> None:
+    _study_arguments(add, study="the study file, or the folder of a run")
     add("--watch", **FLAG, help="keep running and show the progress")
     add("--cancel", nargs="*", metavar="CELL", help="end cells, all or these; running ones write a checkpoint")
 
@@ -279,11 +277,10 @@ def status(options: argparse.Namespace) -> int | Result:
     return Result(document=view.document, lines=view.lines)
 
 
-def _doctor_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _doctor_arguments(add: Parser) -> None:
     add("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
     add("--quick", **FLAG, help="only what takes a moment")
-    _place_arguments(parser)
+    _place_arguments(add)
 
 
 def doctor(options: argparse.Namespace) -> Result:
@@ -331,8 +328,7 @@ def _place_arguments(parser: Parser) -> None:
     parser.add_argument("--hosts", metavar="HOST:N,...", help=hosts)
 
 
-def _record_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _record_arguments(add: Parser) -> None:
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
     add("--out", **DIR, help="the run directory (default: a new one below runs/STUDY)")
     add("--study", default="script", metavar="NAME", help="the study that the run belongs to")

@@ -265,14 +265,14 @@ def fault(problem: ValidationError, content: Any, name: str = "") -> str:
     of_key = first["loc"][-1:] == ("[key]",)  # which is told as what was given
     where = ".".join(filter(None, (name, _place(first["loc"][: -2 if of_key else None], content))))
     kind, given, name = first["type"], short(first["input"]), where or "the document"
-    if kind == "told":
-        text = f"{where}: {ctx['text']}" if where else str(ctx["text"])
-    elif kind == "choice":
-        text = f"{name} is {ctx['text']}"
-    elif kind in ("missing", "missing_argument"):
-        text = f"{where} is missing"
-    elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        text = f"{where} is not known"
+    plain = {
+        "told": f"{where}: {ctx.get('text')}" if where else ctx.get("text"),
+        "choice": f"{name} is {ctx.get('text')}",
+    }
+    plain |= dict.fromkeys(("missing", "missing_argument"), f"{where} is missing")
+    plain |= dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), f"{where} is not known")
+    if kind in plain:
+        text = f"{plain[kind]}"
     elif kind in ("literal_error", "union_tag_invalid"):
         allowed = re.findall(r"'([^']*)'", ctx.get("expected") or ctx.get("expected_tags", ""))
         text = f"{name} is {_choices(ctx.get('tag', first['input']), allowed)}"

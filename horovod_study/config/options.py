@@ -22,8 +22,8 @@ _FORMATTER = partial(argparse.HelpFormatter, max_help_position=26, width=80)
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ConfigErrors with the nearest known option, and whose help fits a screen.
 
-    Options declared with `more` are shown by --help-all alone. A verb named `verb --flag` is the form that `verb` has
-    where that flag is given.
+    It is called to declare an option; those with `more` are shown by --help-all alone. A verb named `verb --flag` is
+    the form that `verb` has where that flag is given.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -38,6 +38,8 @@ class Parser(argparse.ArgumentParser):
         if more:
             self._more.append(action)
         return action
+
+    __call__ = add_argument
 
     def format_help(self, *, whole: bool = False) -> str:
         """Return the help: what most need, which fits a screen, or the whole of it."""
@@ -169,10 +171,9 @@ def add_run_options(
                 _add_option(parser, group, each, hidden=each.name in hidden, more=each.name not in shown)
 
 
-def add_train_options(parser: Parser) -> None:
+def add_train_options(add: Parser) -> None:
     """Declare the options of `train`: those of a run, and where to write."""
-    add_run_options(parser, shown=(*named(OPTIONS, Role.DATA), *_BUDGETS, "batch", "lr"))
-    add = parser.add_argument
+    add_run_options(add, shown=(*named(OPTIONS, Role.DATA), *_BUDGETS, "batch", "lr"))
     add("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
     add("--out", type=Path, metavar="DIR", help="the run directory (default: below runs/)")
     resume = "continue the run in this directory from its newest checkpoint, bit for bit, with as many workers; "

@@ -248,10 +248,8 @@ class Workload:
     @cached_property
     def identity(self) -> str:
         """Name and digest of the file it was declared in, "" for the package's own."""
-        if self.file is None:
-            return ""
-        if self.version:
-            return f"{self.name} {self.version}"
+        if self.file is None or self.version:
+            return self.version and f"{self.name} {self.version}"
         content = read_bytes(self.file, error=ConfigError, again="a workload is a Python file that stays where it is")
         return f"{self.name} {hashlib.sha256(content).hexdigest()[:12]}"
 

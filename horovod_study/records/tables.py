@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,24 +47,9 @@ def recorded_runs(
     A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
     the run directories that count; `left_out` as for `found_runs`.
     """
-    runs = found_runs(*roots, only=only, left_out=left_out)
-    return _run_table(runs), (recorded_run(directory, name=name, record=record) for directory, name, record in runs)
-
-
-def run_table(
-    *roots: Path, only: Collection[str] | None = None, left_out: dict[str, str] | None = None
-) -> "pd.DataFrame":
-    """Return one row per run at or below `roots`; docs/metrics.md explains the columns. Unknown numbers are NaN.
-
-    `only`: the names of the run directories that count, such as those of the present cells of a study; `left_out` as
-    for `found_runs`.
-    """
-    return _run_table(found_runs(*roots, only=only, left_out=left_out))
-
-
-def _run_table(found: Iterable[tuple[Path, str, RunRecord]]) -> "pd.DataFrame":
     import pandas as pd
 
+    found = found_runs(*roots, only=only, left_out=left_out)
     rows: list[dict[str, Any]] = []
     for directory, name, kept in found:
         record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
@@ -127,7 +112,18 @@ def _run_table(found: Iterable[tuple[Path, str, RunRecord]]) -> "pd.DataFrame":
         if commands["rate_from"].map(rate_unit).nunique() > 1:  # what is said in different words is not compared
             whole = pd.DataFrame({"samples_per_s": 1 / commands["wall_s"], "rate_from": "whole command"})
             table.loc[commands.index, list(whole)] = whole
-    return table
+    return table, (recorded_run(directory, name=name, record=record) for directory, name, record in found)
+
+
+def run_table(
+    *roots: Path, only: Collection[str] | None = None, left_out: dict[str, str] | None = None
+) -> "pd.DataFrame":
+    """Return one row per run at or below `roots`; docs/metrics.md explains the columns. Unknown numbers are NaN.
+
+    `only`: the names of the run directories that count, such as those of the present cells of a study; `left_out` as
+    for `found_runs`.
+    """
+    return recorded_runs(roots, only, left_out=left_out)[0]
 
 
 def _sensors(record: RunRecord) -> dict[str, float]:

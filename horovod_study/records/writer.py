@@ -6,9 +6,9 @@ Room for the end of a run is reserved while it goes on, and set free on a disk t
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,6 +250,21 @@ def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
     text, head = csv_rows(EPOCH_COLUMNS, [row], head=False), csv_rows(EPOCH_COLUMNS, [])
     _with_reserve(append_text, directory / EPOCHS, text, head=head)
+
+
+def append_turns(directory: Path, slices: Iterable[reader.TurnSlice]) -> None:
+    """Append the slices of one run, which is done, to the turns.csv of a study's folder: all of them or none.
+
+    Rows of a run are there once and complete, and whoever appends them holds the claim on its cell.
+    """
+    rows = [  # in CSV nothing is written for None
+        {name: f"{value:.6f}" if isinstance(value, float) else value for name, value in asdict(each).items()}
+        for each in slices
+    ]
+    if rows:
+        with writing(directory / reader.TURNS_FILE, "free space and run again"):
+            text, head = csv_rows(reader.TURN_COLUMNS, rows, head=False), csv_rows(reader.TURN_COLUMNS, [])
+            append_text(directory / reader.TURNS_FILE, text, head=head)
 
 
 def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None:
