@@ -182,7 +182,7 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
     )
     listed = copy / "cli" / "__init__.py"
     for old, new in (
-        ("import benchmarks, forecasts,", "import benchmarks, forecasts, greet,"),
+        ("import benchmarks, report,", "import benchmarks, greet, report,"),
         ("    *strain.VERBS,\n", "    *greet.VERBS,\n"),
     ):
         assert before[listed].count(old) == 1

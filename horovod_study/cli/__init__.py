@@ -2,8 +2,7 @@
 
     verbs         what a verb is made from, and what several share
     studies       run, status, doctor, predict --next; record: the training of any script as it is
-    report        report, and what it exports; explain
-    forecasts     predict (fit), predict --simulate, predict --model-parallel
+    report        report, and what it exports; explain; predict (fit), predict --simulate, predict --model-parallel
     benchmarks    bench, bench loading, bench equality, bench timers
     strain        strain: data, train, search, lr-range, learning-curve
 
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod_study import __version__
-from horovod_study.cli import benchmarks, forecasts, report, strain, studies
+from horovod_study.cli import benchmarks, report, strain, studies
 from horovod_study.cli.verbs import Result
 from horovod_study.config import limits
 from horovod_study.config.options import Parser
@@ -31,7 +30,6 @@ from horovod_study.errors import StudyError
 VERBS = (
     *studies.VERBS,
     *report.VERBS,
-    *forecasts.VERBS,
     *benchmarks.VERBS,
     studies.RECORD,
     *strain.VERBS,

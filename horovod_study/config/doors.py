@@ -178,7 +178,7 @@ def several(value: Any) -> Any:
 
 def checked(kind: type, **limits: Any) -> Any:
     """Return the form of one value: its kind (bool, int, float, str), `low`, `above`, `choices`, `parse`."""
-    of = {"low": at_least, "above": above, "choices": one_of, "parse": _parsed}
+    of: dict[str, Any] = {"low": at_least, "above": above, "choices": one_of, "parse": _parsed}
     form = KINDS[kind]
     for name, mark in of.items():
         if limits.get(name) is not None:
@@ -296,9 +296,10 @@ def _place(loc: tuple[int | str, ...], content: Any) -> str:
     for at, part in enumerate(loc):
         if names and names[0].startswith("--"):  # one of the values of an option
             break
-        there = isinstance(content, Mapping) and part in content
-        if there or (isinstance(content, list | tuple) and isinstance(part, int)):
-            content = content[part] if there or part < len(content) else None
+        if isinstance(content, Mapping) and part in content:
+            content = content[part]
+        elif isinstance(content, list | tuple) and isinstance(part, int):
+            content = content[part] if part < len(content) else None
         elif at < len(loc) - 1 or isinstance(content, list | tuple | str | int | float):
             continue
         names.append(str(part))

@@ -8,7 +8,7 @@ import math
 import os
 import stat
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache, partial
@@ -338,69 +338,6 @@ def _loud(folder: Path, *_: int) -> Mapping[str, Mapping[TurnSlice, bool]]:
     return found
 
 
-def without(table: "pa.Table", aside: Aside) -> "pa.Table":
-    """Return the step rows of a rank without those that are set aside."""
-    import numpy as np
-
-    if not aside:
-        return table
-    step = table.column("step").to_numpy()
-    return table.filter(np.logical_and.reduce([(step < first) | (step >= end) for _, (first, end) in aside]))
-
-
-def recounted(
-    record: RunRecord,
-    aside: Aside,
-    rows: "Mapping[int, Mapping[str, np.ndarray]]",
-    samples_of: "Callable[[str], tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]",
-) -> RunRecord:
-    """Return the record of a finished run with the totals of the steps that count; as it is where all of them do.
-
-    `rows`: rank -> columns without what is set `aside`; `samples_of` a host returns its system samples as columns and
-    what they say of its sensors. Means and quantiles are made from the rows again, the window loses the seconds and
-    samples of what is set aside, and readings of sensors are those of the time that is left. Rows or samples that
-    cannot be read (RecordError) leave all as it was.
-    """
-    import numpy as np
-
-    from horovod_study.measure import energy
-
-    first, totals = model.timed_from(record)[0], record.totals
-    aside = [(each, steps) for each, steps in aside if steps[0] >= first]
-    window_s = totals.get("window_s", 0.0) - math.fsum(each.end_s - each.begin_s for each, _ in aside)
-    if not aside or window_s <= 0:
-        return record
-    samples = totals["samples_per_s"] * totals["window_s"] - sum(each.samples for each, _ in aside)
-    names = ("step", "begin_s", *model.LAP_COLUMNS, "sync_host_s")
-    hosts, devices = dict((totals.get("system") or {}).get("hosts") or {}), []
-    try:
-        ranks = [{name: columns[name][columns["step"] >= first] for name in names} for columns in rows.values()]
-        # Of the steps that follow each other without a wait, begin and end on the axis of the samples.
-        step, begin_s = ranks[0]["step"], ranks[0]["begin_s"]
-        end_s = begin_s + np.nan_to_num(ranks[0]["step_s"])
-        opens = np.flatnonzero((np.diff(step) != 1) | np.isin(step[1:], list(totals["turns"]["before"]))) + 1
-        edges = pairwise([0, *opens.tolist(), len(step)])
-        stretches = [(float(begin_s[begin]), float(end_s[end - 1])) for begin, end in edges]
-        for host, told in hosts.items():
-            columns, meta = samples_of(host)
-            hosts[host] = {**told, **energy.host_summary(columns, stretches)}
-            where = {"host": host, "interval_s": float(meta["interval_s"])}
-            devices += energy.host_energy(columns, meta["devices"], stretches, **where)
-    except (RecordError, LookupError):
-        return record
-    again = {
-        "samples_per_s": samples / window_s,
-        "window_s": window_s,
-        "steps": min(len(rank["step"]) for rank in ranks),
-    }
-    again |= model.step_totals([model.lap_summary(rank.__getitem__) for rank in ranks])
-    if hosts:
-        joules = energy.total_energy(devices, [], samples=round(samples))
-        again["energy"] = {**joules, "reason": (totals.get("energy") or {}).get("reason", "")}
-        again["system"] = {**totals["system"], "hosts": hosts}
-    return replace(record, totals={**totals, **again})
-
-
 # ------------------------------------------------------------------------------------------------------------ rows
 
 
@@ -572,7 +509,12 @@ def _step_rows(directory: Path, ranks: Collection[int], aside: Aside = ()) -> "_
     """
 
     def columns(rank: int) -> "Mapping[str, np.ndarray]":
-        return _columns(without(read_steps(directory, rank, mapped=True), aside))
+        table = read_steps(directory, rank, mapped=True)
+        if aside:
+            step = table.column("step").to_numpy()
+            inside = [(step >= first) & (step < end) for _, (first, end) in aside]
+            table = table.filter(~sum(inside[1:], inside[0]))
+        return _columns(table)
 
     read = cache(columns) if _bytes_of(directory, ranks) < _MOST_OPEN_BYTES else columns
     return _Lazy({rank: partial(read, rank) for rank in ranks})
@@ -611,11 +553,52 @@ def _read_section(directory: Path, section: str, what: str, option: str) -> dict
 
 
 def counted_record(directory: Path, record: RunRecord) -> RunRecord:
-    """Return the record of a run with the totals of the steps that count, see `slices_aside`."""
-    if record.status != "done" or not (aside := slices_aside(directory, record)):
+    """Return the record of a run with the totals of the steps that count; as it is where all of them do.
+
+    Means and quantiles are made from the rows again, the window loses the seconds and samples of the slices that are
+    set aside, and readings of sensors are those of the time that is left. Rows or samples that cannot be read leave all
+    as it was.
+    """
+    first, totals = model.timed_from(record)[0], record.totals
+    every = slices_aside(directory, record) if record.status == "done" else ()
+    aside = [(each, steps) for each, steps in every if steps[0] >= first]
+    lost_s = math.fsum(each.end_s - each.begin_s for each, _ in aside)
+    if not aside or (window_s := totals.get("window_s", 0.0) - lost_s) <= 0:
         return record
-    rows = _step_rows(directory, model.step_ranks(directory), aside)
-    return recounted(record, aside, rows, partial(system_columns, directory))
+    import numpy as np
+
+    from horovod_study.measure import energy
+
+    samples = totals["samples_per_s"] * totals["window_s"] - sum(each.samples for each, _ in aside)
+    names = ("step", "begin_s", *model.LAP_COLUMNS, "sync_host_s")
+    hosts, devices = dict((totals.get("system") or {}).get("hosts") or {}), []
+    rows = _step_rows(directory, model.step_ranks(directory), every)
+    try:
+        ranks = [{name: columns[name][columns["step"] >= first] for name in names} for columns in rows.values()]
+        # Of the steps that follow each other without a wait, begin and end on the axis of the samples.
+        step, begin_s = ranks[0]["step"], ranks[0]["begin_s"]
+        end_s = begin_s + np.nan_to_num(ranks[0]["step_s"])
+        opens = np.flatnonzero((np.diff(step) != 1) | np.isin(step[1:], list(totals["turns"]["before"]))) + 1
+        edges = pairwise([0, *opens.tolist(), len(step)])
+        stretches = [(float(begin_s[begin]), float(end_s[end - 1])) for begin, end in edges]
+        for host, told in hosts.items():
+            columns, meta = system_columns(directory, host)
+            hosts[host] = {**told, **energy.host_summary(columns, stretches)}
+            where = {"host": host, "interval_s": float(meta["interval_s"])}
+            devices += energy.host_energy(columns, meta["devices"], stretches, **where)
+    except (RecordError, LookupError):
+        return record
+    again = {
+        "samples_per_s": samples / window_s,
+        "window_s": window_s,
+        "steps": min(len(rank["step"]) for rank in ranks),
+    }
+    again |= model.step_totals([model.lap_summary(rank.__getitem__) for rank in ranks])
+    if hosts:
+        joules = energy.total_energy(devices, [], samples=round(samples))
+        again["energy"] = {**joules, "reason": (totals.get("energy") or {}).get("reason", "")}
+        again["system"] = {**totals["system"], "hosts": hosts}
+    return replace(record, totals={**totals, **again})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
