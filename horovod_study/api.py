@@ -260,7 +260,10 @@ def report(directory: Path, **options: Any) -> Told:
 
     place, analysis, made, _ = _opened(directory, asked)
     doubts = [each.text for each in told_doubts(analysis)]
-    look = {"look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")), "pgf": "pgf" in asked}
+    look: dict[str, Any] = {
+        "look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")),
+        "pgf": "pgf" in asked,
+    }
     if "against" in asked:
         return _report_against(place, analysis, asked, look, doubts)
     page, *others = write_page(place, analysis, **look)

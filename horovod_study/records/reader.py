@@ -294,7 +294,7 @@ def _turn_places(record: RunRecord, name: str, slices: Iterable[TurnSlice]) -> l
     resumed = int(record.attempts[-1].get("from_step") or 0)
     steps = list(pairwise(each for each in _waits(record) if each >= resumed))
     for last in range(len(steps) if own else 0, 0, -1):
-        found, left = [], steps[:last]
+        found, left = list[tuple[TurnSlice, tuple[int, int]]](), steps[:last]
         for each in reversed(own):
             if found and left and left[-1][1] - left[-1][0] != each.steps:
                 left.pop()

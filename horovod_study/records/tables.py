@@ -55,7 +55,8 @@ def recorded_runs(
         record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
         requested, effective, totals = record.requested, record.effective, record.totals
         # What is counted for each rank is summed.
-        counted = {each: sum(told) if isinstance(told := totals.get(each), list) else told for each in _TOTALS}
+        counted: dict[str, Any] = {name: totals.get(name) for name in _TOTALS}
+        counted |= {name: sum(each) for name, each in counted.items() if isinstance(each, list)}
         if None not in (counted["wall_s"], waited_s := (totals.get("turns") or {}).get("waited_s")):
             counted["wall_s"] -= waited_s  # for its turns, in which others had the machine
         of_every = {each: effective.get(each, requested.get(each)) for each in OF_EVERY_RUN}
