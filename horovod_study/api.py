@@ -60,7 +60,7 @@ def analyze(runs: str | os.PathLike[str], *, targets: Sequence[float] = (), thre
     `targets`: test MSEs to which times are compared. `threads`: runs read at a time. What `horovod-study bench` left
     beside the runs is read, too. Raises RecordError or AnalysisError where there is no run, or one that cannot be read.
     """
-    networks = [(path, str(path)) for path in _benches_beside(Path(runs))]
+    networks = [(path, f"{path}") for path in _benches_beside(Path(runs))]
     return _analysed(Path(runs), targets=targets, threads=threads, networks=networks)[3]
 
 
@@ -79,13 +79,11 @@ def _analysed(
     """Return run table, evaluations, accounting and Analysis of the runs below `root`, or of a table of points or logs.
 
     `networks`: bench.json files and what the analysis calls them. `only`: names of the runs to read, `counted`: of
-    those that count. `beside` is called with each run while its rows are at hand. With `verb` it is shown how far it
-    is. `known`: targets, commands and precision, as the analysis takes them.
+    those that count. `beside` is called with each run while its rows are at hand, `verb` shows how far it is. `known`:
+    targets, commands and precision, as the analysis takes them.
     """
-    again = "measure again with horovod-study bench"
-    contents = [
-        (parse_json(_text(path), source=named, error=DataError, again=again), named) for path, named in networks
-    ]
+    how: dict[str, Any] = {"error": DataError, "again": "measure again with horovod-study bench"}
+    contents = ((parse_json(_text(path), source=named, **how), named) for path, named in networks)
     known["networks"] = [records.finite(restored(content, source=named)) for content, named in contents]
     if is_table(root):
         points = read_points(root, columns=columns)
@@ -98,12 +96,13 @@ def _analysed(
     evaluations = records.epoch_table(root, only=only)
     if counted is not None:
         table, evaluations = (
-            each[each["run"].isin(list(counted))].reset_index(drop=True) for each in (table, evaluations)
+            each[each["run"].isin([*counted])].reset_index(drop=True) for each in (table, evaluations)
         )
-        recorded = (run for run in recorded if run.name in counted)
 
     def with_steps() -> Iterator[records.RecordedRun]:
         for run in recorded:
+            if counted is not None and run.name not in counted:
+                continue
             if not records.is_command(run.record):
                 yield run
             elif beside is not None:
@@ -116,8 +115,7 @@ def _analysed(
             on_progress=lambda done: line.now_and_then(f"{verb}: run {done:,} of {len(table):,}"),
             beside=beside,
         )
-    accounting = account(table, accounts)
-    known |= {"accounting": accounting, "turns": study_turns(root)}
+    known |= {"accounting": (accounting := account(table, accounts)), "turns": study_turns(root)}
     found = analyze_tables(table, evaluations, unit=_unit_of(table), **known)
     return table, evaluations, accounting, found.with_left_out(left_out)
 
@@ -269,33 +267,31 @@ def report(directory: Path, **options: Any) -> Told:
     if "against" in asked:
         return _report_against(place, analysis, asked, look, doubts)
     page, *others = write_page(place, analysis, **look)
-    made = [page, *made, *others]
-    if "paper" in asked:
-        made += write_paper(analysis, place, records.read_source(place))
+    files = [
+        page,
+        *made,
+        *others,
+        *(write_paper(analysis, place, records.read_source(place)) if "paper" in asked else ()),
+    ]
     answer = answer_lines(analysis)
-    where = f"report: {page} (and {plural(len(made) - 1, 'file')} of tables and figures)"
-    return {"document": {"answer": answer}, "lines": [*answer, where], "files": made, "doubts": doubts}
+    where = f"report: {page} (and {plural(len(files) - 1, 'file')} of tables and figures)"
+    return {"document": {"answer": answer}, "lines": [*answer, where], "files": files, "doubts": doubts}
 
 
 def _refuse_idle(directory: Path, asked: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that would do nothing."""
     chosen = sorted({*asked} & {"check", "against", "paper", "tables", *(("files",) if "check" in asked else ())})
     needed = {"runs": "check", "allow": "check", "fail_on": "against"}
-    table, of_runs = is_table(directory), ["target", "threads", "bench"]
-    of_runs += ["paper"] if table else ["out"] if records.holds_tables(directory) else []
+    table, tables = is_table(directory), records.holds_tables(directory)
+    of_runs = ["target", "threads", "bench", *(["paper"] if table else ["out"] if tables else [])]
+    idle = [name for name in of_runs if name in asked and (table or tables)]
+    alone = [(name, other) for name, other in needed.items() if name in asked and other not in asked]
     refuse(
         "",
         (chosen[1:], f"{' and '.join(f'--{name}' for name in chosen[:2])} ask for different things; give one of them"),
-        *(
-            (name in asked and other not in asked, f"--{name.replace('_', '-')}: goes with --{other}; give that too")
-            for name, other in needed.items()
-        ),
+        *((True, f"--{name.replace('_', '-')}: goes with --{other}; give that too") for name, other in alone),
         (asked.get("columns") and not table, f"--columns: is about a table of points, and {directory} is none"),
-        *(
-            (name in asked, f"--{name}: is about runs, and {directory} holds none; name the folder of its runs")
-            for name in of_runs
-            if table or records.holds_tables(directory)
-        ),
+        *((True, f"--{name}: is about runs, and {directory} holds none; name the folder of its runs") for name in idle),
     )
 
 
@@ -400,12 +396,8 @@ def write_page(
     for name in set(records.earlier_report(directory)).difference(written):
         with suppress(OSError):  # it is gone, or it stays and --check names it
             (directory / name).unlink()
-    drawn = {
-        **drawn_by(directory, paths, look, others),
-        "files": written,
-        **({"against": against[1]} if against[1] else {}),
-    }
-    records.write_source(directory, report=drawn, left=[])
+    drawn = {**drawn_by(directory, paths, look, others), "files": written}
+    records.write_source(directory, report=drawn | ({"against": against[1]} if against[1] else {}), left=[])
     return paths
 
 
@@ -441,14 +433,12 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
         planned=source.get("planned") or (),
         set_aside=dict(records.set_aside(place)),
     )
-    against = (source.get("report") or {}).get("against")
+    earlier = ((source.get("report") or {}).get("against") or {}).get("directory")
 
     def compared_again(analysis: Analysis) -> Any:
         """Return the comparison that the page of a study shows, or None where it shows none."""
-        if against is None:
-            return None
-        earlier = directory / against["directory"]
-        return _compared(analysis, directory, read_analysis(earlier), earlier)
+        before = directory / (earlier or "")
+        return earlier and _compared(analysis, directory, read_analysis(before), before)
 
     with closing(Line()) as line:
         found = check(
@@ -530,19 +520,17 @@ def export(
         else:
             points = read_points(place, data=data)
         found = exchange.extra_p(points)
-        few = [
-            f"{len(each)} worker counts ({', '.join(map(str, each))})"
-            for each in found
-            if len(each) < exchange.MIN_COUNTS
-        ]
+        few = (each for each in found if len(each) < exchange.MIN_COUNTS)
+        told = (f"{len(each)} worker counts ({', '.join(map(str, each))})" for each in few)
+        doubts = [f"{each}; Extra-P asks for at least {exchange.MIN_COUNTS}" for each in told]
         paths = files.write_extra_p(found, out or (place if place.is_dir() else place.parent) / "extra-p")
         document = {"to": to, "series": len({name for each in found.values() for name in each["measurements"]})}
-        doubts = [f"{each}; Extra-P asks for at least {exchange.MIN_COUNTS}" for each in few]
         return {"document": document, "lines": map(str, paths), "files": paths, "doubts": doubts}
     left_out: dict[str, str] = {}
     runs = records.found_runs(place, left_out=left_out)
+    several = to == "trace" and runs[1:]
+    refuse("", (several, f"{place}: holds {len(runs)} runs, and a trace shows one; name its folder"))
     if to == "trace":
-        refuse("", (runs[1:], f"{place}: holds {len(runs)} runs, and a trace shows one; name its folder"))
         paths = [files.write_trace(runs[0][0], out, steps)]
     else:
         paths = files.write_tracker(to, runs, out or Path("runs") / to)

@@ -28,7 +28,7 @@ from horovod_study.errors import RecordError, StudyError
 if TYPE_CHECKING:
     import pandas as pd
 
-_FILE_MODE = 0o644
+_FILE_MODE, _FLAGS = 0o644, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PART = ".part"
 """Ending of a file or folder that is not complete yet; its name begins with a dot."""
 SEVERAL = "00000000-0-0"
@@ -147,8 +147,7 @@ def append_text(path: Path, text: str, *, head: str = "") -> None:
 
     Raises OSError: also where `path` is a symbolic link (ELOOP) or no regular file.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, _FILE_MODE)
+    descriptor = os.open(path, _FLAGS | os.O_APPEND, _FILE_MODE)
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
@@ -168,9 +167,7 @@ def append_text(path: Path, text: str, *, head: str = "") -> None:
 
 def open_log(path: Path) -> IO[str]:
     """Return a new text stream in the place of `path`, for the output of a process; OSError for a symbolic link."""
-    descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _FILE_MODE
-    )
+    descriptor = os.open(path, _FLAGS | os.O_TRUNC, _FILE_MODE)
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
 
 

@@ -34,7 +34,7 @@ from horovod_study.comm import Launch, detect
 from horovod_study.comm.liveness import STOPPED_EXIT_CODE, LostPeer, Stopped, StopRequest, Terminated
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.options import Parser, add_train_options, run_values
-from horovod_study.errors import ConfigError, StudyError
+from horovod_study.errors import StudyError, refuse
 from horovod_study.measure.clock import sleep
 from horovod_study.text.progress import say
 from horovod_study.workload.options import STRAIN, strain_config
@@ -86,12 +86,16 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     values = {**(load_yaml(options.config) if options.config else {}), **given}
     if any(name in given for name in STRAIN.budgets):  # a budget on the command line replaces the file's
         values = {name: value for name, value in values.items() if name not in STRAIN.budgets or name in given}
-    if options.again and (options.out is None or options.resume is not None):
-        raise ConfigError("train: --again starts over in the directory that --out names; give --out, not --resume")
-    how: dict[str, Any]
-    if options.resume is not None:
-        if options.out is not None:
-            raise ConfigError("train: --resume continues in its own directory; leave --out out")
+    again = options.again and (options.out is None or options.resume is not None)
+    refuse(
+        "train",
+        (again, "--again starts over in the directory that --out names; give --out, not --resume"),
+        (options.resume and options.out, "--resume continues in its own directory; leave --out out"),
+    )
+    how: dict[str, Any] = {"out": options.resume or options.out, "again": options.again}
+    if options.resume is None:
+        config = strain_config(values, source=str(options.config) if options.config else "train")
+    else:
         resumption = plan_resume(options.resume, values, workers=launch.workers)
         if resumption.finished:
             if launch.rank == 0:
@@ -102,10 +106,7 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
                     there, record = resumption.directory.absolute(), resumption.record
                     print(json.dumps(printed(there, record.effective, record.totals)), flush=True)
             return None
-        config, how = resumption.config, {"out": options.resume, "resumption": resumption}
-    else:
-        config = strain_config(values, source=str(options.config) if options.config else "train")
-        how = {"out": options.out, "again": options.again}
+        config, how["resumption"] = resumption.config, resumption
     from horovod_study.workload.trainer import run
 
     if gc.get_threshold() == limits.FEW_COLLECTIONS:

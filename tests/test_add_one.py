@@ -177,7 +177,6 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
         "from horovod_study.cli.verbs import Result, Verb\n"
         "def greet_arguments(parser):\n"
         '    parser.add_argument("name")\n'
-        '    parser.add_argument("--json", action="store_true", help="print one line of JSON")\n'
         "def greet(options):\n"
         '    """Greet somebody."""\n'
         '    return Result(document={"greeted": options.name}, lines=[f"good day, {options.name}"])\n'
@@ -185,7 +184,7 @@ def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
     )
     listed = copy / "cli" / "__init__.py"
     for old, new in (
-        ("import benchmarks, explain,", "import benchmarks, explain, greet,"),
+        ("import benchmarks, report,", "import benchmarks, greet, report,"),
         ("    *strain.VERBS,\n", "    *greet.VERBS,\n"),
     ):
         assert before[listed].count(old) == 1

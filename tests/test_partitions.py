@@ -224,7 +224,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, golden: Golden)
 
 
 def test_local_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "_folders", lambda study: [])
+    monkeypatch.setattr(partitions, "FOLDER", Path("nowhere"))
 
     assert find_partition("local") == this_machine()
 

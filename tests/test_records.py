@@ -18,7 +18,7 @@ from horovod_study.cli import main
 from horovod_study.cluster import alive
 from horovod_study.config.run import LAPS
 from horovod_study.errors import RecordError
-from horovod_study.records import max_over_ranks, mean_over_ranks, step_totals
+from horovod_study.records import over_ranks, step_totals
 
 
 def record(**changes: Any) -> records.RunRecord:
@@ -394,8 +394,8 @@ def test_what_was_not_timed_cannot_be_taken_apart(
 def test_a_total_over_ranks_is_known_only_where_all_ranks_know_it(
     values: list[float | None], mean: float | None, largest: float | None
 ) -> None:
-    assert mean_over_ranks(values) == mean
-    assert max_over_ranks(values) == largest
+    assert over_ranks(values) == mean
+    assert over_ranks(values, largest=True) == largest
 
 
 def test_step_totals_take_means_of_laps_and_the_slowest_step() -> None:

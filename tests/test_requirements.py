@@ -12,8 +12,7 @@ from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.config.options import Parser, add_run_options, run_values
-from horovod_study.config.requirements import PATHS, Requirement, asked_for, facts_of, parse, unmet
-from horovod_study.config.run import COMMUNICATION
+from horovod_study.config.run import COMMUNICATION, PATHS, Requirement, asked_for, facts_of, requirements, unmet
 from horovod_study.errors import ConfigError
 from horovod_study.workload.options import STRAIN, StrainConfig
 
@@ -50,23 +49,28 @@ def effective(**more: Any) -> dict[str, Any]:
 def faults(text: str, config: StrainConfig | None = None, **more: Any) -> list[str]:
     asked = asked_for(config or StrainConfig(), lr=4.7331e-4)
     return unmet(
-        parse(text, STRAIN.options), asked=asked, effective=effective(**more), environment={"mpi": "Open MPI 4.1.8"}
+        requirements(text, STRAIN.options),
+        asked=asked,
+        effective=effective(**more),
+        environment={"mpi": "Open MPI 4.1.8"},
     )
 
 
 def test_texts_become_requirements() -> None:
-    assert parse("asked, path=shared-memory,ranks-per-host=2,hierarchical=off,cycle_time_ms=0.1", STRAIN.options) == (
+    assert requirements(
+        "asked, path=shared-memory,ranks-per-host=2,hierarchical=off,cycle_time_ms=0.1", STRAIN.options
+    ) == (
         Requirement(name="asked", value=True, text="asked"),
         Requirement(name="path", value="shared-memory", text="path=shared-memory"),
         Requirement(name="ranks_per_host", value=2, text="ranks_per_host=2"),
         Requirement(name="hierarchical", value=False, text="hierarchical=off"),
         Requirement(name="cycle_time_ms", value=0.1, text="cycle_time_ms=0.1"),
     )
-    assert [each.value for each in parse("path=shared-memory,path=tcp:eth0", STRAIN.options)] == [
+    assert [each.value for each in requirements("path=shared-memory,path=tcp:eth0", STRAIN.options)] == [
         "shared-memory",
         "tcp:eth0",
     ]
-    assert len(parse("asked,asked,workers=2,workers=2.0", STRAIN.options)) == 3
+    assert len(requirements("asked,asked,workers=2,workers=2.0", STRAIN.options)) == 3
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_what_cannot_be_required_is_refused_before_anything_starts(text: str, me
 @given(st.sampled_from(sorted(facts_of(STRAIN.options))), st.text(max_size=8))
 def test_any_text_is_a_requirement_or_one_line_that_says_why_not(name: str, value: str) -> None:
     try:
-        found = parse(f"{name}={value}", STRAIN.options)
+        found = requirements(f"{name}={value}", STRAIN.options)
     except ConfigError as error:
         assert str(error).startswith("run: require")
     else:
@@ -178,7 +182,7 @@ def test_ways_are_told_apart_by_kind_and_name() -> None:
     for way in ("infiniband:mlx5_1", "roce", "tcp", "socket", "ofi"):
         assert len(faults(f"path={way}", **mixed)) == 1
     assert faults("path=socket,path=tcp:eth0", path=["tcp:eth0"]) == []
-    assert set(PATHS) == {way for way in PATHS if parse(f"path={way}", STRAIN.options)}
+    assert set(PATHS) == {way for way in PATHS if requirements(f"path={way}", STRAIN.options)}
 
 
 def test_cores_of_other_hosts_are_no_company() -> None:

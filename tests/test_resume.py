@@ -346,10 +346,10 @@ def test_without_checkpoint_at_end_a_signal_ends_the_run_as_failed(tmp_path: Pat
 def test_a_second_signal_ends_at_once_but_not_the_same_one_on_another_way(
     monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    from horovod_study.comm import stop
+    from horovod_study.comm import liveness
 
     clock = [100.0]
-    monkeypatch.setattr(stop, "now", lambda: clock[0])
+    monkeypatch.setattr(liveness, "now", lambda: clock[0])
     request = StopRequest()
     request.listen()
     with golden.raises(Terminated, match="signal 10.*SIGUSR1"):

@@ -18,7 +18,7 @@ from make.wording import Golden
 
 from horovod_study import cli, records
 from horovod_study.analysis.steps.timeline import PHASES, Timeline, decompose, parse_events
-from horovod_study.cli import explain
+from horovod_study.cli import report
 from horovod_study.comm.horovod import kept_mpi
 from horovod_study.comm.priority import busiest_thread
 from horovod_study.errors import AnalysisError, BackendError, RecordError
@@ -349,9 +349,9 @@ def test_the_verb_on_what_has_no_timeline(tmp_path: Path, capsys: pytest.Capture
 def test_a_timeline_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.setattr(explain, "TIMELINE_READ_BYTES", 1000)
+    monkeypatch.setattr(report, "TIMELINE_READ_BYTES", 1000)
     with golden.raises(RecordError, match="1,000 bytes"):
-        explain._read_timeline(FLAT)
+        report._read_timeline(FLAT)
 
 
 # ---------------------------------------------------------------------------------------------------------- for real

@@ -1,12 +1,9 @@
 """`horovod-study VERB`: parse, call, print. No logic lives here.
 
     verbs         what a verb is made from, and what several share
-    studies       run, status, doctor, predict --next
-    report        report, and what it exports
-    explain       explain
-    forecasts     predict (fit), predict --simulate, predict --model-parallel
+    studies       run, status, doctor, predict --next; record: the training of any script as it is
+    report        report, and what it exports; explain; predict (fit), predict --simulate, predict --model-parallel
     benchmarks    bench, bench loading, bench equality, bench timers
-    record        record: the training of any script as it is
     strain        strain: data, train, search, lr-range, learning-curve
 
 A verb is a function with its options beside it and a line in `VERBS` of its file. What needs PyTorch, pandas or
@@ -23,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod_study import __version__
-from horovod_study.cli import benchmarks, explain, forecasts, record, report, strain, studies
+from horovod_study.cli import benchmarks, report, strain, studies
 from horovod_study.cli.verbs import Result
 from horovod_study.config import limits
 from horovod_study.config.options import Parser
@@ -33,10 +30,8 @@ from horovod_study.errors import StudyError
 VERBS = (
     *studies.VERBS,
     *report.VERBS,
-    *explain.VERBS,
-    *forecasts.VERBS,
     *benchmarks.VERBS,
-    *record.VERBS,
+    studies.RECORD,
     *strain.VERBS,
 )
 EXTRAS = {"analysis": ("pandas", "scipy", "matplotlib", "jinja2"), "train": ("torch", "psutil"), "search": ("optuna",)}

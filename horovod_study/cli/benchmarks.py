@@ -11,8 +11,7 @@ from horovod_study.runtimes import RUNTIMES
 _LOADERS = ["memory", "prefetch", "device", "dataloader", "dataloader:2"]
 
 
-def _bench_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _bench_arguments(add: Parser) -> None:
     add("--workers", **COUNT, help="workers to start here (default: one for each core)")
     add("--transport", nargs="*", metavar="NAME", help="raw: mpi, gloo, nccl (default: all there are)")
     add("--runtime", nargs="*", metavar="NAME", help="as horovod/mpi horovod/gloo ddp/gloo (default: these)")
@@ -20,7 +19,6 @@ def _bench_arguments(parser: Parser) -> None:
     add("--seconds", **NUMBER, default=30.0, help="to spend on messages, about (default 30)")
     add("--rounds", **COUNT, default=5, help="how often all is measured (default 5)")
     add("--out", **DIR, default=Path("bench"), help="receives tables and figures (default bench)")
-    add("--json", **FLAG, help="print one line of JSON instead of tables")
     add("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)", more=True)
     add("--max-bytes", metavar="SIZE", help="largest message (default 256M)", more=True)
     add("--factor", **COUNT, default=4, help="from a size to the next (default 4)", more=True)
@@ -51,8 +49,7 @@ def bench(options: argparse.Namespace) -> int:
     return finish(found.show(as_json=options.json))
 
 
-def _data_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _data_arguments(add: Parser) -> None:
     add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
     add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)", more=True)
     add("--batch", **COUNT, nargs="+", default=[75], help="curves per step (default 75)")
@@ -60,16 +57,14 @@ def _data_arguments(parser: Parser) -> None:
     add("--threads", **COUNT, default=1, help="compute threads (default 1)")
 
 
-def _loading_arguments(parser: Parser) -> None:
-    _data_arguments(parser)
-    add = parser.add_argument
+def _loading_arguments(add: Parser) -> None:
+    _data_arguments(add)
     text = "memory, prefetch, device, dataloader, or dataloader:N with N loader processes (default: all, N = 2)"
     add("--loader", nargs="+", default=_LOADERS, metavar="NAME", help=text)
     add("--rounds", **COUNT, default=5, help="how often all is measured (default 5)")
     add("--seconds", **NUMBER, default=1.0, help="of each measurement (default 1)")
     add("--pin-memory", **FLAG, help="copy to the GPU from page-locked memory")
     add("--out", **DIR, help="receives loading.json")
-    add("--json", **FLAG, help="print one line of JSON instead of tables")
 
 
 def _dataset(options: argparse.Namespace) -> Path:
@@ -99,16 +94,14 @@ def loading(options: argparse.Namespace) -> Result:
     return Result(document={"comparisons": found}, lines=[*lines, *written(paths)])
 
 
-def _timers_arguments(parser: Parser) -> None:
-    _data_arguments(parser)
-    add = parser.add_argument
+def _timers_arguments(add: Parser) -> None:
+    _data_arguments(add)
     add("--workers", **COUNT, nargs="+", default=[1], help="on this machine (default 1)")
     add("--over", default="horovod/mpi", metavar="NAME", help="how several communicate (default horovod/mpi)")
     add("--seconds", **NUMBER, default=60.0, help="for each batch and number of workers (default 60)")
     above = "end with 1 if light certainly costs more: if its whole 95 %% interval is above"
     add("--fail-above", type=float, metavar="PERCENT", help=above)
     add("--out", **DIR, default=Path("bench") / "timers", help="receives table and logs (default bench/timers)")
-    add("--json", **FLAG, help="print one line of JSON instead of the table")
     add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)", more=True)
     for name, usual in (("precision", "fp32"), ("loader", "memory"), ("kernels", "torch")):
         add(f"--{name}", default=usual, metavar="NAME", help=f"as for train (default {usual})", more=True)
@@ -145,8 +138,7 @@ def timers(options: argparse.Namespace) -> Result:
     )
 
 
-def _equality_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _equality_arguments(add: Parser) -> None:
     add("--workers", **COUNT, nargs="+", default=[2], help="worker counts (default 2)")
     runtimes = [name for name in RUNTIMES if name != "serial"]
     text = "horovod/mpi, ddp/gloo, ... (default: all there are)"
@@ -163,7 +155,6 @@ def _equality_arguments(parser: Parser) -> None:
     broken = "do it wrong on purpose, and fail: sum of gradients, shard shifted by a curve, lr, start of one rank"
     add("--break", dest="broken", choices=("sum", "shard", "lr", "start"), metavar="HOW", help=broken)
     add("--out", **DIR, help="receives verify.txt, verify.json, verify.csv and logs")
-    add("--json", **FLAG, help="print one line of JSON instead of the tables")
     batch = "curves of a step, of all workers together (default 300)"
     add("--batch", **COUNT, default=300, help=batch, more=True)
     add("--seed", **COUNT, default=1, help="of parameters and data order (default 1)", more=True)

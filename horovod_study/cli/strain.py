@@ -11,13 +11,12 @@ from horovod_study.config.run import available_cores
 from horovod_study.errors import DataError, RecordError, refuse
 
 
-def _generate_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _generate_arguments(add: Parser) -> None:
     add("--size", default="100000", metavar="N", help="number of curves (default 100000)")
     add("--seed", **COUNT, default=1, help="seed (default 1)")
     add("--out", **DIR, help="directory to make (default: in the cache)")
     add("--processes", type=whole(1), metavar="N", default=available_cores(), help="how many fill the file at once")
-    _noise_arguments(parser)
+    _noise_arguments(add)
 
 
 def generate(options: argparse.Namespace) -> int:
@@ -43,12 +42,10 @@ def generate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _check_arguments(add: Parser) -> None:
     add("dataset", metavar="PATH|SIZE", help="a data set's directory, or the size of a cached one")
     add("--seed", **COUNT, default=1, help="seed of a cached one (default 1)")
-    add("--json", **FLAG, help="print one line of JSON")
-    _noise_arguments(parser)
+    _noise_arguments(add)
 
 
 def check(options: argparse.Namespace) -> Result:
@@ -61,8 +58,7 @@ def check(options: argparse.Namespace) -> Result:
     return Result(document=facts, lines=dataset.lines(facts))
 
 
-def _import_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _import_arguments(add: Parser) -> None:
     add("path", type=Path, metavar="PATH", help="a CSV, Parquet or .npy file, or the folder of X.npy and Y.npy")
     add("--out", **DIR, required=True, help="the data set's directory to make")
     add("--columns", metavar="strain=NAME,...", help="names of the columns strain, stress, specimen, G0 and a")
@@ -73,7 +69,6 @@ def _import_arguments(parser: Parser) -> None:
     low_high = ("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH")
     add("--target-bounds", type=float, nargs=4, metavar=low_high, help=bounds, more=True)
     add("--any-modulus", **FLAG, help="accept an initial slope outside 200 to 15000 MPa", more=True)
-    add("--json", **FLAG, help="print one line of JSON")
 
 
 def _import_(options: argparse.Namespace) -> Result:
@@ -117,13 +112,11 @@ def _noise_max_mpa(options: argparse.Namespace) -> float:
     return value
 
 
-def _search_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _search_arguments(add: Parser) -> None:
     add("search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one")
     add("--trials", **COUNT, help="trials wanted in all (default: as the file says)")
     add("--jobs", **COUNT, default=1, help="trials at a time in this command (default 1)")
     add("--runs", **DIR, default=Path("runs"), help="where runs are kept (default runs)")
-    add("--json", **FLAG, help="end with one line of JSON on standard output")
 
 
 def search(options: argparse.Namespace) -> Result:
@@ -143,8 +136,7 @@ def search(options: argparse.Namespace) -> Result:
     )
 
 
-def _lr_range_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _lr_range_arguments(add: Parser) -> None:
     add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
     add("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
     add("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
@@ -152,8 +144,7 @@ def _lr_range_arguments(parser: Parser) -> None:
     add("--workers", **COUNT, default=1, help="workers that train (default 1)")
     runtime = "how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)"
     add("--runtime", metavar="NAME", help=runtime)
-    add("--json", **FLAG, help="print one line of JSON")
-    add_run_options(parser, hidden=SET_BY_RANGE_TEST)
+    add_run_options(add, hidden=SET_BY_RANGE_TEST)
 
 
 def lr_range(options: argparse.Namespace) -> Result:
@@ -197,7 +188,7 @@ def _learning_curve(options: argparse.Namespace) -> Result:
 
 
 _DATA = (
-    Verb("generate", generate, _generate_arguments),
+    Verb("generate", generate, _generate_arguments, json=False),
     Verb("check", check, _check_arguments),
     Verb("import", _import_, _import_arguments),
 )
@@ -206,6 +197,6 @@ _BELOW = (
     Verb("train", add_arguments=add_train_options, summary="Train one run: python -m horovod_study.train"),
     Verb("search", search, _search_arguments),
     Verb("lr-range", lr_range, _lr_range_arguments),
-    Verb("learning-curve", _learning_curve, _learning_curve_arguments),
+    Verb("learning-curve", _learning_curve, _learning_curve_arguments, json=False),
 )
 VERBS = (Verb("strain", summary="The package's own training: data, runs, search", verbs=_BELOW),)

@@ -1,15 +1,32 @@
-"""`horovod-study run`, `status`, `doctor` and `predict --next`: a study file, and the machines it runs on."""
+"""`horovod-study run`, `status`, `doctor`, `predict --next` and `record`: a study or a command, and where it runs."""
 
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, option_name, runs_of, until_share, whole
+from horovod_study.cli.verbs import (
+    COUNT,
+    DIR,
+    FLAG,
+    SEVERAL,
+    YES,
+    Result,
+    Verb,
+    given,
+    option_name,
+    runs_of,
+    until_share,
+    whole,
+)
 from horovod_study.config.options import SET_BY_COMPARE, Parser, add_run_options, run_values
+from horovod_study.config.roles import Role, named
+from horovod_study.config.scripted import WARMUP_STEPS, check_rate
+from horovod_study.config.workload import packaged
 from horovod_study.errors import refuse
 
 
@@ -17,7 +34,6 @@ def _next_arguments(parser: Parser) -> None:
     _study_arguments(parser)
     narrow = "the worker count whose forecast is to be narrow (default: of the study's question, else 4 times the most)"
     parser.add_argument("--next", type=whole(1), metavar="N", nargs="?", const=0, help=narrow)
-    parser.add_argument("--json", **FLAG, help="print one line of JSON")
 
 
 def next_runs(options: argparse.Namespace) -> Result:
@@ -27,10 +43,10 @@ def next_runs(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.series.exchange import points_of
     from horovod_study.analysis.series.points import with_series
     from horovod_study.studies.estimate import Estimate
-    from horovod_study.studies.ledger import past_durations
+    from horovod_study.studies.ledger import past_durations, read_ledger
 
     study = _study(options)
-    ledger = _ledger(options, study)
+    ledger = read_ledger(_sweep(options, study))
     cells = [cell for cell in study.cells() if cell.runtime != "serial"] or study.cells()
     counts = {cell.placement.workers for cell in cells}
     doubled = {2**power for power in range(20) if min(counts) <= 2**power <= max(counts)}
@@ -44,10 +60,9 @@ def next_runs(options: argparse.Namespace) -> Result:
     return Result(document={"series": {name: records.finite(step) for name, step in found.items()}}, lines=text)
 
 
-def _run_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _run_arguments(add: Parser) -> None:
     study = "the study file; or `-- COMMAND`; or A of two sides A B"
-    _study_arguments(parser, study=study, cells="B; with --retry: which (default: all)")
+    _study_arguments(add, study=study, cells="B; with --retry: which (default: all)")
     add("--plan", **FLAG, help="only show what would run and what it would cost")
     add("--retry", action=argparse.BooleanOptionalAction, help="only what failed (--no-retry: all but this)")
     add("--until", metavar="2%", help="go on until each speedup's interval is so narrow")
@@ -72,7 +87,7 @@ def _run_arguments(parser: Parser) -> None:
     add("--out", **DIR, help="of A B: receives runs and result (default compare, in --runs)", more=True)
     another = "of A B: another training than the package's own (docs/studies.md)"
     add("--workload", metavar="FILE.py", help=another, more=True)
-    add_run_options(parser, without=SET_BY_COMPARE)
+    add_run_options(add, without=SET_BY_COMPARE)
 
 
 _OF_PAIRS, _NOT_OF_PAIRS = (
@@ -94,38 +109,33 @@ def run(options: argparse.Namespace) -> int | Result:
     study, command = _study(options), _command(options)
     aim = None if options.until is None else until_share(options.until)
     if options.plan:
-        from horovod_study.studies.ledger import past_durations
+        from horovod_study.studies.ledger import past_durations, read_ledger
         from horovod_study.studies.plan import plan_study
 
-        ledger = _ledger(options, study)
+        ledger = read_ledger(_sweep(options, study))
         planned = plan_study(ledger, past=past_durations(ledger.directory), retry=options.retry)
         return Result(document=planned.document(), lines=planned.lines())
-    study = study if aim is None else study.until(aim)
-    sweep = _sweep(options, study)
     from rich.console import Console
 
+    from horovod_study.studies.runner import RunOptions, retry_cells, run_sweep, show_plan
+
+    study = study if aim is None else study.until(aim)
+    sweep = _sweep(options, study)
+    how = RunOptions(command=command, **given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait"))
     if options.here:
         from horovod_study.studies.job import Inside, run_here
 
-        inside = Inside(console=Console())
-        result = run_here(sweep, inside, command=command + " --here", retry=options.retry)
+        result = run_here(sweep, Inside(console=Console()), command=command + " --here", retry=options.retry)
+    elif options.tune is not None:
+        from horovod_study.studies.interruption import exit_code
+        from horovod_study.studies.tune import tune
+
+        how = replace(how, command=shlex.join(["horovod-study", *options.words]))
+        return 0 if tune(study, options.runs, options.tune, how, Console()) else exit_code()
+    elif options.dry_run:
+        result = show_plan(sweep, how)
     else:
-        from horovod_study.studies.runner import RunOptions, retry_cells, run_sweep, show_plan
-
-        told = given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait")
-        how = RunOptions(command=command, **told)
-        if options.tune is not None:
-            from horovod_study.studies.interruption import exit_code
-            from horovod_study.studies.tune import tune
-
-            how = replace(how, command=shlex.join(["horovod-study", *options.words]))
-            return 0 if tune(study, options.runs, options.tune, how, Console()) else exit_code()
-        if options.dry_run:
-            result = show_plan(sweep, how)
-        elif again:
-            result = retry_cells(sweep, how, which=options.cells)
-        else:
-            result = run_sweep(sweep, how)
+        result = retry_cells(sweep, how, which=options.cells) if again else run_sweep(sweep, how)
     return _conclude(options, study, command, result)
 
 
@@ -239,12 +249,10 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     return int(result.exit_code)
 
 
-def _status_arguments(parser: Parser) -> None:
-    add = parser.add_argument
-    _study_arguments(parser, study="the study file, or the folder of a run")
+def _status_arguments(add: Parser) -> None:
+    _study_arguments(add, study="the study file, or the folder of a run")
     add("--watch", **FLAG, help="keep running and show the progress")
     add("--cancel", nargs="*", metavar="CELL", help="end cells, all or these; running ones write a checkpoint")
-    add("--json", **FLAG, help="print one line of JSON")
 
 
 def status(options: argparse.Namespace) -> int | Result:
@@ -269,12 +277,10 @@ def status(options: argparse.Namespace) -> int | Result:
     return Result(document=view.document, lines=view.lines)
 
 
-def _doctor_arguments(parser: Parser) -> None:
-    add = parser.add_argument
+def _doctor_arguments(add: Parser) -> None:
     add("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
     add("--quick", **FLAG, help="only what takes a moment")
-    _place_arguments(parser)
-    add("--json", **FLAG, help="print one line of JSON")
+    _place_arguments(add)
 
 
 def doctor(options: argparse.Namespace) -> Result:
@@ -301,12 +307,6 @@ def _sweep(options: argparse.Namespace, study: Any) -> Any:
     return sweep_of(study, options.runs)
 
 
-def _ledger(options: argparse.Namespace, study: Any) -> Any:
-    from horovod_study.studies.ledger import read_ledger
-
-    return read_ledger(_sweep(options, study))
-
-
 def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
     from horovod_study.config.partitions import parse_hosts
 
@@ -328,9 +328,80 @@ def _place_arguments(parser: Parser) -> None:
     parser.add_argument("--hosts", metavar="HOST:N,...", help=hosts)
 
 
+def _record_arguments(add: Parser) -> None:
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
+    add("--out", **DIR, help="the run directory (default: a new one below runs/STUDY)")
+    add("--study", default="script", metavar="NAME", help="the study that the run belongs to")
+    add("--repeats", type=whole(1), metavar="N", default=1, help="run it so often, into DIR, DIR-2, ... (default 1)")
+    add("--rate", metavar="REGEX", help="where the output says a rate, if no step is seen")
+    add("--batch", **COUNT, help="samples of a step on one worker (default: counted)")
+    add("--warmup-steps", **COUNT, default=WARMUP_STEPS, help=f"first steps, not measured (default {WARMUP_STEPS})")
+    add("--steps", **COUNT, help="end the training after so many steps")
+    option = "an option of the script in which runs differ; runs are repeats only where these are equal"
+    add("--option", **SEVERAL, metavar="NAME=VALUE", help=option)
+    add("--partition", default="local", metavar="NAME", help="the partition that it runs on", more=True)
+    add("--repeat", **COUNT, default=0, help="which repeat it is (default 0)", more=True)
+    add("--model-name", metavar="NAME", help="what tables call the model (default: its class)", more=True)
+    add("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed", more=True)
+    interval = "how often the host is sampled; 0: never"
+    add("--system-interval-s", type=float, default=1.0, metavar="S", help=interval, more=True)
+
+
+def record(options: argparse.Namespace) -> int:
+    """Record the training of any PyTorch script as it is."""
+    from horovod_study import records
+    from horovod_study.config.doors import accept
+    from horovod_study.config.partitions import FolderName
+    from horovod_study.measure.clock import utc_stamp
+    from horovod_study.recording import command as recorded
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    steps, first = options.steps, options.warmup_steps
+    named_options = [text.partition("=") for text in options.option]
+    none_left = f"--steps {steps}: no more than --warmup-steps {first}, and none is left to measure"
+    refuse(
+        "",
+        (steps is not None and steps <= first, none_left),
+        (not command, "record: no command; write `horovod-study record -- python train.py`"),
+        *((not (name and equals), f"--option {name}: is not NAME=VALUE") for name, equals, _ in named_options),
+    )
+    check_rate("--rate", options.rate)
+    measured = named(packaged().options, Role.WINDOW | Role.CLOCK | Role.NAMING)
+    common = {name: value for name, value in vars(options).items() if name in measured}
+    for name, value in (common if options.batch is None else {**common, "batch": options.batch}).items():
+        form = FolderName if name in ("study", "partition") else packaged().options[name].form
+        accept(form, value, "record", name=option_name(name))
+    common["disk_full"] = "go-on"
+    out = options.out or Path("runs") / options.study / f"{utc_stamp()}-{Path(command[0]).name}"
+    places = [out, *(out.with_name(f"{out.name}-{number}") for number in range(2, options.repeats + 1))]
+    recorded.close_left(out.absolute().parent)
+    for place in places:
+        records.require_no_run(place)
+    own = {name: value for name, _, value in named_options}
+    requested = {"typed": typed(options, command), "typed_in": os.getcwd()}
+    of_script = {**given(options, "batch", "model_name"), "own": own, "requested": requested}
+    for repeat, place in enumerate(places, options.repeat):
+        code = recorded.record(command, place, {**common, "repeat": repeat}, of_script, steps=steps, rate=options.rate)
+        if code:  # what has failed once is not run again, nor after Ctrl-C
+            break
+    return code
+
+
+def typed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
+    """Return the words of this recording as they can be typed again, without options that have their defaults."""
+    parser = Parser()
+    _record_arguments(parser)
+    usual = vars(parser.parse_args([]))
+    told = {name: getattr(options, name) for name in usual if name not in ("command", "option")}
+    words = [word for name, value in told.items() if value != usual[name] for word in (option_name(name), str(value))]
+    own = [word for each in options.option for word in ("--option", each)]
+    return ["horovod-study", "record", *words, *own, "--", *command]
+
+
 VERBS = (
-    Verb("run", run, _run_arguments),
+    Verb("run", run, _run_arguments, json=False),
     Verb("status", status, _status_arguments),
     Verb("doctor", doctor, _doctor_arguments),
     Verb("predict --next", next_runs, _next_arguments),
 )
+RECORD = Verb("record", record, _record_arguments, json=False)

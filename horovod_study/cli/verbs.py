@@ -82,8 +82,9 @@ class Verb:
     summary: str | None = None
     """Without one, the first line of `run`'s docstring is shown."""
     verbs: tuple["Verb", ...] = ()
-
     aliases: tuple[str, ...] = ()
+    json: bool = True
+    """Whether it takes --json."""
 
     def add_to(self, verbs: Any) -> None:
         """Declare this verb and those below it; a form of another verb, `verb --flag`, is not in the list of verbs."""
@@ -93,6 +94,8 @@ class Verb:
         parser: Parser = verbs.add_parser(self.name, description=summary + ".", **listed)
         parser.set_defaults(verb=self.run, parser=parser)
         self.add_arguments(parser)
+        if self.json and self.run:
+            parser.add_argument("--json", **FLAG, help="print one line of JSON")
         if self.verbs:
             below = parser.add_subparsers(title="verbs", metavar="VERB", required=self.run is None)
             for each in self.verbs:

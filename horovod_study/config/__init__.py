@@ -2,10 +2,9 @@
 
 options       the command line of a workload
 roles         an option: what it may be, and what it is to a study
-run           the options of how a run communicates, is measured and placed; cells and placements
+run           the options of how a run communicates, is measured and placed; --require; cells and placements
 workload      a training as studies know it
 scripted      anybody's script or command as a workload
-requirements  what must be true of a run, --require
 study_file    what the files of studies and searches may say
 partitions    what a node is and how work gets there, from YAML files
 schemas       what all these may say, for editors

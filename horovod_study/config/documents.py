@@ -71,12 +71,10 @@ def read_bytes(
     return content
 
 
-def read_text(
-    path: Path, *, error: _Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
-) -> str:
-    """Return the content of a text file in UTF-8, with or without a byte-order mark; raises as `read_bytes`."""
+def read_text(path: Path, *, error: _Refusal = RecordError, again: str, **how: Any) -> str:
+    """Return the content of a text file in UTF-8, with or without a byte-order mark; `how` as for `read_bytes`."""
     try:
-        return read_bytes(path, error=error, again=again, max_bytes=max_bytes, missing=missing).decode("utf-8-sig")
+        return read_bytes(path, error=error, again=again, **how).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise error(f"{shown(path)}: is not a text file in UTF-8 (byte {problem.start}); {again}") from None
 
@@ -86,20 +84,14 @@ def shown(path: str | os.PathLike[str]) -> str:
     return os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def read_json(
-    path: Path,
-    form: Any = Any,
-    *,
-    error: _Refusal = RecordError,
-    again: str,
-    max_bytes: int = MAX_JSON_BYTES,
-    missing: str = "",
-) -> Any:
+def read_json(path: Path, form: Any = Any, *, error: _Refusal = RecordError, again: str, **how: Any) -> Any:
     """Return the document in a JSON file, of the given `form`; raises as `read_bytes`, `parse_json` and `conform`."""
     from horovod_study.config.doors import conform
 
-    content = read_bytes(path, error=error, again=again, max_bytes=max_bytes, missing=missing)
-    return conform(parse_json(content, source=shown(path), error=error, again=again), form, shown(path), error, again)
+    content = parse_json(
+        read_bytes(path, error=error, again=again, **how), source=shown(path), error=error, again=again
+    )
+    return conform(content, form, shown(path), error, again)
 
 
 def parse_json(text: str | bytes, *, source: str, error: _Refusal = RecordError, again: str) -> Any:
@@ -136,26 +128,21 @@ def _require_bounded(content: Any, source: str, error: _Refusal, again: str, mos
                 below += value
             elif (kind is float and not _is_finite(value)) or (kind is int and not -(2**63) <= value < 2**64):
                 fault = "an integer beyond 64 bits" if kind is int else f"{value}, not a finite number"
-                raise error(f"{source}: {_place(content, value) or 'the value'} is {fault}; {again}")
+                raise error(f"{source}: {next(_places(content, value)) or 'the value'} is {fault}; {again}")
         if not below:
             return
         level = below
     raise error(f"{source}: is nested deeper than {_MAX_DEPTH} levels; {again}")
 
 
-def _place(content: Any, wanted: Any) -> str:
-    """Return where in a document a value stands, such as totals.steady.step."""
-    level: list[tuple[str, Any]] = [("", content)]
-    while True:
-        below: list[tuple[str, Any]] = []
-        for where, value in level:
-            if value is wanted:
-                return where
-            if isinstance(value, dict):
-                below += [(f"{where}.{name}".lstrip("."), each) for name, each in value.items()]
-            elif isinstance(value, list):
-                below += [(where, each) for each in value]
-        level = below
+def _places(content: Any, wanted: Any, where: str = "") -> Iterator[str]:
+    """Yield where in a document a value stands, such as totals.steady.step."""
+    if content is wanted:
+        yield where
+    for name, each in content.items() if isinstance(content, dict) else ():
+        yield from _places(each, wanted, f"{where}.{name}".lstrip("."))
+    for each in content if isinstance(content, list) else ():
+        yield from _places(each, wanted, where)
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

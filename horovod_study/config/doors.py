@@ -14,7 +14,7 @@ one field, `wrong("...")` about several. Inside the door values are what their a
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
@@ -111,14 +111,8 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 KINDS: Mapping[type, Any] = {int: Whole, float: Number, str: Text, bool: Flag}
 
 
-def at_least(low: float) -> Any:
-    """Return what follows a number in Annotated that may be `low` or more."""
-    return Ge(low)
-
-
-def above(low: float) -> Any:
-    """Return what follows a number in Annotated that must exceed `low`."""
-    return Gt(low)
+at_least, above = Ge, Gt
+"""What follows a number in Annotated that may be so much or more, and one that must exceed it."""
 
 
 @dataclass(frozen=True)
@@ -160,17 +154,15 @@ BESIDE = matching(r"(?!/)[^\x00]*", "it must be a path relative to this folder, 
 """The same of a place elsewhere, which moves together with the document: `..` is allowed, an absolute path is not."""
 
 
-def _choices(value: Any, names: Iterable[str]) -> str:
-    allowed = tuple(names)
+def _choices(value: Any, allowed: Sequence[str]) -> str:
     return f"{short(value)}{nearest(str(value), allowed)}; allowed: {', '.join(allowed)}"
 
 
 def keyed(title: str, forms: Mapping[str, Any], *, needed: Iterable[str] = ()) -> Any:
     """Return the form of a mapping with these keys, whatever they are called; gives a dict of those there."""
     keys = {name: f"key{at}" for at, name in enumerate(forms)}
-    optional: dict[str, Any] = {name: {"default_factory": lambda: None} for name in forms if name not in needed}
-    told = {name: pydantic.Field(alias=name, **optional.get(name, {})) for name in forms}
-    fields: dict[str, Any] = {keys[name]: (form, told[name]) for name, form in forms.items()}
+    missing: dict[str, Any] = {name: {} if name in needed else {"default_factory": lambda: None} for name in forms}
+    fields: Any = {keys[name]: (form, pydantic.Field(alias=name, **missing[name])) for name, form in forms.items()}
 
     def plain(content: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
         found = check(content)
@@ -186,18 +178,15 @@ def several(value: Any) -> Any:
 
 def checked(kind: type, **limits: Any) -> Any:
     """Return the form of one value: its kind (bool, int, float, str), `low`, `above`, `choices`, `parse`."""
-    marks = [at_least(limits["low"])] if limits.get("low") is not None else []
-    marks += [above(limits["above"])] if limits.get("above") is not None else []
-    marks += [one_of(limits["choices"])] if limits.get("choices") is not None else []
-    if parse := limits.get("parse"):
-        marks.append(AfterValidator(_parsed(parse)))
+    of: dict[str, Any] = {"low": at_least, "above": above, "choices": one_of, "parse": _parsed}
     form = KINDS[kind]
-    for mark in marks:
-        form = Annotated[form, mark]
+    for name, mark in of.items():
+        if limits.get(name) is not None:
+            form = Annotated[form, mark(limits[name])]
     return form
 
 
-def _parsed(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _parsed(parse: Callable[[Any], Any]) -> AfterValidator:
     def check(value: Any) -> Any:
         try:
             parse(value)
@@ -205,7 +194,7 @@ def _parsed(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise ValueError(str(error)) from None
         return value
 
-    return check
+    return AfterValidator(check)
 
 
 def accept(
@@ -276,14 +265,14 @@ def fault(problem: ValidationError, content: Any, name: str = "") -> str:
     of_key = first["loc"][-1:] == ("[key]",)  # which is told as what was given
     where = ".".join(filter(None, (name, _place(first["loc"][: -2 if of_key else None], content))))
     kind, given, name = first["type"], short(first["input"]), where or "the document"
-    if kind == "told":
-        text = f"{where}: {ctx['text']}" if where else str(ctx["text"])
-    elif kind == "choice":
-        text = f"{name} is {ctx['text']}"
-    elif kind in ("missing", "missing_argument"):
-        text = f"{where} is missing"
-    elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        text = f"{where} is not known"
+    plain = {
+        "told": f"{where}: {ctx.get('text')}" if where else ctx.get("text"),
+        "choice": f"{name} is {ctx.get('text')}",
+    }
+    plain |= dict.fromkeys(("missing", "missing_argument"), f"{where} is missing")
+    plain |= dict.fromkeys(("extra_forbidden", "unexpected_keyword_argument"), f"{where} is not known")
+    if kind in plain:
+        text = f"{plain[kind]}"
     elif kind in ("literal_error", "union_tag_invalid"):
         allowed = re.findall(r"'([^']*)'", ctx.get("expected") or ctx.get("expected_tags", ""))
         text = f"{name} is {_choices(ctx.get('tag', first['input']), allowed)}"

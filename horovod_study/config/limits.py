@@ -57,9 +57,8 @@ def is_lack(error: BaseException) -> bool:
     if isinstance(error, StudyError):  # it says what any other error behind it was about, and quotes file names
         return False
     theirs = [str(each).lower() for each in chain if isinstance(each, ImportError | RuntimeError | OSError)]
-    return any(isinstance(each, MemoryError) for each in chain) or any(
-        sign in each for each in theirs for sign in _SIGNS
-    )
+    signs = any(sign in each for each in theirs for sign in _SIGNS)
+    return signs or any(isinstance(each, MemoryError) for each in chain)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -75,17 +74,14 @@ def mpi_hindrance(ranks: int) -> str:
 
     Limits are handed on to what a process starts.
     """
-    size, files = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    size, files = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE))
     if size != resource.RLIM_INFINITY and size < MIN_FILE_BYTES:
         least = f"MPI waits for ever where it cannot make files of {MIN_FILE_BYTES >> 20} MiB"
         return f"ulimit -f allows files of {size / 1024:.0f} KiB, and {least}; raise it (ulimit -f unlimited)"
     # mpirun of Open MPI 4.1.8 hung with 28, 32 and 40 open files for 1, 2 and 4 ranks, and worked with 32, 36 and 48.
-    needed = 32 + 6 * ranks
-    if files != resource.RLIM_INFINITY and files < needed:
-        least = f"fewer than {needed} for {ranks} worker{'s' * (ranks > 1)} on a host"
-        return (
-            f"ulimit -n allows {files} open files, and mpirun may wait for ever with {least}; raise it (ulimit -n 1024)"
-        )
+    if files != resource.RLIM_INFINITY and files < (needed := 32 + 6 * ranks):
+        wait = f"mpirun may wait for ever with fewer than {needed} for {ranks} worker{'s' * (ranks > 1)} on a host"
+        return f"ulimit -n allows {files} open files, and {wait}; raise it (ulimit -n 1024)"
     return ""
 
 

@@ -7,25 +7,27 @@ import argparse
 import re
 import sys
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from horovod_study.config.roles import Option, Role, named
 from horovod_study.config.workload import HEADINGS, packaged
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, nearest, refuse
 
 _BUDGETS, OPTIONS = packaged().budgets, packaged().options
+_FORMATTER = partial(argparse.HelpFormatter, max_help_position=26, width=80)
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ConfigErrors with the nearest known option, and whose help fits a screen.
 
-    Options declared with `more` are shown by --help-all alone. A verb named `verb --flag` is the form that `verb` has
-    where that flag is given.
+    It is called to declare an option; those with `more` are shown by --help-all alone. A verb named `verb --flag` is
+    the form that `verb` has where that flag is given.
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, "add_help": False, **kwargs})
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _FORMATTER, "add_help": False, **kwargs})
         self._more: list[argparse.Action] = []
         self.add_argument("-h", "--help", action="help", help="show this")
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="... and the options that few need")
@@ -36,6 +38,8 @@ class Parser(argparse.ArgumentParser):
         if more:
             self._more.append(action)
         return action
+
+    __call__ = add_argument
 
     def format_help(self, *, whole: bool = False) -> str:
         """Return the help: what most need, which fits a screen, or the whole of it."""
@@ -108,11 +112,6 @@ class _HelpAll(argparse.Action):
         raise SystemExit(0)
 
 
-class _Formatter(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=80)
-
-
 def _positional(action: argparse.Action) -> str:
     """Return how a usage line shows an argument that has no flag."""
     name = f"{action.metavar or action.dest}{' ...' * (action.nargs in ('*', '+', argparse.PARSER))}"
@@ -126,19 +125,16 @@ SET_BY_RANGE_TEST = (
 )
 """Options of a run that have no place in a learning-rate range test."""
 
-SET_BY_COMPARE = (
-    *(name for name in named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE) if name != "partition"),
-    "epochs",
-)
+_COURSE = named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE)
+SET_BY_COMPARE = (*(name for name in _COURSE if name != "partition"), "epochs")
 """Options of a run that have no place in a comparison."""
 
 SET_BY_ATTRIBUTION = (
-    *(name for name in named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE) if name != "partition"),
-    *(name for name in _BUDGETS if name != "steps"),
+    *SET_BY_COMPARE,
+    *(name for name in _BUDGETS if name not in ("epochs", "steps")),
     *(name for name, each in OPTIONS.items() if each.attributed),
 )
 """Options of a run that the experiment of `attribute` sets itself."""
-
 
 BY_RUNTIME = dict.fromkeys(named(OPTIONS, Role.RUNTIME), "use --runtime")
 """What to use instead of the options that name a runtime."""
@@ -146,22 +142,19 @@ BY_RUNTIME = dict.fromkeys(named(OPTIONS, Role.RUNTIME), "use --runtime")
 
 def refuse_set(verb: str, given: Collection[str], names: Collection[str], instead: Mapping[str, str]) -> None:
     """Raise ConfigError for one of the options `names`, which `verb` sets itself; `instead`: what to do, by option."""
-    for name in names:
-        if name in given:
-            use = instead.get(name, "leave it out")
-            raise ConfigError(f"{verb}: --{name.replace('_', '-')} has no place here; {use}")
+    told = {name: instead.get(name, "leave it out") for name in names if name in given}
+    refuse(verb, *((True, f"--{name.replace('_', '-')} has no place here; {use}") for name, use in told.items()))
 
 
 def require_workers(verb: str, workers: int, cores: int, *, least: int = 1, threads: int = 1) -> None:
     """Raise ConfigError for fewer than `least` workers, and for more threads of all of them than `cores`."""
-    if workers < least:
-        raise ConfigError(f"{verb}: --workers is {workers}; it must be at least {least}")
-    if workers * threads > cores:
-        each = f" with {threads} threads each" if threads > 1 else ""
-        raise ConfigError(
-            f"{verb}: --workers is {workers}{each}, but this machine offers {cores} core{'s' * (cores > 1)}; "
-            "workers that share a core measure how it is shared, so lower --workers"
-        )
+    each = f" with {threads} threads each" if threads > 1 else ""
+    offered = f"this machine offers {cores} core{'s' * (cores > 1)}; workers that share a core measure how it is shared"
+    refuse(
+        verb,
+        (workers < least, f"--workers is {workers}; it must be at least {least}"),
+        (workers * threads > cores, f"--workers is {workers}{each}, but {offered}, so lower --workers"),
+    )
 
 
 def add_run_options(
@@ -178,10 +171,9 @@ def add_run_options(
                 _add_option(parser, group, each, hidden=each.name in hidden, more=each.name not in shown)
 
 
-def add_train_options(parser: Parser) -> None:
+def add_train_options(add: Parser) -> None:
     """Declare the options of `train`: those of a run, and where to write."""
-    add_run_options(parser, shown=(*named(OPTIONS, Role.DATA), *_BUDGETS, "batch", "lr"))
-    add = parser.add_argument
+    add_run_options(add, shown=(*named(OPTIONS, Role.DATA), *_BUDGETS, "batch", "lr"))
     add("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
     add("--out", type=Path, metavar="DIR", help="the run directory (default: below runs/)")
     resume = "continue the run in this directory from its newest checkpoint, bit for bit, with as many workers; "

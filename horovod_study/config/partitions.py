@@ -88,8 +88,8 @@ class Partition(Form):
         """Take variables apart that are given as {value: ..., because: ...}."""
         if not isinstance(content, Mapping):
             return content
-        empty = [name for name in ("environment", "hosts", "modules") if content.get(name, ...) is None]
-        content = {name: each for name, each in content.items() if name not in empty}  # headings with nothing below
+        headings = ("environment", "hosts", "modules")  # with nothing below they are as left out
+        content = {name: each for name, each in content.items() if each is not None or name not in headings}
         if not isinstance(told := content.get("environment"), Mapping):
             return content
         found = {name: each if isinstance(each, Mapping) else {"value": each} for name, each in told.items()}
@@ -187,13 +187,9 @@ def load_partition(path: Path) -> Partition:
 
 def this_machine(name: str = "local") -> Partition:
     """Return the machine this program runs on as a partition: its GPUs if it has any, and the cores it may use."""
-    cores, gpus = available_cores(), gpus_here()
-    return Partition(
-        name=name,
-        description="this machine",
-        cores_per_node=cores,
-        gpus_per_node=min(gpus, cores),
-    )
+    cores = available_cores()
+    gpus = min(gpus_here(), cores)
+    return Partition(name=name, description="this machine", cores_per_node=cores, gpus_per_node=gpus)
 
 
 def gpus_here() -> int:
@@ -213,29 +209,23 @@ def find_partition(name_or_path: str, *, beside: Path | None = None) -> Partitio
     in `partitions/` beside the study file, then in `jobs/partitions/` below the working directory, the folders above
     the study file, and the checkout of this package. `local`, this machine, needs no file.
     """
-    folder = None if beside is None else (beside if beside.is_dir() else beside.parent).absolute()
-    text, folders = str(name_or_path), list(dict.fromkeys(_folders(folder)))
-    file = text.endswith((".yaml", ".yml"))
-    places = [place / text for place in (folder, Path.cwd()) if place is not None] if file else []
-    if text and not file and not set(text) & set("/\\\0\n"):
-        places = [place / f"{text}.yaml" for place in folders]
+    study = None if beside is None else (beside if beside.is_dir() else beside.parent).absolute()
+    here, installed = Path.cwd() / FOLDER, Path(__file__).resolve().parents[2] / FOLDER
+    above = [] if study is None else [folder / FOLDER for folder in (study, *study.parents)]
+    folders = [] if study is None else [study / "partitions"]
+    folders = list(dict.fromkeys(place for place in (*folders, here, *above, installed) if place.is_dir()))
+    text = str(name_or_path)
+    if file := text.endswith((".yaml", ".yml")):
+        places = [place / text for place in (study, Path.cwd()) if place is not None]
+    else:
+        places = [place / f"{text}.yaml" for place in folders if text and not set(text) & set("/\\\0\n")]
     for path in places:
         if path.is_file():
             return load_partition(path)
     if text == "local":
         return this_machine()
+    looked = ", ".join(map(str, places if file else folders)) or "no folder jobs/partitions"
     names = sorted({"local", *(path.stem for place in folders for path in place.glob("*.yaml"))})
-    known = f"partition {text!r} is not known{nearest(text, names)}; there are {', '.join(names)} in {_joined(folders)}"
-    none = f"partition {text}: there is no such file ({_joined(places)}); name an existing YAML file"
+    known = f"partition {text!r} is not known{nearest(text, names)}; there are {', '.join(names)} in {looked}"
+    none = f"partition {text}: there is no such file ({looked}); name an existing YAML file"
     raise ConfigError(none if file else f"{known}; name one of them or the path of a YAML file")
-
-
-def _folders(study: Path | None) -> list[Path]:
-    below = [] if study is None else [study / "partitions"]
-    above = [] if study is None else [folder / FOLDER for folder in (study, *study.parents)]
-    places = [*below, Path.cwd() / FOLDER, *above, Path(__file__).resolve().parents[2] / FOLDER]
-    return [place for place in places if place.is_dir()]
-
-
-def _joined(places: list[Path]) -> str:
-    return ", ".join(str(place) for place in places) or "no folder jobs/partitions"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, get_args
 
 
@@ -50,7 +50,7 @@ TRUTH = {
 """What words on a command line mean where an option is a boolean."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """One option: a field of a configuration, an option of the command line, a key of YAML files."""
 
@@ -77,10 +77,13 @@ class Option:
     words: str | Callable[[Any], str] = ""  # names a value, where it distinguishes series: with {} in its place
     short_title: str = ""  # in a list of what all runs share
 
-    @property
+    @cached_property
     def form(self) -> Any:
         """The pydantic type of its values; null is one where nobody needs to say it."""
-        return _form(self)
+        from horovod_study.config.doors import checked  # pydantic, which --help does without
+
+        form = checked(self.kind, low=self.low, above=self.above, choices=self.choices, parse=self.parse)
+        return form | None if self.default is None else form
 
     def check(self, owner: str, value: Any) -> Any:
         """Return `value` as what this option must be, or raise ConfigError that begins with `owner`."""
@@ -101,20 +104,12 @@ class Option:
 
 
 @cache
-def _form(each: Option) -> Any:
-    from horovod_study.config.doors import checked  # pydantic, which --help does without
-
-    form = checked(each.kind, low=each.low, above=each.above, choices=each.choices, parse=each.parse)
-    return form | None if each.default is None else form
-
-
-@cache
 def _any_matches(patterns: tuple[str, ...], runtime: str) -> bool:
     return any(fnmatchcase(runtime, pattern) for pattern in patterns)
 
 
-def option(default: Any, text: str, **about: Any) -> Any:
-    """Declare one field of a configuration: its default, one line of help, and what else an Option holds."""
+def option(default: Any, text: str = "", **about: Any) -> Any:
+    """Declare one field of a configuration: its default, its help if HELP has none, and what else an Option holds."""
     return declared(Option(default=default, help=text, **about))
 
 
@@ -125,10 +120,11 @@ def declared(each: Option) -> Any:
 
 def options_of(configuration: type) -> dict[str, Option]:
     """Return the options that a configuration declares, by name, in their order; of the kind of an annotated field."""
-    found = {}
+    found, helped = {}, getattr(configuration, "HELP", {})
     for each in fields(configuration):
         known = {} if each.type is Any else {"kind": next(iter(get_args(each.type)), each.type)}  # int of int | None
-        found[each.name] = replace(each.metadata["option"], name=each.name, **known)
+        told = replace(each.metadata["option"], name=each.name, **known)
+        found[each.name] = replace(told, help=told.help or helped.get(each.name, ""))
     return found
 
 

@@ -10,16 +10,17 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple
 
-from horovod_study.config import requirements
-from horovod_study.config.roles import Option, Role, declared, named, option, options_of
+from horovod_study.config.roles import TRUTH, Option, Role, declared, named, option, options_of, plain
 from horovod_study.config.workload import COMMUNICATING, COMPUTING, MEASURED, Configuration, Workload, packaged, shared
-from horovod_study.errors import ConfigError
-from horovod_study.runtimes import PLACEMENTS
+from horovod_study.errors import ConfigError, nearest, refuse
+from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
+from horovod_study.text.words import plural
 
 LAPS = ("data", "compute", "forward", "backward", "sync", "update")
 """Of a step. Steps captured in CUDA graphs have compute, where ordinary ones have forward and backward."""
@@ -34,7 +35,54 @@ DEVICE = Option(
 )
 _COMMUNICATION_ROLES = Role.COMMUNICATION | Role.SWEEPABLE | Role.CELL | Role.SEVERAL
 communicating = partial(option, heading=COMMUNICATING, roles=_COMMUNICATION_ROLES)
+of_horovod = partial(communicating, None, over=("horovod/*",))
+of_mpi = partial(communicating, None, over=("*/mpi",), tries=(False, True))
+of_ddp = partial(communicating, over=("ddp/*",), hooks=True)
+clock = partial(option, heading=MEASURED, roles=Role.CLOCK)
+guard = partial(option, heading="workers", roles=Role.GUARD)
 probe = partial(option, heading=MEASURED, roles=Role.PROBE)
+
+
+_HELP = {
+    "reduction": "average one flat gradient buffer after backward, or each gradient from a hook during backward",
+    "horovod_defaults": "leave Horovod's and MPI's own settings alone instead of the shipped ones",
+    "horovod_build": "name of the Horovod to load where several are installed side by side (`make setup BUILDS=...`)",
+    "cycle_time_ms": "Horovod: milliseconds between two looks of its thread for gradients to reduce",
+    "idle_cycle_time_ms": "Horovod: longest sleep of its thread while there is nothing to reduce; 0 is no such sleep",
+    "fusion_mb": "Horovod: gradients are joined to messages of at most so many MB (1e6 bytes); 0 joins none",
+    "cache_capacity": "Horovod: how many tensors' negotiations are remembered; 0 negotiates each time",
+    "hierarchical": "Horovod: all-reduce within hosts first, then between them",
+    "groups": "Horovod with hooks: reduce the gradients in so many groups, each when its last one is there",
+    "yield_when_idle": "MPI: give up the core while waiting, instead of polling",
+    "single_copy": "MPI on one host: read the other worker's memory in one copy (CMA) instead of through shared memory",
+    "thread_priority": "who gets the core when gradients arrive: communication threads by realtime or by short time "
+    "slices, or whoever computes (off); auto takes what the system permits where it helps",
+    "bucket_mb": "hooks of ddp and mpi: gradients are sent in buckets of about so many MB (default 25)",
+    "broadcast_buffers": "ddp: send the network's buffers from rank 0 with every step",
+    "bucket_view": "ddp: gradients are views of the buckets, not copies",
+    "static_graph": "ddp: the same parameters are used in every step",
+    "ps_servers": "ps: how many ranks share the parameter server's work",
+    "timer_mode": "how steps are timed: light stamps the ends of laps and reads them in bulk, strict also waits for "
+    "the device at each, off times the whole window only",
+    "steady": "where the timed window begins: where the steps are found to be steady, at the earliest after "
+    "warmup_steps, or right there (declared)",
+    "system_interval_s": "seconds between two samples of processors, memory, GPU and power, one sampler per host; 0 "
+    "is none",
+    "disk_full": "what a run does when step rows find no room: end with the message, or go on training without rows",
+    "measure_sync": "measure, after the timed window, what the synchronisation is made of (read it with horovod-study "
+    "explain)",
+    "measure_ablation": "after the timed window, let blocks of steps with and without communication alternate, whose "
+    "difference is what communication costs; the model is put back afterwards",
+    "profile": "after the timed window, look into some more steps with this profiler; the model is put back afterwards",
+    "profile_steps": "how many steps `profile` looks into",
+    "timeline_steps": "Horovod: after the timed window, record its timeline over so many more steps",
+    "ranges": "name the laps for an outside profiler: NVTX ranges (nsys) or ITT ranges (VTune)",
+    "require": "what must be true of the run, or it ends with exit code 2: asked, or facts such as "
+    "transport=mpi,path=shared-memory,ranks_per_host=2",
+    "start_timeout_s": "seconds to wait at start for all workers before giving up",
+    "stall_timeout_s": "seconds without progress after which a run names the rank it waits for, and ends",
+}
+"""What options of RunConfig are, in one line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,211 +92,68 @@ class RunConfig(Configuration):
     Options that a study may vary are crossed in the order of the fields, and tables have their columns in it.
     """
 
+    HELP: ClassVar[Mapping[str, str]] = _HELP
+
     # How the workers communicate.
     device: str = declared(DEVICE)
     backend: str = shared("backend")
     transport: str = shared("transport")
-    reduction: str = option(
+    reduction: str = communicating(
         "auto",
-        "average one flat gradient buffer after backward, or each gradient from a hook during backward",
-        choices=("auto", "flat", "hooks"),
         heading="workers",
         roles=_COMMUNICATION_ROLES | Role.APPLIED,
+        choices=("auto", "flat", "hooks"),
         over=("*/*",),
         tries=("flat", "hooks"),
     )
-    horovod_defaults: bool = communicating(
-        False,
-        "leave Horovod's and MPI's own settings alone instead of the shipped ones",
-        attributed=True,
-        over=("horovod/*", "mpi/*", "ps/*"),
+    horovod_defaults: bool = communicating(False, attributed=True, over=("horovod/*", "mpi/*", "ps/*"))
+    horovod_build: str | None = of_horovod()
+    cycle_time_ms: float | None = of_horovod(
+        low=0, attributed=True, variable="HOROVOD_CYCLE_TIME", tries=(0.05, 0.2, 1.0, 5.0), words="cycle {} ms"
     )
-    horovod_build: str | None = communicating(
-        None,
-        "name of the Horovod to load where several are installed side by side (`make setup BUILDS=...`)",
-        over=("horovod/*",),
+    idle_cycle_time_ms: float | None = of_horovod(
+        low=0, attributed=True, variable="HOROVOD_IDLE_CYCLE_TIME", tries=(0.0, 1.0, 10.0), words="idle cycle {} ms"
     )
-    cycle_time_ms: float | None = communicating(
-        None,
-        "Horovod: milliseconds between two looks of its thread for gradients to reduce",
-        low=0,
-        attributed=True,
-        over=("horovod/*",),
-        variable="HOROVOD_CYCLE_TIME",
-        tries=(0.05, 0.2, 1.0, 5.0),
-        words="cycle {} ms",
+    fusion_mb: float | None = of_horovod(
+        low=0, variable="HOROVOD_FUSION_THRESHOLD", hooks=True, tries=(0.0, 0.1), words="fusion {} MB"
     )
-    idle_cycle_time_ms: float | None = communicating(
-        None,
-        "Horovod: longest sleep of its thread while there is nothing to reduce; 0 is no such sleep",
-        low=0,
-        attributed=True,
-        over=("horovod/*",),
-        variable="HOROVOD_IDLE_CYCLE_TIME",
-        tries=(0.0, 1.0, 10.0),
-        words="idle cycle {} ms",
-    )
-    fusion_mb: float | None = communicating(
-        None,
-        "Horovod: gradients are joined to messages of at most so many MB (1e6 bytes); 0 joins none",
-        low=0,
-        over=("horovod/*",),
-        variable="HOROVOD_FUSION_THRESHOLD",
-        hooks=True,
-        tries=(0.0, 0.1),
-        words="fusion {} MB",
-    )
-    cache_capacity: int | None = communicating(
-        None,
-        "Horovod: how many tensors' negotiations are remembered; 0 negotiates each time",
-        low=0,
-        over=("horovod/*",),
-        variable="HOROVOD_CACHE_CAPACITY",
-        tries=(0,),
-        words="cache {}",
-    )
-    hierarchical: bool | None = communicating(
-        None,
-        "Horovod: all-reduce within hosts first, then between them",
-        over=("horovod/*",),
-        variable="HOROVOD_HIERARCHICAL_ALLREDUCE",
-        several_hosts=True,
-        tries=(True,),
-    )
-    groups: int | None = communicating(
-        None,
-        "Horovod with hooks: reduce the gradients in so many groups, each when its last one is there",
-        low=1,
-        over=("horovod/*",),
-        hooks=True,
-        tries=(1, 2, 4),
-        words="{} groups",
-    )
-    yield_when_idle: bool | None = communicating(
-        None,
-        "MPI: give up the core while waiting, instead of polling",
-        over=("*/mpi",),
-        variable="OMPI_MCA_mpi_yield_when_idle",
-        tries=(False, True),
-    )
-    single_copy: bool | None = communicating(
-        None,
-        "MPI on one host: read the other worker's memory in one copy (CMA) instead of through shared memory",
-        over=("*/mpi",),
-        variable="OMPI_MCA_btl_vader_single_copy_mechanism",
-        tries=(False, True),
-    )
+    cache_capacity: int | None = of_horovod(low=0, variable="HOROVOD_CACHE_CAPACITY", tries=(0,), words="cache {}")
+    hierarchical: bool | None = of_horovod(variable="HOROVOD_HIERARCHICAL_ALLREDUCE", several_hosts=True, tries=(True,))
+    groups: int | None = of_horovod(low=1, hooks=True, tries=(1, 2, 4), words="{} groups")
+    yield_when_idle: bool | None = of_mpi(variable="OMPI_MCA_mpi_yield_when_idle")
+    single_copy: bool | None = of_mpi(variable="OMPI_MCA_btl_vader_single_copy_mechanism")
     thread_priority: str = communicating(
-        "auto",
-        "who gets the core when gradients arrive: communication threads by realtime or by short time slices, or "
-        "whoever computes (off); auto takes what the system permits where it helps",
-        choices=("auto", "realtime", "slice", "off"),
-        over=("*/gloo",),
-        tries=("off", "slice", "realtime"),
+        "auto", choices=("auto", "realtime", "slice", "off"), over=("*/gloo",), tries=("off", "slice", "realtime")
     )
     bucket_mb: float | None = communicating(
-        None,
-        "hooks of ddp and mpi: gradients are sent in buckets of about so many MB (default 25)",
-        above=0,
-        over=("ddp/*", "mpi/*", "ps/*"),
-        hooks=True,
-        tries=(0.1, 0.5),
-        words="buckets {} MB",
+        None, above=0, over=("ddp/*", "mpi/*", "ps/*"), hooks=True, tries=(0.1, 0.5), words="buckets {} MB"
     )
-    broadcast_buffers: bool = communicating(
-        False, "ddp: send the network's buffers from rank 0 with every step", over=("ddp/*",), hooks=True, tries=(True,)
-    )
-    bucket_view: bool = communicating(
-        True, "ddp: gradients are views of the buckets, not copies", over=("ddp/*",), hooks=True, tries=(False,)
-    )
-    static_graph: bool = communicating(
-        False, "ddp: the same parameters are used in every step", over=("ddp/*",), hooks=True, tries=(True,)
-    )
-    ps_servers: int = communicating(
-        1,
-        "ps: how many ranks share the parameter server's work",
-        low=1,
-        over=("ps/*",),
-        tries=(2, 4),
-        words="{} servers",
-    )
+    broadcast_buffers: bool = of_ddp(False, tries=(True,))
+    bucket_view: bool = of_ddp(True, tries=(False,))
+    static_graph: bool = of_ddp(False, tries=(True,))
+    ps_servers: int = communicating(1, low=1, over=("ps/*",), tries=(2, 4), words="{} servers")
     # How a run is measured.
-    timer_mode: str = option(
+    timer_mode: str = clock(
         "light",
-        "how steps are timed: light stamps the ends of laps and reads them in bulk, strict also waits for the device "
-        "at each, off times the whole window only",
         choices=TIMER_MODES,
-        heading=MEASURED,
         roles=Role.CLOCK | Role.CELL,
         words=lambda value: "not timed" if value == "off" else f"{value} timers",
     )
-    steady: str = option(
-        "found",
-        "where the timed window begins: where the steps are found to be steady, at the earliest after warmup_steps, or "
-        "right there (declared)",
-        choices=("found", "declared"),
-        heading=MEASURED,
-        roles=Role.WINDOW,
-    )
-    system_interval_s: float = option(
-        1.0,
-        "seconds between two samples of processors, memory, GPU and power, one sampler per host; 0 is none",
-        low=0,
-        heading=MEASURED,
-        roles=Role.CLOCK,
-    )
-    disk_full: str = option(
-        "end",
-        "what a run does when step rows find no room: end with the message, or go on training without rows",
-        choices=("end", "go-on"),
-        heading=MEASURED,
-        roles=Role.CLOCK,
-    )
-    measure_sync: bool = probe(
-        False,
-        "measure, after the timed window, what the synchronisation is made of (read it with horovod-study explain)",
-    )
-    measure_ablation: bool = probe(
-        False,
-        "after the timed window, let blocks of steps with and without communication alternate, whose difference is "
-        "what communication costs; the model is put back afterwards",
-    )
-    profile: str | None = probe(
-        None,
-        "after the timed window, look into some more steps with this profiler; the model is put back afterwards",
-        choices=("torch", "cprofile", "nsys", "pyspy", "sync-points"),
-    )
-    profile_steps: int = probe(50, "how many steps `profile` looks into", low=1)
-    timeline_steps: int = probe(
-        0, "Horovod: after the timed window, record its timeline over so many more steps", low=0
-    )
-    ranges: str = probe(
-        "off",
-        "name the laps for an outside profiler: NVTX ranges (nsys) or ITT ranges (VTune)",
-        choices=("off", "nvtx", "itt"),
-    )
+    steady: str = clock("found", choices=("found", "declared"), roles=Role.WINDOW)
+    system_interval_s: float = clock(1.0, low=0)
+    disk_full: str = clock("end", choices=("end", "go-on"))
+    measure_sync: bool = probe(False)
+    measure_ablation: bool = probe(False)
+    profile: str | None = probe(None, choices=("torch", "cprofile", "nsys", "pyspy", "sync-points"))
+    profile_steps: int = probe(50, low=1)
+    timeline_steps: int = probe(0, low=0)
+    ranges: str = probe("off", choices=("off", "nvtx", "itt"))
     # Where it runs, and as which run of which study.
-    require: str | None = option(
-        None,
-        "what must be true of the run, or it ends with exit code 2: asked, or facts such as "
-        "transport=mpi,path=shared-memory,ranks_per_host=2",
-        metavar="FACTS",
-        bare="asked",
-        heading="workers",
-        roles=Role.GUARD,
-    )
+    require: str | None = guard(None, metavar="FACTS", bare="asked")
     placement: str = shared("placement")
     workers_per_node: int | None = shared("workers_per_node")
-    start_timeout_s: float = option(
-        120.0, "seconds to wait at start for all workers before giving up", above=0, heading="workers", roles=Role.GUARD
-    )
-    stall_timeout_s: float = option(
-        60.0,
-        "seconds without progress after which a run names the rank it waits for, and ends",
-        above=0,
-        heading="workers",
-        roles=Role.GUARD,
-    )
+    start_timeout_s: float = guard(120.0, above=0)
+    stall_timeout_s: float = guard(60.0, above=0)
     study: str = shared("study")
     partition: str = shared("partition")
     repeat: int = shared("repeat")
@@ -263,7 +168,7 @@ class RunConfig(Configuration):
         yield from super().unfit()
         try:
             if self.require is not None:
-                requirements.parse(self.require, self.workload.options)
+                requirements(self.require, self.workload.options)
         except ConfigError as error:
             yield f"{error}".removeprefix("run: ")
         if self.backend in ("mpi", "ps") and self.transport not in ("auto", "mpi"):
@@ -273,6 +178,174 @@ class RunConfig(Configuration):
 OPTIONS = options_of(RunConfig)
 COMMUNICATION = named(OPTIONS, Role.COMMUNICATION)
 """How the workers communicate, besides backend and transport; `Option.matters` says which have an effect on what."""
+
+
+# ------------------------------------------------------------------------------- what a run must be, --require
+#
+#     asked                      whatever was asked for explicitly is what is in effect
+#     transport=mpi              a fact of the run has this value
+#     asked,path=shared-memory   several of them
+
+ASKED = "asked"
+PATHS = ("shared-memory", "memory", "tcp", "socket", "infiniband", "roce", "p2p", "nvlink/p2p", "ofi")
+"""What `path` may be; `tcp:eth0` names the interface too, `infiniband:mlx5_0` the device. memory: shared memory, or
+copies from process to process, which cannot always be distinguished; p2p: from GPU to GPU, over NVLink or PCIe."""
+
+
+_OWN = {
+    "backend": Option(choices=BACKENDS),
+    "transport": Option(choices=TRANSPORTS),
+    "reduction": Option(choices=("none", "flat", "hooks")),
+    "path": Option(),
+    **dict.fromkeys(("workers", "nodes", "ranks_per_host", "threads"), Option(kind=int, above=0)),
+    "device": Option(),
+    "lr": Option(kind=float, above=0),
+    "cores": Option(choices=("own",)),
+    "mpi": Option(),
+}
+
+
+def facts_of(options: Mapping[str, Option]) -> dict[str, Option]:
+    """Return the name of every fact that can be required of runs with these options -> what its value may be."""
+    return {**_OWN, **{name: options[name] for name in named(options, Role.COMMUNICATION) if name not in _OWN}}
+
+
+class Requirement(NamedTuple):
+    """One fact and the value it must have; `text` is how it was written."""
+
+    name: str
+    value: Any
+    text: str
+
+
+def requirements(text: str, options: Mapping[str, Option]) -> tuple[Requirement, ...]:
+    """Return the requirements written in `text` of runs with these `options`, `asked` as one with the name asked.
+
+    Raises ConfigError for an unknown name, a value that cannot be, or a name with two values (path may have several:
+    within a host and between hosts).
+    """
+    from horovod_study.config.doors import accept  # pydantic, which --help does without
+
+    facts = facts_of(options)
+    found: list[Requirement] = []
+    for part in map(str.strip, text.split(",")):
+        if part == ASKED:
+            found.append(Requirement(name=ASKED, value=True, text=ASKED))
+            continue
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        name, way = name.replace("-", "_"), value.partition(":")[0]
+        if (fact := facts.get(name)) is None:
+            allowed = f"{ASKED}, or name=value with {', '.join(facts)}"
+            why = f"names {name!r}{nearest(name, (ASKED, *facts))}; allowed: {allowed}"
+        elif not value:
+            text_like = {"path": "shared-memory", "device": "cpu"}.get(name, "NAME")
+            example = {bool: "true", int: "2", float: "0.5", str: text_like}[fact.kind]
+            why = f"has {part!r} without a value; write e.g. {name}={fact.choices[-1] if fact.choices else example}"
+        elif name == "path" and way not in PATHS:
+            allowed = f"{', '.join(PATHS)}, with :NAME for one interface or device"
+            why = f"has path {value!r}{nearest(way, PATHS)}; allowed: {allowed}"
+        else:
+            known = TRUTH.get(value.lower(), value) if fact.kind is bool else value
+            known = accept(fact.form, known, "run: require", name=name)
+            others = [each.text for each in found if each.name == name != "path" and each.value != known]
+            found.append(Requirement(name=name, value=known, text=f"{name}={value}"))
+            if not others:
+                continue
+            why = f"has both {others[0]} and {found[-1].text}; give one of them"
+        raise ConfigError(f"run: require {why}")
+    return tuple(dict.fromkeys(found))
+
+
+def asked_for(config: Configuration, *, lr: float) -> tuple[Requirement, ...]:
+    """Return what `config` asks for explicitly, as requirements; `lr` is the rate it asks for with all its workers."""
+    options = config.workload.options
+    names = ("backend", "transport", "device", *config.workload.communication)
+    given = {name: getattr(config, name) for name in names if getattr(config, name) != options[name].default}
+    facts = {**given, "threads": config.threads, "lr": lr}
+    return tuple(Requirement(name=name, value=value, text=f"{name}={plain(value)}") for name, value in facts.items())
+
+
+def unmet(
+    required: Iterable[Requirement],
+    *,
+    asked: Iterable[Requirement],
+    effective: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> list[str]:
+    """Return one text per requirement that the run does not meet: the fact, what is required, what was found and where.
+
+    `effective` and `environment` are those of run.json; `asked` is what the requirement `asked` stands for.
+    """
+    texts, wanted = [], dict[tuple[str, Any], Requirement]()
+    for each in required:
+        for one in asked if each.name == ASKED else (each,):
+            wanted.setdefault(one[:2], one)
+    for one in wanted.values():
+        places = _found(one.name, effective, environment)
+        wrong = [(where, found) for where, found in places if not _meets(one, found)]
+        if wrong:
+            everywhere = len(wrong) == len(places) and len({plain(found) for _, found in wrong}) == 1
+            where, found = wrong[0]
+            told = f"{one.name} is {plain(found)}" + f" at {where}" * (where != "" and not everywhere)
+            if one.name == "cores":
+                told = f"{where}: {found}"
+            elif one.name == "path" and not found:
+                unknown = f"the path is not known ({effective['path_reason']})"
+                told = unknown if found is None else "one worker moves nothing"
+            elif found is None:
+                told = f"{one.name} is nothing that {effective['backend']} over {effective['transport']} has or tells"
+            texts.append(f"{one.text} is required, but {told}")
+    return texts
+
+
+def _found(name: str, effective: Mapping[str, Any], environment: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return where a fact was found, "" for the whole run, and its value there."""
+    ranks = effective["ranks"]
+    if name in ("backend", "transport", "reduction", "workers", "nodes", "path"):
+        return [("", effective[name])]
+    if name == "ranks_per_host":
+        return list(zip(dict.fromkeys(rank["host"] for rank in ranks), effective["ranks_per_host"], strict=True))
+    if name == "mpi":
+        library = effective["settings"].get("mpi_library", {}).get("value")
+        return [("", " ".join(text for text in (environment["mpi"], library) if text) or None)]
+    found = []
+    for number, rank in enumerate(ranks):
+        if name == "cores":  # who else may run on them; None when nobody may
+            others = ((at, sorted({*rank["cores"]} & {*each["cores"]}), each["host"]) for at, each in enumerate(ranks))
+            shared = ((at, cores) for at, cores, host in others if at != number and host == rank["host"] and cores)
+            value = next((f"core {cores[0]} is also open to rank {at}" for at, cores in shared), None)
+        elif name == "device":
+            value = f"{rank['device']} ({rank['gpu']['name']})" if rank.get("gpu") else str(rank["device"])
+        else:
+            value = rank[name] if name in ("threads", "lr") else rank["communication"].get(name)
+        found.append((f"rank {number} on {rank['host']}", value))
+    return found
+
+
+def _meets(one: Requirement, found: Any) -> bool:
+    if one.name == "cores" or found is None:
+        return one.name == "cores" and found is None
+    if one.name == "path":
+        return any(_same_way(one.value, way) for way in found)
+    if one.name in ("device", "mpi"):
+        required, there = ("".join(c for c in text.lower() if c.isalnum() or c in ".:") for text in (one.value, found))
+        return required in there
+    if isinstance(one.value, float):
+        return math.isclose(one.value, found, rel_tol=1e-6, abs_tol=1e-12)
+    return bool(one.value == found)
+
+
+def _same_way(wanted: str, way: str) -> bool:
+    """Return whether the way that bytes took, such as tcp:eth0 or shared memory, is the one that is wanted."""
+    kind, _, name = wanted.partition(":")
+    kind = {"socket": "tcp", "nvlink/p2p": "p2p"}.get(kind, kind)
+    found, _, found_name = way.partition(":")
+    if kind == "memory":
+        return found in ("shared memory", "memory")
+    return kind.replace("-", " ") == found and (not name or name == found_name)
+
+
+# ---------------------------------------------------------------------------------------- cells and their places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,16 +360,14 @@ class Placement:
 
     def __post_init__(self) -> None:
         named = f"{len(self.hosts)} are named: {', '.join(self.hosts)}"
-        for wrong, text in (
+        refuse(
+            "placement",
             (min(self.workers, self.workers_per_node) < 1, "workers and workers_per_node are both at least 1"),
             (self.layout not in PLACEMENTS, f"{self.layout!r}; allowed: {', '.join(PLACEMENTS)}"),
             (bool(self.hosts) != (self.layout == "list"), "list needs the names of its nodes, and only list has any"),
-        ):
-            if wrong:
-                raise ConfigError(f"placement: {text}")
-        if self.hosts and len(self.hosts) < self.nodes:
-            asked = f"{self.workers} workers at {self.workers_per_node} per node need {self.nodes} nodes"
-            raise ConfigError(f"placement: {asked}, but {named}")
+        )
+        asked = f"{self.workers} workers at {self.workers_per_node} per node need {self.nodes} nodes, but {named}"
+        refuse("placement", (self.hosts and len(self.hosts) < self.nodes, asked))
 
     @property
     def nodes(self) -> int:
@@ -322,29 +393,26 @@ class Placement:
 
 def misplaced(config: Configuration, hosts: Sequence[str]) -> str:
     """Say how ranks on `hosts`, one name per rank, sit otherwise than the configuration asks; "" where they do not."""
-    counts = {host: hosts.count(host) for host in dict.fromkeys(hosts)}
-    found, most, spread = tuple(counts.values()), config.workers_per_node, config.placement == "spread"
-    if most is not None:
+    counts = Counter(hosts)  # in the order of the ranks
+    most, spread = config.workers_per_node, config.placement == "spread"
+    if most is None:
+        right = not spread or max(counts.values()) - min(counts.values()) <= 1
+        asked, rule = "--placement spread", "equally many on each node, but for one"
+    else:
         layout = "spread" if spread else "fill"
         wanted = Placement(workers=len(hosts), workers_per_node=most, layout=layout).per_node
-        right = tuple(sorted(found, reverse=True)) == wanted  # which node comes first is nobody's wish
+        right = tuple(sorted(counts.values(), reverse=True)) == wanted  # which node comes first is nobody's wish
         asked = f"--workers-per-node {most}{' and --placement spread' if spread else ''}"
-        rule = "+".join(str(count) for count in wanted[:4]) + ("+..." if len(wanted) > 4 else "")
-        rule += f" on {len(wanted)} node{'' if len(wanted) == 1 else 's'}"
-    else:
-        right = not spread or max(found) - min(found) <= 1
-        asked, rule = "--placement spread", "equally many on each node, but for one"
+        rule = "+".join(map(str, wanted[:4])) + "+..." * (len(wanted) > 4) + f" on {plural(len(wanted), 'node')}"
     if right:
         return ""
-    where = [
-        f"{count}{'' if at else ' workers are' if count > 1 else ' worker is'} on {host}"
-        for at, (host, count) in enumerate(counts.items())
-    ]
+    (first, count), *others = counts.items()
+    where = [f"{count} worker{'s are' if count > 1 else ' is'} on {first}", *(f"{n} on {host}" for host, n in others)]
     told = " and ".join(where) if len(where) <= 4 else f"{', '.join(where[:3])} and so on over {len(where)} nodes"
     return f"{told}, but {asked} means {rule}; place them so when launching, or leave the option out"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One run of a study: a configuration, a runtime and a placement, done `repeat` times.
 
@@ -357,26 +425,20 @@ class Cell:
     identity: str = ""
     arm: str = ""  # the side of a comparison, "A" or "B", that it is a run of
     label: str = field(default="", compare=False)  # for people: what it is a repeat of, e.g. "horovod/mpi, 2 workers"
-    _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)  # once it was asked for
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Readable and unique name of the cell's directory; equal for equal content, repeats apart."""
-        if self._key:
-            return self._key[0]
-        content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.meaning()}
-        if self.identity:
-            content["identity"] = self.identity
-        workload, batch = self.config.workload, f"-b{self.config.batch}"
-        if workload.identity:
-            content["workload"] = workload.identity
+        workload, config = self.config.workload, self.config
+        content = {"config": config.meaning(), "runtime": self.runtime, "placement": self.placement.meaning()}
+        content |= {"identity": self.identity} if self.identity else {}
+        content |= {"workload": workload.identity} if workload.identity else {}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-        name = self.runtime.replace("/", "-")
+        name, batch = self.runtime.replace("/", "-"), f"-b{config.batch}"
         if workload.starts_ranks:  # over what, nobody knows, nor a batch that it was not told
-            name, batch = "command", batch if self.config.batch != workload.options["batch"].default else ""
+            name, batch = "command", batch if config.batch != workload.options["batch"].default else ""
         name = f"{self.arm}-{name}" if self.arm else name
-        self._key.append(f"{name}-{self.placement.workers}w{batch}-r{self.config.repeat}-{digest}")
-        return self._key[0]
+        return f"{name}-{self.placement.workers}w{batch}-r{config.repeat}-{digest}"
 
     @property
     def name(self) -> str:
@@ -396,14 +458,10 @@ def local_cell(
 ) -> Cell:
     """Return the cell of `workers` over `runtime` on this machine; ConfigError when its values do not fit together."""
     backend, _, transport = runtime.partition("/")
-    config = (workload or packaged()).configure(
-        {**values, "backend": backend, "transport": transport or "none"}, source=source
-    )
-    return Cell(
-        config=config,
-        runtime=runtime,
-        placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
-    )
+    values = {**values, "backend": backend, "transport": transport or "none"}
+    config = (workload or packaged()).configure(values, source=source)
+    placement = Placement(partition=config.partition, workers=workers, workers_per_node=workers)
+    return Cell(config=config, runtime=runtime, placement=placement)
 
 
 def available_cores() -> int:

@@ -23,7 +23,7 @@ from typing import Any
 from horovod_study.config.documents import load_yaml, read_bytes
 from horovod_study.config.roles import Option, Role
 from horovod_study.config.workload import SHARED, Configuration, Workload, configuration, load_workload
-from horovod_study.errors import ConfigError, StudyError
+from horovod_study.errors import ConfigError, StudyError, refuse
 from horovod_study.text.words import cut
 
 PROGRAM = "horovod_study.programs.script"
@@ -60,21 +60,22 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     Raises ConfigError for a line without words, a place that nothing fills, and a value that has no place.
     """
     given = [name for name in ("script", "command") if name in content]
-    if content.get("rate") is not None and "command" not in given:
-        raise ConfigError(f"{path}: rate is what the output of a command says; give command, or leave rate out")
+    idle = content.get("rate") is not None and "command" not in given
+    refuse(
+        f"{path}",
+        (idle, "rate is what the output of a command says; give command, or leave rate out"),
+        (given and (len(given) > 1 or "workload" in content), "give one of script, command and workload"),
+    )
     if not given:
         return None
-    if len(given) > 1 or "workload" in content:
-        raise ConfigError(f"{path}: give one of script, command and workload")
     kind, folder, line = given[0], path.parent.resolve(), str(content[given[0]])
     words = _words(path, kind, folder, line)
     places = {name for word in words for name in PLACE.findall(word)}
     rate = check_rate(f"{path}: rate", content.get("rate"))
     told = _told(content)
     factors = _factors(path, told, places)
-    missing = places - set(SHARED) - set(factors) - set(PLACED)
-    if missing:
-        raise ConfigError(f"{path}: {kind} has a place for {min(missing)}, which neither run nor sweep gives")
+    for missing in sorted(places - {*SHARED, *factors, *PLACED}):
+        raise ConfigError(f"{path}: {kind} has a place for {missing}, which neither run nor sweep gives")
     warmup = replace(SHARED["warmup_steps"], default=WARMUP_STEPS)
     sources = list(_sources(words, folder))
     # Threads are set only where they are told, so that a default of 1 is not the same as 1.
@@ -120,15 +121,15 @@ def _words(path: Path, kind: str, folder: Path, line: str) -> list[str]:
         words = shlex.split(line)
     except ValueError as error:
         raise ConfigError(f"{path}: {kind}: {error}; quote as for a shell") from None
-    if not words:
-        raise ConfigError(f"{path}: {kind} is empty; write e.g. train.py --batch-size {{batch}}")
+    refuse(f"{path}", (not words, f"{kind} is empty; write e.g. train.py --batch-size {{batch}}"))
     if kind == "script":
         words[0] = str(folder / words[0])
-        if Path(words[0]).suffix not in (".py", "") or not os.path.isfile(words[0]):
-            raise ConfigError(
-                f"{path}: script {cut(words[0], 200)} is no Python file; it is looked for beside the study file, and "
-                f"anything else is a command: `command: bash train.sh`, `command: python -m project.train`"
-            )
+        none = Path(words[0]).suffix not in (".py", "") or not os.path.isfile(words[0])
+        beside = f"script {cut(words[0], 200)} is no Python file; it is looked for beside the study file, and anything"
+        refuse(
+            f"{path}",
+            (none, f"{beside} else is a command: `command: bash train.sh`, `command: python -m project.train`"),
+        )
     return words
 
 
@@ -137,10 +138,8 @@ def _note(kind: str, words: Sequence[str], line: str) -> str:
     found = _READ_BY_A_SHELL.search(re.sub(r"'[^']*'", "''", line))
     if found is None or (Path(words[0]).name.endswith("sh") and "-c" in words):
         return ""
-    return (
-        f"note: {kind}: {found[1] or found[2]} is handed on as it is, since no shell reads the line; "
-        "bash -c 'the line in quotes' starts one"
-    )
+    told = f"note: {kind}: {found[1] or found[2]} is handed on as it is, since no shell reads the line"
+    return f"{told}; bash -c 'the line in quotes' starts one"
 
 
 def check_rate(source: str, value: Any) -> str | None:
@@ -148,11 +147,10 @@ def check_rate(source: str, value: Any) -> str | None:
     if value is None:
         return None
     try:
-        groups = re.compile(f"{value}").groups
+        groups, why = re.compile(f"{value}").groups, "has no group; put the number in one: 'speed: ([0-9.]+)'"
     except re.error as error:
-        raise ConfigError(f"{source}: {value} is no regular expression ({error})") from None
-    if not groups:
-        raise ConfigError(f"{source}: {value} has no group; put the number in one: 'speed: ([0-9.]+)'")
+        groups, why = 0, f"is no regular expression ({error})"
+    refuse(source, (not groups, f"{value} {why}"))
     return f"{value}"
 
 
@@ -175,15 +173,12 @@ def _told(content: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _factors(path: Path, given: Mapping[str, list[Any]], places: set[str]) -> dict[str, Option]:
     """Return the options of the script that are `given` values, by name; ConfigError where one has no place."""
-    taken = ("threads", "warmup_steps", "steps")  # by the program, which applies them
-    for name in given:
-        if name not in places and name not in taken and not _VARIABLE.fullmatch(name):
-            raise ConfigError(
-                f"{path}: {name} has a value, but the line has no place for it: write {{{name}}} where it goes; "
-                "variables of the environment are in capitals"
-            )
     factors = {}
     for name, values in given.items():
+        # The program itself applies threads and both counts of steps.
+        place = name in places or name in ("threads", "warmup_steps", "steps") or _VARIABLE.fullmatch(name)
+        none = f"{name} has a value, but the line has no place for it: write {{{name}}} where it goes; variables of the"
+        refuse(f"{path}", (not place, f"{none} environment are in capitals"))
         # A length that the script is told is an option of its own: the program may still end it after some steps.
         if name not in SHARED or (name in places and SHARED[name].roles & Role.BUDGET):
             kinds = {type(value) for value in values}

@@ -18,26 +18,24 @@ from horovod_study.errors import BackendError
 
 _DIGITS = "[0-9]{1,18}"
 """Longer texts are no number of anything; beyond 4,300 digits Python itself refuses to read one."""
-OF_HOROVOD = {
-    **dict.fromkeys("CYCLE_TIME IDLE_CYCLE_TIME AUTOTUNE_GAUSSIAN_PROCESS_NOISE".split(), "decimal"),
-    **dict.fromkeys(
-        """
-        FUSION_THRESHOLD CACHE_CAPACITY GLOO_TIMEOUT_SECONDS STALL_CHECK_TIME_SECONDS STALL_SHUTDOWN_TIME_SECONDS
-        STALL_CHECK_DISABLE HIERARCHICAL_ALLREDUCE HIERARCHICAL_ALLGATHER TORUS_ALLREDUCE BATCH_D2D_MEMCOPIES
-        DISABLE_GROUP_FUSION ENABLE_ASYNC_COMPLETION DYNAMIC_PROCESS_SETS MPI_THREADS_DISABLE NUM_NCCL_STREAMS
-        ADASUM_MPI_CHUNK_SIZE TIMELINE_MARK_CYCLES LOG_HIDE_TIME AUTOTUNE AUTOTUNE_WARMUP_SAMPLES
-        AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_BAYES_OPT_MAX_SAMPLES
-        """.split(),
-        "whole",
-    ),
-}
+_DECIMAL = ("CYCLE_TIME", "IDLE_CYCLE_TIME", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE")
+OF_HOROVOD = (
+    *_DECIMAL,
+    *"""
+    FUSION_THRESHOLD CACHE_CAPACITY GLOO_TIMEOUT_SECONDS STALL_CHECK_TIME_SECONDS STALL_SHUTDOWN_TIME_SECONDS
+    STALL_CHECK_DISABLE HIERARCHICAL_ALLREDUCE HIERARCHICAL_ALLGATHER TORUS_ALLREDUCE BATCH_D2D_MEMCOPIES
+    DISABLE_GROUP_FUSION ENABLE_ASYNC_COMPLETION DYNAMIC_PROCESS_SETS MPI_THREADS_DISABLE NUM_NCCL_STREAMS
+    ADASUM_MPI_CHUNK_SIZE TIMELINE_MARK_CYCLES LOG_HIDE_TIME AUTOTUNE AUTOTUNE_WARMUP_SAMPLES
+    AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_BAYES_OPT_MAX_SAMPLES
+    """.split(),
+)
 """Variables of Horovod, without HOROVOD_, that hold numbers; it takes anything else for 0, or ends in an exception."""
 
 
 def refuse_other_than_numbers(environ: Mapping[str, str]) -> None:
     """Raise BackendError for a variable of Horovod's that should hold a number and does not."""
-    for name, kind in OF_HOROVOD.items():
-        (decimal if kind == "decimal" else whole_number)(f"HOROVOD_{name}", environ)
+    for name in OF_HOROVOD:
+        (decimal if name in _DECIMAL else whole_number)(f"HOROVOD_{name}", environ)
 
 
 def is_set(name: str, environ: Mapping[str, str]) -> bool:

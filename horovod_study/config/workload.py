@@ -10,8 +10,8 @@ run directory, through `horovod_study.recorder` or through `records`.
 import hashlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, make_dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, make_dataclass, replace
+from functools import cache, cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -29,67 +29,61 @@ HEADINGS = (
 LENGTH, LEARNED, COMMUNICATING, COMPUTING, MEASURED = HEADINGS[1], HEADINGS[2], HEADINGS[4], HEADINGS[5], HEADINGS[6]
 
 
-def _of(default: Any, text: str, heading: str, roles: Role = Role.NONE, **about: Any) -> Option:
-    return Option(default=default, help=text, heading=heading, roles=roles, **about)
-
-
-_COUNT: Mapping[str, Any] = {"kind": int, "low": 1}
-_LENGTH = (LENGTH, Role.BUDGET)
-_LIBRARY = ("workers", Role.RUNTIME | Role.APPLIED)
-_ON_NODES = ("workers", Role.PLACEMENT | Role.CELL | Role.SEVERAL)
-_NAMES = ("naming", Role.NAMING)
-_BATCH = Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED
-_THREADS = Role.COMPUTING | Role.SWEEPABLE | Role.CELL
-SHARED: Mapping[str, Option] = {
-    "batch": _of(1, "samples per worker and step", LEARNED, _BATCH, **_COUNT),
-    "seed": _of(1, "seed of the initial parameters and of the order of the data", LEARNED, kind=int, low=0),
-    "threads": _of(
-        1,
-        "compute threads per worker; the workers of a host should not have more threads than it has cores",
-        *(COMPUTING, _THREADS),
-        **_COUNT,
+_HELP = {
+    "batch": "samples per worker and step",
+    "seed": "seed of the initial parameters and of the order of the data",
+    "threads": "compute threads per worker; the workers of a host should not have more threads than it has cores",
+    "epochs": "train for so many passes over the training set; 10 if no other budget is given",
+    "seconds": "or for so many seconds of timed window",
+    "steps": "or for so many timed steps",
+    "warmup_steps": "first steps, trained and recorded but outside the timed window",
+    "backend": "how workers communicate; auto looks at how the run was launched",
+    "transport": "what carries the gradients; auto takes what the launch provides",
+    "placement": "how the workers are put on nodes: fill one before the next, spread them evenly, or on a list of "
+    "nodes; a run "
+    "placed otherwise ends",
+    "workers_per_node": "how many workers share a node at most; a run placed otherwise ends",
+    "study": "name of the study the run belongs to",
+    "partition": "name of the machine or partition it runs on",
+    "repeat": "number of this repeat, from 0",
+}
+_COUNT = partial(Option, kind=int, low=1)
+_NUMBER = partial(Option, kind=int, low=0)
+_LENGTH: Mapping[str, Any] = {"heading": LENGTH, "roles": Role.BUDGET}
+_LIBRARY: Mapping[str, Any] = {"heading": "workers", "roles": Role.RUNTIME | Role.APPLIED, "default": "auto"}
+_ON_NODES: Mapping[str, Any] = {"heading": "workers", "roles": Role.PLACEMENT | Role.CELL | Role.SEVERAL}
+_NAMING: Mapping[str, Any] = {"heading": "naming", "roles": Role.NAMING}
+_VARIED = Role.SWEEPABLE | Role.CELL
+_SHARED = {
+    "batch": _COUNT(default=1, heading=LEARNED, roles=Role.LEARNING | _VARIED | Role.APPLIED),
+    "seed": _NUMBER(default=1, heading=LEARNED),
+    "threads": _COUNT(
+        default=1,
+        heading=COMPUTING,
+        roles=Role.COMPUTING | _VARIED,
         tries=(1, 2, 4, 8),
         words=lambda value: f"{value:g} thread{'' if value == 1 else 's'}",
     ),
-    "epochs": _of(
-        None,
-        "train for so many passes over the training set; 10 if no other budget is given",
-        *_LENGTH,
-        **_COUNT,
-        words="{:g} epochs",
-    ),
-    "seconds": _of(None, "or for so many seconds of timed window", *_LENGTH, kind=float, above=0, words="{:g} s"),
-    "steps": _of(None, "or for so many timed steps", *_LENGTH, **_COUNT, words="{:g} steps"),
-    "warmup_steps": _of(
-        *(50, "first steps, trained and recorded but outside the timed window", LENGTH, Role.WINDOW | Role.APPLIED),
-        kind=int,
-        low=0,
-    ),
-    "backend": _of(
-        *("auto", "how workers communicate; auto looks at how the run was launched", *_LIBRARY),
-        choices=("auto", *BACKENDS),
-    ),
-    "transport": _of(
-        *("auto", "what carries the gradients; auto takes what the launch provides", *_LIBRARY),
-        choices=("auto", *TRANSPORTS),
-    ),
-    "placement": _of(
-        "fill",
-        "how the workers are put on nodes: fill one before the next, spread them evenly, or on a list of nodes; a run "
-        "placed otherwise ends",
-        *_ON_NODES,
+    "epochs": _COUNT(**_LENGTH, words="{:g} epochs"),
+    "seconds": Option(**_LENGTH, kind=float, above=0, words="{:g} s"),
+    "steps": _COUNT(**_LENGTH, words="{:g} steps"),
+    "warmup_steps": _NUMBER(default=50, heading=LENGTH, roles=Role.WINDOW | Role.APPLIED),
+    "backend": Option(**_LIBRARY, choices=("auto", *BACKENDS)),
+    "transport": Option(**_LIBRARY, choices=("auto", *TRANSPORTS)),
+    "placement": Option(
+        **_ON_NODES,
+        default="fill",
         choices=PLACEMENTS,
         words=lambda value: {"fill": "nodes filled", "spread": "nodes shared evenly"}.get(value, "named nodes"),
     ),
-    "workers_per_node": _of(
-        *(None, "how many workers share a node at most; a run placed otherwise ends", *_ON_NODES),
-        **_COUNT,
-        words=lambda value: "full nodes" if value == "shipped" else f"{value} per node",
+    "workers_per_node": _COUNT(
+        **_ON_NODES, words=lambda value: "full nodes" if value == "shipped" else f"{value} per node"
     ),
-    "study": _of("train", "name of the study the run belongs to", *_NAMES),
-    "partition": _of("local", "name of the machine or partition it runs on", *_NAMES),
-    "repeat": _of(0, "number of this repeat, from 0", *_NAMES, kind=int, low=0),
+    "study": Option(**_NAMING, default="train"),
+    "partition": Option(**_NAMING, default="local"),
+    "repeat": _NUMBER(**_NAMING, default=0),
 }
+SHARED: Mapping[str, Option] = {name: replace(each, help=_HELP[name]) for name, each in _SHARED.items()}
 """What every workload has, because studies set or read it."""
 
 
@@ -254,10 +248,8 @@ class Workload:
     @cached_property
     def identity(self) -> str:
         """Name and digest of the file it was declared in, "" for the package's own."""
-        if self.file is None:
-            return ""
-        if self.version:
-            return f"{self.name} {self.version}"
+        if self.file is None or self.version:
+            return self.version and f"{self.name} {self.version}"
         content = read_bytes(self.file, error=ConfigError, again="a workload is a Python file that stays where it is")
         return f"{self.name} {hashlib.sha256(content).hexdigest()[:12]}"
 

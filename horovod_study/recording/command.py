@@ -245,7 +245,9 @@ def window_totals(
     totals |= {"steady": asdict(found), **records.step_totals([each["summary"] for each in ranks])}
     totals |= {"rows_lost": [each["rows_lost"] for each in ranks]}
     totals |= {"turns": {"before": waits, "waited_s": waited_s}} if waits else {}
-    rss_mb, pss_mb = (records.max_over_ranks(each) for each in zip(*(each["memory"] for each in ranks), strict=True))
+    rss_mb, pss_mb = (
+        records.over_ranks(each, largest=True) for each in zip(*(each["memory"] for each in ranks), strict=True)
+    )
     return {**totals, "rss_mb_max": rss_mb, "pss_mb_max": pss_mb}
 
 

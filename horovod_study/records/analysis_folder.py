@@ -65,7 +65,7 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
 def earlier_report(directory: Path) -> list[str]:
     """Return the files of figures and tables that the last report of an analysis wrote, if its source.json is whole."""
     source = _known(directory)
-    written = {*(source.get("left") or ()), *((source.get("report") or {}).get("files") or ())}
+    written = {*source.get("left", ()), *(source.get("report") or {}).get("files", ())}
     # What a file says is removed only where a report writes.
     return sorted(name for name in written if re.fullmatch(r"(?:figures|tables)/[\w-]+\.[a-z]+", name))
 
@@ -134,15 +134,12 @@ def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
     source = _known(directory)
     if not source:
         return {}
-    only = source.get("only")
-    if only is not None:
-        only = sorted({*only, *(each.name for each in _newer(directory, root))})
-    benches = [Path(each["named"]) for each in source.get("benches") or ()]
+    only, benches = source.get("only"), [Path(each["named"]) for each in source.get("benches") or ()]
     return {
         **{name: source.get(name) or () for name in ("targets", "planned")},
         **{name: source.get(name) for name in ("commands", "precision", "columns")},
         "benches": benches if benches and all(path.is_file() for path in benches) else None,
-        "only": only,
+        "only": only if only is None else sorted({*only, *(each.name for each in _newer(directory, root))}),
     }
 
 
@@ -163,28 +160,27 @@ def load_tables(
     RecordError where a file is missing, damaged, or, as far as source.json says, not the one that an analysis wrote;
     that holds for every file of the analysis, wanted or not.
     """
-    known = read_source(directory).get("files") or {} if (directory / SOURCE).exists() else {}
-    report = f"run `horovod-study report RUNS --out {shlex.quote(str(directory))}`"
+    known = read_source(directory).get("files", {}) if (directory / SOURCE).exists() else {}
+    again = f"run `horovod-study report RUNS --out {shlex.quote(str(directory))}`"
     frames: dict[str, pd.DataFrame] = {}
     loaded: dict[str, Any] = {}
     wanted = [*(f"{name}.csv" for name in tables), *(f"{name}.json" for name in documents)]
     for file in dict.fromkeys([*wanted, *known]):
-        path, again = directory / file, f"{report} again"
-        content = read_bytes(path, again=again, missing=f"no such file; {report} first")
-        found, was, why = _written(content, file), known.get(file, {}), ""
+        path = directory / file
+        content = read_bytes(path, again=f"{again} again", missing=f"no such file; {again} first")
+        found, was = _written(content, file), known.get(file, {})
+        if was.get("digest") not in (None, found["digest"]):
+            rows = [each.get("rows") for each in (found, was)]
+            what = f" ({rows[0]:,} rows instead of {rows[1]:,})" if rows[0] != rows[1] else ""
+            why = f"is not what report wrote{what}; {again} again, or ask report {directory} --check why"
+            raise RecordError(f"{path}: {why}")
         try:
-            if was.get("digest") not in (None, found["digest"]):
-                rows = [each.get("rows") for each in (found, was)]
-                what = f" ({rows[0]:,} rows instead of {rows[1]:,})" if rows[0] != rows[1] else ""
-                why = f"is not what report wrote{what}; {again}, or ask report {directory} --check why"
-            elif file in wanted and path.suffix == ".csv":
+            if file in wanted and path.suffix == ".csv":
                 frames[path.stem] = _frame(content)
             elif file in wanted:
-                loaded[path.stem] = parse_json(content, source=str(path), again=again)
+                loaded[path.stem] = parse_json(content, source=str(path), again=f"{again} again")
         except ValueError as error:
-            why = f"is damaged ({error}); {again}"
-        if why:
-            raise RecordError(f"{path}: {why}")
+            raise RecordError(f"{path}: is damaged ({error}); {again} again") from None
     return frames, loaded
 
 

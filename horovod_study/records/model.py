@@ -94,19 +94,16 @@ _Numbers = dict[str, _Number | None]
 _KINDS: dict[type, Any] = {bool: bool, int: int, float: _Number, str: _Text}
 
 
-def _form(*parts: Mapping[str, Any], required: Sequence[Mapping[str, Any]] = ()) -> Any:
-    """Return the form of an object with `parts` {name: type}, which may be missing unless they are `required`.
+def _form(*known: Mapping[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
+    """Return the form of an object with the parts `known` {name: type}, which may be missing, and those `needed`.
 
     It stays a dict: with models a study of a thousand runs loads slower.
     """
 
     def schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        fields = {
-            name: typed_dict_field(handler.generate_schema(form), required=needed)
-            for needed, forms in ((True, required), (False, parts))
-            for part in forms
-            for name, form in part.items()
-        }
+        forms = [(*each, False) for part in known for each in part.items()]
+        forms += [(*each, True) for each in (needed or {}).items()]
+        fields = {name: typed_dict_field(handler.generate_schema(form), required=at) for name, form, at in forms}
         return typed_dict_schema(fields, extra_behavior="allow", config={"strict": True})
 
     return Annotated[Mapping[str, Any], GetPydanticSchema(schema)]
@@ -134,72 +131,56 @@ _SETTINGS = {  # what the tables and the analysis take from what was asked for o
     **_unknown(_Text, "backend transport reduction precision optimizer widths"),
     **_unknown(_Workers, "workers nodes"),
     **_unknown(_Count, "batch global_batch train_samples warmup_steps"),
-    **_unknown(_Number, "lr"),
+    "lr": _Number | None,
 }
 # What was asked for: every option of training has a value of its kind, or none.
 _Requested = _form({name: _KINDS[each.kind] | None for name, each in packaged().options.items()}, _SETTINGS)
 _Rank = _form(  # one process of the run
-    {"host": _Text, "gpu": Any, "cores": _Counts | None},
+    {"host": _Text, "gpu": Any, "cores": _Counts | None, "device": _Text | None, "path": _Texts | None},
     _unknown(_Count, "local_rank pid threads"),
-    _unknown(_Text, "device"),
-    _unknown(_Texts, "path"),
 )
 # Collective calls of the script's own in a step.
-_Calls = _form(_unknown(_Number, "per_step bytes_median bytes_max"), _unknown(_Numbers, "names"))
+_Calls = _form(_unknown(_Number, "per_step bytes_median bytes_max"), {"names": _Numbers | None})
 _Effective = _form(  # what was read back from the live objects
     _SETTINGS,
     _unknown(_Text, "model device launcher dataset dataset_digest initial_parameter_sha256 averaging ended measured"),
     _unknown(_Count, "parameters test_samples epoch_steps processes"),
-    _unknown(bool, "parted"),
-    _unknown(_Calls, "calls"),
     _unknown(_Number, "floor_mse steps_per_epoch"),
-    _unknown(_Texts, "path"),
-    _unknown(_Counts, "ranks_per_host"),
-    _unknown(_list(_Rank), "ranks"),
-    _unknown(dict[str, dict[str, Any]], "settings"),
+    {"parted": bool | None, "calls": _Calls | None, "path": _Texts | None, "ranks_per_host": _Counts | None},
+    {"ranks": _list(_Rank) | None, "settings": dict[str, dict[str, Any]] | None},
 )
 # Where the timed window begins, and what says so.
-_Steady = _form({"step": _Count, "found_by": _Text}, _unknown(_Count, "declared"), _unknown(_Text, "doubt"))
+_Steady = _form({"step": _Count, "found_by": _Text, "declared": _Count | None, "doubt": _Text | None})
 _Part = Annotated[str, Field(pattern=r"^\S+( .*)?$", max_length=1000)]
 _Device = _form({"host": _Text, "part": _Part}, _unknown(_Number, "counter_j integral_j"))
 _Energy = _form(  # the joules of the timed window, and those of each device
     _unknown(_Number, "total_j per_sample_j counter_j integral_j"),
-    _unknown(_Text, "reason doubt"),
-    _unknown(_list(_Device), "per_device"),
+    {"reason": _Text | None, "doubt": _Text | None, "per_device": _list(_Device) | None},
 )
 # What the sensors of a host read, by process or device.
 _Readings = _form(_unknown(_Numbers, "ranks_cpu_percent rss_mb_max gpu_percent gpu_memory_mb_max power_w"))
-_System = _form(_unknown(GenericAlias(dict, (str, _Readings)), "hosts"), _unknown(_Text, "reason"))
+_System = _form({"hosts": GenericAlias(dict, (str, _Readings)) | None, "reason": _Text | None})
 # Where a run that trained in turns has waited, by rank 0: before these steps.
-_Waits = _form({"before": Annotated[list[_Count], Field(max_length=_MAX_COUNT)], "waited_s": _Seconds})
+_Waits = _form({"before": _list(_Count, _MAX_COUNT), "waited_s": _Seconds})
 _Stack = _form({"where": _Text, "name": _Text, "share": _Number})
 _Totals = _form(  # what the timed window gave
-    _unknown(Annotated[float, Field(ge=0, le=_MAX_COUNT)], "samples_per_s"),
+    {"samples_per_s": Annotated[float, Field(ge=0, le=_MAX_COUNT)] | None},
     _unknown(_Seconds, "window_s step_s_median step_s_p90 train_s wall_s"),
     _unknown(_Seconds, "data_s compute_s forward_s backward_s sync_s update_s residual_s step_s"),
     _unknown(_Count, "steps excluded_steps"),
     _unknown(_Number, "epochs train_mse test_mse g0_rmse_mpa a_rmse rss_mb_max pss_mb_max"),
-    _unknown(dict[str, _Seconds | None], "lap_medians_s"),
-    _unknown(_Count | _Counts, "rows_lost"),
-    _unknown(_list(_Stack, 100), "stacks"),
-    {"steady": _Steady | None, "turns": _Waits | None, "system": _System | None, "energy": _Energy | None},
+    {"lap_medians_s": dict[str, _Seconds | None] | None, "rows_lost": _Count | _Counts | None},
+    {"stacks": _list(_Stack, 100) | None, "steady": _Steady | None, "turns": _Waits | None},
+    {"system": _System | None, "energy": _Energy | None},
 )
 _Environment = _form(  # where it ran
     _unknown(_Text, "cpu_model os python package torch horovod mpi"),
-    _unknown(_Count, "cores"),
-    _unknown(_Number, "memory_gb"),
-    _unknown(_Texts | _Text, "command"),
+    {"cores": _Count | None, "memory_gb": _Number | None, "command": _Texts | _Text | None},
 )
 # Who a process is beyond its number, see cluster/alive.py.
-_Process = _form(required=({"pid": _Count, "began": _Count | None}, _each(_Text, "boot space host")))
-_Attempt = _form(  # one start of the run
-    {"process": _Process | None},
-    required=(_each(_Text, "started status reason host"), {"finished": _Text | None}, _each(_Count, "from_step pid")),
-)
-
-
-def _held(form: Any, check: Callable[[Any], Any]) -> Any:
-    return Annotated[form, AfterValidator(check)]
+_Process = _form(needed={"pid": _Count, "began": _Count | None, **_each(_Text, "boot space host")})
+_Start = {**_each(_Text, "started status reason host"), "finished": _Text | None, **_each(_Count, "from_step pid")}
+_Attempt = _form({"process": _Process | None}, needed=_Start)  # one start of the run
 
 
 def _check_synchronisation(found: dict[str, Any]) -> dict[str, Any]:
@@ -212,60 +193,56 @@ def _check_synchronisation(found: dict[str, Any]) -> dict[str, Any]:
 def _check_ablation(found: dict[str, Any]) -> dict[str, Any]:
     """Hold the columns of `blocks`: one row per pair, kind (`silent`) and rank; a lap that is not known is None."""
     pairs, workers, blocks = found["pairs"], found["workers"], found["blocks"]
-    length, laps = 2 * pairs * workers, [name for name in LAP_COLUMNS[:-1] if name != "compute_s" or name in blocks]
-    unknown = {name for name in laps if name in blocks and blocks[name] is None}  # older ones lack compute
-    faults = [
-        f"{name} must be a list of {length} numbers"
-        for name in ("pair", "silent", "rank", *laps, "step_s")
-        if name not in unknown and len(blocks.get(name) or ()) != length
-    ]
-    if not faults:
-        rows = {(pair, silent, rank) for pair in range(pairs) for silent in (False, True) for rank in range(workers)}
-        if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != rows:
-            faults = ["must have one row per pair, kind and rank"]
-    if faults:
-        raise wrong(f"blocks: {faults[0]}")
+    told = {"compute_s": None, **blocks}  # which older ones lack
+    laps = [name for name in LAP_COLUMNS[:-1] if told.get(name, ()) is not None]
+    for name in ("pair", "silent", "rank", *laps, "step_s"):
+        if len(blocks.get(name) or ()) != (length := 2 * pairs * workers):
+            raise wrong(f"blocks: {name} must be a list of {length} numbers")
+    rows = {(pair, silent, rank) for pair in range(pairs) for silent in (False, True) for rank in range(workers)}
+    if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != rows:
+        raise wrong("blocks: must have one row per pair, kind and rank")
     return found
 
 
-_Synchronisation = _form(  # what it is made of
-    _unknown(_Times, "pack_s through_s"),
-    required=(
-        {"workers": _Workers, "block": _Positive, "gradient_bytes": _Count, "clock": Any, "floor_s": _Times},
-        {**_each(_Text, "transport reduction"), "why_not_through": _Text | None},
-    ),
-)
+_Whose = {"workers": _Workers, "transport": _Text, "reduction": _Text}
+_Times_of = {
+    "block": _Positive,
+    "gradient_bytes": _Count,
+    "clock": Any,
+    "floor_s": _Times,
+    "why_not_through": _Text | None,
+}
+_Synchronisation = _form(_unknown(_Times, "pack_s through_s"), needed=_Whose | _Times_of)  # what it is made of
+_Blocks = dict[str, list[_Number] | list[bool] | None]
 _Ablation = _form(  # what communication costs by leaving it out
-    required=(
-        {"workers": _Workers, "reduction": _Text, **_each(_Positive, "pairs steps"), "seed": int},
-        {"why_no_timer": _Text | None, "sha256": Any, "blocks": dict[str, list[_Number] | list[bool] | None]},
-    ),
+    needed={"workers": _Workers, "reduction": _Text, "pairs": _Positive, "steps": _Positive, "seed": int}
+    | {"why_no_timer": _Text | None, "sha256": Any, "blocks": _Blocks},
 )
 SECTIONS = {  # of bench.json
-    "synchronisation": _held(_Synchronisation, _check_synchronisation),
-    "ablation": _held(_Ablation, _check_ablation),
+    "synchronisation": Annotated[_Synchronisation, AfterValidator(_check_synchronisation)],
+    "ablation": Annotated[_Ablation, AfterValidator(_check_ablation)],
 }
 # source.json in the folder of an analysis; keys that it does not name are of other versions.
 _Below = Annotated[str, BELOW]
 _Beside = Annotated[str, BESIDE]
 _Digests = dict[str, str]
 _Files = dict[_Below, str]
+_Against = _form({"match": str | None}, needed={"directory": _Beside})
 _Report = _form(  # what `report` kept of what it drew: a version, a look, digests of pictures, the study compared with
-    {"matplotlib": str, "pictures": _Files, "look": list[str], "files": list[_Below]},
-    {"against": _form({"match": str | None}, required=({"directory": _Beside},))},
+    {"matplotlib": str, "pictures": _Files, "look": list[str], "files": list[_Below], "against": _Against},
 )
 SOURCE_FORM = _form(
     _unknown(list[str], "only planned commands"),
+    {"targets": list[float] | None, "benches": _list(_form({"path": _Beside, "named": _Text})) | None},
     {
-        "targets": list[float] | None,
-        "benches": _list(_form({"path": _Beside, "named": _Text})) | None,
         "versions": _Digests | None,
-    },
+        "precision": float | None,
+        "columns": _Digests | None,
+    },  # of a table, by what they are
     {"files": dict[_Below, dict[str, int | str]], "run_files": dict[_Below, _Files], "turns_files": _Files},
-    {"precision": float | None, "columns": _Digests | None},  # of somebody's table, by what they are
     {"report": _Report | None, "left": list[_Below]},  # what a report of an earlier analysis wrote here, until the next
     {"digest": str},
-    required=({"runs": _Beside},),
+    needed={"runs": _Beside},
 )
 
 
@@ -319,20 +296,19 @@ class RunRecord:
         return "running" if there else "incomplete"
 
 
-_UPGRADES: Sequence[Callable[[Mapping[str, Any]], Mapping[str, Any]]] = (
-    lambda run: {"attempts": [], **run},  # 2: a run of schema 1 had one, which its other fields describe
-    lambda run: run,  # 3 and 4 are about rows: of a column that their file does not have, `read_steps` makes nulls
-    lambda run: run,
-    lambda run: {"process": None, **run},  # 5
-    lambda run: {"files": {}, "digest": "", **run},  # 6
-)
-"""Of each schema number, from 2 on: what makes a run.json of the number before one of it."""
+_SINCE: Mapping[int, Mapping[str, Any]] = {
+    2: {"attempts": []},  # a run of schema 1 had one, which its other fields describe
+    # 3 and 4 are about rows: of a column that their file does not have, `read_steps` makes nulls.
+    5: {"process": None},
+    6: {"files": {}, "digest": ""},
+}
+"""What a run.json has from a schema number on, as one of an earlier number is read."""
 
 
 def upgraded(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the content of a run.json of any schema number as the newest has it, whether it can be true or not."""
-    for upgrade in _UPGRADES[run["schema"] - 1 :]:
-        run = upgrade(run)
+    for number in range(run["schema"] + 1, SCHEMA + 1):
+        run = {**_SINCE.get(number, {}), **run}
     return run
 
 
@@ -345,20 +321,12 @@ def digest_of_record(record: RunRecord) -> str:
     return own_digest(json.loads(record_text(record)))
 
 
-def mean_over_ranks(values: Sequence[float | None]) -> float | None:
-    """Return the mean of one number of each rank; None unless all know theirs: that of some looks alike."""
-    known = _of_all(values)
-    return sum(known) / len(known) if known else None
-
-
-def max_over_ranks(values: Sequence[float | None]) -> float | None:
-    """Return the largest of one number of each rank; None unless all ranks know theirs."""
-    return max(_of_all(values), default=None)
-
-
-def _of_all(values: Sequence[float | None]) -> list[float]:
+def over_ranks(values: Sequence[float | None], *, largest: bool = False) -> float | None:
+    """Return the mean, or the `largest`, of one number of each rank; None unless all know theirs: some look alike."""
     known = [value for value in values if value is not None and not math.isnan(value)]
-    return known if len(known) == len(values) else []
+    if not known or len(known) < len(values):
+        return None
+    return max(known) if largest else sum(known) / len(known)
 
 
 def lap_summary(column: "Callable[[str], np.ndarray]") -> dict[str, Any]:
@@ -381,13 +349,15 @@ def lap_summary(column: "Callable[[str], np.ndarray]") -> dict[str, Any]:
 
 def step_totals(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the totals that step rows give, in seconds, of the ranks' `lap_summary`; unknown is None."""
-    means = {name: mean_over_ranks([each["mean"][name] for each in summaries]) for name in LAP_COLUMNS}
-    medians = {name: mean_over_ranks([each["median"][name] for each in summaries]) for name in LAP_COLUMNS[:-1]}
+    means, medians = (
+        {name: over_ranks([each[kind][name] for each in summaries]) for name in LAP_COLUMNS}
+        for kind in ("mean", "median")
+    )
     return {
-        "step_s_median": max_over_ranks([each["median"]["step_s"] for each in summaries]),
-        "step_s_p90": max_over_ranks([each["step_s_p90"] for each in summaries]),
+        "step_s_median": over_ranks([each["median"]["step_s"] for each in summaries], largest=True),
+        "step_s_p90": over_ranks([each["step_s_p90"] for each in summaries], largest=True),
         **means,
-        "lap_medians_s": {name.removesuffix("_s"): value for name, value in medians.items()},
+        "lap_medians_s": {name.removesuffix("_s"): medians[name] for name in LAP_COLUMNS[:-1]},
     }
 
 
@@ -402,11 +372,16 @@ def finite(value: Any) -> Any:
     elif hasattr(value, "to_dict"):
         value = value.to_dict()
     elif hasattr(value, "DOCUMENT"):
-        value = _declared(value)
-    elif isinstance(value, SimpleNamespace):
-        value = vars(value)
+        found: dict[str, Any] = {}
+        for told in value.DOCUMENT.split():
+            name, _, path = told.partition("=")
+            each = attrgetter(path or name.strip("*?"))(value)
+            found |= each if name[0] == "*" else {name.rstrip("?"): each or None if name[-1] == "?" else each}
+        value = found
     elif is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
+    elif isinstance(value, SimpleNamespace):
+        value = vars(value)
     if isinstance(value, Mapping):
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -414,15 +389,6 @@ def finite(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return finite(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _declared(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for told in value.DOCUMENT.split():
-        name, _, path = told.partition("=")
-        each = attrgetter(path or name.strip("*?"))(value)
-        found |= each if name[0] == "*" else {name.rstrip("?"): each or None if name[-1] == "?" else each}
-    return found
 
 
 def facts(value: Any, *names: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,26 +21,6 @@ OWN = packaged()
 """Whose options are columns of the run table, and whose model a record needs not name."""
 
 
-def _sensors(record: RunRecord) -> dict[str, float]:
-    """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
-    hosts = ((record.totals.get("system") or {}).get("hosts") or {}).values()
-
-    def measured(name: str, kind: str = "", *, mean: bool = True) -> float:
-        read = [item for host in hosts for item in (host.get(name) or {}).items()]
-        values = [value for part, value in read if part.startswith(kind) and value is not None]
-        return math.fsum(values) / (len(values) if mean else 1) if values else math.nan
-
-    return {
-        "cpu_percent_per_rank": measured("ranks_cpu_percent"),
-        "rss_mb_per_rank": measured("rss_mb_max"),
-        "gpu_percent": measured("gpu_percent"),
-        "gpu_memory_mb": measured("gpu_memory_mb_max"),
-        "gpu_power_w": measured("power_w", "gpu ", mean=False),
-        "gpu_power_w_per_gpu": measured("power_w", "gpu "),
-        "package_power_w": measured("power_w", "package ", mean=False),
-    }
-
-
 _TOTALS = (
     *("samples_per_s", "window_s", "steps", "excluded_steps", "step_s_median", "step_s_p90"),
     *LAP_COLUMNS,
@@ -52,8 +32,9 @@ OF_EVERY_RUN = (
     *("backend", "transport", "workers", "nodes", "batch", "global_batch", "train_samples", "precision", "reduction"),
 )
 """What the record says of every run, whatever it trained; of what was asked for where the run ended too early."""
-_OPTIONS = tuple(name for name in OWN.distinguishing if name not in (*OF_EVERY_RUN, "horovod_defaults"))
-_BEFORE_OPTIONS = {name: OWN.options[name].default for name in _OPTIONS}
+_BEFORE_OPTIONS = {
+    name: OWN.options[name].default for name in OWN.distinguishing if name not in (*OF_EVERY_RUN, "horovod_defaults")
+}
 """How runs recorded before an option existed were done: as its default does."""
 _ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
 
@@ -66,8 +47,73 @@ def recorded_runs(
     A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
     the run directories that count; `left_out` as for `found_runs`.
     """
-    runs = found_runs(*roots, only=only, left_out=left_out)
-    return _run_table(runs), (recorded_run(directory, name=name, record=record) for directory, name, record in runs)
+    import pandas as pd
+
+    found = found_runs(*roots, only=only, left_out=left_out)
+    rows: list[dict[str, Any]] = []
+    for directory, name, kept in found:
+        record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
+        requested, effective, totals = record.requested, record.effective, record.totals
+        # What is counted for each rank is summed.
+        counted: dict[str, Any] = {name: totals.get(name) for name in _TOTALS}
+        counted |= {name: sum(each) for name, each in counted.items() if isinstance(each, list)}
+        if None not in (counted["wall_s"], waited_s := (totals.get("turns") or {}).get("waited_s")):
+            counted["wall_s"] -= waited_s  # for its turns, in which others had the machine
+        of_every = {each: effective.get(each, requested.get(each)) for each in OF_EVERY_RUN}
+        if of_every["backend"] == "distributed":  # which were two libraries once
+            of_every["backend"] = "ddp"
+        budgets = ((each, requested.get(each)) for each in OWN.budgets)
+        ranks = effective.get("ranks") or ()
+        rows.append(
+            {
+                "run": name,
+                "study": record.study,
+                "partition": record.partition,
+                "status": record.state(),
+                "reason": record.reason,
+                **of_every,
+                "apart": _apart(record),
+                "calls": _calls(record),
+                "rank_threads": max((rank.get("threads") or 0 for rank in ranks), default=0) or None,
+                "horovod_defaults": bool(requested.get("horovod_defaults", False)),
+                **_trained(record),
+                # In words such as `10 epochs`; empty when unknown.
+                "budget": " or ".join(OWN.options[each].say(told) for each, told in budgets if told is not None),
+                "seed": requested.get("seed"),
+                "floor_mse": effective.get("floor_mse"),
+                "repeat": record.repeat,
+                **counted,
+                **_energy(record),
+                **_sensors(record),
+                "device": effective.get("device"),
+                "sync_s_median": (totals.get("lap_medians_s") or {}).get("sync"),
+                "per_node": model.per_node(ranks),
+                "rate_from": str(totals.get("rate_from") or ""),
+                "path": " and ".join(effective.get("path") or ()),
+                "rows_lost": model.rows_lost(record),
+                "excluded_by": model.timed_from(record)[1],
+                "warmup_steps": model.declared_warmup(record),
+                "steady_doubt": str((totals.get("steady") or {}).get("doubt") or ""),
+                "host": record.host,
+                **{each: record.environment.get(each) for each in _ENVIRONMENT},
+                "started": record.started,
+                "finished": record.finished,
+                # In the order of the ranks; that of rank 0 where the record does not say.
+                "hosts": ", ".join(dict.fromkeys(str(rank.get("host", record.host)) for rank in ranks)) or record.host,
+                "launcher": effective.get("launcher"),
+                "command": _command(record.environment.get("command")),
+                "typed": _command(requested.get("typed")),
+                **{each: str(requested.get(each) or "") for each in ("typed_in", "declared")},
+            }
+        )
+    table = pd.DataFrame(rows)
+    for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
+        table[column] = pd.to_numeric(table[column]).astype("float64")
+    for _, commands in table[table["backend"] == COMMAND].groupby(["study", "model"]):
+        if commands["rate_from"].map(rate_unit).nunique() > 1:  # what is said in different words is not compared
+            whole = pd.DataFrame({"samples_per_s": 1 / commands["wall_s"], "rate_from": "whole command"})
+            table.loc[commands.index, list(whole)] = whole
+    return table, (recorded_run(directory, name=name, record=record) for directory, name, record in found)
 
 
 def run_table(
@@ -78,76 +124,26 @@ def run_table(
     `only`: the names of the run directories that count, such as those of the present cells of a study; `left_out` as
     for `found_runs`.
     """
-    return _run_table(found_runs(*roots, only=only, left_out=left_out))
+    return recorded_runs(roots, only, left_out=left_out)[0]
 
 
-def _run_table(found: Iterable[tuple[Path, str, RunRecord]]) -> "pd.DataFrame":
-    import pandas as pd
-
-    rows: list[dict[str, Any]] = []
-    for directory, name, kept in found:
-        record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
-        ranks = record.effective.get("ranks") or ()
-        backend = record.effective.get("backend", record.requested.get("backend"))
-        wall_s, waited_s = record.totals.get("wall_s"), (record.totals.get("turns") or {}).get("waited_s")
-        rows.append(
-            {
-                "run": name,
-                "study": record.study,
-                "partition": record.partition,
-                "status": record.state(),
-                "reason": record.reason,
-                **{each: record.effective.get(each, record.requested.get(each)) for each in OF_EVERY_RUN},
-                "backend": "ddp" if backend == "distributed" else backend,  # which were two libraries once
-                "apart": _apart(record),
-                "calls": _calls(record),
-                "rank_threads": max((rank.get("threads") or 0 for rank in ranks), default=0) or None,
-                "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
-                "model": _model(record),
-                **_options(record),
-                "budget": " or ".join(  # in words such as `10 epochs`; empty when unknown
-                    OWN.options[each].say(told)
-                    for each in OWN.budgets
-                    if (told := record.requested.get(each)) is not None
-                ),
-                "seed": record.requested.get("seed"),
-                "floor_mse": record.effective.get("floor_mse"),
-                "repeat": record.repeat,
-                **{each: _one_number(record.totals.get(each)) for each in _TOTALS},
-                # Less what it waited for its turns, in which others had the machine.
-                "wall_s": _one_number(wall_s) if wall_s is None or waited_s is None else wall_s - waited_s,
-                **_energy(record),
-                **_sensors(record),
-                "device": record.effective.get("device"),
-                "sync_s_median": (record.totals.get("lap_medians_s") or {}).get("sync"),
-                "per_node": model.per_node(ranks),
-                "rate_from": str(record.totals.get("rate_from") or ""),
-                "path": " and ".join(record.effective.get("path") or ()),
-                "rows_lost": model.rows_lost(record),
-                "excluded_by": model.timed_from(record)[1],
-                "warmup_steps": model.declared_warmup(record),
-                "steady_doubt": str((record.totals.get("steady") or {}).get("doubt") or ""),
-                "host": record.host,
-                **{each: record.environment.get(each) for each in _ENVIRONMENT},
-                "started": record.started,
-                "finished": record.finished,
-                # In the order of the ranks; that of rank 0 where the record does not say.
-                "hosts": ", ".join(dict.fromkeys(str(rank.get("host", record.host)) for rank in ranks)) or record.host,
-                "launcher": record.effective.get("launcher"),
-                "command": _command(record.environment.get("command")),
-                "typed": _command(record.requested.get("typed")),
-                "typed_in": str(record.requested.get("typed_in") or ""),
-                "declared": str(record.requested.get("declared") or ""),
-            }
-        )
-    table = pd.DataFrame(rows)
-    for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
-        table[column] = pd.to_numeric(table[column]).astype("float64")
-    for _, commands in table[table["backend"] == COMMAND].groupby(["study", "model"]):
-        if commands["rate_from"].map(rate_unit).nunique() > 1:  # what is said in different words is not compared
-            whole = pd.DataFrame({"samples_per_s": 1 / commands["wall_s"], "rate_from": "whole command"})
-            table.loc[commands.index, list(whole)] = whole
-    return table
+def _sensors(record: RunRecord) -> dict[str, float]:
+    """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
+    hosts = ((record.totals.get("system") or {}).get("hosts") or {}).values()
+    found = {}
+    for column, name, kind, many in (
+        ("cpu_percent_per_rank", "ranks_cpu_percent", "", True),
+        ("rss_mb_per_rank", "rss_mb_max", "", True),
+        ("gpu_percent", "gpu_percent", "", True),
+        ("gpu_memory_mb", "gpu_memory_mb_max", "", True),
+        ("gpu_power_w", "power_w", "gpu ", False),
+        ("gpu_power_w_per_gpu", "power_w", "gpu ", True),
+        ("package_power_w", "power_w", "package ", False),
+    ):
+        read = [item for host in hosts for item in (host.get(name) or {}).items()]
+        values = [value for part, value in read if part.startswith(kind) and value is not None]
+        found[column] = math.fsum(values) / (len(values) if many else 1) if values else math.nan
+    return found
 
 
 def _as_command(record: RunRecord) -> RunRecord:
@@ -198,37 +194,26 @@ def _command(words: Any) -> str:
     return shlex.join(str(word) for word in words) if isinstance(words, list | tuple) else str(words or "")
 
 
-def _options(record: RunRecord) -> dict[str, Any]:
-    """Return the options of training of a run. Another script has options of its own, known as far as it told them."""
-    if record.effective.get("model") is None:
-        return {name: record.requested.get(name, before) for name, before in _BEFORE_OPTIONS.items()}
-    told = {**record.requested, "optimizer": record.effective.get("optimizer")}
-    return {name: told.get(name) for name in _BEFORE_OPTIONS}
-
-
 def _energy(record: RunRecord) -> dict[str, Any]:
     """Return the joules of the timed window, in all and per sample, of which kinds of devices, and what to doubt.
 
     A kind of device (gpu, package) counts where each of them on each node has a value: half of them would look like
     half of the energy.
     """
-    energy = record.totals.get("energy") or {}
+    energy, whole = record.totals.get("energy") or {}, dict[str, float]()
     total_j, per_sample_j = energy.get("total_j"), energy.get("per_sample_j")
+    doubts = [energy["doubt"]] if energy.get("doubt") else []
     devices = [each for each in energy.get("per_device") or () if "part" in each and "host" in each]
-    kinds: dict[str, list[tuple[str, float | None]]] = {}
-    for each in devices:
-        best = each["integral_j"] if each["counter_j"] is None else each["counter_j"]
-        kinds.setdefault(each["part"].split()[0], []).append((each["host"], best))
-    nodes = record.effective.get("nodes") or 1
-    whole, doubts = [], [energy["doubt"]] if energy.get("doubt") else []
-    for kind, found in sorted(kinds.items()):
-        known = {host for host, value in found if value is not None}
-        if len(known) >= nodes and all(value is not None for _, value in found):
-            whole.append(kind)
-        elif known:
+    for kind in sorted({each["part"].split()[0] for each in devices}):
+        own = [each for each in devices if each["part"].split()[0] == kind]
+        joules = [each["integral_j"] if each["counter_j"] is None else each["counter_j"] for each in own]
+        hosts = {each["host"] for each, value in zip(own, joules, strict=True) if value is not None}
+        if len(hosts) >= (record.effective.get("nodes") or 1) and None not in joules:
+            whole[kind] = math.fsum(joules)
+        elif hosts:
             doubts.append(f"{kind}: not all of them were read ({energy.get('reason') or 'no reason recorded'})")
     if devices and total_j:
-        counted_j = math.fsum(value for kind in whole for _, value in kinds[kind] if value is not None)
+        counted_j = math.fsum(whole.values())
         per_sample_j = None if not whole or per_sample_j is None else per_sample_j * counted_j / total_j
         total_j = counted_j if whole else None
     return {
@@ -239,20 +224,19 @@ def _energy(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _model(record: RunRecord) -> str:
-    """Return what was trained: of another script's model the name and size, because widths differ under one name, and
-    the options of its own in which its runs may differ."""
-    name = record.effective.get("model")
+def _trained(record: RunRecord) -> dict[str, Any]:
+    """Return what was trained, `model`, and with which options of training.
+
+    Of another script's model that is the name and size, because widths differ under one name, and the options of its
+    own in which its runs may differ; of those of training it has what it told.
+    """
+    requested, name = record.requested, record.effective.get("model")
     if name is None:
-        return OWN.model
-    own = record.requested.get("options") or {}
-    size = [] if model.is_command(record) else [f"{record.effective['parameters']}"]
-    return " ".join(["-".join([name, *size]), *(f"{each} {value}" for each, value in own.items())])
-
-
-def _one_number(value: Any) -> Any:
-    """Return a number of the totals for the table; what is counted for each rank is summed."""
-    return sum(value) if isinstance(value, list) else value
+        return {"model": OWN.model, **{each: requested.get(each, before) for each, before in _BEFORE_OPTIONS.items()}}
+    told = {**requested, "optimizer": record.effective.get("optimizer")}
+    sized = name if model.is_command(record) else f"{name}-{record.effective['parameters']}"
+    own = (f"{each} {value}" for each, value in (requested.get("options") or {}).items())
+    return {"model": " ".join([sized, *own]), **{each: told.get(each) for each in _BEFORE_OPTIONS}}
 
 
 def epoch_table(*roots: Path, only: Collection[str] | None = None) -> "pd.DataFrame":

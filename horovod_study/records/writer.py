@@ -6,19 +6,17 @@ Room for the end of a run is reserved while it goes on, and set free on a disk t
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study.config.documents import read_text
 from horovod_study.errors import RecordError
 from horovod_study.files import append_text, csv_rows, new_file, unfinished, write_file, writing
-from horovod_study.records import model
-from horovod_study.records.arrow import arrow_array, numpy_column
+from horovod_study.records import model, reader
 from horovod_study.records.model import BENCH, EPOCH_COLUMNS, EPOCHS, MANIFEST, NoRoom, RunRecord, record_text
-from horovod_study.records.reader import read_document, read_run, read_steps, read_system_rows
 
 if TYPE_CHECKING:  # the run wing records without pandas
     import pyarrow as pa
@@ -62,9 +60,9 @@ def _write_record(directory: Path, record: RunRecord, again: str) -> None:
     with suppress(OSError):
         if record.finished is not None:
             reserve.unlink(missing_ok=True)
-            return
-        with new_file(reserve) as stream:
-            os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
+        else:
+            with new_file(reserve) as stream:
+                os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
 
 
 def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
@@ -84,7 +82,7 @@ def require_no_run(directory: Path, *, again: str = "") -> None:
     `again`: the option that moves one which has ended aside, for the message where there is nothing to go on with.
     """
     if (directory / MANIFEST).exists():
-        state, way = read_run(directory).state(), "choose another --out or move it away"
+        state, way = reader.read_run(directory).state(), "choose another --out or move it away"
         if again and state in ("failed", "incomplete") and not model.checkpoint_paths(directory):
             way = f"give {again} to keep it aside and start over, or choose another --out"
         raise RecordError(f"{directory}: already holds a run ({state}); nothing was overwritten, {way}")
@@ -152,28 +150,23 @@ class StepWriter:
         self._small: list[pa.RecordBatch] = []  # the batches at the end of the file that will be joined
         self._small_at = self._end = 0
         self._pid = os.getpid()
-        if resume_at is not None:
-            self._resume(directory, rank, resume_at)
-            return
-        with writing(self.path, "choose a writable --out"), self._begun(self.path, "xb"):
-            pass
-
-    def _resume(self, directory: Path, rank: int, step: int) -> None:
-        rows = read_steps(directory, rank)
-        kept = rows.slice(0, step)
-        steps = kept.column("step").to_numpy()
-        if len(steps) < step or steps[-1:].tolist() not in ([], [step - 1]):
+        if resume_at is None:
+            with writing(self.path, "choose a writable --out"), self._begun(self.path, "xb"):
+                return
+        rows = reader.read_steps(directory, rank)
+        self.kept = rows.slice(0, resume_at)
+        steps = self.kept.column("step").to_numpy()
+        if len(steps) < resume_at or steps[-1:].tolist() not in ([], [resume_at - 1]):
             raise RecordError(
-                f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
+                f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {resume_at}; "
                 "rows were lost, start the run again with another --out"
             )
-        again = f"free space, resume again from step {step}"
+        again = f"free space, resume again from step {resume_at}"
         with writing(self.path, again), unfinished(self.path) as made, self._begun(made, "wb"):
-            for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
+            for batch in self.kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
                 self._write(batch.serialize(), at=self._end)
             self.sync()
             os.replace(made, self.path)
-        self.kept = kept
 
     @contextmanager
     def _begun(self, path: Path, mode: str) -> Iterator[None]:
@@ -216,7 +209,7 @@ class StepWriter:
             return
         rows = len(columns["step"])
         arrays = [
-            arrow_array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
+            reader.arrow_array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
             for each in self._schema
         ]
         batch = pa.record_batch(arrays, schema=self._schema)
@@ -255,9 +248,23 @@ class StepWriter:
 
 def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
     """Append one row to epochs.csv, with the header when it is the first."""
-    path = directory / EPOCHS
     text, head = csv_rows(EPOCH_COLUMNS, [row], head=False), csv_rows(EPOCH_COLUMNS, [])
-    _with_reserve(append_text, path, text, head=head)
+    _with_reserve(append_text, directory / EPOCHS, text, head=head)
+
+
+def append_turns(directory: Path, slices: Iterable[reader.TurnSlice]) -> None:
+    """Append the slices of one run, which is done, to the turns.csv of a study's folder: all of them or none.
+
+    Rows of a run are there once and complete, and whoever appends them holds the claim on its cell.
+    """
+    rows = [  # in CSV nothing is written for None
+        {name: f"{value:.6f}" if isinstance(value, float) else value for name, value in asdict(each).items()}
+        for each in slices
+    ]
+    if rows:
+        with writing(directory / reader.TURNS_FILE, "free space and run again"):
+            text, head = csv_rows(reader.TURN_COLUMNS, rows, head=False), csv_rows(reader.TURN_COLUMNS, [])
+            append_text(directory / reader.TURNS_FILE, text, head=head)
 
 
 def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None:
@@ -268,21 +275,20 @@ def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None
     path = directory / BENCH
     others: dict[str, Any] = {}
     with suppress(RecordError):
-        others = read_document(path, model.BENCH_SCHEMA, again="")
+        others = reader.read_document(path, model.BENCH_SCHEMA, again="")
     text = json.dumps({**others, "schema": model.BENCH_SCHEMA, section: found}, allow_nan=False)
     _with_reserve(write_file, path, text + "\n")
 
 
 def truncate_epochs(directory: Path, steps: int) -> None:
     """Remove the rows of epochs.csv after step `steps`, as if the run had been there when it was stopped."""
-    path = directory / EPOCHS
-    if not path.exists():
-        return
+    path, column = directory / EPOCHS, EPOCH_COLUMNS.index("steps")
     try:
-        lines = read_text(path, again="start the run again").splitlines(keepends=True)
-        head, rows = lines[:1], [line for line in lines[1:] if line.endswith("\n")]  # a torn last row is dropped
-        column = EPOCH_COLUMNS.index("steps")
-        write_file(path, "".join(head + [row for row in rows if int(row.split(",")[column]) <= steps]))
+        lines = read_text(path, again="start the run again").splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines[1:] if line.endswith("\n")]  # a torn last row is dropped
+        kept = [row for row in whole if int(row.split(",")[column]) <= steps]
+        if lines:
+            write_file(path, "".join([lines[0], *kept]))
     except (OSError, ValueError, IndexError) as error:
         text = getattr(error, "strerror", None) or error
         raise RecordError(f"{path}: cannot be cut to step {steps} ({text}); start the run again") from None
@@ -303,15 +309,18 @@ class SystemWriter:
         self.attempt = 0
         kept = None
         if keep_before_s is not None and self._path.exists():
-            kept, _ = read_system_rows(directory, host)
+            kept, _ = reader.read_system_rows(directory, host)
             # Rows are in the order of time.
-            before = sum(int((numpy_column(chunk) < keep_before_s).sum()) for chunk in kept.column("at_s").chunks)
+            before = sum(
+                int((reader.numpy_column(chunk) < keep_before_s).sum()) for chunk in kept.column("at_s").chunks
+            )
             kept = kept.slice(0, before)
             if before:
-                self.attempt = int(numpy_column(kept.column("attempt").chunks[-1])[-1]) + 1
-        content = {**meta, "schema": model.SYSTEM_SCHEMA, "host": host, "attempt": self.attempt}
-        told = {model.SYSTEM_META: json.dumps(content, allow_nan=False).encode()}
-        self._schema = model.system_schema().with_metadata(told)
+                self.attempt = int(reader.numpy_column(kept.column("attempt").chunks[-1])[-1]) + 1
+        told = json.dumps(
+            {**meta, "schema": model.SYSTEM_SCHEMA, "host": host, "attempt": self.attempt}, allow_nan=False
+        )
+        self._schema = model.system_schema().with_metadata({model.SYSTEM_META: told.encode()})
         with writing(self._path, "free space"), unfinished(self._path) as made:
             self._file = open(made, "wb")
             self._writer = pa.ipc.new_stream(self._file, self._schema)
@@ -332,7 +341,7 @@ class SystemWriter:
                     f"{self._path}: the disk is nearly full, and what is left is for the end of the run; free space"
                 )
         numbered = [{**row, "attempt": self.attempt} for row in rows]
-        columns = [arrow_array([row.get(each.name) for row in numbered], each.type) for each in self._schema]
+        columns = [reader.arrow_array([row.get(each.name) for row in numbered], each.type) for each in self._schema]
         with writing(self._path, "free space"):
             self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
             self._file.flush()

@@ -16,8 +16,8 @@ from torch import nn
 from horovod_study import records
 from horovod_study.comm import Backend, Launch, fail_together, open_backend, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness, Stopped, StopRequest, signal_name
-from horovod_study.config import requirements
 from horovod_study.config.doors import conform
+from horovod_study.config.run import asked_for, requirements, unmet
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
@@ -474,14 +474,14 @@ def _require(config: StrainConfig, effective: Mapping[str, Any], found: Mapping[
     """Raise BackendError, on all ranks, if the run is not what `--require` asks for."""
     if config.require is None:
         return
-    unmet = requirements.unmet(
-        requirements.parse(config.require, config.workload.options),
-        asked=requirements.asked_for(config, lr=scaled_lr(config, effective["workers"])),
+    faults = unmet(
+        requirements(config.require, config.workload.options),
+        asked=asked_for(config, lr=scaled_lr(config, effective["workers"])),
         effective=effective,
         environment=found,
     )
-    if unmet:
-        raise BackendError(f"{'; '.join(unmet)}; start the run as required, or change --require")
+    if faults:
+        raise BackendError(f"{'; '.join(faults)}; start the run as required, or change --require")
 
 
 def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint:
