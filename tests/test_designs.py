@@ -21,8 +21,7 @@ from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.config.run import Cell
 from horovod_study.studies import attempt, attribute, range_run, tune
-from horovod_study.studies.design import follow
-from horovod_study.studies.runner import RunOptions
+from horovod_study.studies.runner import RunOptions, follow
 from horovod_study.studies.search import load_search, run_search
 
 QUIET = Console(quiet=True)

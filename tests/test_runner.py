@@ -29,8 +29,8 @@ from horovod_study.config.partitions import Host, parse_hosts
 from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
 from horovod_study.studies import attempt, lease, ledger, runner, study_file
-from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.plan import Estimate, TimeLeft
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.text.progress import duration
 from horovod_study.workload.options import StrainConfig, strain_config

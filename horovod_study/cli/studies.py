@@ -26,8 +26,8 @@ def next_runs(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.forecast import next_runs as forecast
     from horovod_study.analysis.series.exchange import points_of
     from horovod_study.analysis.series.points import with_series
-    from horovod_study.studies.estimate import Estimate
     from horovod_study.studies.ledger import past_durations
+    from horovod_study.studies.plan import Estimate
 
     study = _study(options)
     ledger = _ledger(options, study)
@@ -158,10 +158,9 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.config.workload import find_workload
     from horovod_study.report.kit.files import write_result
-    from horovod_study.studies.design import follow
     from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.pairs import pairs_of, told
-    from horovod_study.studies.runner import RunOptions, show_plan
+    from horovod_study.studies.runner import RunOptions, follow, show_plan
     from horovod_study.text.progress import say
 
     what = "is for a study file; two sides A B are compared on this machine"

@@ -2,24 +2,19 @@
 
     study_file  the file of a study, and the cells that come of it with their placements
     sweep       these cells and what is asked of all of them: what everybody below the file is given
-    estimate    how long cells take, learned or guessed
-    plan        what a study will do and take, before anything runs
+    plan        how long cells take, learned or guessed; what a study will do and take, before anything runs
     ledger      the state of every cell: done, running, queued, failed, missing, ...
     watch       a study that is being run, or one training, as it gets on, on a terminal or in a log
-    progress    the display of a running study
 
     attempt     one attempt at a cell or a program: started, waited for, ended, explained
     engine      runs what the lanes of a policy ask for, and tells them how it ended
     interruption    Ctrl-C and SIGTERM as a request to stop
 
-    turns       cells that train one at a time, in slices and rounds, while the others wait
-    aim         precision as the aim of a study: what needs more turns, or another launch, and what is open
-    smoke       two workers for a few steps, before a study
+    turns       cells that train one at a time, in slices and rounds, while the others wait; precision as their aim
     lease       who holds a run, a cell or a study, and how that ended
-    runner      what a study still needs: found, said, run; retries and cancels
+    runner      what a study still needs: found, tried with two workers, run; retries, cancels, and follows designs
     submit      cells given to Slurm, and jobs taken back
     job         the program inside a job: a grid that stops with a checkpoint when Slurm says so
-    design      what is to be run next, given what came of it so far: what the engine runs, resumes and retries
     pairs       `run A B`: two configurations in blocks, side by side
     tune        a race of settings of how workers communicate
     search      a hyper-parameter search: its YAML file, and Optuna's study whose trials are cells

@@ -20,8 +20,7 @@ from horovod_study.config.roles import Role, named, plain
 from horovod_study.config.run import COMMUNICATION, Cell, available_cores, local_cell
 from horovod_study.config.workload import packaged
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.design import run_all
-from horovod_study.studies.runner import RunOptions
+from horovod_study.studies.runner import RunOptions, run_all
 from horovod_study.studies.sweep import StudyCells
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")

@@ -41,10 +41,9 @@ from horovod_study.studies.attempt import CANCELLED, CellPlaces, Launcher, local
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.lease import CLAIMS, Held, acquire
 from horovod_study.studies.ledger import read_ledger, set_aside
-from horovod_study.studies.progress import say
 from horovod_study.studies.runner import Grid, StudyResult
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.text.progress import duration
+from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
 
 EXIT_STOPPED = 75
@@ -174,7 +173,7 @@ def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_
             told = f", start {restarts + 1}" if restarts else ""
             nodes = environ.get("SLURM_JOB_NODELIST", platform.node())
             begun = f"job {inside.job_id or '?'} of study {sweep.name} on {nodes}{told}"
-            say(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
+            show(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
             if problem := unlike(job, sweep, inside):
                 raise StudyError(problem)
             how: dict[str, Any] = {"planned": job.inside["planned"], "lasts_s": lasts_s, "begin_one": True}
@@ -196,12 +195,12 @@ def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_
         early = stop.requested
         pre_empted = stop.state == PRE_EMPTED if early else False
         jobs.write_note(directory, job.name, task, note)
-    say(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
+    show(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
     if pre_empted and stop.number == 0 and job.requeue:
         # A job that ends by itself in its grace time is not queued again: it is requeued, and waits for its end.
         if inside.ask(("scontrol", "requeue", inside.job_id)) is None:
             told = f"scontrol requeue {inside.job_id} failed; Slurm requeues the job itself when its grace time is over"
-            say(console, told)
+            show(console, told)
         sleep(until_killed_s)
     if early:
         return EXIT_STOPPED
@@ -245,11 +244,11 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
             f"no cell fits into job {inside.job_id or '?'} with {plural(len(hosts), 'node')}: what is not done needs "
             f"{nodes} nodes of {where}; allocate these, or submit it with `run`"
         )
-    say(console, ledger.summary())
+    show(console, ledger.summary())
     told = f"{len(cells)} to run here, on {', '.join(host.name for host in hosts)}"
     told += f"; {len(wanted) - len(cells)} do not fit" if len(wanted) > len(cells) else ""
     told += f"; {ledger.count('queued')} are left to submitted jobs" if ledger.count("queued") else ""
-    say(console, told)
+    show(console, told)
     left_s = seconds_left(environ, math.inf)
     if left_s == math.inf and (end := _told_by_slurm(inside.ask, inside.job_id).get("EndTime", "")):
         with suppress(ValueError):  # Unknown; Slurm tells local time
@@ -260,9 +259,9 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
         grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=planned, lasts_s=left_s)
         broken_off = grid.run(cells)
     ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
-    say(console, ledger.summary())
+    show(console, ledger.summary())
     if stop.requested:
-        say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
+        show(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
     return StudyResult(ledger=ledger, interrupted=stop.requested)
 
 

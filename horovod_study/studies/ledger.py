@@ -37,8 +37,8 @@ from horovod_study.errors import RecordError, StudyError, nearest, refuse
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
 from horovod_study.studies import lease
-from horovod_study.studies.aim import Aim
 from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.turns import Aim
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 

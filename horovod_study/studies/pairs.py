@@ -31,9 +31,8 @@ from horovod_study.errors import StudyError, nearest, refuse
 from horovod_study.records import RunRecord, TurnSlice, read_steps, read_turns, step_ranks
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.design import Design
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside_part_blocks
-from horovod_study.studies.runner import AGAIN, StudyResult
+from horovod_study.studies.runner import AGAIN, Design, StudyResult
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Policy, apart_because, until_all_have, until_asked_for, worker_mb
 from horovod_study.text.tables import table_of, to_lines

@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,24 +23,29 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from horovod_study.cluster import pinning
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
-from horovod_study.cluster.remote import stop_marked_on
+from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
 from horovod_study.cluster.site import Site, site_of
+from horovod_study.config.partitions import Host
+from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell, Placement, available_cores
+from horovod_study.config.workload import Configuration
 from horovod_study.errors import StudyError, refuse
-from horovod_study.files import writing
-from horovod_study.measure.clock import now, sleep
+from horovod_study.files import write_file, writing
+from horovod_study.measure.clock import now, sleep, utc_stamp
 from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.records import append_turns, facts, read_turns
 from horovod_study.studies import ledger as ledgers
-from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (
     CANCELLED,
     TAKEN_OVER,
+    TIMED_OUT,
     Attempt,
     CellPlaces,
     CellRun,
@@ -51,8 +57,7 @@ from horovod_study.studies.attempt import (
     record_in,
     require_launchers,
 )
-from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.estimate import Estimate
+from horovod_study.studies.engine import Lane, attempt, sweep
 from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
 from horovod_study.studies.lease import (
     CLAIMS,
@@ -66,14 +71,54 @@ from horovod_study.studies.lease import (
     require_free,
 )
 from horovod_study.studies.ledger import Entry, Ledger
-from horovod_study.studies.plan import Plan, plan_study
-from horovod_study.studies.progress import Display, say
-from horovod_study.studies.smoke import smoke_test
+from horovod_study.studies.plan import Estimate, Plan, TimeLeft, plan_study
 from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
-from horovod_study.text.progress import duration
+from horovod_study.studies.turns import (
+    Aim,
+    BlockLaunch,
+    Conductor,
+    Policy,
+    groups,
+    sees_steps,
+    until_asked_for,
+    worker_mb,
+)
+from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
+
+
+class Display:
+    """Shows a running study on `console`.
+
+    It is redrawn when told to and not by a thread of its own: what it costs is taken from the cores being measured.
+    """
+
+    def __init__(self, console: Console, *, total: int, ended: int) -> None:
+        self._console, self._total, self._ended = console, total, ended
+        shown = console.is_terminal and not console.is_dumb_terminal
+        self._live = Live(console=console, auto_refresh=False, transient=True) if shown else None
+
+    def close(self) -> None:
+        """Take away what runs."""
+        if self._live:
+            self._live.stop()
+
+    def running(self, name: str, *, elapsed_s: float, left: TimeLeft) -> None:
+        """Show what runs now, for how long the study has been running, and how much is left."""
+        if self._live:
+            self._live.start()
+            text = f"{self._ended} of {self._total} ended, {duration(elapsed_s)}, {left}; running {name}"
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def ended(self, entry: Entry, *, seconds: float, left: TimeLeft | None, log: str) -> None:
+        """Say how a cell ended; `left` is None after the last one."""
+        self._ended += 1
+        rate, took = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f} samples/s, ", duration(seconds)
+        what = f"{rate}{took}" if entry.state == "done" else f"{entry.reason} (after {took}; see {log})"
+        count = f"[{self._ended}/{self._total}]"
+        show(self._console, f"{count} {entry.state} {entry.name}: {what}" + (f"; {left}" if left else ""))
+
 
 AGAIN = (*ledgers.ON_RETRY, "pre-empted")  # States of cells that `retry` runs again
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
@@ -150,8 +195,8 @@ def retry_cells(
     console, ledger = console or Console(), ledgers.read_ledger(sweep)
     if keys := {entry.key for entry in ledger.select(AGAIN, which)}:
         return _Runner(sweep, replace(options, only=keys, retry=True), console).run()
-    say(console, ledger.summary())
-    say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
+    show(console, ledger.summary())
+    show(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
     return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
 
 
@@ -178,7 +223,7 @@ def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Conso
             out, why = directory.resolve() / entry.key, "cancelled while nobody ran it"
             if end_unattended(out, CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == CANCELLED:
                 count += 1
-                say(console, f"cancelled: {entry.name}")
+                show(console, f"cancelled: {entry.name}")
         except Held as held:
             ask_to_end(directory, held.claim)
             asked.append((entry, held.claim))
@@ -186,11 +231,11 @@ def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Conso
     for entry, asked_of in asked:
         while (claim := read_claim(claims, entry.key, asked_of.generation)) is None or claim.released is None:
             if now() >= deadline:
-                say(console, f"asked to end: {entry.name}, run by {asked_of}, which has not answered yet")
+                show(console, f"asked to end: {entry.name}, run by {asked_of}, which has not answered yet")
                 break
             sleep(_WAKE_S)
         else:
-            say(console, f"{claim.state or INTERRUPTED}: {entry.name}")
+            show(console, f"{claim.state or INTERRUPTED}: {entry.name}")
             count += claim.state == CANCELLED
     return count
 
@@ -245,7 +290,7 @@ class _Runner:
                 seconds, cores = options.watch_load_s, sorted(os.sched_getaffinity(0))
                 watched = seconds > 0 and any(site.alone for site in self._sites.values())
                 if watched and (told := pinning.other_load(cores, seconds=seconds)):
-                    say(console, f"warning: {told}; times will not be those of a quiet machine")
+                    show(console, f"warning: {told}; times will not be those of a quiet machine")
                 grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
                 grid.policy, every = options.policy, len(ledger.entries)
                 broken_off = grid.run(here, total=every, ended=every - len(here))
@@ -264,7 +309,7 @@ class _Runner:
         for cell in {cell.label: cell for cell in here}.values():
             out, config = self._directory / cell.key, self._directory / "cells" / f"{cell.key}.yaml"
             line = self._options.launch(cell, config, out, site=self._sites[cell.placement])
-            say(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
+            show(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
         if there:
             submit_cells(self._sweep, there, console=console, dry_run=True)
         return StudyResult(ledger=ledger, planned_only=True)
@@ -289,10 +334,10 @@ class _Runner:
         shared = self._refuse_sharing(here)
         self._sites = {each: self._site(each) for each in dict.fromkeys(cell.placement for cell in here)}
         if self._sweep.cells and (note := self._sweep.cells[0].config.workload.note):
-            say(console, note)
+            show(console, note)
         require_launchers(here, options.launch, self._sites)
         for line in (*(plan.lines() if table else [ledger.summary()]), *shared):
-            say(console, line)
+            show(console, line)
         if here:
             self._report(ledger, here, Estimate(past))
         return plan, here, there
@@ -339,17 +384,17 @@ class _Runner:
         """Say what is to be run from here, in its order."""
         console, directory = self._console, self._directory
         if not self._sweep.part:
-            say(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
+            show(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
         for repeat, block in groupby(here, key=lambda cell: cell.config.repeat):
             names = [cell.label for cell in block]
             more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            say(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
+            show(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
         todo = {cell.key for cell in here}
         resumed = [entry.name for entry in ledger.entries if entry.key in todo and ledgers.can_resume(entry, directory)]
         if resumed and not self._sweep.equal_steps:
-            say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
+            show(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
         where = f"records in {directory}, output in {directory / 'logs'}"
-        say(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
+        show(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
 
     def _ask_first(self, plan: Plan) -> None:
         """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
@@ -380,7 +425,7 @@ class _Runner:
                 return
             if (summary := ledger.summary()) != told:
                 told = summary
-                say(self._console, summary)
+                show(self._console, summary)
             until = now() + 15.0  # not to ask the batch system too often
             while now() < until and not stop.requested:
                 sleep(_WAKE_S)
@@ -399,9 +444,9 @@ class _Runner:
             found, problem = stop_marked_on(sorted(elsewhere), str(folder), grace_s=grace_s)
             count += found
             if problem:
-                say(self._console, f"warning: {problem}")
+                show(self._console, f"warning: {problem}")
         if count:
-            say(self._console, f"stopped what an interrupted run of this study left behind ({count} processes)")
+            show(self._console, f"stopped what an interrupted run of this study left behind ({count} processes)")
 
 
 def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console: Console, *, told: str) -> None:
@@ -411,22 +456,22 @@ def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console
     """
     ledger = result.ledger
     if ledger.summary() != told:
-        say(console, ledger.summary())
+        show(console, ledger.summary())
     for entry in ledger.entries:
         text = f"{entry.state}: {entry.name}: {entry.reason}"
         if entry.state in ("failed", "timed out"):
-            say(console, f"  {text}; see {ledgers.log_path(ledger.directory, entry.cell)}")
+            show(console, f"  {text}; see {ledgers.log_path(ledger.directory, entry.cell)}")
         elif entry.state in ("stopped", "cancelled", "pre-empted"):
-            say(console, f"  {text}")
+            show(console, f"  {text}")
         elif entry.state == "running" and not result.submitted:
-            say(console, f"  left alone: {entry.name} runs already ({entry.reason})")
+            show(console, f"  left alone: {entry.name} runs already ({entry.reason})")
     if result.interrupted:
-        say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {options.command}")
+        show(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {options.command}")
     elif ledger.count(*AGAIN):
         retried = f"try the failed ones again with: {options.command}"
-        say(console, retried if options.retry else "failed cells were left alone")
+        show(console, retried if options.retry else "failed cells were left alone")
     elif ledger.count("stopped"):
-        say(console, f"continue with: {options.command}")
+        show(console, f"continue with: {options.command}")
 
 
 @dataclass(kw_only=True)
@@ -479,7 +524,7 @@ class Grid:
                         sweep([self._lane(sorted(needed, key=cells.index))], self.stop)
                 if self._aim is not None and not self.stop.requested:
                     for line in self._aim.look(self.sweep).lines():
-                        say(self.console, line)
+                        show(self.console, line)
         return self.broken_off
 
     def _in_turns(self, cells: Sequence[Cell], block: str) -> None:
@@ -500,7 +545,7 @@ class Grid:
         """Say once that other programs disturb."""
         if self.places.notice_load and not self._warned:
             self._warned = True
-            say(self.console, f"warning: {text}")
+            show(self.console, f"warning: {text}")
 
     def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
         for position, cell in enumerate(cells):
@@ -516,7 +561,7 @@ class Grid:
             expected_s = self._estimate.of(cell).seconds or 0.0
             if now() + expected_s > self._until and (position or not self.begin_one):
                 self.left_out.append(cell.key)
-                say(self.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
+                show(self.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
                 continue
             try:
                 end = yield from self._turn(cell, cells[position:], conductor)
@@ -544,7 +589,7 @@ class Grid:
         """
         name, before = cell.name, latest(self._claims, cell.key)
         if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
-            say(self.console, f"left out: {name} was cancelled")
+            show(self.console, f"left out: {name} was cancelled")
             return None
         state, reason, seconds = INTERRUPTED, "", 0.0
         try:
@@ -560,7 +605,7 @@ class Grid:
             finally:
                 lease.release(state, reason)
         except Held as held:
-            say(self.console, f"left alone: {name} is being run by {held.claim}")
+            show(self.console, f"left alone: {name} is being run by {held.claim}")
             return None
         return state, seconds
 
@@ -598,7 +643,7 @@ class Grid:
         )
         attempt: Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
         if attempt.unreached:
-            say(self.console, f"warning: {attempt.unreached}")
+            show(self.console, f"warning: {attempt.unreached}")
         if attempt.state == TAKEN_OVER:  # the run directory is another's now
             return INTERRUPTED, attempt.reason, attempt.seconds
         state = f"{attempt.state}, resumed" if resume else attempt.state
@@ -652,3 +697,158 @@ def ask_to_end(directory: Path, claim: Claim) -> None:
     with writing(path, "make room there", error=StudyError):
         path.parent.mkdir(exist_ok=True)
         path.touch()
+
+
+Design = Generator[StudyCells, Ledger, None]
+"""Yields cells that are to be run next, and receives where these stand then."""
+
+
+def follow(design: Design, how: RunOptions, console: Console) -> StudyResult | None:
+    """Run what a design yields until it is at its end or a run is interrupted; None: there was nothing to run."""
+    result: StudyResult | None = None
+    with suppress(StopIteration):
+        sweep = next(design)
+        while not (result := run_sweep(sweep, how, console=console)).interrupted:
+            sweep = design.send(result.ledger)
+    return result
+
+
+def run_all(sweep: StudyCells, how: RunOptions) -> list[Path]:
+    """Run the cells of `sweep` that are not done and return all run directories; what is said goes to standard error.
+
+    StudyError with the reason of the first run that fails, and KeyboardInterrupt after Ctrl-C.
+    """
+    result = run_sweep(sweep, how, console=Console(stderr=True))
+    if result.interrupted:
+        raise KeyboardInterrupt
+    for each in result.ledger.entries:
+        if each.state != "done":
+            raise StudyError(f"{each.name}: {each.reason or each.state}; type the same again to go on")
+    return [sweep.directory / cell.key for cell in sweep.cells]
+
+
+_SMOKE = ".smoke"
+LIMIT_S = 90.0
+"""It takes about 10 s; a machine that is loaded or starts Python from a slow file server takes several times that."""
+STEPS = 5
+
+
+def smoke_test(
+    cells: Sequence[Cell],
+    sweep: StudyCells,
+    places: CellPlaces,
+    sites: Mapping[Placement, Site],
+    *,
+    console: Console,
+    stop: Interruption,
+) -> None:
+    """Train two workers for a few steps over each runtime of `cells` that has several, where they will run.
+
+    Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
+    """
+    folder = sweep.directory / _SMOKE
+    _refuse_unreachable(cells, sweep, sites, console)
+    with writing(folder, "choose another folder with --runs", error=StudyError), suppress(KeyboardInterrupt):
+        for cell, site in small_cells(cells, sites):
+            foreign, names = cell.config.workload.starts_ranks, [host.name for host in site.hosts] or ["this machine"]
+            told = f"2 workers on {names[0]}" if len(names) == 1 else f"1 worker each on {' and '.join(names)}"
+            told = told if foreign else f"{cell.runtime}, {told}"
+            name = "command" if foreign else cell.runtime.replace("/", "-")
+            passed = folder / "-".join([name, cell.identity, *(host.name for host in site.hosts), "passed"])
+            if passed.exists():
+                continue
+            show(console, f"smoke test: {told}")
+            out = folder.resolve() / f"{name}-{utc_stamp()}"
+            while out.exists():
+                out = out.with_name(f"{out.name}+")
+            ended = attempt(
+                CellRun(
+                    cell=cell,
+                    out=out,
+                    config=folder / f"{out.name}.yaml",
+                    log=folder / f"{out.name}.log",
+                    site=site,
+                    launch=places.launch,
+                    # Other trainings may read their data for minutes before the first step.
+                    timeout_s=LIMIT_S if foreign or cell.config.workload.small is not None else 600.0,
+                    grace_s=places.grace_s,
+                ),
+                stop,
+            )
+            if ended.unreached:
+                show(console, f"warning: {ended.unreached}")
+            # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.
+            slow = foreign and ended.state == TIMED_OUT
+            if not ended.done and not slow:
+                if site.hosts or not foreign:  # else it has said itself what is wrong
+                    _diagnose(site.hosts, cell, sweep, console)
+                reason = f"{ended.reason} ({ended.said})" if ended.state == TIMED_OUT else ended.reason
+                raise StudyError(
+                    f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
+                    "(--no-smoke)"
+                )
+            show(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
+            write_file(passed, "")
+
+
+def _refuse_unreachable(
+    cells: Sequence[Cell], sweep: StudyCells, sites: Mapping[Placement, Site], console: Console
+) -> None:
+    """Raise a StudyError when a host does not answer, also one that answered yesterday; launchers take long to say."""
+    used = [site for cell in cells if not (site := sites[cell.placement]).allocation]
+    hosts = {host.name: host for site in used for host in site.hosts}
+    if not (away := other_hosts(list(hosts))):
+        return
+    with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
+        answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
+    if lost := [f"{name}: {each.problem}" for name, each in zip(away, answers, strict=True) if each.problem]:
+        _diagnose(tuple(hosts.values()), cells[0], sweep, console)
+        raise StudyError(
+            f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started: fix that, or "
+            "leave them out (--hosts)"
+        )
+
+
+def _small_config(config: Configuration) -> Configuration:
+    """Return a run of a few steps that communicates as `config` does; how well it learns does not matter here."""
+    workload = config.workload
+    values = dict(vars(config))
+    if workload.small is None:
+        values["warmup_steps"] = 0
+    else:
+        communication = workload.named(Role.RUNTIME | Role.COMMUNICATION)
+        values = {**{name: values[name] for name in (*communication, "device")}, **workload.small}
+    length = {**dict.fromkeys(workload.budgets), "steps": STEPS}
+    return workload.configure({**values, **workload.quiet, **length, "study": "smoke", "partition": config.partition})
+
+
+def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[tuple[Cell, Site]]:
+    """Return one cell of two workers for each runtime and partition among `cells` that has several, with its site.
+
+    Where cells are spread over hosts, one worker goes to each of the first two.
+    """
+    found: dict[tuple[str, str, str], tuple[Cell, Site]] = {}
+    # The cell with most hosts says most about whether workers can communicate with each other.
+    for cell in sorted(cells, key=lambda each: -each.placement.nodes):
+        placement, case = cell.placement, (cell.runtime, cell.placement.partition, cell.identity)
+        if placement.workers == 1 or case in found:
+            continue
+        site, per_node = sites[placement], 1 if placement.nodes > 1 else 2
+        hosts = tuple(Host(name=host.name, slots=per_node) for host in site.hosts[: 2 // per_node])
+        small = Placement(partition=placement.partition, workers=2, workers_per_node=per_node)
+        tried = replace(cell, config=_small_config(cell.config), placement=small, arm="", label="")
+        found[case] = (tried, replace(site, hosts=hosts))
+    return list(found.values())
+
+
+def _diagnose(hosts: Sequence[Host], cell: Cell, sweep: StudyCells, console: Console) -> None:
+    """Print what `doctor` finds wrong where a cell goes, with the remedies."""
+    from horovod_study.cluster.doctor import examine  # a long list of imports that a good day does without
+
+    show(console, "looking for the cause (horovod-study doctor):")
+    partition = sweep.partitions.get(cell.placement.partition)
+    found = examine(hosts=hosts, partition=partition, runs=sweep.directory.parent)
+    slurm = partition is not None and partition.scheduler == "slurm"
+    wrong = [each for each in found if each.verdict != "ok" and (slurm or each.area != "Slurm")]
+    for line in [f"{each.verdict}: {each.name}: {each.what}; {each.remedy}" for each in wrong] or ["it found no fault"]:
+        show(console, f"  {line}")

@@ -28,12 +28,11 @@ from horovod_study.errors import StudyError, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import sleep, utc_now, utc_stamp
 from horovod_study.records import facts
-from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.lease import Held, hold_study
 from horovod_study.studies.ledger import past_durations
-from horovod_study.studies.progress import say
+from horovod_study.studies.plan import Estimate
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.text.progress import duration
+from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
 
 _TRIES = 3
@@ -59,7 +58,7 @@ def submit_cells(
     check_folder(directory)
     if dry_run:
         for job, allocation, text in _drafts(sweep, cells, planned, code=directory.resolve() / ".code" / "DIGEST"):
-            say(console, text)
+            show(console, text)
             _show(allocation, sweep.partitions[job.partition], directory.resolve(), console)
         return []
     with ExitStack() as stack:
@@ -78,7 +77,7 @@ def submit_cells(
         live = {key: state.job_id for job, task, state in book.live() for key in job.tasks[task]}
         for cell in cells:
             if cell.key in live:
-                say(console, f"not submitted again: {cell.name} is in job {live[cell.key]}")
+                show(console, f"not submitted again: {cell.name} is in job {live[cell.key]}")
         wanted = [cell for cell in cells if cell.key not in live]
         if not wanted:
             return []
@@ -108,7 +107,7 @@ def adopt(book: JobBook, directory: Path, console: Console) -> None:
         number = book.job_id(job.name)
         if number:
             write_job(directory, replace(job, job_id=number, submitted=job.written))
-            say(console, f"found job {number} ({job.name}), submitted by a command that was broken off")
+            show(console, f"found job {number} ({job.name}), submitted by a command that was broken off")
         elif all(book.of_task(job, task) is None for task in range(len(job.tasks))):
             write_job(directory, replace(job, refused="the command that made it was broken off before it submitted it"))
 
@@ -157,7 +156,7 @@ def _submit(job: Job, allocation: Allocation, text: str, sweep: StudyCells, cons
     write_job(directory, job)
     many, each = (f", {len(job.tasks)} tasks", " each") if len(job.tasks) > 1 else ("", "")
     text = f"submitted job {job.job_id}{many}: {plural(len(allocation.cells), 'cell')}, {plural(job.nodes, 'node')}"
-    say(console, f"{text} of {job.partition}, at most {duration(job.time_limit_s)}{each}; {folder}")
+    show(console, f"{text} of {job.partition}, at most {duration(job.time_limit_s)}{each}; {folder}")
     return job
 
 
@@ -200,7 +199,7 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
 
 def _show(allocation: Allocation, partition: Partition, directory: Path, console: Console) -> None:
     """Print how the cells of a job will be launched, the nodes called node1, node2, ..."""
-    say(console, "# The program in it will start its cells like this:")
+    show(console, "# The program in it will start its cells like this:")
     shown: dict[Any, Cell] = {}
     for cell in allocation.cells:
         shown.setdefault((cell.runtime, cell.placement), cell)
@@ -214,7 +213,7 @@ def _show(allocation: Allocation, partition: Partition, directory: Path, console
         start = Starting(python=Path(sys.executable), environ=path, which=lambda name, search: name, site=site)
         config = directory / "cells" / f"{cell.key}.yaml"
         line = launch_line(cell, start, config=config, out=directory / cell.key)
-        say(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")
+        show(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")
 
 
 def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console: Console, ask: Ask = ask) -> list[str]:
@@ -248,5 +247,5 @@ def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console
             error=StudyError,
         )
         ended.append(number)
-        say(console, f"cancelled job {number} ({plural(len(job.tasks[task]), 'cell')})")
+        show(console, f"cancelled job {number} ({plural(len(job.tasks[task]), 'cell')})")
     return ended

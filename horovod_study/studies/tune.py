@@ -35,16 +35,14 @@ from horovod_study.errors import ConfigError, StudyError, nearest, refuse
 from horovod_study.measure.clock import now
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.design import Design, follow
 from horovod_study.studies.interruption import INTERRUPTED
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside
-from horovod_study.studies.progress import say
-from horovod_study.studies.runner import RunOptions, end_unattended
+from horovod_study.studies.runner import Design, RunOptions, end_unattended, follow
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
 from horovod_study.text.numbers import quoted
-from horovod_study.text.progress import duration
+from horovod_study.text.progress import duration, show
 from horovod_study.text.tables import NOTHING, table_of, to_lines
 
 SECONDS = 2.0  # of a launch that does not alternate
@@ -294,11 +292,11 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
     sweep = replace(sweep_of(study, runs_dir), name=name, directory=runs_dir / name, **own)
     way = "one launch after the other: " + alone if alone else "in turns"
     what = f"{base.runtime} with {workers} workers, batch {base.config.batch}"
-    say(console, f"tuning {what}, {way}, at most {duration(lasts_s)}")
+    show(console, f"tuning {what}, {way}, at most {duration(lasts_s)}")
     for each in workload.options.values():
         if each.variable in os.environ and each.matters(base.runtime):
             told = f"{each.variable} is set in the environment, and holds for the shipped settings; unset it"
-            say(console, f"warning: {told}")
+            show(console, f"warning: {told}")
     arms, left_out = arms_of(base, knobs, available_cores())
     why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
     nothing = f"there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2"
@@ -308,10 +306,10 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
     how = replace(options, policy=heats.policy, watch_load_s=0.0)
     ended = follow(heats.design(seed=study.seed, room=room), how, Console(quiet=True))
     if ended is not None and ended.interrupted:
-        say(console, f"interrupted; continue with: {options.command}")
+        show(console, f"interrupted; continue with: {options.command}")
         return False
     for line in (*_table(heats.race, left_out), "", *run_lines(base, heats.race.chosen)):
-        say(console, line)
+        show(console, line)
     return True
 
 
@@ -382,7 +380,7 @@ class _Heats:
         for arm in {each.label for each in cells} - {each.cell for each in slices} - set(failed):
             failed[arm] = "it trained too little to be measured; give the study more seconds"
         left = duration(max(0.0, self.lasts_s - self.used_s))
-        say(self.console, f"  {heat.what} {heat.number}: {len(heat.arms)} settings; at most {left} left")
+        show(self.console, f"  {heat.what} {heat.number}: {len(heat.arms)} settings; at most {left} left")
         return slices, failed
 
     def _slices(self, cells: Sequence[Cell]) -> list[Slice]:
