@@ -12,9 +12,8 @@ import horovod_study
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config.run import Cell, local_cell
 from horovod_study.records import read_run
-from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict
+from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Interruption, Running, Verdict
 from horovod_study.studies.engine import Lane, attempt, sweep
-from horovod_study.studies.interruption import Interruption
 from horovod_study.workload.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
@@ -57,7 +56,7 @@ def test_only_one_place_knows_the_exit_codes_of_signals() -> None:
         if isinstance(node, ast.Constant) and node.value in (128, 129, 130, 143)
     }
 
-    assert codes == {("studies/interruption.py", 128), ("cli/__init__.py", 128)}
+    assert codes == {("studies/attempt.py", 128), ("cli/__init__.py", 128)}
 
 
 def cell(repeat: int = 0) -> Cell:

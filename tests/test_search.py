@@ -30,7 +30,7 @@ from horovod_study.records import epoch_rows, read_run
 from horovod_study.report.figures.strain import write_search
 from horovod_study.studies import attempt, engine
 from horovod_study.studies import search as searching
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.attempt import Interruption
 from horovod_study.studies.lease import CLAIMS, STALE_S, acquire
 from horovod_study.studies.search import (
     PARTS,
@@ -448,7 +448,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from horovod_study.studies import search as searching
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.attempt import Interruption
 from test_search import search
 if {dies!r}:
     setattr(searching._Search, {dies!r}, lambda *told: os.kill(os.getpid(), signal.SIGKILL))

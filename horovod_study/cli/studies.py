@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int | Result:
         told = given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait")
         how = RunOptions(command=command, **told)
         if options.tune is not None:
-            from horovod_study.studies.interruption import exit_code
+            from horovod_study.studies.attempt import exit_code
             from horovod_study.studies.tune import tune
 
             how = replace(how, command=shlex.join(["horovod-study", *options.words]))
@@ -158,7 +158,7 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.config.workload import find_workload
     from horovod_study.report.kit.files import write_result
-    from horovod_study.studies.interruption import exit_code
+    from horovod_study.studies.attempt import exit_code
     from horovod_study.studies.pairs import pairs_of, told
     from horovod_study.studies.runner import RunOptions, follow, show_plan
     from horovod_study.text.progress import say

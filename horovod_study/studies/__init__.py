@@ -6,9 +6,8 @@
     ledger      the state of every cell: done, running, queued, failed, missing, ...
     watch       a study that is being run, or one training, as it gets on, on a terminal or in a log
 
-    attempt     one attempt at a cell or a program: started, waited for, ended, explained
+    attempt     one attempt at a cell or a program: started, waited for, ended, explained; Ctrl-C as a request to stop
     engine      runs what the lanes of a policy ask for, and tells them how it ended
-    interruption    Ctrl-C and SIGTERM as a request to stop
 
     turns       cells that train one at a time, in slices and rounds, while the others wait; precision as their aim
     lease       who holds a run, a cell or a study, and how that ended
@@ -20,8 +19,7 @@
     search      a hyper-parameter search: its YAML file, and Optuna's study whose trials are cells
     attribute   arms of runtimes in rounds, with --measure-sync
     range_run   the training run of a learning-rate range test
-    bench       programs that ranks run (programs/), and the launches of `bench` and `bench timers`
-    verify      the launches of `bench equality`, and the verdict on each case
+    bench       programs that ranks run (programs/): the launches of `bench`, and the verdicts of `bench equality`
 
 A study called NAME lives in RUNS/NAME:
 

@@ -8,14 +8,16 @@ import ipaddress
 import math
 import os
 import platform
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from types import FrameType, MappingProxyType
+from typing import Any, NamedTuple, Self
 
 import yaml
 
@@ -32,8 +34,44 @@ from horovod_study.measure.clock import now, utc_now
 from horovod_study.recording.command import ENDED_WITH, NO_STEPS
 from horovod_study.records import RunRecord
 from horovod_study.runtimes import CARRIED
-from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.lease import end_run_claim, require_free
+
+INTERRUPTED = "interrupted"
+_last: list[int] = [signal.SIGINT]
+
+
+def exit_code() -> int:
+    """Return what a program ends with that was told to stop: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
+    return 128 + _last[-1]
+
+
+class Interruption:
+    """Remembers the first Ctrl-C, SIGTERM or lost terminal, for a good moment to act on; a second one breaks off."""
+
+    signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self, state: str = INTERRUPTED) -> None:
+        """`state`: what the attempt that is broken off is called, such as "pre-empted"."""
+        self.requested = False
+        self.state = state
+
+    def __enter__(self) -> Self:
+        main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
+        # What is ignored stays so: nohup means it.
+        heeded = [number for number in self.signals if main and signal.getsignal(number) != signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._remember) for number in heeded}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        _last[:] = [number]
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
 
 CANCELLED, FAILED, PRUNED, TIMED_OUT = "cancelled", "failed", "pruned", "timed out"
 TAKEN_OVER = "taken over"  # How an attempt ended whose run directory is another one's now
@@ -48,17 +86,6 @@ def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, s
 def _starting(site: Site, variables: Mapping[str, str] = MappingProxyType({})) -> Starting:
     environ, python = {**os.environ, **variables}, Path(sys.executable)
     return Starting(python=python, environ=environ, root=os.geteuid() == 0, site=site)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellPlaces:
-    """Where the cells of a study are started, and how."""
-
-    launch: Launcher = local_launch
-    site_of: Callable[[Cell], Site] = lambda cell: HERE
-    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
-    grace_s: float = GRACE_S
-    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
 
 
 class Verdict(NamedTuple):

@@ -18,8 +18,7 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import Any
 
-from horovod_study.studies.attempt import Attempt, RankRun, Running
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.attempt import Attempt, Interruption, RankRun, Running
 
 Lane = Generator[RankRun | None, Any, None]  # Yields what is to be run next, None for nothing now; receives the Attempt
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster import jobs, process
+from horovod_study.cluster import jobs
 from horovod_study.cluster.allocations import blocks
 from horovod_study.cluster.identity import Known, changes, environment, identify
 from horovod_study.cluster.site import hosts_of_allocation, site_of
@@ -37,8 +37,15 @@ from horovod_study.config.variables import whole_number
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.records import RunRecord, create_run
-from horovod_study.studies.attempt import CANCELLED, CellPlaces, Launcher, local_launch, record_in, record_of
-from horovod_study.studies.interruption import INTERRUPTED, Interruption
+from horovod_study.studies.attempt import (
+    CANCELLED,
+    INTERRUPTED,
+    Interruption,
+    Launcher,
+    local_launch,
+    record_in,
+    record_of,
+)
 from horovod_study.studies.lease import CLAIMS, Held, acquire
 from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.runner import Grid, StudyResult
@@ -124,10 +131,10 @@ class Inside:
         """The number of the job, or of the one task of it that this is."""
         return self.environ.get("SLURM_JOB_ID", "")
 
-    def places(self, sweep: StudyCells, grace_s: float) -> CellPlaces:
-        """Return where and how cells are started here."""
+    def grid(self, sweep: StudyCells, stop: Interruption, **how: Any) -> Grid:
+        """Return what runs cells here."""
         place = lambda cell: site_of(sweep.partition_of(cell), cell.placement, environ=self.environ)  # noqa: E731
-        return CellPlaces(launch=self.launch, site_of=place, grace_s=grace_s)
+        return Grid(sweep=sweep, console=self.console, stop=stop, launch=self.launch, site_of=place, **how)
 
 
 def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> int:
@@ -178,7 +185,7 @@ def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_
                 raise StudyError(problem)
             how: dict[str, Any] = {"planned": job.inside["planned"], "lasts_s": lasts_s, "begin_one": True}
             how["after"] = lambda cell: stop.heed(record_in(directory / cell.key))
-            grid = Grid(sweep=sweep, console=console, stop=stop, places=inside.places(sweep, GRACE_S), **how)
+            grid = inside.grid(sweep, stop, grace_s=GRACE_S, **how)
             grid.run(cells)
             state, reason = _ended(directory, cells, grid.left_out, stop)
             note = replace(note, state=state, reason=reason, left_out=tuple(grid.left_out))
@@ -254,10 +261,8 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
         with suppress(ValueError):  # Unknown; Slurm tells local time
             left_s = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     with Interruption() as stop:
-        places = inside.places(sweep, process.GRACE_S)
         planned = {entry.key: entry.state for entry in ledger.entries}
-        grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=planned, lasts_s=left_s)
-        broken_off = grid.run(cells)
+        broken_off = inside.grid(sweep, stop, planned=planned, lasts_s=left_s).run(cells)
     ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
     show(console, ledger.summary())
     if stop.requested:

@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
@@ -31,34 +31,35 @@ from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
-from horovod_study.cluster.site import Site, site_of
+from horovod_study.cluster.site import HERE, Site, site_of
 from horovod_study.config.partitions import Host
 from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.config.workload import Configuration
 from horovod_study.errors import StudyError, refuse
-from horovod_study.files import write_file, writing
+from horovod_study.files import writing
 from horovod_study.measure.clock import now, sleep, utc_stamp
 from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.records import append_turns, facts, read_turns
 from horovod_study.studies import ledger as ledgers
 from horovod_study.studies.attempt import (
     CANCELLED,
+    INTERRUPTED,
     TAKEN_OVER,
     TIMED_OUT,
     Attempt,
-    CellPlaces,
     CellRun,
+    Interruption,
     Launcher,
     Running,
     Verdict,
     Watch,
+    exit_code,
     local_launch,
     record_in,
     require_launchers,
 )
 from horovod_study.studies.engine import Lane, attempt, sweep
-from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
 from horovod_study.studies.lease import (
     CLAIMS,
     Claim,
@@ -71,7 +72,7 @@ from horovod_study.studies.lease import (
     require_free,
 )
 from horovod_study.studies.ledger import Entry, Ledger
-from horovod_study.studies.plan import Estimate, Plan, TimeLeft, plan_study
+from horovod_study.studies.plan import Estimate, Plan, plan_study
 from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import (
@@ -86,39 +87,6 @@ from horovod_study.studies.turns import (
 )
 from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
-
-
-class Display:
-    """Shows a running study on `console`.
-
-    It is redrawn when told to and not by a thread of its own: what it costs is taken from the cores being measured.
-    """
-
-    def __init__(self, console: Console, *, total: int, ended: int) -> None:
-        self._console, self._total, self._ended = console, total, ended
-        shown = console.is_terminal and not console.is_dumb_terminal
-        self._live = Live(console=console, auto_refresh=False, transient=True) if shown else None
-
-    def close(self) -> None:
-        """Take away what runs."""
-        if self._live:
-            self._live.stop()
-
-    def running(self, name: str, *, elapsed_s: float, left: TimeLeft) -> None:
-        """Show what runs now, for how long the study has been running, and how much is left."""
-        if self._live:
-            self._live.start()
-            text = f"{self._ended} of {self._total} ended, {duration(elapsed_s)}, {left}; running {name}"
-            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-
-    def ended(self, entry: Entry, *, seconds: float, left: TimeLeft | None, log: str) -> None:
-        """Say how a cell ended; `left` is None after the last one."""
-        self._ended += 1
-        rate, took = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f} samples/s, ", duration(seconds)
-        what = f"{rate}{took}" if entry.state == "done" else f"{entry.reason} (after {took}; see {log})"
-        count = f"[{self._ended}/{self._total}]"
-        show(self._console, f"{count} {entry.state} {entry.name}: {what}" + (f"; {left}" if left else ""))
-
 
 AGAIN = (*ledgers.ON_RETRY, "pre-empted")  # States of cells that `retry` runs again
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
@@ -284,15 +252,14 @@ class _Runner:
             if there:
                 submit_cells(sweep, there, console=console, planned=planned)
             if here:
-                started = self._places()
+                how: dict[str, Any] = {"planned": planned, "held": held, "policy": options.policy, **self._places()}
+                grid, every = Grid(sweep=sweep, console=console, stop=stop, **how), len(ledger.entries)
                 if options.smoke:
-                    smoke_test(here, sweep, started, self._sites, console=console, stop=stop)
+                    smoke_test(here, self._sites, grid)
                 seconds, cores = options.watch_load_s, sorted(os.sched_getaffinity(0))
                 watched = seconds > 0 and any(site.alone for site in self._sites.values())
                 if watched and (told := pinning.other_load(cores, seconds=seconds)):
                     show(console, f"warning: {told}; times will not be those of a quiet machine")
-                grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
-                grid.policy, every = options.policy, len(ledger.entries)
                 broken_off = grid.run(here, total=every, ended=every - len(here))
             waiting = len(places) < len(sweep.partitions)
             if waiting and options.wait:
@@ -342,7 +309,7 @@ class _Runner:
             self._report(ledger, here, Estimate(past))
         return plan, here, there
 
-    def _places(self) -> CellPlaces:
+    def _places(self) -> dict[str, Any]:
         """Return where the cells run, and how they are started."""
         available, near_gpus = pinning.cores_in_order(sorted(os.sched_getaffinity(0))), cache(pinning.cores_near_gpus)
 
@@ -360,7 +327,7 @@ class _Runner:
             return pinning.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
 
         launch, grace_s, notice = self._options.launch, self._options.grace_s, self._options.watch_load_s > 0
-        return CellPlaces(launch=launch, site_of=place, cores_of=cores, grace_s=grace_s, notice_load=notice)
+        return {"launch": launch, "site_of": place, "cores_of": cores, "grace_s": grace_s, "notice_load": notice}
 
     def _refuse_sharing(self, cells: Sequence[Cell]) -> list[str]:
         """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
@@ -481,7 +448,11 @@ class Grid:
     sweep: StudyCells
     console: Console
     stop: Interruption
-    places: CellPlaces = field(default_factory=CellPlaces)
+    launch: Launcher = local_launch
+    site_of: Callable[[Cell], Site] = lambda cell: HERE
+    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
+    grace_s: float = GRACE_S
+    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
     policy: Policy = until_asked_for  # of cells that alternate, where no precision is the aim
     planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
     held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
@@ -513,10 +484,13 @@ class Grid:
         again = "make room there or choose another folder with --runs, and run the study again"
         with writing(self.directory, again, error=StudyError):
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
-            self._display = Display(self.console, total=len(cells) if total is None else total, ended=ended)
-            with closing(self._display):
+            self._ended, self._total = ended, len(cells) if total is None else total
+            # It is redrawn by no thread of its own: what it costs is taken from the cores that are measured.
+            shown = self.console.is_terminal and not self.console.is_dumb_terminal
+            self._live = Live(console=self.console, auto_refresh=False, transient=True) if shown else None
+            with self._live or nullcontext():
                 each_mb = worker_mb(self.directory) if self.sweep.turns else None
-                for part in groups(self.sweep, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb):
+                for part in groups(self.sweep, cells, lambda cell: self.site_of(cell).alone, each_mb=each_mb):
                     needed = part.cells if self._aim is None else self._aim.look(self.sweep).needed(part.cells)
                     if needed and not self.stop.requested and part.block and sees_steps(self.sweep):
                         self._in_turns(needed, part.block)
@@ -543,7 +517,7 @@ class Grid:
 
     def _warn(self, text: str) -> None:
         """Say once that other programs disturb."""
-        if self.places.notice_load and not self._warned:
+        if self.notice_load and not self._warned:
             self._warned = True
             show(self.console, f"warning: {text}")
 
@@ -575,10 +549,13 @@ class Grid:
                 self.broken_off = cell.name
                 return
             ahead = cells[position + 1 :]
-            left = self._estimate.left(ahead) if ahead else None
+            left = f"; {self._estimate.left(ahead)}" if ahead else ""
             self.after(cell)
-            entry = ledgers.read_entry(self.directory, cell)
-            self._display.ended(entry, seconds=seconds, left=left, log=str(ledgers.log_path(self.directory, cell)))
+            entry, self._ended = ledgers.read_entry(self.directory, cell), self._ended + 1
+            told, log = duration(seconds), ledgers.log_path(self.directory, cell)
+            told = told if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f} samples/s, {told}"
+            told = told if entry.state == "done" else f"{entry.reason} (after {told}; see {log})"
+            show(self.console, f"[{self._ended}/{self._total}] {entry.state} {entry.name}: {told}{left}")
 
     def _turn(
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
@@ -611,8 +588,8 @@ class Grid:
 
     def _under_claim(self, cell: Cell, watch: Watch, conductor: Conductor | None) -> _Ended:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
-        out, site = self.directory.resolve() / cell.key, self.places.site_of(cell)
-        stop_marked(str(out), grace_s=self.places.grace_s)  # of an attempt whose runner was killed
+        out, site = self.directory.resolve() / cell.key, self.site_of(cell)
+        stop_marked(str(out), grace_s=self.grace_s)  # of an attempt whose runner was killed
         require_free(out)
         record = record_in(out)
         wrong = record is not None and ledgers.foreign(record, cell) != ""
@@ -624,7 +601,7 @@ class Grid:
             ledgers.keep_log(self.directory, cell)
         else:
             ledgers.set_aside(self.directory, cell)
-        noticed = self.places.notice_load and site.alone and conductor is None  # else each slice tells of it
+        noticed = self.notice_load and site.alone and conductor is None  # else each slice tells of it
         cores = len(os.sched_getaffinity(0))
         others = pinning.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
         run = CellRun(
@@ -632,13 +609,13 @@ class Grid:
             out=out,
             config=self.directory / "cells" / f"{cell.key}.yaml",
             log=ledgers.log_path(self.directory, cell),
-            launch=self.places.launch,
+            launch=self.launch,
             site=site,
-            cores=self.places.cores_of(cell),
+            cores=self.cores_of(cell),
             resume=resume,
             checkpoint=not self.sweep.equal_steps,
             timeout_s=self.sweep.timeout_s,
-            grace_s=self.places.grace_s,
+            grace_s=self.grace_s,
             watch=watch,
         )
         attempt: Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
@@ -664,12 +641,13 @@ class Grid:
         def watch(running: Running) -> Verdict | None:
             nonlocal checked, asked, drawn
             shown = conductor is None or conductor.left()[:1] == [running.run.out.name]  # one line for all of them
-            if shown and now() - drawn >= 1.0:
+            if self._live and shown and now() - drawn >= 1.0:
                 drawn = now()
-                left = self._estimate.left(ahead, running_s=running.seconds)
                 what = name if conductor is None else f"{len(conductor.left())} in turns, round {conductor.rounds}"
                 what += "" if self._aim is None else f", {self._aim.progress()}"
-                self._display.running(what, elapsed_s=now() - self._began, left=left)
+                left = self._estimate.left(ahead, running_s=running.seconds)
+                text = f"{self._ended} of {self._total} ended, {duration(now() - self._began)}, {left}; running {what}"
+                self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
             if self.stop.requested or now() - asked >= 1.0:  # so soon a request to cancel is noticed
                 asked = now()
                 if any(request(self.directory, each.claim).exists() for each in self.held):
@@ -733,21 +711,13 @@ LIMIT_S = 90.0
 STEPS = 5
 
 
-def smoke_test(
-    cells: Sequence[Cell],
-    sweep: StudyCells,
-    places: CellPlaces,
-    sites: Mapping[Placement, Site],
-    *,
-    console: Console,
-    stop: Interruption,
-) -> None:
+def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Grid) -> None:
     """Train two workers for a few steps over each runtime of `cells` that has several, where they will run.
 
     Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
     """
-    folder = sweep.directory / _SMOKE
-    _refuse_unreachable(cells, sweep, sites, console)
+    folder, console, stop = grid.directory / _SMOKE, grid.console, grid.stop
+    _refuse_unreachable(cells, sites, grid)
     with writing(folder, "choose another folder with --runs", error=StudyError), suppress(KeyboardInterrupt):
         for cell, site in small_cells(cells, sites):
             foreign, names = cell.config.workload.starts_ranks, [host.name for host in site.hosts] or ["this machine"]
@@ -768,10 +738,10 @@ def smoke_test(
                     config=folder / f"{out.name}.yaml",
                     log=folder / f"{out.name}.log",
                     site=site,
-                    launch=places.launch,
+                    launch=grid.launch,
                     # Other trainings may read their data for minutes before the first step.
                     timeout_s=LIMIT_S if foreign or cell.config.workload.small is not None else 600.0,
-                    grace_s=places.grace_s,
+                    grace_s=grid.grace_s,
                 ),
                 stop,
             )
@@ -781,19 +751,17 @@ def smoke_test(
             slow = foreign and ended.state == TIMED_OUT
             if not ended.done and not slow:
                 if site.hosts or not foreign:  # else it has said itself what is wrong
-                    _diagnose(site.hosts, cell, sweep, console)
+                    _diagnose(site.hosts, cell, grid)
                 reason = f"{ended.reason} ({ended.said})" if ended.state == TIMED_OUT else ended.reason
                 raise StudyError(
                     f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
                     "(--no-smoke)"
                 )
             show(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
-            write_file(passed, "")
+            passed.touch()
 
 
-def _refuse_unreachable(
-    cells: Sequence[Cell], sweep: StudyCells, sites: Mapping[Placement, Site], console: Console
-) -> None:
+def _refuse_unreachable(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Grid) -> None:
     """Raise a StudyError when a host does not answer, also one that answered yesterday; launchers take long to say."""
     used = [site for cell in cells if not (site := sites[cell.placement]).allocation]
     hosts = {host.name: host for site in used for host in site.hosts}
@@ -802,7 +770,7 @@ def _refuse_unreachable(
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
     if lost := [f"{name}: {each.problem}" for name, each in zip(away, answers, strict=True) if each.problem]:
-        _diagnose(tuple(hosts.values()), cells[0], sweep, console)
+        _diagnose(tuple(hosts.values()), cells[0], grid)
         raise StudyError(
             f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started: fix that, or "
             "leave them out (--hosts)"
@@ -841,14 +809,14 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
     return list(found.values())
 
 
-def _diagnose(hosts: Sequence[Host], cell: Cell, sweep: StudyCells, console: Console) -> None:
+def _diagnose(hosts: Sequence[Host], cell: Cell, grid: Grid) -> None:
     """Print what `doctor` finds wrong where a cell goes, with the remedies."""
     from horovod_study.cluster.doctor import examine  # a long list of imports that a good day does without
 
-    show(console, "looking for the cause (horovod-study doctor):")
-    partition = sweep.partitions.get(cell.placement.partition)
-    found = examine(hosts=hosts, partition=partition, runs=sweep.directory.parent)
+    show(grid.console, "looking for the cause (horovod-study doctor):")
+    partition = grid.sweep.partitions.get(cell.placement.partition)
+    found = examine(hosts=hosts, partition=partition, runs=grid.sweep.directory.parent)
     slurm = partition is not None and partition.scheduler == "slurm"
     wrong = [each for each in found if each.verdict != "ok" and (slurm or each.area != "Slurm")]
     for line in [f"{each.verdict}: {each.name}: {each.what}; {each.remedy}" for each in wrong] or ["it found no fault"]:
-        show(console, f"  {line}")
+        show(grid.console, f"  {line}")

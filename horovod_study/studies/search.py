@@ -46,8 +46,8 @@ from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.records import MANIFEST, epoch_rows
 from horovod_study.studies import attempt as attempts
+from horovod_study.studies.attempt import Interruption, exit_code
 from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.lease import (
     ATTEMPTS,
     CLAIMS,
@@ -376,29 +376,52 @@ class _Search:
         except ConfigError as error:  # values that do not fit together
             return TrialState.FAIL, {"reason": str(error)}
         out, folder, ended = self._directory.resolve() / name, self._directory, None
-        record, told = attempts.record_in(out), _Evaluations(trial, cell.config, out)
+        record, seen, test_mse = attempts.record_in(out), 0, 0.0  # rows of epochs.csv, and the last one's
+
+        def judge() -> str:
+            """Report new evaluations to Optuna; return why the trial should end early, or ""."""
+            nonlocal seen, test_mse
+            hopeless = ""
+            for row in epoch_rows(out)[seen:]:
+                done, test_mse, seen = budget_done(cell.config, row), row["test_mse"], seen + 1
+                part, after = math.floor(done * PARTS + 1e-9), f"after {100 * done:.0f} % of the budget"
+                trial.report(test_mse, part)  # of several in one part Optuna keeps the first
+                if not math.isfinite(test_mse):
+                    hopeless = hopeless or f"diverged: test MSE {test_mse} {after}"
+                elif not hopeless and part < PARTS and trial.should_prune():
+                    hopeless = f"pruned: test MSE {test_mse:.3e} {after}"
+            return hopeless
 
         def watch(running: attempts.Running) -> attempts.Verdict | None:
             if not lease.refresh():
                 return attempts.Verdict(attempts.TAKEN_OVER, "another command took it over")
-            return attempts.Verdict(attempts.PRUNED, hopeless) if (hopeless := told.judge()) else None
+            return attempts.Verdict(attempts.PRUNED, hopeless) if (hopeless := judge()) else None
 
         try:
             if record is None or record.status != "done":
                 if not (resume := record is not None and goes_on(record, out)) and out.exists():
                     move_run(out, folder / ATTEMPTS)
-                paths: dict[str, Any] = {
-                    "out": out,
-                    "config": folder / "configs" / f"{name}.yaml",
-                    "log": folder / f"logs/{name}.log",
-                }
-                how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s}
-                ended = yield attempts.CellRun(cell=cell, resume=resume, watch=watch, **paths, **how)
+                paths = {"config": folder / "configs" / f"{name}.yaml", "log": folder / f"logs/{name}.log"}
+                how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s, **paths}
+                ended = yield attempts.CellRun(cell=cell, out=out, resume=resume, watch=watch, **how)
         except Held:  # somebody trains in its directory who runs no search
             return None
         if ended is not None and ended.state in (self._stop.state, "stopped", attempts.TAKEN_OVER):
             return None
-        return told.outcome(ended)
+        judge()  # other trials are compared with these evaluations, too late for this one as they are
+        record = attempts.record_in(out) if ended is None else ended.record
+        totals, effective = ({}, {}) if record is None else (record.totals, record.effective)
+        told: dict[str, Any] = {"seconds": ended and ended.seconds, "floor_mse": effective.get("floor_mse")}
+        done, finite = ended is None or ended.done, math.isfinite(test_mse)
+        if ended is not None and ended.state == attempts.PRUNED:
+            return TrialState.PRUNED, {**told, "test_mse": test_mse if finite else None, "reason": ended.reason}
+        if ended is not None and not done and finite:
+            return TrialState.FAIL, {**told, "reason": f"{ended.reason}; see {ended.log}"}
+        if done and math.isfinite(totals.get("test_mse") or math.nan):
+            return TrialState.COMPLETE, {**told, **{name: totals.get(name) for name in RESULTS}}
+        # Not a failure: the values were tried and are bad, which the sampler should know.
+        trial.report(math.nan, PARTS + 1)
+        return TrialState.PRUNED, {**told, "reason": "diverged: the test MSE is not finite"}
 
     def _ended(self, trial: Trial, state: TrialState, told: dict[str, Any]) -> tuple[str, str]:
         """Tell Optuna and the user how a trial ended, write the results again, and return state and reason."""
@@ -422,12 +445,8 @@ class _Search:
             rows = self._rows()
             states = (*_ENDED.values(), "interrupted", "running", "waiting")
             counts = {state: sum(row["state"] == state for row in rows) for state in states}
-            document: dict[str, Any] = {
-                "search": name,
-                "directory": str(self._directory),
-                "wanted": self._search.trials,
-            }
-            document |= {"ended": _ended_of(rows), "counts": counts}
+            document: dict[str, Any] = {"search": name, "directory": str(self._directory)}
+            document |= {"wanted": self._search.trials, "ended": _ended_of(rows), "counts": counts}
             document |= {**dict.fromkeys(("best", "best_config", "best_command")), "rows": rows}
             write_file(self._directory / "trials.csv", csv_rows(self._columns, rows))
             if done := [row for row in rows if row["state"] == "done"]:
@@ -448,63 +467,19 @@ class _Search:
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return a row per trial, with the columns of trials.csv."""
-        frame = self._study.trials_dataframe(("number", "state", "params", "user_attrs"))
-        frame.columns = [name.removeprefix("params_").removeprefix("user_attrs_") for name in frame.columns]
-        whole = [name for name, each in self._search.space.items() if all(type(end) is int for end in ends(each))]
-        frame = frame.astype({name: "Int64" for name in whole if name in frame}).astype(object)
         rows = []
-        for told in frame.where(frame.notna(), None).to_dict("records"):
-            number, name, state = told["number"], _name(told["number"]), _ENDED.get(told["state"])
+        for trial in self._study.get_trials(deepcopy=False):
+            name, state, told = _name(trial.number), _ENDED.get(trial.state.name), {**trial.params, **trial.user_attrs}
             if state is None:
                 claim = latest(self._claims, name)
-                if claim is None and number >= self._search.trials:
+                if claim is None and trial.number >= self._search.trials:
                     continue  # opened at once with the last one of another command; it waits until more are wanted
                 gone = claim is not None and is_stale(claim, present=server_time(self._claims))
                 state = "waiting" if claim is None else "interrupted" if gone else "running"
                 told["reason"] = "its values are tried again" if gone else str(claim.holder) if claim else ""
-            row = {**told, "trial": number, "state": state, "run": name, "reason": told.get("reason") or ""}
+            row = {"reason": "", **told, "trial": trial.number, "state": state, "run": name}
             rows.append({column: row.get(column) for column in self._columns})
         return rows
-
-
-class _Evaluations:
-    """What the evaluations of a trial tell Optuna while it runs, and Optuna of it."""
-
-    def __init__(self, trial: Trial, config: Configuration, out: Path) -> None:
-        self._trial, self._config, self._out = trial, config, out
-        self._seen = 0  # rows of epochs.csv
-        self._test_mse: float | None = None  # the last one
-
-    def judge(self) -> str:
-        """Report new evaluations to Optuna; return why the trial should end early, or ""."""
-        hopeless = ""
-        for row in epoch_rows(self._out)[self._seen :]:
-            self._seen += 1
-            done, self._test_mse = budget_done(self._config, row), row["test_mse"]
-            part = math.floor(done * PARTS + 1e-9)
-            self._trial.report(self._test_mse, part)  # of several in one part Optuna keeps the first
-            if not math.isfinite(self._test_mse):
-                hopeless = hopeless or f"diverged: test MSE {self._test_mse} after {100 * done:.0f} % of the budget"
-            elif not hopeless and part < PARTS and self._trial.should_prune():
-                hopeless = f"pruned: test MSE {self._test_mse:.3e} after {100 * done:.0f} % of the budget"
-        return hopeless
-
-    def outcome(self, ended: attempts.Attempt | None) -> _Outcome:
-        """Return how the trial ended; `ended`: None of a run that had ended before."""
-        self.judge()  # other trials are compared with these evaluations, too late for this one as they are
-        record = attempts.record_in(self._out) if ended is None else ended.record
-        totals, effective = ({}, {}) if record is None else (record.totals, record.effective)
-        told = {"seconds": None if ended is None else ended.seconds, "floor_mse": effective.get("floor_mse")}
-        done, finite = ended is None or ended.done, self._test_mse is None or math.isfinite(self._test_mse)
-        if ended is not None and ended.state == attempts.PRUNED:
-            return TrialState.PRUNED, {**told, "test_mse": self._test_mse if finite else None, "reason": ended.reason}
-        if ended is not None and not done and finite:
-            return TrialState.FAIL, {**told, "reason": f"{ended.reason}; see {ended.log}"}
-        if done and math.isfinite(totals.get("test_mse") or math.nan):
-            return TrialState.COMPLETE, {**told, **{name: totals.get(name) for name in RESULTS}}
-        # Not a failure: the values were tried and are bad, which the sampler should know.
-        self._trial.report(math.nan, PARTS + 1)
-        return TrialState.PRUNED, {**told, "reason": "diverged: the test MSE is not finite"}
 
 
 def _ended_of(rows: Iterable[Mapping[str, Any]]) -> int:
@@ -544,11 +519,8 @@ def importance_of(study: optuna.Study) -> tuple[dict[str, float], str]:
 def result_lines(document: Mapping[str, Any]) -> list[str]:
     """Return the closing table: the best trials, what did not end well, which options matter, where things are."""
     counts = ", ".join(f"{count} {state}" for state, count in document["counts"].items() if count)
-    lines = [
-        "",
-        f"search {document['search']}: {document['ended']} of {document['wanted']} trials ended ({counts})",
-        "",
-    ]
+    ended = f"{document['ended']} of {document['wanted']} trials ended ({counts})"
+    lines = ["", f"search {document['search']}: {ended}", ""]
     if best := document["best"]:
         names = ("trial", "test_mse", "g0_rmse_mpa", "a_rmse", "seconds", *best["values"])
         done = sorted((row for row in document["rows"] if row["state"] == "done"), key=lambda row: row["test_mse"])

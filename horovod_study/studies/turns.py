@@ -42,8 +42,7 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import busy_s
 from horovod_study.recording.rank.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run, read_turns
-from horovod_study.studies.attempt import CellRun, Running, Verdict, record_in
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.attempt import CellRun, Interruption, Running, Verdict, record_in
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.progress import duration
 
