@@ -77,7 +77,6 @@ from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import (
     Aim,
-    BlockLaunch,
     Conductor,
     Policy,
     groups,
@@ -505,9 +504,15 @@ class Grid:
         """Run cells that alternate, once more with those of an earlier launch of the same `block`."""
         launch = 1 + max((each.launch for each in read_turns(self.directory) if each.block == block), default=-1)
         asked = self.sweep
+        probed = any(
+            getattr(cell.config, name) not in (None, cell.config.workload.options[name].default)
+            for cell in cells
+            for name in cell.config.workload.named(Role.PROBE)
+        )
         how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.policy}
-        turns = BlockLaunch(**how, seed=asked.seed, equal_steps=asked.equal_steps, least_steps=asked.least_steps)
-        with turns.conductor({cell.key: cell for cell in cells}) as conductor:
+        how |= {"cores": sorted(os.sched_getaffinity(0)), "end_alone": probed}
+        how |= facts(asked, "seed", "equal_steps", "least_steps")
+        with Conductor([cell.key for cell in cells], **how) as conductor:
             sweep([self._lane([cell], conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
         if conductor.failure is not None:

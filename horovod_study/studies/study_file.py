@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -26,7 +27,7 @@ from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.config.scripted import PLACE, PLACED, check_rate, scripted
 from horovod_study.config.study_file import MAX_WORKERS, StudyFile, sweep_form
 from horovod_study.config.workload import Configuration, Workload, find_workload
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, nearest, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.recording.said import said_workers
 from horovod_study.runtimes import RUNTIMES
@@ -234,31 +235,29 @@ class StudyConfig(Asked):
     ) -> Placement:
         """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
         name, slots, listed = partition.name, partition.slots_per_node, layout == "list"
-        local, most, fault = partition.scheduler == "local", per_node or slots, ""
+        local, most = partition.scheduler == "local", per_node or slots
         if local:
             most = math.ceil(workers / over) if over else min(workers, per_node or workers)
         elif layout == "spread" and per_node is None:
             most = math.ceil(workers / (over or partition.nodes or workers))
-        needed = math.ceil(workers / most)
+        needed, away = math.ceil(workers / most), not local
         asked = f"{workers} workers need {needed} nodes at {most} each, but"
-        if workers > MAX_WORKERS:
-            fault = f"{workers} workers are asked for; at most {MAX_WORKERS} can be planned"
-        elif local and (listed or needed > 1 < workers):
-            fault = "placement list" if listed else f"{workers} workers on {over or needed} nodes"
-            fault += f" cannot be had on partition {name}, which is one machine; name a partition with more nodes"
-        elif not local and layout == "spread" and workers > 1 and {per_node, over, partition.nodes} == {None}:
-            fault = "placement spread needs to know over how many nodes; give nodes or workers_per_node"
-        elif not local and most > slots:
-            fault = f"{most} workers per node are asked for, but a node of partition {name} takes {slots} "
-            fault += f"({partition.node()}); lower workers_per_node, or raise nodes"
-        elif not local and needed > (partition.nodes or needed):
-            fault = f"{asked} partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower "
-            fault += "workers or nodes"
-        elif listed and needed > len(self.hosts):
-            names = ", ".join(self.hosts)
-            fault = f"{asked} hosts names {len(self.hosts)}: {names}; name more, or lower workers"
-        if fault:
-            raise ConfigError(f"{self.here}: sweep: {fault}")
+        what = "placement list" if listed else f"{workers} workers on {over or needed} nodes"
+        one = f"{what} cannot be had on partition {name}, which is one machine; name a partition with more nodes"
+        nowhere = layout == "spread" and workers > 1 and {per_node, over, partition.nodes} == {None}
+        dense = f"{most} workers per node are asked for, but a node of partition {name} takes {slots} "
+        dense += f"({partition.node()}); lower workers_per_node, or raise nodes"
+        few = f"{asked} partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower "
+        named = f"{asked} hosts names {len(self.hosts)}: {', '.join(self.hosts)}; name more, or lower workers"
+        refuse(
+            f"{self.here}: sweep",
+            (workers > MAX_WORKERS, f"{workers} workers are asked for; at most {MAX_WORKERS} can be planned"),
+            (local and (listed or needed > 1 < workers), one),
+            (away and nowhere, "placement spread needs to know over how many nodes; give nodes or workers_per_node"),
+            (away and most > slots, dense),
+            (away and needed > (partition.nodes or needed), f"{few}workers or nodes"),
+            (listed and needed > len(self.hosts), named),
+        )
         if local:
             return Placement(partition=name, workers=workers, workers_per_node=workers)
         hosts, most = self.hosts[:needed] if listed else (), min(most, workers)
@@ -310,8 +309,8 @@ def load_study(path: Path) -> StudyConfig:
     sweep = {name: values and tuple(dict.fromkeys(values)) for name, values in told.items()}
     with _told_of(source):
         found = [find_partition(name, beside=path) for name in dict.fromkeys(file.partition)]
-    for fault in _contradictions(file, workload, sweep, axes, found):
-        raise ConfigError(f"{source}: {fault}")
+    for rule in _contradictions(file, workload, sweep, axes, found):
+        refuse(source, rule)
     if file.account is not None:
         found = [each.model_copy(update={"account": file.account}) for each in found]
     partitions = {each.name: each for each in found}
@@ -362,73 +361,64 @@ def _contradictions(
     sweep: Mapping[str, Any],
     axes: Sequence[Mapping[str, Any]],
     found: Sequence[Partition],
-) -> Iterator[str]:
-    """Yield in words which keys of a file contradict each other: `axes` are those under zip."""
-    fixed = file.run or {}
+) -> Iterator[tuple[object, str]]:
+    """Yield which keys of a file contradict each other, for `refuse`: `axes` are those under zip."""
+    fixed, names = file.run or {}, [*sweep, *(name for axis in axes for name in axis)]
     given = {**sweep, **{name: values for axis in axes for name, values in axis.items()}}
-    yield from (f"sweep: {fault}" for fault in _unfit(sweep, axes))
-    if (size := len(file.study.encode())) > _MAX_NAME_BYTES:
-        yield f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
-    if file.precision is not None and file.turns is False:
-        yield "precision is reached in turns; leave turns out, or set it to yes"
+    yield from (
+        (names.count(name) > 1, f"sweep: {name} is varied twice, once under zip; give it once") for name in names
+    )
+    for axis in axes:
+        lengths = {len(values) for values in axis.values()}
+        told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
+        long = "give lists that are equally long, as {workers: [1, 2], batch: [150, 75]}"
+        yield len(lengths) != 1 or 0 in lengths, f"sweep: zip: {told}; {long}"
+    apart = [name for name in ("backend", "transport") if name in sweep]
+    of_both = "are both given; a runtime is a backend with its transport"
+    yield apart and "runtime" in names, f"sweep: runtime and {''.join(apart[:1])} {of_both}"
+    yield apart == ["transport"], "sweep: transport is given without backend; give both, or runtime"
+    yield from ((True, f"sweep: {each}") for each in _crossed(sweep.get("backend", ()), sweep.get("transport", ()))[2])
+    both, layouts = {"workers", "nodes"} <= {*names}, given.get("placement", ("fill",))
+    full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
+    yield both and "spread" not in layouts, f"sweep: workers and nodes are both given; {full}"
+    three = "workers, nodes and workers_per_node are all given; give two of them"
+    yield both and "workers_per_node" in names, f"sweep: {three}"
+    size = len(file.study.encode())
+    name_of = f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
+    yield size > _MAX_NAME_BYTES, name_of
+    in_turns = "precision is reached in turns; leave turns out, or set it to yes"
+    yield file.precision is not None and file.turns is False, in_turns
     for places in (file.partition, [each.name for each in found]):
-        yield from (f"partition {name} is named twice; give each once" for name in places if places.count(name) > 1)
+        yield from (
+            (count > 1, f"partition {name} is named twice; give each once") for name, count in Counter(places).items()
+        )
     for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
         hint = "the top level of the file" if roles & Role.NAMING else hint
-        yield f"run: {name} cannot be fixed here; it comes from {hint}"
+        yield True, f"run: {name} cannot be fixed here; it comes from {hint}"
     yield from (
-        f"{name} is both fixed under run and varied under sweep; give it once" for name in given if name in fixed
+        (name in fixed, f"{name} is both fixed under run and varied under sweep; give it once") for name in given
     )
-    strong = "global_batch" in given or "global_batch" in fixed
-    if strong and ("batch" in given or "batch" in fixed):
-        yield "batch and global_batch are both given; batch is of each worker, global_batch of all together"
-    if file.scaling == "strong" and not strong:
-        yield "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
-    if file.scaling == "weak" and strong:
-        yield "scaling is weak, but global_batch is given; give batch, that of each worker"
-    layouts = given.get("placement", ("fill",))
-    if ("list" in layouts) != bool(file.hosts):
-        wanted = "give both sweep.placement and hosts, or neither"
-        yield f"placement list needs the names of its nodes, and only list has any; {wanted}"
-    if file.hosts and len(found) > 1:
-        yield f"hosts are those of one partition, but {len(found)} are named"
+    batches = {*given, *fixed} & {"batch", "global_batch"}
+    strong = "global_batch" in batches
+    twice = "batch and global_batch are both given; batch is of each worker, global_batch of all together"
+    yield len(batches) > 1, twice
+    of_all = "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
+    yield file.scaling == "strong" and not strong, of_all
+    of_each = "scaling is weak, but global_batch is given; give batch, that of each worker"
+    yield file.scaling == "weak" and strong, of_each
+    wanted = "give both sweep.placement and hosts, or neither"
+    listed = f"placement list needs the names of its nodes, and only list has any; {wanted}"
+    yield ("list" in layouts) != bool(file.hosts), listed
+    yield file.hosts and len(found) > 1, f"hosts are those of one partition, but {len(found)} are named"
     hosts = dict.fromkeys(host.name for each in found for host in each.hosts)
-    for name in file.hosts if hosts else ():
-        if name not in hosts:
-            yield f"hosts {name!r} is not known{nearest(name, hosts)}; allowed: {', '.join(hosts)}"
-    elsewhere = [each.name for each in found if each.scheduler != "local"]
-    if elsewhere and given.get("workers") is None and ("workers" in given or "nodes" not in given):
-        yield (
-            f"sweep: workers counts up to the cores of this machine, but the study runs on partition {elsewhere[0]}; "
-            "give counts such as [1, 2, 4], or nodes"
-        )
-
-
-def _unfit(sweep: Mapping[str, Any], axes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield in words what does not fit together in a sweep: `axes` are those under zip."""
-    names = [*sweep, *(name for axis in axes for name in axis)]
-    yield from (f"{name} is varied twice, once under zip; give it once" for name in names if names.count(name) > 1)
-    for axis in axes:
-        if len(lengths := {len(values) for values in axis.values()}) != 1 or 0 in lengths:
-            told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
-            yield f"zip: {told}; give lists that are equally long, as {{workers: [1, 2], batch: [150, 75]}}"
-    apart = [name for name in ("backend", "transport") if name in sweep]
-    if apart and "runtime" in names:
-        yield f"runtime and {apart[0]} are both given; a runtime is a backend with its transport"
-    if apart == ["transport"]:
-        yield "transport is given without backend; give both, or runtime"
-    yield from _crossed(sweep.get("backend", ()), sweep.get("transport", ()))[2]
-    both, layouts = (
-        {"workers", "nodes"} <= {*names},
-        [axis["placement"] for axis in (*axes, sweep) if "placement" in axis],
-    )
-    if both and "spread" not in itertools.chain(*layouts):
-        full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
-        yield f"workers and nodes are both given; {full}"
-    if both and "workers_per_node" in names:
-        yield "workers, nodes and workers_per_node are all given; give two of them"
+    for name in (each for each in file.hosts if hosts and each not in hosts):
+        yield True, f"hosts {name!r} is not known{nearest(name, hosts)}; allowed: {', '.join(hosts)}"
+    elsewhere = "".join([each.name for each in found if each.scheduler != "local"][:1])
+    here = f"sweep: workers counts up to the cores of this machine, but the study runs on partition {elsewhere}; "
+    counted = given.get("workers") is None and ("workers" in given or "nodes" not in given)
+    yield elsewhere and counted, f"{here}give counts such as [1, 2, 4], or nodes"
 
 
 def _crossed(

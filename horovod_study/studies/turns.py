@@ -21,7 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -34,7 +34,6 @@ from horovod_study.analysis.paired import OTHER_LOAD, Precision, RatioEstimate, 
 from horovod_study.analysis.stats import MIN_REPEATS, median_ratio
 from horovod_study.cluster.holding import Holding, used_s
 from horovod_study.config.partitions import gpus_here
-from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell
 from horovod_study.config.workload import Configuration
 from horovod_study.errors import RecordError
@@ -241,45 +240,28 @@ class _Closed(Exception):
     """Nobody wants turns any more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockLaunch:
-    """One launch of a block: cells that are started together and train in turns, whatever command they are of."""
+@dataclass(eq=False)
+class Conductor:
+    """Gives turns to cells that are started together, from a thread of its own that is blocked while a slice lasts.
 
+    The thread that starts the cells asks `may_start`, gives them `environment`, and tells of each that has `ended`.
+    """
+
+    runs: Iterable[str]  # their names, in the order of their start
+    _: KW_ONLY
     block: str = ""
     launch: int = 0  # how often cells of this block were started before
     seed: int = 1
     policy: Policy = until_asked_for
     equal_steps: bool = False  # cells that end together go on, in no slice, to the steps of the one that has made most
     least_steps: int = 1  # of a slice, however long they take
-
-    def conductor(self, cells: Mapping[str, Cell]) -> "Conductor":
-        """Return who gives turns to these cells, in the order of their start."""
-        more = any(
-            getattr(cell.config, name) not in (None, cell.config.workload.options[name].default)
-            for cell in cells.values()
-            for name in cell.config.workload.named(Role.PROBE)
-        )
-        return Conductor(cells, self, cores=sorted(os.sched_getaffinity(0)), end_alone=more)
-
-
-class Conductor:
-    """Gives turns to cells, from a thread of its own that is blocked while a slice lasts.
-
-    The thread that starts the cells asks `may_start`, gives them `environment`, and tells of each that has `ended`.
-    """
-
+    cores: Sequence[int] = ()  # of this machine, on which others are looked at
+    end_alone: bool = False  # what cells do after their steps is measured too, and one does it after the other
     failure: Exception | None = None  # what has ended it before its time
 
-    def __init__(
-        self, runs: Iterable[str], how: BlockLaunch, *, cores: Sequence[int] = (), end_alone: bool = False
-    ) -> None:
-        """`runs`: their names, in the order of their start; `cores`: of this machine, on which others are looked at.
-
-        `end_alone`: what cells do after their steps is measured too, and one does it after the other.
-        """
-        self._how, self._cores, self._end_alone = how, cores, end_alone
-        self._random = random.Random(f"{how.seed} {how.block} {how.launch}")
-        self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in runs}
+    def __post_init__(self) -> None:
+        self._random = random.Random(f"{self.seed} {self.block} {self.launch}")
+        self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in self.runs}
         self.slices: list[TurnSlice] = []
         self._switches: deque[float] = deque(maxlen=4 * _RECENT)
         self._lock = threading.Lock()
@@ -396,7 +378,7 @@ class Conductor:
         """Make rounds until no cell needs more."""
         number = 0
         # A start can be all of a short run: not a step more.
-        if self._how.equal_steps and self._how.policy is until_asked_for:
+        if self.equal_steps and self.policy is until_asked_for:
             self._end([cell for cell in self._cells.values() if cell.state == "turns" and cell.all("enough")])
         while left := [cell for cell in self._cells.values() if cell.state == "turns"]:
             self._random.shuffle(left)
@@ -406,9 +388,9 @@ class Conductor:
                     self._give(cell, number, position)
             number += 1
             there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
-            wanted = self._how.policy(self.slices, there) if there else ()
+            wanted = self.policy(self.slices, there) if there else ()
             ending = [cell for cell in left if cell.run not in wanted]
-            if self._how.equal_steps:
+            if self.equal_steps:
                 self._level(ending)
             self._end(ending)
 
@@ -427,9 +409,9 @@ class Conductor:
             seconds[(each.other_load or 0.0) > OTHER_LOAD] += each.end_s - each.begin_s
         allowed_s = QUIET_WAIT_S + PATIENCE * seconds[False] + _IN_VAIN * seconds[True]
         while self._waited_s < allowed_s and cell.state == "turns":
-            self._since, before = now(), busy_s(self._cores)
+            self._since, before = now(), busy_s(self.cores)
             self._wait(lambda: now() - self._since >= 2 * _LOAD_S, every_s=_LOAD_S)
-            over_s, after = now() - self._since, busy_s(self._cores)
+            over_s, after = now() - self._since, busy_s(self.cores)
             self._waited_s += over_s
             if before is None or after is None or (after - before) / over_s <= OTHER_LOAD:
                 return cell.state == "turns"
@@ -454,7 +436,7 @@ class Conductor:
         trained_s = 0.0
         while cell.state == "starting" and not cell.all("enough"):
             # Of a short run that is compared at most about a quarter is warm-up.
-            short = self._how.equal_steps and cell.reports[0]["steps"] >= cell.least() / 4
+            short = self.equal_steps and cell.reports[0]["steps"] >= cell.least() / 4
             if cell.all("warm") and (short or trained_s >= WARM_S):
                 break
             trained_s += self._train(cell)
@@ -468,7 +450,7 @@ class Conductor:
         if cell.state != "turns":
             return
         numbers = cell.held
-        began, before = now(), (busy_s(self._cores), used_s(numbers))
+        began, before = now(), (busy_s(self.cores), used_s(numbers))
         with self._lock:
             self._continue(cell, in_place=True)
         # Its first steps, in no slice, are on caches that others have filled; not where one of them would be a large
@@ -482,12 +464,12 @@ class Conductor:
             self._hold(cell)
             over_s = now() - began
             # Processor seconds of all programs, less those of this cell; unknown where one of them is.
-            after = busy_s(self._cores), used_s(numbers)
+            after = busy_s(self.cores), used_s(numbers)
             more = [new - old for old, new in zip(before, after, strict=True) if old is not None and new is not None]
             others_s = max(0.0, more[0] - more[1]) if len(more) == 2 else None
             self._switches.append(over_s - lead_s - took_s)
-            load = None if others_s is None or over_s < _LOAD_S or not self._cores else others_s / over_s
-            who: dict[str, Any] = {"block": self._how.block, "launch": self._how.launch, "run": cell.run}
+            load = None if others_s is None or over_s < _LOAD_S or not self.cores else others_s / over_s
+            who: dict[str, Any] = {"block": self.block, "launch": self.launch, "run": cell.run}
             who |= {"round": number, "position": position, "steps": min(cell.more("steps"))}
             who |= {"begin_s": ended - self._zero - took_s, "end_s": ended - self._zero}
             made = TurnSlice(**who, samples=sum(cell.more("samples")), other_load=load)
@@ -504,7 +486,7 @@ class Conductor:
         if cell.step_s:  # at first few, then twice as many at most
             steps = round((usual_s if slice_s is None else slice_s) / max(median(cell.step_s), 1e-7))
             most = math.inf if len(cell.step_s) == _RECENT else 2 * cell.granted
-            cell.granted = int(max(self._how.least_steps, min(steps, most)))
+            cell.granted = int(max(self.least_steps, min(steps, most)))
         else:
             cell.granted = 1
         made, least = cell.steps(), cell.least()
@@ -525,7 +507,7 @@ class Conductor:
 
     def _end(self, cells: Collection[_Cell]) -> None:
         """Tell cells to end, and wait until they have: side by side, or one by one where more of them is measured."""
-        for some in [[cell] for cell in cells] if self._end_alone else [cells]:
+        for some in [[cell] for cell in cells] if self.end_alone else [cells]:
             for cell in some:
                 if cell.state == "turns":
                     with self._lock:
@@ -755,9 +737,8 @@ class Aim:
         if repeats < MIN_REPEATS:
             return verdict
         ratio = median_ratio(*both)
-        unknown: dict[str, Any] = dict.fromkeys(
-            ("round_sd", "memory", "round_error", "launch_sd", "cancelled"), math.nan
-        )
+        names = ("round_sd", "memory", "round_error", "launch_sd", "cancelled")
+        unknown: dict[str, Any] = dict.fromkeys(names, math.nan)
         estimate = RatioEstimate(ratio=ratio, launches=repeats, rounds=repeats, **unknown)
         resolved = repeats >= aim.launches and estimate.half_width <= aim.half_width
         more = 0 if resolved else math.ceil(repeats * ((estimate.half_width / aim.half_width) ** 2 - 1)) or 1
