@@ -87,16 +87,10 @@ def run_ranks(
         kept = read_text(asked, error=StudyError, again=again)
         if kept == question and (folder / ANSWER).exists():
             return dict(read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError))
-    run = RankRun(
-        runtime=runtime,
-        workers=workers,
-        program=("-m", module, str(plan.absolute())),
-        out=folder,
-        log=log,
-        variables={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
-        timeout_s=timeout_s,
-        watch=lambda running: on_progress(running.last_line() or "starting"),
-    )
+    how: dict[str, Any] = {"runtime": runtime, "workers": workers, "program": ("-m", module, str(plan.absolute()))}
+    how["variables"] = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables}
+    how["watch"] = lambda running: on_progress(running.last_line() or "starting")
+    run = RankRun(out=folder, log=log, timeout_s=timeout_s, **how)
     with writing(folder, "choose a writable folder", error=StudyError):
         folder.mkdir(parents=True, exist_ok=True)
         write_file(plan, planned)
@@ -338,10 +332,8 @@ def measure_timers(
     from horovod_study.comm import detect  # loads PyTorch
 
     launch = detect(os.environ)
-    others = (
-        f"{launch.named} started {launch.workers} ranks of it, but it starts its own; start it alone, with --workers"
-    )
-    refuse("bench timers", (launch.workers > 1, others))
+    others = f"{launch.named} started {launch.workers} ranks of it, but it starts its own"
+    refuse("bench timers", (launch.workers > 1, f"{others}; start it alone, with --workers"))
     _TimerOptions.of("bench timers", {"rounds": None, "steps_per_block": None, **plan, "over": over})
     for count in workers:
         require_workers("bench timers", count, available_cores())
@@ -356,17 +348,12 @@ def measure_timers(
         folder = out / "jobs" / f"{count}w-b{config.batch}"
         shutil.rmtree(folder / ROWS, ignore_errors=True)
         what = f"batch {config.batch}, {plural(count, 'worker')}"
-        answered = run_ranks(
-            "horovod_study.programs.timers",
-            runtime,
-            count,
-            folder,
-            {"plan": plan, "config": vars(config)},
-            timeout_s=600.0 + 10 * plan["seconds"],
-            on_progress=lambda last, what=what: told(f"{what}: {last}"),  # type: ignore[misc]
-            OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", str(config.threads)),
-            KINETO_LOG_LEVEL="99",  # else torch.profiler says that it starts and stops
-        )
+        how: dict[str, Any] = {"timeout_s": 600.0 + 10 * plan["seconds"]}
+        how["on_progress"] = lambda last, what=what: told(f"{what}: {last}")
+        how["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(config.threads))
+        how["KINETO_LOG_LEVEL"] = "99"  # else torch.profiler says that it starts and stops
+        content = {"plan": plan, "config": vars(config)}
+        answered = run_ranks("horovod_study.programs.timers", runtime, count, folder, content, **how)
         shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes
         found.append({"runtime": runtime, **answered})
     measured(out / "jobs")
@@ -375,13 +362,8 @@ def measure_timers(
 
 BOUNDS = {"float32": 1e-6, "float64": 1e-14}  # The largest relative error of a tensor that passes
 _UNJUDGED = ("float32", "adam")
-"""Precision and optimiser whose errors are shown but held to no bound; order, rate, start and operation are judged.
-
-Adam divides each gradient by the root of its own mean square. Where a gradient is nearly 0, for instance in a unit that
-one curve of the batch switches on, its relative rounding error is large and goes into the parameter undiminished; and
-a rounding error may move the maximum of a pooling window to another point, which changes such gradients at once.
-float64, with the same code, is judged.
-"""
+"""Precision and optimiser whose errors are shown but held to no bound: Adam divides a gradient near 0 by its own size,
+so its rounding goes into the parameter undiminished. Order, rate, start and operation are judged, and float64."""
 PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
 _RANKS_PER_CORE = 8  # more ranks than cores prove as much as few, but slowly
 _SAME = ("order", "lr", "start", "operation")
@@ -555,15 +537,10 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
 
 def _launched(runtime: str, workers: int, job: Mapping[str, Any], logs: Path) -> dict[str, Any]:
     runs = len(job["trials"]) * len(job["reductions"]) * job["config"]["steps"]
-    return run_ranks(
-        "horovod_study.programs.equality",
-        runtime,
-        workers,
-        logs / "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]]),
-        job,
-        timeout_s=120.0 + 2.0 * runs,  # slow machines and many ranks per core included
-        OMP_NUM_THREADS="1",
-    )
+    folder = logs / "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]])
+    limit_s = 120.0 + 2.0 * runs  # slow machines and many ranks per core included
+    program = "horovod_study.programs.equality"
+    return run_ranks(program, runtime, workers, folder, job, timeout_s=limit_s, OMP_NUM_THREADS="1")
 
 
 def usable(

@@ -37,15 +37,8 @@ from horovod_study.config.variables import whole_number
 from horovod_study.errors import StudyError
 from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.records import RunRecord, create_run
-from horovod_study.studies.attempt import (
-    CANCELLED,
-    INTERRUPTED,
-    Interruption,
-    Launcher,
-    local_launch,
-    record_in,
-    record_of,
-)
+from horovod_study.studies import attempt as attempts
+from horovod_study.studies.attempt import Interruption, record_in
 from horovod_study.studies.lease import CLAIMS, Held, acquire
 from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.runner import Grid, StudyResult
@@ -75,7 +68,7 @@ class JobSignals(Interruption):
     def state(self) -> str:
         """What the attempt that is broken off is called."""
         if not self.requested or self._state:
-            return self._state or INTERRUPTED
+            return self._state or attempts.INTERRUPTED
         told = _told_by_slurm(self._ask, self._job_id)
         restarts = told.get("Restarts", "0")
         # So near its end, a job is taken to be ended by its time limit.
@@ -83,11 +76,11 @@ class JobSignals(Interruption):
         if _is_pre_empted(told):
             self._state = PRE_EMPTED
         elif self.number == signal.SIGUSR1:
-            self._state = INTERRUPTED  # the time limit is near
+            self._state = attempts.INTERRUPTED  # the time limit is near
         elif restarts.isdigit() and int(restarts) > self._restarts:
             self._state = PRE_EMPTED  # requeued: it is queued again by now
         else:
-            self._state = INTERRUPTED if ending else CANCELLED if told else PRE_EMPTED
+            self._state = attempts.INTERRUPTED if ending else attempts.CANCELLED if told else PRE_EMPTED
         return self._state
 
     @state.setter
@@ -124,7 +117,7 @@ class Inside:
     console: Console
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     ask: jobs.Ask = jobs.ask
-    launch: Launcher = local_launch
+    launch: attempts.Launcher = attempts.local_launch
 
     @property
     def job_id(self) -> str:
@@ -195,7 +188,7 @@ def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_
                     record = record_in(directory / cell.key)
                     if record is None or record.status != "done":
                         set_aside(directory, cell)
-                        create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
+                        create_run(directory / cell.key, attempts.record_of(cell, utc_now(), str(error)))
                         lease.release("failed", str(error))
             jobs.write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
@@ -218,7 +211,7 @@ def _ended(directory: Path, cells: Sequence[Cell], left_out: Collection[str], st
     """Return state and reason of a job that has gone through its cells, or was told to stop."""
     if stop.requested:
         near = "its time limit is near" if stop.number == signal.SIGUSR1 else "it was stopped"
-        known = {PRE_EMPTED: "Slurm takes the nodes away", CANCELLED: "it was cancelled"}
+        known = {PRE_EMPTED: "Slurm takes the nodes away", attempts.CANCELLED: "it was cancelled"}
         return stop.state if stop.state in known else "timed out", known.get(stop.state, near)
     records = [record_in(directory / cell.key) for cell in cells if cell.key not in left_out]
     not_done = sum(record is None or record.status != "done" for record in records)
@@ -287,12 +280,9 @@ def unlike(job: jobs.Job, sweep: StudyCells, inside: Inside) -> str:
         return f"the job has {len(hosts)} nodes ({names}), but {job.nodes} were asked for; submit the study again"
     if all(cell.identity in ("", identify(partition)) for cell in sweep.cells):
         return ""
+    place = f"node {inside.environ.get('SLURMD_NODENAME') or platform.node()}"
     before = Known(files={"-": ""}, environment=job.inside["environment"])
-    said, place = (
-        changes(before, Known(files={"-": ""}, environment=environment(partition))),
-        f"node {inside.environ.get('SLURMD_NODENAME') or platform.node()}",
-    )
-    if said:
+    if said := changes(before, replace(before, environment=environment(partition))):
         return f"on {place} there is {said} since it was submitted; run the study again from that environment"
     return f"the code on {place} is not that of the submission; run the study again"
 

@@ -82,6 +82,17 @@ class Claim:
         return f"{alive.until(self.touched + STALE_S)}, unless it is heard of again"
 
     @property
+    def request(self) -> Path:
+        """The file that asks its holder, and nobody after him, to end."""
+        return self.path.parent.parent / ".requests" / self.path.name
+
+    def ask_to_end(self) -> None:
+        """Ask its holder to end what he runs."""
+        with writing(self.request, "make room there", error=StudyError):
+            self.request.parent.mkdir(exist_ok=True)
+            self.request.touch()
+
+    @property
     def mine(self) -> bool:
         """Whether this very process holds it."""
         return self.released is None and self.holder == this_process()

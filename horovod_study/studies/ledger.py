@@ -249,8 +249,12 @@ def judge(
         if record is not None and record.status == "running" and record.finished is None:
             who = _where(record, claim)
         return "running", f"{who}; {claim.believed}" if claim.believed else who
-    its_job = job is not None and claim is not None and claim.holder is not None and _same(claim.holder.job, job)
-    if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):
+    holder = None if claim is None else claim.holder
+    its_job = job is not None and holder is not None and _same(holder.job, job)
+    # A job that is still alive has had its turn at the cell; one that was requeued gets another.
+    had = job is not None and job.state == "running" and holder is not None and holder.restarts >= job.restarts
+    over = its_job and had and claim is not None and claim.state != "pre-empted"
+    if job is not None and job.state in _ALIVE and not job.left_out and not over:
         why = f"job {job.job_id} pending" + (f" ({job.reason})" if job.reason else "")
         return "queued", why if job.state == "pending" else f"job {job.job_id} runs, waiting for its turn"
     state, reason = ("incomplete", "ended before it wrote its record") if exists else ("missing", "")
@@ -259,7 +263,17 @@ def judge(
         if state == "running" and record.host == platform.node():
             reason = _where(record)
         elif state == "running":
-            state, reason = _elsewhere(record, claim, stale, job if its_job or claim is None else None, silence_s)
+            reason, gone = _where(record), "who ran it" if claim is None else str(holder or "who ran it")
+            if job is not None and job.state not in _ALIVE and (its_job or claim is None):
+                state, reason = "incomplete", "its job has ended"  # `_after` says how
+            elif claim is not None and claim.released is not None:
+                state, reason = "incomplete", claim.reason or f"{gone} gave it back unfinished"
+            elif claim is not None and stale and (silent := silence_s()) is not None and silent > SILENT_S:
+                state, reason = "incomplete", f"{gone} is gone, and nothing was written since"
+            elif claim is not None and stale:
+                reason += f"; {gone}, who looked after it, is gone"
+                until_s = None if silent is None else datetime.now(UTC).timestamp() + SILENT_S - silent
+                reason += "" if until_s is None else f"; {alive.until(until_s)}"
         elif state == "incomplete":
             reason = reason or "its process is gone"
     if state in ("done", "running"):
@@ -285,36 +299,6 @@ def _where(record: RunRecord, claim: lease.Claim | None = None) -> str:
 def _same(number: str, job: JobState) -> bool:
     """Return whether a claim was made in this job; a cell is in one task of an array only."""
     return number != "" and number.partition("_")[0] == job.job_id.partition("_")[0]
-
-
-def _is_over(job: JobState, claim: lease.Claim | None) -> bool:
-    """Return whether a job that is still alive has had its turn at the cell; one that was requeued gets another."""
-    restarted = claim is not None and claim.holder is not None and claim.holder.restarts < job.restarts
-    return job.state == "running" and not restarted and (claim is None or claim.state != "pre-empted")
-
-
-def _elsewhere(
-    record: RunRecord,
-    claim: lease.Claim | None,
-    stale: bool,
-    job: JobState | None,
-    silence_s: Callable[[], float | None],
-) -> tuple[str, str]:
-    """Judge a run that says running on a host whose processes cannot be seen from here."""
-    where = _where(record)
-    if job is not None and job.state not in _ALIVE:
-        return "incomplete", "its job has ended"  # `_after` says how
-    if claim is not None and claim.released is not None:
-        return "incomplete", claim.reason or f"{claim.holder or 'who ran it'} gave it back unfinished"
-    if claim is not None and stale:
-        silent_for_s = silence_s()
-        if silent_for_s is not None and silent_for_s > SILENT_S:
-            return "incomplete", f"{claim.holder or 'who ran it'} is gone, and nothing was written since"
-        gone = f"{where}; {claim.holder or 'who ran it'}, who looked after it, is gone"
-        if silent_for_s is not None:
-            gone += f"; {alive.until(datetime.now(UTC).timestamp() + SILENT_S - silent_for_s)}"
-        return "running", gone
-    return "running", where
 
 
 def _after(job: JobState, state: str, reason: str) -> tuple[str, str]:
@@ -512,12 +496,8 @@ def goes_on(record: RunRecord, directory: Path) -> bool:
 
 def can_resume(entry: Entry, directory: Path) -> bool:
     """Return whether the cell goes on from a checkpoint instead of starting again."""
-    killed = entry.state == "failed" and told_to_end(entry.reason, None, begun=False)
-    resumed = ("stopped", "incomplete", "pre-empted", "timed out", "cancelled")
-    if not entry.recorded or not (killed or entry.state in resumed):
-        return False
     path = directory / entry.key
-    return goes_on(read_run(path), path)
+    return entry.recorded and entry.state not in ("done", "running", "queued") and goes_on(read_run(path), path)
 
 
 def keep_log(directory: Path, cell: Cell) -> None:

@@ -44,9 +44,6 @@ _BLOCKS = {True: 5, False: 10}
 _SAME_FOR_BOTH = (*SET_BY_COMPARE, "seconds", "steps", "workers")
 
 
-# ------------------------------------------------------------------------------------------------------------ the arms
-
-
 class _Named(Form):
     runtime: Annotated[Text, one_of(RUNTIMES)]
 
@@ -141,32 +138,8 @@ def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     return differing
 
 
-# ------------------------------------------------------------------------------------------------------------- parity
-
-
-_EFFECTIVE: tuple[str, ...] = (
-    "initial_parameter_sha256",
-    "dataset_digest",
-    "global_batch",
-    "workers",
-    "nodes",
-    "precision",
-)
-_EFFECTIVE += ("train_samples", "warmup_steps", "device")
-
-
-def _parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
-    """Return what two runs of one worker count must have in common, from the record of what really happened."""
-    learned = workload.named(Role.LEARNING)
-    applied = ("lr", *(name for name in learned if workload.options[name].roles & Role.APPLIED))
-    return {
-        **{name: record.effective.get(name) for name in _EFFECTIVE},
-        **{name: record.requested.get(name) for name in ("seed", *learned, *workload.named(Role.DATA))},
-        **{name: record.effective.get(name) for name in applied},
-        **{name: record.environment.get(name) for name in ("torch", "package", "revision")},
-        "steps": _steps_made(record),
-        "host": record.host,
-    }
+_EFFECTIVE = "initial_parameter_sha256 dataset_digest global_batch workers nodes precision".split()
+_EFFECTIVE += ["train_samples", "warmup_steps", "device"]
 
 
 def _steps_made(record: RunRecord) -> int | None:
@@ -179,16 +152,23 @@ def _require_same_work(
     workload: Workload, one: tuple[str, RunRecord], other: tuple[str, RunRecord], *, but: Sequence[str] = ()
 ) -> None:
     """Raise StudyError naming the first fact, not in `but`, in which two named runs of one worker count differ."""
-    facts, others = (_parity_facts(record, workload) for _, record in (one, other))
-    for name, value in facts.items():
+    learned = workload.named(Role.LEARNING)
+    applied = ("lr", *(name for name in learned if workload.options[name].roles & Role.APPLIED))
+
+    def facts(record: RunRecord) -> dict[str, Any]:  # of what really happened
+        found = {name: record.effective.get(name) for name in _EFFECTIVE}
+        found |= {name: record.requested.get(name) for name in ("seed", *learned, *workload.named(Role.DATA))}
+        found |= {name: record.effective.get(name) for name in applied}
+        found |= {name: record.environment.get(name) for name in ("torch", "package", "revision")}
+        return {**found, "steps": _steps_made(record), "host": record.host}
+
+    others = facts(other[1])
+    for name, value in facts(one[1]).items():
         if name not in but and value != others[name]:
             raise StudyError(
                 f"run: {one[0]} and {other[0]} did not do the same work: {name} is {cut(str(value), 24)} there and "
                 f"{cut(str(others[name]), 24)} here; nothing can be concluded, compare again with another --out"
             )
-
-
-# ------------------------------------------------------------------------------------------------------------ the runs
 
 
 @dataclass(kw_only=True)
@@ -278,8 +258,6 @@ class Comparison:
             "blocks": blocks,
             "directory": str(self.directory),
         }
-
-    # ------------------------------------------------------------------------------------------------ cells and blocks
 
     @property
     def policy(self) -> Policy:

@@ -264,22 +264,14 @@ def plan_study(ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), r
         count = placement.nodes * of_node if partition.exclusive else placement.workers * of_worker
         totals[unit] = totals.get(unit, 0.0) + count * seconds / 3600
     guessed = {cell.runtime for cell in to_do if looked[cell.key][1] == "guess"}
-    return Plan(
-        ledger=ledger,
-        cells=(*here, *(cell for each in allocations for cell in each.cells)),
-        allocations=allocations,
-        seconds=least_s,
-        gpu_hours=totals.get("gpu_hours"),
-        core_hours=totals.get("core_hours"),
-        guessed=tuple(runtime for runtime in RUNTIMES if runtime in guessed),
-        unknown=sum(what == "unknown" for _, what in looked.values()),
-        too_long=sum(seconds_of(cell) > (sweep.partition_of(cell).time_limit_s or math.inf) for cell in jobs),
-        over=tuple(
-            f"{_hours(totals[name])} {unit} of {_hours(sweep.budget[name])}"
-            for name, unit in _UNITS.items()
-            if totals.get(name, 0.0) > sweep.budget.get(name, math.inf)
-        ),
-    )
+    told: dict[str, Any] = {"unknown": sum(what == "unknown" for _, what in looked.values()), "seconds": least_s}
+    told |= {name: totals.get(name) for name in ("gpu_hours", "core_hours")}
+    told["guessed"] = tuple(runtime for runtime in RUNTIMES if runtime in guessed)
+    told["too_long"] = sum(seconds_of(cell) > (sweep.partition_of(cell).time_limit_s or math.inf) for cell in jobs)
+    above = [name for name in _UNITS if totals.get(name, 0.0) > sweep.budget.get(name, math.inf)]
+    told["over"] = tuple(f"{_hours(totals[x])} {_UNITS[x]} of {_hours(sweep.budget[x])}" for x in above)
+    every = (*here, *(cell for each in allocations for cell in each.cells))
+    return Plan(ledger=ledger, cells=every, allocations=allocations, **told)
 
 
 def _least(sweep: StudyCells, cells: Sequence[Cell]) -> Sequence[Cell]:

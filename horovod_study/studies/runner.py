@@ -41,36 +41,11 @@ from horovod_study.files import writing
 from horovod_study.measure.clock import now, sleep, utc_stamp
 from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.records import append_turns, facts, read_turns
+from horovod_study.studies import attempt as attempts
+from horovod_study.studies import lease as leases
 from horovod_study.studies import ledger as ledgers
-from horovod_study.studies.attempt import (
-    CANCELLED,
-    INTERRUPTED,
-    TAKEN_OVER,
-    TIMED_OUT,
-    Attempt,
-    CellRun,
-    Interruption,
-    Launcher,
-    Running,
-    Verdict,
-    Watch,
-    exit_code,
-    local_launch,
-    record_in,
-    require_launchers,
-)
 from horovod_study.studies.engine import Lane, attempt, sweep
-from horovod_study.studies.lease import (
-    CLAIMS,
-    Claim,
-    Held,
-    Lease,
-    acquire,
-    generations,
-    latest,
-    read_claim,
-    require_free,
-)
+from horovod_study.studies.lease import Held, Lease, acquire, latest, require_free
 from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Estimate, Plan, plan_study
 from horovod_study.studies.submit import cancel_jobs, submit_cells
@@ -88,12 +63,13 @@ from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
 
 AGAIN = (*ledgers.ON_RETRY, "pre-empted")  # States of cells that `retry` runs again
+_OTHERS = "another runner took it over, because nothing was heard from this one"
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
 _NAMED = 24  # cells of a block that are named before it is run
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
-_Ended = Generator[CellRun, Any, tuple[str, str, float]]  # state, reason and seconds
+_Ended = Generator[attempts.CellRun, Any, tuple[str, str, float]]  # state, reason and seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +86,7 @@ class RunOptions:
     wait: bool = False  # come back when the jobs of a batch system have ended
     watch_load_s: float = 1.0  # how long other programs are watched before the first cell; 0: neither then nor later
     cores: int | None = None  # of this machine; None: those that it offers
-    launch: Launcher = local_launch
+    launch: attempts.Launcher = attempts.local_launch
     policy: Policy = until_asked_for  # of cells that alternate: which of them need more
     grace_s: float = GRACE_S  # for launchers and workers, to end by themselves
 
@@ -123,7 +99,6 @@ class StudyResult:
     interrupted: bool = False
     planned_only: bool = False
     submitted: bool = False  # some of its cells are for a batch system
-    aimed: bool = False  # it ends when it is precise enough: launches that were not needed are missing
 
     @property
     def exit_code(self) -> int:
@@ -132,8 +107,9 @@ class StudyResult:
         130 after Ctrl-C, 143 after SIGTERM.
         """
         if self.interrupted:
-            return exit_code()
-        counted = ["done", *(["queued", "running"] if self.submitted else []), *(["missing"] if self.aimed else [])]
+            return attempts.exit_code()
+        aimed = self.ledger.sweep.precision is not None  # launches that were not needed are missing
+        counted = ["done", *(["queued", "running"] if self.submitted else []), *(["missing"] if aimed else [])]
         return 0 if self.planned_only or self.ledger.count(*counted) == len(self.ledger.entries) else 1
 
 
@@ -174,36 +150,36 @@ def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Conso
     Whoever runs a cell is asked through a file, so this works from every host that sees the folder. Returns how many
     cells were cancelled.
     """
-    console, directory, claims = console or Console(), sweep.directory, sweep.directory / CLAIMS
+    console, directory, claims = console or Console(), sweep.directory, sweep.directory / leases.CLAIMS
     entries = ledgers.read_ledger(sweep).select(("running", "queued", *(ledgers.BY_ITSELF if which else ())), which)
-    hosts = [] if which else [name for name in generations(claims) if name.startswith(_HOST)]
+    hosts = [] if which else [name for name in leases.generations(claims) if name.startswith(_HOST)]
     # Before its job hears of it, so that whoever runs the cell knows what it is about.
     for name in (*hosts, *(entry.key for entry in entries)):
         if (held_by := latest(claims, name)) is not None and held_by.released is None:
-            ask_to_end(directory, held_by)
+            held_by.ask_to_end()
     if (directory / JOBS).exists():
         cancel_jobs(directory, keys={entry.key for entry in entries} if which else None, console=console)
-    asked: list[tuple[Entry, Claim]] = []
+    asked: list[tuple[Entry, leases.Claim]] = []
     count = 0
     for entry in entries:
         try:
             out, why = directory.resolve() / entry.key, "cancelled while nobody ran it"
-            if end_unattended(out, CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == CANCELLED:
+            if end_unattended(out, attempts.CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == attempts.CANCELLED:
                 count += 1
                 show(console, f"cancelled: {entry.name}")
         except Held as held:
-            ask_to_end(directory, held.claim)
+            held.claim.ask_to_end()
             asked.append((entry, held.claim))
     deadline = now() + GRACE_S + _ANSWER_S
     for entry, asked_of in asked:
-        while (claim := read_claim(claims, entry.key, asked_of.generation)) is None or claim.released is None:
+        while (claim := leases.read_claim(claims, entry.key, asked_of.generation)) is None or claim.released is None:
             if now() >= deadline:
                 show(console, f"asked to end: {entry.name}, run by {asked_of}, which has not answered yet")
                 break
             sleep(_WAKE_S)
         else:
-            show(console, f"{claim.state or INTERRUPTED}: {entry.name}")
-            count += claim.state == CANCELLED
+            show(console, f"{claim.state or attempts.INTERRUPTED}: {entry.name}")
+            count += claim.state == attempts.CANCELLED
     return count
 
 
@@ -212,8 +188,8 @@ def end_unattended(out: Path, state: str, reason: str, *, what: str, grace_s: fl
 
     Held: somebody does run it, another host's runner or a job on this machine.
     """
-    with acquire(out.parent / CLAIMS, out.name, what=what) as lease:
-        count, record = stop_marked(str(out), grace_s=grace_s), record_in(out)
+    with acquire(out.parent / leases.CLAIMS, out.name, what=what) as lease:
+        count, record = stop_marked(str(out), grace_s=grace_s), attempts.record_in(out)
         if record is not None and record.status == "done":
             state, reason = "done", ""
         lease.release(state, reason)
@@ -237,7 +213,8 @@ class _Runner:
         with ExitStack() as stack:
             # Two runners of a study on one host would disturb each other's measurements.
             hosts = [f"{_HOST}{re.sub('[^A-Za-z0-9_-]', '_', name)}" for name in sorted(names)]
-            held = [stack.enter_context(acquire(self._directory / CLAIMS, host, what="the study")) for host in hosts]
+            claims = self._directory / leases.CLAIMS
+            held = [stack.enter_context(acquire(claims, host, what="the study")) for host in hosts]
             if names:
                 self._end_leftovers(names - {platform.node()})
             ledger = ledgers.read_ledger(sweep)
@@ -247,7 +224,7 @@ class _Runner:
             if not options.yes:
                 self._ask_first(plan)
             planned = {entry.key: entry.state for entry in ledger.entries}
-            stop = stack.enter_context(Interruption())
+            stop = stack.enter_context(attempts.Interruption())
             if there:
                 submit_cells(sweep, there, console=console, planned=planned)
             if here:
@@ -263,8 +240,8 @@ class _Runner:
             waiting = len(places) < len(sweep.partitions)
             if waiting and options.wait:
                 self._wait(stop)
-            ledger, aimed = ledgers.read_ledger(sweep), sweep.precision is not None
-            result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
+            ledger = ledgers.read_ledger(sweep)
+            result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting)
         _conclude(result, broken_off, options, console, told=plan.ledger.summary())
         return result
 
@@ -301,7 +278,7 @@ class _Runner:
         self._sites = {each: self._site(each) for each in dict.fromkeys(cell.placement for cell in here)}
         if self._sweep.cells and (note := self._sweep.cells[0].config.workload.note):
             show(console, note)
-        require_launchers(here, options.launch, self._sites)
+        attempts.require_launchers(here, options.launch, self._sites)
         for line in (*(plan.lines() if table else [ledger.summary()]), *shared):
             show(console, line)
         if here:
@@ -382,7 +359,7 @@ class _Runner:
             error=StudyError,
         )
 
-    def _wait(self, stop: Interruption) -> None:
+    def _wait(self, stop: attempts.Interruption) -> None:
         """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs."""
         told = ""
         while not stop.requested:
@@ -405,8 +382,8 @@ class _Runner:
                 continue
             with suppress(Held):
                 out, why = folder / key, "its runner was killed"
-                count += end_unattended(out, INTERRUPTED, why, what=key, grace_s=grace_s)[0]
-        if elsewhere and any(not name.startswith(_HOST) for name in generations(folder / CLAIMS)):
+                count += end_unattended(out, attempts.INTERRUPTED, why, what=key, grace_s=grace_s)[0]
+        if elsewhere and any(not name.startswith(_HOST) for name in leases.generations(folder / leases.CLAIMS)):
             found, problem = stop_marked_on(sorted(elsewhere), str(folder), grace_s=grace_s)
             count += found
             if problem:
@@ -446,8 +423,8 @@ class Grid:
 
     sweep: StudyCells
     console: Console
-    stop: Interruption
-    launch: Launcher = local_launch
+    stop: attempts.Interruption
+    launch: attempts.Launcher = attempts.local_launch
     site_of: Callable[[Cell], Site] = lambda cell: HERE
     cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
     grace_s: float = GRACE_S
@@ -464,7 +441,7 @@ class Grid:
     def __post_init__(self) -> None:
         self.directory = self.sweep.directory
         self._until = now() + self.lasts_s
-        self._claims = self.directory / CLAIMS
+        self._claims = self.directory / leases.CLAIMS
         self._estimate = Estimate(ledgers.past_durations(self.directory))
         self._began = now()
         self._warned = False
@@ -550,7 +527,7 @@ class Grid:
             if end is None:
                 continue
             state, seconds = end
-            if self.stop.requested and state in (self.stop.state, "stopped", CANCELLED):
+            if self.stop.requested and state in (self.stop.state, "stopped", attempts.CANCELLED):
                 self.broken_off = cell.name
                 return
             ahead = cells[position + 1 :]
@@ -564,16 +541,16 @@ class Grid:
 
     def _turn(
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
-    ) -> Generator[CellRun, Any, tuple[str, float] | None]:
+    ) -> Generator[attempts.CellRun, Any, tuple[str, float] | None]:
         """Run one cell under its claim and release it with how it ended; return that, and how many seconds it took.
 
         None: it was not for us to run.
         """
         name, before = cell.name, latest(self._claims, cell.key)
-        if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
+        if before is not None and before.state == attempts.CANCELLED != self.planned.get(cell.key, attempts.CANCELLED):
             show(self.console, f"left out: {name} was cancelled")
             return None
-        state, reason, seconds = INTERRUPTED, "", 0.0
+        state, reason, seconds = attempts.INTERRUPTED, "", 0.0
         try:
             # A job that was killed could not give it back; Slurm is asked only where there is such a holder.
             ended = lambda number: JobBook(self.directory).has_ended(number)  # noqa: E731
@@ -591,12 +568,12 @@ class Grid:
             return None
         return state, seconds
 
-    def _under_claim(self, cell: Cell, watch: Watch, conductor: Conductor | None) -> _Ended:
+    def _under_claim(self, cell: Cell, watch: attempts.Watch, conductor: Conductor | None) -> _Ended:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
         out, site = self.directory.resolve() / cell.key, self.site_of(cell)
         stop_marked(str(out), grace_s=self.grace_s)  # of an attempt whose runner was killed
         require_free(out)
-        record = record_in(out)
+        record = attempts.record_in(out)
         wrong = record is not None and ledgers.foreign(record, cell) != ""
         if record is not None and record.status == "done" and not wrong:
             return "done", "", 0.0
@@ -609,25 +586,15 @@ class Grid:
         noticed = self.notice_load and site.alone and conductor is None  # else each slice tells of it
         cores = len(os.sched_getaffinity(0))
         others = pinning.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
-        run = CellRun(
-            cell=cell,
-            out=out,
-            config=self.directory / "cells" / f"{cell.key}.yaml",
-            log=ledgers.log_path(self.directory, cell),
-            launch=self.launch,
-            site=site,
-            cores=self.cores_of(cell),
-            resume=resume,
-            checkpoint=not self.sweep.equal_steps,
-            timeout_s=self.sweep.timeout_s,
-            grace_s=self.grace_s,
-            watch=watch,
-        )
-        attempt: Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
+        how: dict[str, Any] = {"config": self.directory / "cells" / f"{cell.key}.yaml", "launch": self.launch}
+        how |= {"log": ledgers.log_path(self.directory, cell), "cores": self.cores_of(cell), "site": site}
+        how |= {"resume": resume, "checkpoint": not self.sweep.equal_steps, "timeout_s": self.sweep.timeout_s}
+        run = attempts.CellRun(cell=cell, out=out, grace_s=self.grace_s, watch=watch, **how)
+        attempt: attempts.Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
         if attempt.unreached:
             show(self.console, f"warning: {attempt.unreached}")
-        if attempt.state == TAKEN_OVER:  # the run directory is another's now
-            return INTERRUPTED, attempt.reason, attempt.seconds
+        if attempt.state == attempts.TAKEN_OVER:  # the run directory is another's now
+            return attempts.INTERRUPTED, attempt.reason, attempt.seconds
         state = f"{attempt.state}, resumed" if resume else attempt.state
         values = facts(attempt, "started", "seconds", "exit_code", "reason")
         ledgers.note_attempt(self.directory, cell, state=state, **values)
@@ -639,11 +606,11 @@ class Grid:
             self._warn(f"{told} while that cell ran; its times are not those of a quiet machine")
         return attempt.state, attempt.reason, attempt.seconds
 
-    def _watch(self, name: str, lease: Lease, ahead: Sequence[Cell], conductor: Conductor | None) -> Watch:
+    def _watch(self, name: str, lease: Lease, ahead: Sequence[Cell], conductor: Conductor | None) -> attempts.Watch:
         """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""
         checked, asked, drawn = now(), -math.inf, -math.inf
 
-        def watch(running: Running) -> Verdict | None:
+        def watch(running: attempts.Running) -> attempts.Verdict | None:
             nonlocal checked, asked, drawn
             shown = conductor is None or conductor.left()[:1] == [running.run.out.name]  # one line for all of them
             if self._live and shown and now() - drawn >= 1.0:
@@ -655,31 +622,18 @@ class Grid:
                 self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
             if self.stop.requested or now() - asked >= 1.0:  # so soon a request to cancel is noticed
                 asked = now()
-                if any(request(self.directory, each.claim).exists() for each in self.held):
-                    self.stop.requested, self.stop.state = True, CANCELLED
-                    return Verdict(CANCELLED, CANCELLED)
-                if request(self.directory, lease.claim).exists():
-                    return Verdict(CANCELLED, CANCELLED)
+                if any(each.claim.request.exists() for each in self.held):
+                    self.stop.requested, self.stop.state = True, attempts.CANCELLED
+                    return attempts.Verdict(attempts.CANCELLED, attempts.CANCELLED)
+                if lease.claim.request.exists():
+                    return attempts.Verdict(attempts.CANCELLED, attempts.CANCELLED)
             if now() - checked >= _CHECK_S:
                 checked = now()
                 if not lease.refresh():
-                    return Verdict(TAKEN_OVER, "another runner took it over, because nothing was heard from this one")
+                    return attempts.Verdict(attempts.TAKEN_OVER, _OTHERS)
             return None
 
         return watch
-
-
-def request(directory: Path, claim: Claim) -> Path:
-    """Return the file that asks the holder of `claim`, and nobody after him, to end."""
-    return directory / ".requests" / claim.path.name
-
-
-def ask_to_end(directory: Path, claim: Claim) -> None:
-    """Ask the holder of `claim` to end what he runs."""
-    path = request(directory, claim)
-    with writing(path, "make room there", error=StudyError):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
 
 
 Design = Generator[StudyCells, Ledger, None]
@@ -736,28 +690,19 @@ def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Gri
             out = folder.resolve() / f"{name}-{utc_stamp()}"
             while out.exists():
                 out = out.with_name(f"{out.name}+")
-            ended = attempt(
-                CellRun(
-                    cell=cell,
-                    out=out,
-                    config=folder / f"{out.name}.yaml",
-                    log=folder / f"{out.name}.log",
-                    site=site,
-                    launch=grid.launch,
-                    # Other trainings may read their data for minutes before the first step.
-                    timeout_s=LIMIT_S if foreign or cell.config.workload.small is not None else 600.0,
-                    grace_s=grid.grace_s,
-                ),
-                stop,
-            )
+            how: dict[str, Any] = {"out": out, "config": folder / f"{out.name}.yaml", "log": folder / f"{out.name}.log"}
+            how |= {"site": site, "launch": grid.launch, "grace_s": grid.grace_s}
+            # Other trainings may read their data for minutes before the first step.
+            limit_s = LIMIT_S if foreign or cell.config.workload.small is not None else 600.0
+            ended = attempt(attempts.CellRun(cell=cell, timeout_s=limit_s, **how), stop)
             if ended.unreached:
                 show(console, f"warning: {ended.unreached}")
             # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.
-            slow = foreign and ended.state == TIMED_OUT
+            slow = foreign and ended.state == attempts.TIMED_OUT
             if not ended.done and not slow:
                 if site.hosts or not foreign:  # else it has said itself what is wrong
                     _diagnose(site.hosts, cell, grid)
-                reason = f"{ended.reason} ({ended.said})" if ended.state == TIMED_OUT else ended.reason
+                reason = f"{ended.reason} ({ended.said})" if ended.state == attempts.TIMED_OUT else ended.reason
                 raise StudyError(
                     f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
                     "(--no-smoke)"

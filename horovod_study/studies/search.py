@@ -46,21 +46,10 @@ from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.records import MANIFEST, epoch_rows
 from horovod_study.studies import attempt as attempts
+from horovod_study.studies import lease as leases
 from horovod_study.studies.attempt import Interruption, exit_code
 from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.lease import (
-    ATTEMPTS,
-    CLAIMS,
-    Held,
-    Lease,
-    acquire,
-    holder_of_run,
-    is_stale,
-    latest,
-    move_run,
-    read_claim,
-    server_time,
-)
+from horovod_study.studies.lease import Held, acquire
 from horovod_study.studies.ledger import goes_on
 from horovod_study.text.progress import say
 from horovod_study.text.tables import table_of, to_lines
@@ -90,9 +79,6 @@ _LISTED = 10
 _LOOK_S = 5.0  # how soon it is noticed what other commands have done
 
 _Outcome = tuple[TrialState, dict[str, Any]]  # what Optuna is told of a trial, and what is remembered of it
-
-
-# -------------------------------------------------------------------------------------------------------- the file
 
 
 def ends(values: BaseDistribution) -> tuple[Any, ...]:
@@ -218,9 +204,6 @@ def budget_done(config: Configuration, row: Mapping[str, float]) -> float:
     return min(1.0, row["epoch"] / (config.epochs or 1))
 
 
-# ------------------------------------------------------------------------------------------------------ the search
-
-
 class SearchResult(NamedTuple):
     """Where a search stands: what --json prints, Optuna's study, and what the command ends with."""
 
@@ -292,7 +275,7 @@ class _Search:
 
     def __init__(self, search: SearchConfig, directory: Path, stop: Interruption) -> None:
         self._search, self._directory, self._stop = search, directory, stop
-        self._study, self._claims = _open_study(search, directory), directory / CLAIMS
+        self._study, self._claims = _open_study(search, directory), directory / leases.CLAIMS
         self._columns = ("trial", "state", *RESULTS, *search.space, "floor_mse", "seconds", "run", "reason")
         self._failures, self._looked = 0, -math.inf
         self._document = self._written()
@@ -335,7 +318,7 @@ class _Search:
             finally:
                 lease.release(state, reason)
 
-    def _take(self) -> tuple[Trial, Lease] | None:
+    def _take(self) -> tuple[Trial, leases.Lease] | None:
         """Return a trial to be run, under its claim: one that was left open, or a new one; None: none is wanted now."""
         if now() - self._looked < _LOOK_S:
             return None
@@ -349,7 +332,7 @@ class _Search:
                 return None
             self._study.ask()  # only opened: the next round claims it, here or in another command
 
-    def _claim(self, number: int) -> Lease | None:
+    def _claim(self, number: int) -> leases.Lease | None:
         """Return the claim on a trial; None where another command runs it, or has ended it meanwhile."""
         out = self._directory.resolve() / _name(number)
         try:
@@ -357,18 +340,18 @@ class _Search:
         except Held:
             return None
         stop_marked(str(out))  # of a command that was killed
-        if self._study.get_trials(deepcopy=False)[number].state.is_finished() or holder_of_run(out) is not None:
+        if self._study.get_trials(deepcopy=False)[number].state.is_finished() or leases.holder_of_run(out) is not None:
             lease.release()
             return None
         return lease
 
-    def _run(self, trial: Trial, lease: Lease) -> Generator[attempts.CellRun, Any, _Outcome | None]:
+    def _run(self, trial: Trial, lease: leases.Lease) -> Generator[attempts.CellRun, Any, _Outcome | None]:
         """Run a trial, unless its run has ended before, and return how it ended; None: it is left open."""
         name = _name(trial.number)
         # The seed depends on the trial and not on who runs it: commands that start together do not draw the same.
         self._study.sampler = optuna.samplers.TPESampler(seed=self._search.seed * 1_000_003 + trial.number)
         values = {option: trial._suggest(option, each) for option, each in self._search.space.items()}
-        earlier = (read_claim(self._claims, name, each) for each in range(1, lease.claim.generation))
+        earlier = (leases.read_claim(self._claims, name, each) for each in range(1, lease.claim.generation))
         if (killed := sum(claim is not None and claim.released is None for claim in earlier)) > MAX_RESTARTS:
             return TrialState.FAIL, {"reason": f"its command was killed {killed} times"}
         try:
@@ -400,7 +383,7 @@ class _Search:
         try:
             if record is None or record.status != "done":
                 if not (resume := record is not None and goes_on(record, out)) and out.exists():
-                    move_run(out, folder / ATTEMPTS)
+                    leases.move_run(out, folder / leases.ATTEMPTS)
                 paths = {"config": folder / "configs" / f"{name}.yaml", "log": folder / f"logs/{name}.log"}
                 how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s, **paths}
                 ended = yield attempts.CellRun(cell=cell, out=out, resume=resume, watch=watch, **how)
@@ -471,10 +454,10 @@ class _Search:
         for trial in self._study.get_trials(deepcopy=False):
             name, state, told = _name(trial.number), _ENDED.get(trial.state.name), {**trial.params, **trial.user_attrs}
             if state is None:
-                claim = latest(self._claims, name)
+                claim = leases.latest(self._claims, name)
                 if claim is None and trial.number >= self._search.trials:
                     continue  # opened at once with the last one of another command; it waits until more are wanted
-                gone = claim is not None and is_stale(claim, present=server_time(self._claims))
+                gone = claim is not None and leases.is_stale(claim, present=leases.server_time(self._claims))
                 state = "waiting" if claim is None else "interrupted" if gone else "running"
                 told["reason"] = "its values are tried again" if gone else str(claim.holder) if claim else ""
             row = {"reason": "", **told, "trial": trial.number, "state": state, "run": name}

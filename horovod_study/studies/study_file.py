@@ -327,6 +327,10 @@ def load_study(path: Path) -> StudyConfig:
     baselines = (("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines
     own = {name: getattr(file, name) for name in ("hosts", "precision", "seed", "timeout_s")}
     own |= {name: sweep[name] for name in ("nodes", "workers_per_node") if name in sweep}
+    own |= {"targets": tuple(sorted(set(file.targets), reverse=True)), "question": file.question or ""}
+    own |= {"budget": dict(file.budget or {}), "repeats": file.repeats or (MOST_LAUNCHES if aim else 3)}
+    own |= {"baselines": baselines, "turns": aim if file.turns is None else file.turns, "left_out": left_out}
+    rows = [[dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True)] for axis in axes]
     study = StudyConfig(
         name=run.study,
         run=run,
@@ -334,18 +338,9 @@ def load_study(path: Path) -> StudyConfig:
         placements=sweep.get("placement", ("fill",)),
         runtimes=runtimes or sweep.get("runtime", (usual,)),
         varied={name: sweep[name] for name in (*workload.sweepable, "global_batch") if name in sweep},
-        zipped=tuple(
-            tuple(dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True)) for axis in axes
-        ),
-        baselines=baselines,
-        targets=tuple(sorted(set(file.targets), reverse=True)),
-        question=file.question or "",
-        budget={str(name): hours for name, hours in (file.budget or {}).items()},
-        repeats=file.repeats or (MOST_LAUNCHES if aim else 3),
-        turns=aim if file.turns is None else file.turns,
+        zipped=tuple(map(tuple, rows)),
         partitions=partitions,
         identity={name: identity.identify(each) for name, each in partitions.items()},
-        left_out=left_out,
         source=path,
         text=path.read_text(encoding="utf-8"),
         **own,

@@ -52,9 +52,6 @@ LEAST_ROUNDS = 4  # before two settings are said to differ
 SHIPPED, LIBRARY = "shipped settings", "library defaults"
 
 
-# -------------------------------------------------------------------------------------------------------- the race
-
-
 class Candidate(NamedTuple):
     """Settings to be tried: what is changed from the shipped ones; `knob` is that of a single setting."""
 
@@ -199,9 +196,6 @@ def halving(race: Race, way: Way, launch: Launch, *, seed: int, room: float = ma
     race.choose(leader, late)
 
 
-# ------------------------------------------------------------------------------------------------------------- arms
-
-
 def knobs_of(texts: Sequence[str], workload: Workload, runtime: str) -> dict[str, tuple[Any, ...]]:
     """Return knob -> the values to try, none for the usual ones, from NAME or NAME=VALUE,...; none: all that matter.
 
@@ -269,9 +263,6 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     of_hooks = {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False} if hooks else {}
     values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off", **of_hooks}
     return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
-
-
-# ------------------------------------------------------------------------------------------------------------ running
 
 
 def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunOptions, console: Console) -> bool:
@@ -381,9 +372,6 @@ class _Heats:
         records = {cell.label: record_in(self.sweep.directory / cell.key) for cell in cells}
         speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
         return [Slice(launch="", round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]
-
-
-# ---------------------------------------------------------------------------------------------------- what came of it
 
 
 def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:

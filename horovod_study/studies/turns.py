@@ -598,14 +598,10 @@ class Conductor:
             self._say(cell, list(cell.reports), {"until": None})
 
     def _note(self, cell: _Cell, rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what a rank reports. LookupError, TypeError, ValueError: that is no report."""
+        """Keep what a rank reports."""
         for message in messages:
-            kinds = {"steps": int, "samples": int, "trained_s": float, "warm": bool, "enough": bool}
-            cell.reports[rank] = {
-                **{name: kind(message[name]) for name, kind in kinds.items()},
-                "least": None if message["least"] is None else int(message["least"]),
-                "threads": {int(thread): int(core) for thread, core in message.get("threads", {}).items()},
-            }
+            threads = {int(thread): core for thread, core in message.get("threads", {}).items()}
+            cell.reports[rank] = {**message, "threads": threads}
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})
 
