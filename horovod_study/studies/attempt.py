@@ -382,15 +382,10 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     reduction = "none" if workers == 1 else asked.get("reduction")
     if reduction == "auto":  # as the backends in comm/ decide
         reduction = "hooks" if CARRIED[cell.runtime][0].hooks else "flat"
-    effective: dict[str, Any] = {
-        **records.facts(config, "backend", "transport"),
-        **records.facts(cell.placement, "workers", "nodes"),
-        "batch": config.batch,
-        "global_batch": config.batch * workers,
-        "precision": asked.get("precision"),
-        "reduction": reduction,
-        "source": "as asked for; the run ended before it could tell",
-    }
+    effective: dict[str, Any] = records.facts(config, "backend", "transport", "batch")
+    effective |= {**records.facts(cell.placement, "workers", "nodes"), "global_batch": config.batch * workers}
+    effective |= {"precision": asked.get("precision"), "reduction": reduction}
+    effective["source"] = "as asked for; the run ended before it could tell"
     begun: dict[str, Any] = {"status": "failed", "started": started, "host": platform.node(), "pid": os.getpid()}
     named: dict[str, Any] = {"partition": cell.placement.partition, "key": key or cell.key, "reason": reason}
     named |= {"study": config.study, "repeat": config.repeat, "requested": {**asked, "workers": workers}}

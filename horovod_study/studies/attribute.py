@@ -62,11 +62,11 @@ def cells_of(
         for arm in arms_of(runtime):
             told = ", ".join(f"{each} {plain(value)}" for each, value in arm.items())
             arms.append((runtime, workers, arm, f"{runtime}, {told or 'shipped settings'}"))
-    first = [
-        replace(local_cell(runtime, {**values, **arm}, workers=count, source="explain --measure"), label=label)
-        for runtime, count, arm, label in arms
-    ]
-    return [cell.repeated(number) for cell in first for number in range(rounds)]
+    cells = []
+    for runtime, count, arm, label in arms:
+        cell = local_cell(runtime, {**values, **arm}, workers=count, source="explain --measure")
+        cells += [replace(cell, label=label).repeated(number) for number in range(rounds)]
+    return cells
 
 
 def run_experiment(
@@ -87,7 +87,6 @@ def run_experiment(
     how: dict[str, Any] = {"runtimes": runtimes, "workers": workers or cores, "rounds": rounds, "cores": cores}
     cells = tuple(cells_of(given, out.name, **how))
     of_turns: dict[str, Any] = {"turns": turns, "equal_steps": True, "least_steps": _LEAST_STEPS}
-    sweep = StudyCells(
-        name=out.name, directory=out, cells=cells, partitions={"local": this_machine("local")}, **of_turns
-    )
+    of_turns["partitions"] = {"local": this_machine("local")}
+    sweep = StudyCells(name=out.name, directory=out, cells=cells, **of_turns)
     return run_all(sweep, RunOptions(command=command, smoke=False, yes=True))

@@ -13,6 +13,7 @@ so a sum in the place of a mean hardly moves the parameters.
 """
 
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -337,13 +338,10 @@ def measure_timers(
     _TimerOptions.of("bench timers", {"rounds": None, "steps_per_block": None, **plan, "over": over})
     for count in workers:
         require_workers("bench timers", count, available_cores())
-    launches = [
-        (runtime, count, _config(runtime, "bench timers", **options, batch=each))
-        for count in workers
-        for runtime in [over if count > 1 else "serial"]
-        for each in batch
-    ]
-    found = []
+    launches, found = [], []
+    for count, each in itertools.product(workers, batch):
+        runtime = over if count > 1 else "serial"
+        launches.append((runtime, count, _config(runtime, "bench timers", **options, batch=each)))
     for runtime, count, config in launches:
         folder = out / "jobs" / f"{count}w-b{config.batch}"
         shutil.rmtree(folder / ROWS, ignore_errors=True)
@@ -417,19 +415,13 @@ class Question(NamedTuple):
         """
         base = StrainConfig(lr_scaling=self.lr_scaling)
         rate = scaled_lr(base, workers)
-        return [
-            {
-                "dtype": dtype,
-                "optimizer": optimizer,
-                "batch": batch,
-                "shards": "even" if alone else shards,
-                "lr": rate if alone else base.lr,
-                "reference": f"{device}-{dtype}-{optimizer}-b{batch}-lr{rate!r}.npz",
-            }
-            for dtype in sorted({*self.dtype})
-            for optimizer in sorted({*self.optimizer})
-            for shards, batch in shares(self.batch, workers).items()
-        ]
+        found: list[dict[str, Any]] = []
+        each = (sorted({*self.dtype}), sorted({*self.optimizer}), shares(self.batch, workers).items())
+        for dtype, optimizer, (shards, batch) in itertools.product(*each):
+            named = f"{device}-{dtype}-{optimizer}-b{batch}-lr{rate!r}.npz"
+            own = {"shards": "even" if alone else shards, "lr": rate if alone else base.lr, "reference": named}
+            found.append({"dtype": dtype, "optimizer": optimizer, "batch": batch, **own})
+        return found
 
 
 def shares(batch: int, workers: int) -> dict[str, int]:
@@ -598,18 +590,10 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
             f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient "
             f"differs by {first:.1e}{own}; {case['steps']} steps have amplified it, try fewer --steps"
         )
-    return {
-        **{name: case[name] for name in _KNOWN},
-        **same,
-        "lr": case["rates"][0][0],
-        "gradient_factor": factor,
-        "float32_rounding": reference["rounding"],
-        "tensors": tensors,
-        "worst": worst["name"],
-        "judged": judged,
-        "passed": within and all(same.values()) and all(case["ends_alike"]),
-        "why": why,
-    }
+    passed = within and all(same.values()) and all(case["ends_alike"])
+    found = {name: case[name] for name in _KNOWN} | same | {"lr": case["rates"][0][0], "gradient_factor": factor}
+    found |= {"float32_rounding": reference["rounding"], "tensors": tensors, "worst": worst["name"]}
+    return {**found, "judged": judged, "passed": passed, "why": why}
 
 
 def _differences(case: Mapping[str, Any], reference: Mapping[str, Any], same: Mapping[str, bool]) -> Iterator[str]:

@@ -141,9 +141,8 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -
         task = whole_number("SLURM_ARRAY_TASK_ID", environ) or 0
         job = jobs.read_job(folder)
         if not 0 <= task < len(job.tasks):
-            raise StudyError(
-                f"{folder}: task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
-            )
+            told = f"task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
+            raise StudyError(f"{folder}: {told}")
         return run_job(job, folder.resolve().parents[1], task, inside)
     except StudyError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -251,10 +252,8 @@ def acquire(
         while True:
             found = latest(folder, name)
             if found is not None and not is_stale(found, present=present(folder), ended=ended):
-                who = "this process" if found.mine else str(found)
-                raise Held(
-                    f"{folder.parent}: {what} is being run by {who}; wait for it, or stop it and run again", found
-                )
+                told = f"{what} is being run by {'this process' if found.mine else found}"
+                raise Held(f"{folder.parent}: {told}; wait for it, or stop it and run again", found)
             number = found.generation + 1 if found else 1
             path = folder / f"{name}.{number}"
             claim = Claim(holder=holder, what=what, since=since, path=path, generation=number)
@@ -264,9 +263,8 @@ def acquire(
         text = not_written(folder.parent, error, f"choose a writable folder with --{option}")
         if isinstance(error, FileExistsError | NotADirectoryError):
             path = next(each for each in (folder, *folder.parents) if each.is_symlink() or each.exists())
-            text = (
-                f"{path}: is no folder, but one belongs there; move it away, or choose another folder with --{option}"
-            )
+            text = f"{path}: is no folder, but one belongs there; move it away, or choose another folder with "
+            text += f"--{option}"
         raise StudyError(text) from None
 
 
@@ -284,9 +282,8 @@ def move_run(current: Path, attempts: Path) -> Path:
     """Move a run directory into `attempts`, as NAME-1 or the next number; Held when somebody trains in it."""
     with hold_run(current) as held:
         attempts.mkdir(exist_ok=True)
-        number = 1
-        while (kept := attempts / f"{current.name}-{number}").exists():
-            number += 1
+        names = (attempts / f"{current.name}-{number}" for number in count(1))
+        kept = next(each for each in names if not each.exists())
         os.rename(current, kept)
         held.moved(kept / CLAIMS)
     return kept

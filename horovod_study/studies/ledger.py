@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from itertools import groupby
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -135,21 +135,16 @@ class Ledger:
         found: set[str] = set()
         for each in wanted:
             text = each.strip().rstrip(",")
-            named = [
-                entry
-                for entry in self.entries
-                if text in (entry.key, entry.name) or (text and entry.name.startswith(f"{text}, "))
-            ]
+            named = [it for it in self.entries if text in (it.key, it.name) or it.name.startswith(f"{text}, ")]
             known = [] if named else [name for entry in self.entries for name in (entry.key, entry.name)]
             fitting = {entry.key for entry in named if entry.state in states}
-            unknown = (
-                f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; `horovod-study status` "
-            )
+            unknown = f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}"
+            how = "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
             found_as = " or ".join(sorted({entry.state for entry in named}))
             wanted_as = ", ".join(state for state in STATES if state in states)
             refuse(
                 "",
-                (known, f"{unknown}lists its cells; name one by its key, or by how its name begins"),
+                (known, f"{unknown}; {how}"),
                 (not fitting, f"{each!r}: is {found_as}, but only cells that are {wanted_as} can be chosen here"),
             )
             found |= fitting
@@ -180,9 +175,8 @@ class Ledger:
         for entry in self.entries:
             rate = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f}"
             again = f"attempt {entry.earlier_attempts + 1}" if entry.earlier_attempts else ""
-            listed.append(
-                (entry.state, entry.name, rate, "; ".join(filter(None, (progress.get(entry.key), entry.reason, again))))
-            )
+            why = "; ".join(filter(None, (progress.get(entry.key), entry.reason, again)))
+            listed.append((entry.state, entry.name, rate, why))
         if len(listed) > _LISTED:
             worth = [row for row in listed if row[0] not in ("done", "queued", "missing") or row[3]][:_SHOWN]
             rest = Counter(row[0] for row in listed)
@@ -463,9 +457,8 @@ def _other_code(sweep: StudyCells, names: Sequence[str]) -> tuple[_OtherCode, ..
     found: list[_OtherCode] = []
     for each in (*known, ""):  # "": recorded before code and environment were part of a key
         wanted = set(left.values())
-        by_name = {
-            replace(cell, identity=each).key: cell for cell, begin in alike if begin in wanted and cell.identity != each
-        }
+        others = [cell for cell, begin in alike if begin in wanted and cell.identity != each]
+        by_name = {replace(cell, identity=each).key: cell for cell in others}
         for partition in sorted({cell.placement.partition for cell in by_name.values()}):
             runs = tuple(name for name in left if name in by_name and by_name[name].placement.partition == partition)
             if not runs:
@@ -504,10 +497,8 @@ def keep_log(directory: Path, cell: Cell) -> None:
     """Move the log of the attempt before into the run directory, where a cell is about to be resumed."""
     log, current = log_path(directory, cell), directory / cell.key
     if log.exists():
-        number = 1
-        while (kept := current / f"output-{number}.log").exists():
-            number += 1
-        os.replace(log, kept)
+        names = (current / f"output-{number}.log" for number in count(1))
+        os.replace(log, next(each for each in names if not each.exists()))
 
 
 def set_aside(directory: Path, cell: Cell) -> Path | None:
@@ -525,18 +516,12 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
 
 def set_aside_part_blocks(ledger: Ledger) -> bool:
     """Set aside finished runs of blocks in which others are missing: a partner from another time is none."""
-
-    def block(entry: Entry) -> tuple[int, int]:
-        return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
-
-    found = False
-    for _, several in groupby(sorted(ledger.entries, key=block), key=block):
-        entries = list(several)
-        done = [each for each in entries if each.state == "done"]
-        for each in done if len(done) < len(entries) else ():
-            set_aside(ledger.directory, each.cell)
-            found = True
-    return found
+    blocks: dict[tuple[int, int], list[Entry]] = {}
+    for each in ledger.entries:
+        blocks.setdefault((each.cell.config.repeat, each.cell.placement.workers * bool(each.cell.arm)), []).append(each)
+    parts = [each for block in blocks.values() if {each.state for each in block} > {"done"} for each in block]
+    done = [set_aside(ledger.directory, each.cell) for each in parts if each.state == "done"]
+    return bool(done)
 
 
 def note_attempt(

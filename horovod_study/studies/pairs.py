@@ -244,20 +244,14 @@ class Comparison:
         """Return what was compared and all blocks, as plain values; `result`: how the last runs ended."""
         blocks = self.whole()
         made = {count: [each["A"]["steps"] for each in blocks if each["workers"] == count] for count in self.workers}
-        return {
-            **{arm: {"text": side.text, "runtime": side.runtime} for arm, side in self.sides.items()},
-            "differs": {name: list(values) for name, values in self.differs.items()},
-            "a_against_a": not self.differs,
-            "steps": {str(n): self._run.steps or round(median(each)) for n, each in made.items() if each},
-            "batch": self._run.batch,
-            "blocks_wanted": self.blocks,
-            "dropped": [] if result is None else self.failed(result.ledger),
-            "interrupted": result is not None and result.interrupted,
-            "in_turns": not self.alone,
-            "not_in_turns_because": self.alone or None,
-            "blocks": blocks,
-            "directory": str(self.directory),
-        }
+        found: dict[str, Any] = {arm: {"text": each.text, "runtime": each.runtime} for arm, each in self.sides.items()}
+        found |= {"differs": {name: list(values) for name, values in self.differs.items()}}
+        found |= {"a_against_a": not self.differs, "batch": self._run.batch, "blocks_wanted": self.blocks}
+        found["steps"] = {str(n): self._run.steps or round(median(each)) for n, each in made.items() if each}
+        found["dropped"] = [] if result is None else self.failed(result.ledger)
+        found["interrupted"] = result is not None and result.interrupted
+        found |= {"in_turns": not self.alone, "not_in_turns_because": self.alone or None}
+        return {**found, "blocks": blocks, "directory": str(self.directory)}
 
     @property
     def policy(self) -> Policy:
@@ -370,12 +364,8 @@ def _figures(directory: Path, record: RunRecord) -> dict[str, Any]:
     losses = [read_steps(directory, rank).column("loss").to_numpy()[:20] for rank in step_ranks(directory)]
     rows = min((len(each) for each in losses), default=0)
     mean = np.mean([each[:rows] for each in losses], axis=0, dtype=np.float64) if rows else np.empty(0)
-    return {
-        **{name: record.totals.get(name) for name in names},
-        "steps": _steps_made(record),
-        "first_losses": mean.tolist() if np.isfinite(mean).all() else [],
-        "run": directory.as_posix(),
-    }
+    found = {name: record.totals.get(name) for name in names} | {"steps": _steps_made(record)}
+    return {**found, "first_losses": mean.tolist() if np.isfinite(mean).all() else [], "run": directory.as_posix()}
 
 
 def told(found: Mapping[str, Any]) -> list[str]:

@@ -481,11 +481,9 @@ class Grid:
         """Run cells that alternate, once more with those of an earlier launch of the same `block`."""
         launch = 1 + max((each.launch for each in read_turns(self.directory) if each.block == block), default=-1)
         asked = self.sweep
-        probed = any(
-            getattr(cell.config, name) not in (None, cell.config.workload.options[name].default)
-            for cell in cells
-            for name in cell.config.workload.named(Role.PROBE)
-        )
+        asked_of = [(cell.config, name) for cell in cells for name in cell.config.workload.named(Role.PROBE)]
+        usual = [(None, config.workload.options[name].default) for config, name in asked_of]
+        probed = any(getattr(*each) not in values for each, values in zip(asked_of, usual, strict=True))
         how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.policy}
         how |= {"cores": sorted(os.sched_getaffinity(0)), "end_alone": probed}
         how |= facts(asked, "seed", "equal_steps", "least_steps")
@@ -703,10 +701,8 @@ def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Gri
                 if site.hosts or not foreign:  # else it has said itself what is wrong
                     _diagnose(site.hosts, cell, grid)
                 reason = f"{ended.reason} ({ended.said})" if ended.state == attempts.TIMED_OUT else ended.reason
-                raise StudyError(
-                    f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
-                    "(--no-smoke)"
-                )
+                told = f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
+                raise StudyError(f"{told}(--no-smoke)")
             show(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
             passed.touch()
 
@@ -721,10 +717,8 @@ def _refuse_unreachable(cells: Sequence[Cell], sites: Mapping[Placement, Site], 
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
     if lost := [f"{name}: {each.problem}" for name, each in zip(away, answers, strict=True) if each.problem]:
         _diagnose(tuple(hosts.values()), cells[0], grid)
-        raise StudyError(
-            f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started: fix that, or "
-            "leave them out (--hosts)"
-        )
+        told = f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started"
+        raise StudyError(f"{told}: fix that, or leave them out (--hosts)")
 
 
 def _small_config(config: Configuration) -> Configuration:

@@ -205,10 +205,8 @@ class StudyConfig(Asked):
     def _batch(self, together: int, placement: Placement) -> dict[str, int]:
         """Return what each worker has of the batch of all of them together."""
         if together % placement.workers:
-            raise ConfigError(
-                f"{self.here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
-                "worker counts that divide it, or another global_batch"
-            )
+            told = f"global_batch {together} cannot be divided among {placement.workers} workers"
+            raise ConfigError(f"{self.here}: {told}; give worker counts that divide it, or another global_batch")
         return {"batch": together // placement.workers}
 
     def _shapes(self, partition: Partition, given: Mapping[str, Any]) -> list[tuple[Placement, dict[str, Any]]]:
@@ -360,9 +358,8 @@ def _contradictions(
     """Yield which keys of a file contradict each other, for `refuse`: `axes` are those under zip."""
     fixed, names = file.run or {}, [*sweep, *(name for axis in axes for name in axis)]
     given = {**sweep, **{name: values for axis in axes for name, values in axis.items()}}
-    yield from (
-        (names.count(name) > 1, f"sweep: {name} is varied twice, once under zip; give it once") for name in names
-    )
+    for name, count in Counter(names).items():
+        yield count > 1, f"sweep: {name} is varied twice, once under zip; give it once"
     for axis in axes:
         lengths = {len(values) for values in axis.values()}
         told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
@@ -383,18 +380,15 @@ def _contradictions(
     yield size > _MAX_NAME_BYTES, name_of
     in_turns = "precision is reached in turns; leave turns out, or set it to yes"
     yield file.precision is not None and file.turns is False, in_turns
-    for places in (file.partition, [each.name for each in found]):
-        yield from (
-            (count > 1, f"partition {name} is named twice; give each once") for name, count in Counter(places).items()
-        )
+    for name, count in (Counter(file.partition) | Counter(each.name for each in found)).items():
+        yield count > 1, f"partition {name} is named twice; give each once"
     for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
         hint = "the top level of the file" if roles & Role.NAMING else hint
         yield True, f"run: {name} cannot be fixed here; it comes from {hint}"
-    yield from (
-        (name in fixed, f"{name} is both fixed under run and varied under sweep; give it once") for name in given
-    )
+    for name in given:
+        yield name in fixed, f"{name} is both fixed under run and varied under sweep; give it once"
     batches = {*given, *fixed} & {"batch", "global_batch"}
     strong = "global_batch" in batches
     twice = "batch and global_batch are both given; batch is of each worker, global_batch of all together"
@@ -472,20 +466,17 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     if "workers" not in places:
         counts = [said_workers(command)]
-        say(
-            f"one worker count, {counts[0]}: the command has no place for another; write {{workers}} where it says "
-            "how many, for a speedup"
-        )
+        lone = f"one worker count, {counts[0]}: the command has no place for another"
+        say(f"{lone}; write {{workers}} where it says how many, for a speedup")
     line = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in command)
     content = {"command": line, **({} if rate is None else {"rate": rate})}
-    name = _called(command)
-    number, path = 1, Path(f"{name}-study.yaml")
-    while path.exists():
+    names = (f"{_called(command)}{(number and f'-{number + 1}') or ''}-study.yaml" for number in itertools.count())
+    for path in map(Path, names):
+        if not path.exists():
+            break
         known = load_yaml(path)
         if {key: known.get(key) for key in ("command", "rate")} == {"rate": None, **content}:
             return path
-        number += 1
-        path = Path(f"{name}-{number}-study.yaml")
     # Nobody knows how long a command is.
     study = {"study": path.stem.removesuffix("-study"), **content, "repeats": 3, "timeout_s": 4 * 3600}
     study |= {"sweep": {"workers": counts}, **({} if "workers" in places else {"baselines": []})}

@@ -90,10 +90,8 @@ def check_folder(directory: Path) -> None:
     """Raise StudyError where jobs could not write their output below a folder of this name."""
     path = str(directory.resolve())
     if bad := set(path) & set("%\\\n"):
-        raise StudyError(
-            f"{path!r}: Slurm takes {', '.join(sorted(map(repr, bad)))} in a path for a pattern; choose another folder "
-            "with --runs"
-        )
+        told = f"Slurm takes {', '.join(sorted(map(repr, bad)))} in a path for a pattern"
+        raise StudyError(f"{path!r}: {told}; choose another folder with --runs")
 
 
 def adopt(book: JobBook, directory: Path, console: Console) -> None:
@@ -126,13 +124,9 @@ def _drafts(sweep: StudyCells, cells: Sequence[Cell], planned: Mapping[str, str]
         own = {each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")}
         where: dict[str, Any] = {"folder": job_folder(sweep.directory.resolve(), name), "name": name}
         text = script(allocation, partition, **where, python=Path(sys.executable), code=code, variables=own)
-        inside = {
-            "study": facts(sweep, "name", "seed", "timeout_s"),
-            "partition": partition.model_dump(),
-            "cells": [cell_values(cell) for cell in allocation.cells],
-            "planned": {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells},
-            "environment": environment(partition),
-        }
+        inside = {"study": facts(sweep, "name", "seed", "timeout_s"), "partition": partition.model_dump()}
+        inside |= {"cells": [cell_values(cell) for cell in allocation.cells], "environment": environment(partition)}
+        inside["planned"] = {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells}
         named: dict[str, Any] = {"name": name, "study": sweep.name, "partition": partition.name, "inside": inside}
         named |= {"written": utc_now(), "user": os.environ.get("USER", ""), "requeue": partition.requeue}
         tasks = tuple(tuple(cell.key for cell in task) for task in allocation.tasks)
@@ -162,19 +156,19 @@ def _submit(job: Job, allocation: Allocation, text: str, sweep: StudyCells, cons
 
 def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
     """Return the number that sbatch gives; when its answer was lost on the way, Slurm is asked for the job's name."""
-    told = absent = ""
+    command, environ = ("sbatch", "--parsable", "script.sh"), submit_environment(os.environ, as_typed=as_typed)
+    how: dict[str, Any] = {"cwd": folder, "env": environ, "stdin": subprocess.DEVNULL, "capture_output": True}
+    told, lost = "", True
     for attempt in range(_TRIES):
         if attempt:
             sleep(_BETWEEN_TRIES_S)
         try:
-            command, environ = ("sbatch", "--parsable", "script.sh"), submit_environment(os.environ, as_typed=as_typed)
-            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120.0}
-            done: subprocess.CompletedProcess[bytes] = subprocess.run(command, cwd=folder, env=environ, **how)
+            done: subprocess.CompletedProcess[bytes] = subprocess.run(command, timeout=120.0, **how)
         except FileNotFoundError:
-            absent = "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is "
-            break
+            absent = "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is not"
+            raise StudyError(f"{absent} of scheduler slurm") from None
         except (OSError, subprocess.TimeoutExpired) as error:
-            told, lost = f"sbatch did not answer ({type(error).__name__})", True
+            told = f"sbatch did not answer ({type(error).__name__})"
         else:
             number = done.stdout.decode(errors="replace").strip().splitlines()
             if done.returncode == 0 and number and number[-1].partition(";")[0].isdigit():
@@ -187,14 +181,13 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
             break
         if number_there := JobBook(directory).job_id(job.name):
             return number_there
-    if not absent:
-        write_job(directory, replace(job, refused=f"sbatch: {told}"))
+    write_job(directory, replace(job, refused=f"sbatch: {told}"))
     what = f"sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
     what += f"the script is {folder / 'script.sh'}"
-    if not absent and lost:
+    if lost:
         what = f"Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
         what += "run it again later"
-    raise StudyError(f"{absent}not of scheduler slurm" if absent else f"partition {job.partition}: {what}")
+    raise StudyError(f"partition {job.partition}: {what}")
 
 
 def _show(allocation: Allocation, partition: Partition, directory: Path, console: Console) -> None:

@@ -336,10 +336,8 @@ class _Heats:
 
     def launch(self, heat: Heat) -> Generator[StudyCells, Ledger, Made]:
         """Launch a heat that is not there yet, and return what it has made; None: there is no time for it."""
-        cells = [
-            replace(self.base, config=self.base.config.changed(**arm.values), label=arm.name).repeated(heat.number)
-            for arm in heat.arms
-        ]
+        configs = {arm.name: self.base.config.changed(**arm.values) for arm in heat.arms}
+        cells = [replace(self.base, config=each, label=n).repeated(heat.number) for n, each in configs.items()]
         sweep = replace(self.sweep, cells=tuple(cells), timeout_s=_START_UP_S + 10 * SECONDS)
         self._names, self._rounds = {cell.key: cell.label for cell in cells}, heat.rounds
         self._until_s = self.lasts_s * (1.0 if heat.what == "confirm" else 1 - _RESERVED) - self.used_s

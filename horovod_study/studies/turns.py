@@ -151,9 +151,8 @@ def groups(
         return [AlternatingCells(tuple(cells))]
     room = workers_that_fit(each_mb)
     parts: list[AlternatingCells] = []
-    for (_, pair), block in groupby(
-        cells, key=lambda cell: (cell.config.repeat, f"-{cell.placement.workers}w" if cell.arm else "")
-    ):
+    repeat = lambda cell: (cell.config.repeat, f"-{cell.placement.workers}w" if cell.arm else "")  # noqa: E731
+    for (_, pair), block in groupby(cells, key=repeat):
         # The small cells first; one that is larger than the room has its own.
         rest: list[Cell] = []
         boxes: dict[str, list[list[Cell]]] = {}
@@ -608,17 +607,12 @@ class Conductor:
 
 def rates(slices: Iterable[TurnSlice], cells: Mapping[str, str]) -> list[Slice]:
     """Return slices as `analysis.paired` compares them; `cells` names the cell of each run, others are left out."""
-    return [
-        Slice(
-            launch=f"{each.block}/{each.launch:03d}",
-            round=each.round,
-            cell=cells[each.run],
-            rate=each.samples / (each.end_s - each.begin_s),
-            other_load=math.nan if each.other_load is None else each.other_load,
-        )
-        for each in slices
-        if each.run in cells and each.samples > 0
-    ]
+    found = []
+    for each in (each for each in slices if each.run in cells and each.samples > 0):
+        rate, load = each.samples / (each.end_s - each.begin_s), each.other_load
+        launch, load = f"{each.block}/{each.launch:03d}", math.nan if load is None else load
+        found.append(Slice(launch=launch, round=each.round, cell=cells[each.run], rate=rate, other_load=load))
+    return found
 
 
 class Aim:
@@ -664,11 +658,8 @@ class Aim:
         judged = {pair: verdict.launch_done for pair, verdict in self._verdicts.items() if present.issuperset(pair)}
         needed = {name for pair, enough in judged.items() if not enough for name in pair}
         done = {name for pair in judged for name in pair} & self._timed - needed
-        return [
-            run
-            for run, enough in left.items()
-            if (label := self._labels.get(run)) in needed or not (enough or label in done)
-        ]
+        of = self._labels
+        return [run for run, enough in left.items() if of.get(run) in needed or not (enough or of.get(run) in done)]
 
     def needed(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return those of `cells`, of one launch, whose ratios are not resolved; none after the budget is used up."""
@@ -676,13 +667,9 @@ class Aim:
             return []
         open_ones, paired_ones = ({name for pair in pairs for name in pair} for pairs in (self.open(), self.wanted))
         # A cell that is in no ratio is run as often as the aim takes launches at least.
-        least = self.precision.launches
-        return [
-            cell
-            for cell in cells
-            if (label := self._labels[cell.key]) in open_ones
-            or (label not in paired_ones and cell.config.repeat < least)
-        ]
+        least, of = self.precision.launches, self._labels
+        lone = {cell.key for cell in cells if of[cell.key] not in paired_ones and cell.config.repeat < least}
+        return [cell for cell in cells if of[cell.key] in open_ones or cell.key in lone]
 
     def open(self) -> list[tuple[str, str]]:
         """Return the wanted ratios that are not resolved."""
@@ -722,9 +709,8 @@ class Aim:
             span = max(each.end_s for each in last) - min(each.begin_s for each in last)
             self._round_s = span / (1 + max(each.round for each in last))
         verdicts = self.precision.judge(made, self.wanted)
-        return {
-            (each.cell, each.base): each if each.estimate is not None else self._judged_alone(each) for each in verdicts
-        }
+        judged = [each if each.estimate is not None else self._judged_alone(each) for each in verdicts]
+        return {(each.cell, each.base): each for each in judged}
 
     def _judged_alone(self, verdict: RatioVerdict) -> RatioVerdict:
         """Return the verdict on two cells that did not alternate: the ratio of medians over repeats, as in a report."""
