@@ -12,8 +12,7 @@ import horovod_study
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config.run import Cell, local_cell
 from horovod_study.records import read_run
-from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Interruption, Running, Verdict
-from horovod_study.studies.engine import Lane, attempt, sweep
+from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Interruption, Lane, Running, Verdict, attempt, sweep
 from horovod_study.workload.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
@@ -24,7 +23,7 @@ ONE_PLACE = {
     "told_to_end": {"attempt.py", "ledger.py"},  # the ledger of records that a killed runner left
     "launch_line": {"attempt.py", "submit.py"},  # submit.py shows the lines of a dry run
     "program_line": {"attempt.py", "launch.py"},
-    "Running": {"engine.py"},
+    "Running": {"attempt.py"},
 }
 """What may be called where: whoever else wants ranks asks the engine for them."""
 

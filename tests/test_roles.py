@@ -121,7 +121,7 @@ OF_STRAIN = {
     "cli/strain.py": "verbs of the worked example",
     "programs/": "benchmarks and proofs of the worked example",
     "studies/bench.py": "a benchmark of the worked example, and the proof by it that averaging is right",
-    "studies/range_run.py": "a range test of the worked example's schedule",
+    "studies/experiments.py": "a range test of the worked example's schedule",
 }
 """Programs and experiments of the package's own training, which know it by name, and why."""
 

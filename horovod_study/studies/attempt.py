@@ -2,6 +2,18 @@
 
 Nobody else starts ranks, reads from what they printed why they failed, or finishes a record for a trainer that could
 not do so itself (killed, launcher error, never started). Whatever happens to a cell, its run directory tells.
+
+`sweep` is the engine. A lane is a generator that yields a `RankRun` and receives an `Attempt`:
+
+    def lane():
+        for name, cell in cells:
+            attempt = yield CellRun(cell=cell, out=..., ...)
+            if not attempt.done: ...
+
+One lane runs one attempt at a time, several lanes run several. What a start or an end raises (a full disk, a directory
+that somebody else trains in) is raised in the lane, at its `yield`. A lane that has nothing to run now, but may have
+when another one has ended, yields None. After a request to stop every running attempt is ended and told to its lane,
+and nothing more is started.
 """
 
 import ipaddress
@@ -12,7 +24,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -390,3 +402,73 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     named: dict[str, Any] = {"partition": cell.placement.partition, "key": key or cell.key, "reason": reason}
     named |= {"study": config.study, "repeat": config.repeat, "requested": {**asked, "workers": workers}}
     return RunRecord(**named, **begun, effective=effective, environment={})
+
+
+Lane = Generator[RankRun | None, Any, None]  # Yields what is to be run next, None for nothing now; receives the Attempt
+
+_WAKE_S = 0.25  # how soon Ctrl-C and a time limit are noticed
+
+
+def sweep(lanes: Iterable[Lane], stop: Interruption) -> None:
+    """Run until every lane is at its end, or none has anything to run, or `stop` is requested."""
+    places: dict[Lane, Running | None] = dict.fromkeys(lanes)
+
+    def go_on(lane: Lane, ended: Attempt | None = None, failure: Exception | None = None) -> None:
+        """Let a lane go on until it wants something to be run, and start that; one that is at its end is left out."""
+        places[lane] = None
+        if not stop.requested or ended is not None or failure is not None:
+            try:
+                while (run := lane.send(ended) if failure is None else lane.throw(failure)) is not None:
+                    if stop.requested:
+                        break
+                    try:
+                        places[lane] = Running(run)
+                        return
+                    except Exception as error:
+                        failure = error
+                else:
+                    return
+            except StopIteration:
+                pass
+        lane.close()
+        del places[lane]
+
+    try:
+        while True:
+            for lane in [lane for lane, running in places.items() if running is None]:
+                go_on(lane)
+            busy = [(lane, running) for lane, running in places.items() if running is not None]
+            if not busy:
+                return
+            for lane, running in busy:
+                try:
+                    ended = running.poll(_WAKE_S / len(busy), stop)
+                except KeyboardInterrupt:  # a second Ctrl-C
+                    stop.requested = True
+                    ended = running.end(stop.state, stop.state, grace_s=0.0)
+                except Exception as failure:
+                    running.abandon()
+                    go_on(lane, failure=failure)
+                    continue
+                if ended is not None:
+                    go_on(lane, ended)
+    finally:  # because something else went wrong
+        for lane, left in places.items():
+            if left is not None:
+                ended = left.end(stop.state, stop.state)
+                with suppress(StopIteration):
+                    lane.send(ended)
+            lane.close()
+
+
+def attempt(run: RankRun, stop: Interruption) -> Attempt:
+    """Run one thing alone and return how it ended; KeyboardInterrupt: after a request to stop."""
+    ended: list[Attempt] = []
+
+    def lane() -> Lane:
+        ended.append((yield run))
+
+    sweep([lane()], stop)
+    if stop.requested:
+        raise KeyboardInterrupt
+    return ended[0]

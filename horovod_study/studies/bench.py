@@ -38,8 +38,7 @@ from horovod_study.errors import ConfigError, StudyError, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import TIMED_OUT, Interruption, RankRun
-from horovod_study.studies.engine import attempt
+from horovod_study.studies.attempt import TIMED_OUT, Interruption, RankRun, attempt
 from horovod_study.text.progress import Line, say
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
@@ -517,14 +516,11 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
     for one in references.values():
         least = moved.setdefault(f"{one['dtype']} {one['optimizer']}", {})
         least.update({name: min(share, least.get(name, share)) for name, share in one["moved"].items()})
-    return {
-        "passed": bool(cases) and all(case["passed"] for case in cases),
-        "bounds": {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtype},
-        **{name: getattr(question, name) for name in asked},
-        "unavailable": unavailable,  # runtime -> why it was left out
-        "cases": cases,
-        "moved": moved,  # "float32 adam" -> tensor -> ||q - q0|| / ||q0||, sequential
-    }
+    found: dict[str, Any] = {"passed": bool(cases) and all(case["passed"] for case in cases), "cases": cases}
+    found["unavailable"] = unavailable  # runtime -> why it was left out
+    found["bounds"] = {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtype}
+    # moved: "float32 adam" -> tensor -> ||q - q0|| / ||q0||, sequential
+    return {**found, **{name: getattr(question, name) for name in asked}, "moved": moved}
 
 
 def _launched(runtime: str, workers: int, job: Mapping[str, Any], logs: Path) -> dict[str, Any]:

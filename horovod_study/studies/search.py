@@ -47,8 +47,7 @@ from horovod_study.measure.clock import now
 from horovod_study.records import MANIFEST, epoch_rows
 from horovod_study.studies import attempt as attempts
 from horovod_study.studies import lease as leases
-from horovod_study.studies.attempt import Interruption, exit_code
-from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.attempt import Interruption, Lane, exit_code, sweep
 from horovod_study.studies.lease import Held, acquire
 from horovod_study.studies.ledger import goes_on
 from horovod_study.text.progress import say

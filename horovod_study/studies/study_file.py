@@ -193,7 +193,12 @@ class StudyConfig(Asked):
                         runs.append((runtime, self._alone(partition), {}))
             for runtime, placement, told in runs:
                 backend, _, transport = runtime.partition("/")
-                batch = self._batch(values["global_batch"], placement) if "global_batch" in values else {}
+                together, count, batch = values.get("global_batch"), placement.workers, {}
+                if together is not None:
+                    batch = {"batch": together // count}
+                    uneven = f"global_batch {together} cannot be divided among {count} workers"
+                    more = "give worker counts that divide it, or another global_batch"
+                    refuse(self.here, (together % count, f"{uneven}; {more}"))
                 asked = {**_usual(workload, runtime), **batch, **told, "repeat": 0, "study": self.name}
                 config = variant.changed(**asked, backend=backend, transport=transport or "none")
                 yield config, runtime, placement
@@ -201,13 +206,6 @@ class StudyConfig(Asked):
     def _axes(self) -> list[Sequence[Mapping[str, Any]]]:
         """Return what is crossed but placements and runtimes: each axis is a list of values that go together."""
         return [*([{name: value} for value in values] for name, values in self.varied.items()), *self.zipped]
-
-    def _batch(self, together: int, placement: Placement) -> dict[str, int]:
-        """Return what each worker has of the batch of all of them together."""
-        if together % placement.workers:
-            told = f"global_batch {together} cannot be divided among {placement.workers} workers"
-            raise ConfigError(f"{self.here}: {told}; give worker counts that divide it, or another global_batch")
-        return {"batch": together // placement.workers}
 
     def _shapes(self, partition: Partition, given: Mapping[str, Any]) -> list[tuple[Placement, dict[str, Any]]]:
         """Return the placements on a partition with the options that tell the trainer of them, few workers first."""
