@@ -12,7 +12,7 @@ import horovod_study
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config.run import Cell, local_cell
 from horovod_study.records import read_run
-from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Interruption, Lane, Running, Verdict, attempt, sweep
+from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Interruption, Lane, Running, attempt, sweep
 from horovod_study.workload.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
@@ -170,7 +170,7 @@ def test_an_error_of_one_lane_ends_the_others_and_they_are_told(tmp_path: Path) 
     ("told", "changes", "state", "status"),
     [
         ("hang", {"timeout_s": 0.5}, "timed out", "failed"),
-        ("hang", {"watch": lambda running: Verdict(PRUNED, "pruned: bad")}, PRUNED, "running"),
+        ("hang", {"watch": lambda running: (PRUNED, "pruned: bad")}, PRUNED, "running"),
         ("stopped", {}, "stopped", "stopped"),
     ],
 )

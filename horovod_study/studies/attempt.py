@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, TypeAlias
 
 import yaml
 
@@ -100,13 +100,8 @@ def _starting(site: Site, variables: Mapping[str, str] = MappingProxyType({})) -
     return Starting(python=python, environ=environ, root=os.geteuid() == 0, site=site)
 
 
-class Verdict(NamedTuple):
-    """Why an attempt is not left to end by itself: what it is called then, and the reason in one line."""
-
-    state: str
-    reason: str
-
-
+Verdict: TypeAlias = tuple[str, str]
+"""Why an attempt is not left to end by itself: what it is called then, and the reason in one line."""
 Watch = Callable[["Running"], Verdict | None]
 """Looks at an attempt about four times a second while it runs; it is ended when a verdict is returned."""
 
@@ -219,9 +214,9 @@ class Running:
             # A batch system signals the launcher at the same time.
             return self.end(*((stop.state, stop.state) if self.exit_code and stop.requested else ()))
         if verdict is None and stop.requested:
-            verdict = self.run.watch(self) or Verdict(stop.state, stop.state)
+            verdict = self.run.watch(self) or (stop.state, stop.state)
         if verdict is not None:
-            if self.run.checkpoint and verdict.state != TAKEN_OVER:
+            if self.run.checkpoint and verdict[0] != TAKEN_OVER:
                 self._ask_to_stop(self._process)
             return self.end(*verdict)
         if self.seconds > self.run.timeout_s:
@@ -346,7 +341,6 @@ def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Pl
 
 
 def _log_tail(log: Path) -> str:
-    """Return the end of what a cell printed."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - 200_000))
         return stream.read().decode("utf-8", errors="replace")

@@ -154,8 +154,6 @@ class _BenchOptions(Options):
 
 
 class _TimerOptions(Options):
-    """Options of `bench timers`."""
-
     rounds: Annotated[int, at_least(3), Field(le=20_000)] | None
     steps_per_block: Annotated[int, at_least(1), Field(le=20_000)] | None
     seconds: _Seconds
@@ -567,12 +565,10 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
     bound, factor, tensors = BOUNDS[case["dtype"]], case["factor"], case["tensors"]
     worst = max(tensors, key=lambda tensor: _size(tensor["relative_error"]))
     judged = (case["dtype"], case["optimizer"]) != _UNJUDGED
-    same = {
-        "same_order": case["order_sha256"] == reference["order_sha256"],
-        "same_lr": all(rates == reference["rates"] for rates in case["rates"]),
-        "same_start": all(apart == 0 for apart in case["starts"]),
-        "same_operation": abs(_size(factor) - 1) <= bound,
-    }
+    same = {"same_order": case["order_sha256"] == reference["order_sha256"]}
+    same["same_lr"] = all(rates == reference["rates"] for rates in case["rates"])
+    same["same_start"] = all(apart == 0 for apart in case["starts"])
+    same["same_operation"] = abs(_size(factor) - 1) <= bound
     finite = all(None not in tensor.values() for tensor in tensors)
     within = finite and (not judged or worst["relative_error"] <= bound)
     why = "; ".join(_differences(case, reference, same))
@@ -582,10 +578,8 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
         # Order, rate, start and operation agree: it is rounding, amplified by training.
         first, rounding = max(float(tensor["gradient_error"]) for tensor in tensors), reference["rounding"]
         own = "" if rounding is None else f", where float32 alone leaves {rounding:.1e} in the sequential one"
-        why = (
-            f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient "
-            f"differs by {first:.1e}{own}; {case['steps']} steps have amplified it, try fewer --steps"
-        )
+        why = f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient "
+        why += f"differs by {first:.1e}{own}; {case['steps']} steps have amplified it, try fewer --steps"
     passed = within and all(same.values()) and all(case["ends_alike"])
     found = {name: case[name] for name in _KNOWN} | same | {"lr": case["rates"][0][0], "gradient_factor": factor}
     found |= {"float32_rounding": reference["rounding"], "tensors": tensors, "worst": worst["name"]}

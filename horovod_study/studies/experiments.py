@@ -120,13 +120,10 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
     length = {} if {"steps", "epochs"} & set(given) else {"steps": 1000}
     values = {"study": "lr-range", **kept, **length, **given, **STRAIN.quiet}
     config = strain_config(values, source=str(path) if path else "lr-range")
-    few = config.steps is not None and config.steps < 50  # what the analysis can read
     between = f"--low is {low:g} and --high is {high:g}; it must be 0 < low < high"
-    refuse(
-        "lr-range",
-        (not 0 < low < high < math.inf, between),
-        (few, f"--steps is {config.steps}; a range test needs at least 50"),
-    )
+    few = f"--steps is {config.steps}; a range test needs at least 50"  # what the analysis can read
+    short = config.steps is not None and config.steps < 50
+    refuse("lr-range", (not 0 < low < high < math.inf, between), (short, few))
     return config.changed(schedule="range", lr=low, lr_end=high, warmup_steps=0)
 
 

@@ -71,16 +71,16 @@ class JobSignals(Interruption):
             return self._state or attempts.INTERRUPTED
         told = _told_by_slurm(self._ask, self._job_id)
         restarts = told.get("Restarts", "0")
+        requeued = restarts.isdigit() and int(restarts) > self._restarts  # it is queued again by now
         # So near its end, a job is taken to be ended by its time limit.
         ending = self._ends is not None and self._ends - datetime.now(UTC).timestamp() < 90.0
+        self._state = attempts.INTERRUPTED if ending else attempts.CANCELLED
         if _is_pre_empted(told):
             self._state = PRE_EMPTED
         elif self.number == signal.SIGUSR1:
             self._state = attempts.INTERRUPTED  # the time limit is near
-        elif restarts.isdigit() and int(restarts) > self._restarts:
-            self._state = PRE_EMPTED  # requeued: it is queued again by now
-        else:
-            self._state = attempts.INTERRUPTED if ending else attempts.CANCELLED if told else PRE_EMPTED
+        elif requeued or not (ending or told):
+            self._state = PRE_EMPTED
         return self._state
 
     @state.setter

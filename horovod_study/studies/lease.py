@@ -139,14 +139,11 @@ def is_stale(claim: Claim, *, present: float, ended: _Ended = lambda job: False)
 def generations(folder: Path) -> dict[str, int]:
     """Return {name: number of its latest claim} of a folder of claims; empty where there is none."""
     found: dict[str, int] = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name, _, number = entry.name.rpartition(".")
-                if number.isdecimal() and not name.startswith("."):
-                    found[name] = max(found.get(name, 0), int(number))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for each in os.listdir(folder):
+            name, _, number = each.rpartition(".")
+            if number.isdecimal() and not name.startswith("."):
+                found[name] = max(found.get(name, 0), int(number))
     return found
 
 
@@ -315,7 +312,6 @@ def require_free(directory: Path) -> None:
 
 
 def _text(claim: Claim, released: str | None = None, state: str = "", reason: str = "") -> str:
-    """Return what the file of a claim says."""
     content = {name: asdict(claim)[name] for name in ("holder", "what", "since")}
     content |= {} if released is None else {"released": released, "state": state, "reason": reason}
     return json.dumps(content) + "\n"

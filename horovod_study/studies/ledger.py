@@ -42,10 +42,8 @@ from horovod_study.studies.turns import Aim
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
-STATES = (
-    *("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled"),
-    *("stopped", "incomplete", "missing"),
-)
+STATES: tuple[str, ...] = ("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled")
+STATES += ("stopped", "incomplete", "missing")
 _LISTED = 100  # cells of a study that `status` lists all; of a larger one, it lists those that want attention,
 _SHOWN = 40  # and so many of them
 BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")  # States of cells that any `run` takes up

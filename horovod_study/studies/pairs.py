@@ -269,14 +269,10 @@ class Comparison:
         config, workload, steps = self.sides[arm].config, self._run.workload, self._run.steps
         length = {"steps": steps, "seconds": self.seconds if steps is None else None}
         values = {**dict.fromkeys(workload.budgets), **length, **workload.quiet}
-        return Cell(
-            config=config.changed(**values, study=self.directory.name, repeat=repeat),
-            runtime=self.sides[arm].runtime,
-            placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
-            identity=self._identity,
-            arm=arm,
-            label=f"{arm}: {self.sides[arm].runtime}, {plural(workers, 'worker')}",
-        )
+        runtime, own = self.sides[arm].runtime, config.changed(**values, study=self.directory.name, repeat=repeat)
+        place = Placement(partition=config.partition, workers=workers, workers_per_node=workers)
+        how: dict[str, Any] = {"arm": arm, "label": f"{arm}: {runtime}, {plural(workers, 'worker')}"}
+        return Cell(config=own, runtime=runtime, placement=place, identity=self._identity, **how)
 
     def _block(self, workers: int, repeat: int) -> list[Cell]:
         """Return both cells of a block, in the order in which they start.
@@ -358,7 +354,6 @@ def _rounds(slices: Sequence[TurnSlice], keys: Mapping[str, str]) -> dict[str, l
 
 
 def _figures(directory: Path, record: RunRecord) -> dict[str, Any]:
-    """Return what the analysis needs of one run."""
     names = ("samples_per_s", "window_s", "step_s_median", "step_s_p90", "train_mse", "test_mse", "parameter_sha256")
     # Of the first steps, to see whether both arms learn the same: later ones differ by grown rounding.
     losses = [read_steps(directory, rank).column("loss").to_numpy()[:20] for rank in step_ranks(directory)]

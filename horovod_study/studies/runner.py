@@ -488,7 +488,6 @@ class Grid:
             self._warn(f"other programs used {used:.1f} cores in half of the slices, or more")
 
     def _warn(self, text: str) -> None:
-        """Say once that other programs disturb."""
         if self.notice_load and not self._warned:
             self._warned = True
             show(self.console, f"warning: {text}")
@@ -614,13 +613,13 @@ class Grid:
                 asked = now()
                 if any(each.claim.request.exists() for each in self.held):
                     self.stop.requested, self.stop.state = True, attempts.CANCELLED
-                    return attempts.Verdict(attempts.CANCELLED, attempts.CANCELLED)
+                    return (attempts.CANCELLED, attempts.CANCELLED)
                 if lease.claim.request.exists():
-                    return attempts.Verdict(attempts.CANCELLED, attempts.CANCELLED)
+                    return (attempts.CANCELLED, attempts.CANCELLED)
             if now() - checked >= _CHECK_S:
                 checked = now()
                 if not lease.refresh():
-                    return attempts.Verdict(attempts.TAKEN_OVER, _OTHERS)
+                    return (attempts.TAKEN_OVER, _OTHERS)
             return None
 
         return watch

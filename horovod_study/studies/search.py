@@ -1,14 +1,7 @@
 """Hyper-parameter search: a study of Optuna, whose trials are cells that the engine runs.
 
-A search called NAME lives in RUNS/NAME:
-
-    search.journal          every trial, in Optuna's journal; several commands, on several hosts, share it
-    .claims/                who runs which trial, and how that ended (lease.py)
-    trial-0007/             the run directory of trial 7; configs/ and logs/ hold what it was asked and what it said
-    trials.csv, best.yaml   all trials as a table, and the configuration of the best one; written again after each trial
-
-Its file says what is fixed, which options are varied between which values, and how long: `experiments/search.yaml` is
-an example and docs/search.md explains every key.
+docs/search.md explains every key of its file, and what is in the folder RUNS/NAME of a search; several commands, on
+several hosts, share it.
 
 A trial is open in the journal until Optuna is told how it ended, and whoever holds its claim runs it. One whose command
 was stopped or killed stays open: the next command takes it up with the same values, and only tells how it ended where
@@ -58,18 +51,13 @@ OPTIONS = packaged().options
 _Trials = Annotated[Whole, at_least(1)]
 PARTS = 20  # a trial is compared with others at twentieths of its budget
 
-_ELSEWHERE = {
-    **dict.fromkeys(named(OPTIONS, Role.RUNTIME), "runtime at the top of the file"),
-    "study": "search at the top of the file",
-    "partition": "the top of the file",
-    "repeat": "nothing: a search tries each combination once",
-}
+_ELSEWHERE = dict.fromkeys(named(OPTIONS, Role.RUNTIME), "runtime at the top of the file")
+_ELSEWHERE |= {"study": "search at the top of the file", "partition": "the top of the file"}
+_ELSEWHERE["repeat"] = "nothing: a search tries each combination once"
 _SAME = "it must be the same in all trials, or their results could not be compared; put it under run"
-_NOT_VARIED = {
-    **{name: f"it comes from {place}" for name, place in _ELSEWHERE.items()},
-    **dict.fromkeys(named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET), _SAME),
-    **{name: _SAME for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE},
-}
+_NOT_VARIED = {name: f"it comes from {place}" for name, place in _ELSEWHERE.items()}
+_NOT_VARIED |= dict.fromkeys(named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET), _SAME)
+_NOT_VARIED |= {name: _SAME for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE}
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
 MAX_RESTARTS = 3  # how often a trial whose command was killed is taken up again: it may be what kills it
 HOPELESS = 5  # so many failed trials and not one good end the search
@@ -376,8 +364,8 @@ class _Search:
 
         def watch(running: attempts.Running) -> attempts.Verdict | None:
             if not lease.refresh():
-                return attempts.Verdict(attempts.TAKEN_OVER, "another command took it over")
-            return attempts.Verdict(attempts.PRUNED, hopeless) if (hopeless := judge()) else None
+                return (attempts.TAKEN_OVER, "another command took it over")
+            return (attempts.PRUNED, hopeless) if (hopeless := judge()) else None
 
         try:
             if record is None or record.status != "done":
@@ -436,11 +424,9 @@ class _Search:
                 values = {option: best[option] for option in self._search.space}
                 command = repeat_command(self._search, values, path)
                 document |= {"best": {**best, "values": values}, "best_config": str(path), "best_command": command}
-                head = (
-                    f"# The best of {len(done)} finished trials of search {name}: trial {best['trial']}, test MSE "
-                    f"{best['test_mse']:.4e}.\n#   {command}\n# It was chosen by its test MSE, so that number is a "
-                    "little better than what other test curves would give."
-                )
+                head = f"# The best of {len(done)} finished trials of search {name}: trial {best['trial']}, test MSE "
+                head += f"{best['test_mse']:.4e}.\n#   {command}\n# It was chosen by its test MSE, so that number is a "
+                head += "little better than what other test curves would give."
                 # Repeats of the best are runs of their own and not trials of the search.
                 again = {**vars(self._search.cell(values).config), "study": f"{name}-best"}
                 write_file(path, f"{head}\n\n{yaml.safe_dump(again, sort_keys=False)}")

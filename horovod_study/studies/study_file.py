@@ -35,6 +35,7 @@ from horovod_study.studies.sweep import Asked, StudyCells
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
+_Axes = Sequence[Mapping[str, Any]]
 _BASELINES = ("plain", "wrapped")
 _PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _MAX_CELLS = 200_000
@@ -347,11 +348,7 @@ def load_study(path: Path) -> StudyConfig:
 
 
 def _contradictions(
-    file: StudyFile,
-    workload: Workload,
-    sweep: Mapping[str, Any],
-    axes: Sequence[Mapping[str, Any]],
-    found: Sequence[Partition],
+    file: StudyFile, workload: Workload, sweep: Mapping[str, Any], axes: _Axes, found: Sequence[Partition]
 ) -> Iterator[tuple[object, str]]:
     """Yield which keys of a file contradict each other, for `refuse`: `axes` are those under zip."""
     fixed, names = file.run or {}, [*sweep, *(name for axis in axes for name in axis)]

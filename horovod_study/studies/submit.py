@@ -124,7 +124,10 @@ def _drafts(sweep: StudyCells, cells: Sequence[Cell], planned: Mapping[str, str]
         own = {each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")}
         where: dict[str, Any] = {"folder": job_folder(sweep.directory.resolve(), name), "name": name}
         text = script(allocation, partition, **where, python=Path(sys.executable), code=code, variables=own)
-        inside = {"study": facts(sweep, "name", "seed", "timeout_s"), "partition": partition.model_dump()}
+        inside: dict[str, Any] = {
+            "study": facts(sweep, "name", "seed", "timeout_s"),
+            "partition": partition.model_dump(),
+        }
         inside |= {"cells": [cell_values(cell) for cell in allocation.cells], "environment": environment(partition)}
         inside["planned"] = {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells}
         named: dict[str, Any] = {"name": name, "study": sweep.name, "partition": partition.name, "inside": inside}
@@ -217,18 +220,13 @@ def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console
     may wait or run still.
     """
     book, user, ended = JobBook(directory, ask=ask), os.environ.get("USER", ""), []
-
-    def meant(job: Job, task: int) -> bool:
-        return keys is None or set(job.tasks[task]) <= set(keys)
-
+    meant = lambda job, task: keys is None or set(job.tasks[task]) <= set(keys)  # noqa: E731
     if silent := [job.job_id or job.name for job, task in book.unheard() if meant(job, task)]:
         raise StudyError(
             f"squeue does not answer here, so no job was taken back, and {', '.join(dict.fromkeys(silent))} may wait "
             "or run still; cancel again where squeue works (a login node)"
         )
-    for job, task, state in book.live():
-        if not state.job_id or not meant(job, task):
-            continue
+    for job, task, state in [each for each in book.live() if each[2].job_id and meant(*each[:2])]:
         number = f"{state.job_id}_{task}" if len(job.tasks) > 1 else state.job_id
         foreign = bool(job.user and user and job.user != user)
         # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.

@@ -2,13 +2,8 @@
 
 Cells that are run one after the other are measured minutes apart, and what the machine does meanwhile goes into every
 ratio of two of them. Here they are started once and then alternate: in every round each of them trains one slice, in
-random order, so that the slices of a round have the same machine. docs/turns.md says how it goes;
-recording/rank/turns.py has the protocol, and says why the wait changes nothing of what a run records.
-
-A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
-takes is at most _SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. LEAD_S of
-steps on caches that another cell has filled are made before it begins. Warm-up is in no slice either, nor what the end
-of what was asked for has cut to less than half.
+random order, so that the slices of a round have the same machine. docs/turns.md says how it goes, and how long a slice
+is; recording/rank/turns.py has the protocol, and says why the wait changes nothing of what a run records.
 """
 
 import math
@@ -597,7 +592,6 @@ class Conductor:
             self._say(cell, list(cell.reports), {"until": None})
 
     def _note(self, cell: _Cell, rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what a rank reports."""
         for message in messages:
             threads = {int(thread): core for thread, core in message.get("threads", {}).items()}
             cell.reports[rank] = {**message, "threads": threads}
