@@ -514,11 +514,11 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
     for one in references.values():
         least = moved.setdefault(f"{one['dtype']} {one['optimizer']}", {})
         least.update({name: min(share, least.get(name, share)) for name, share in one["moved"].items()})
-    found: dict[str, Any] = {"passed": bool(cases) and all(case["passed"] for case in cases), "cases": cases}
-    found["unavailable"] = unavailable  # runtime -> why it was left out
-    found["bounds"] = {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtype}
+    result: dict[str, Any] = {"passed": bool(cases) and all(case["passed"] for case in cases), "cases": cases}
+    result["unavailable"] = unavailable  # runtime -> why it was left out
+    result["bounds"] = {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtype}
     # moved: "float32 adam" -> tensor -> ||q - q0|| / ||q0||, sequential
-    return {**found, **{name: getattr(question, name) for name in asked}, "moved": moved}
+    return {**result, **{name: getattr(question, name) for name in asked}, "moved": moved}
 
 
 def _launched(runtime: str, workers: int, job: Mapping[str, Any], logs: Path) -> dict[str, Any]:

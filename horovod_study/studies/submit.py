@@ -220,13 +220,16 @@ def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console
     may wait or run still.
     """
     book, user, ended = JobBook(directory, ask=ask), os.environ.get("USER", ""), []
-    meant = lambda job, task: keys is None or set(job.tasks[task]) <= set(keys)  # noqa: E731
+
+    def meant(job: Job, task: int) -> bool:
+        return keys is None or set(job.tasks[task]) <= set(keys)
+
     if silent := [job.job_id or job.name for job, task in book.unheard() if meant(job, task)]:
         raise StudyError(
             f"squeue does not answer here, so no job was taken back, and {', '.join(dict.fromkeys(silent))} may wait "
             "or run still; cancel again where squeue works (a login node)"
         )
-    for job, task, state in [each for each in book.live() if each[2].job_id and meant(*each[:2])]:
+    for job, task, state in [each for each in book.live() if each[2].job_id and meant(each[0], each[1])]:
         number = f"{state.job_id}_{task}" if len(job.tasks) > 1 else state.job_id
         foreign = bool(job.user and user and job.user != user)
         # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.
