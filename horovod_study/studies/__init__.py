@@ -1,4 +1,11 @@
 """What is run, in which order, and where it stands: from the cells of a study to finished run directories.
 
-docs/studies.md says what is in the folder of a study; each module begins with what it does.
+    study_file, sweep, plan          the cells of a study: asked for in a file, as all others get them, and what they take
+    ledger, watch                    where every cell stands, and how the study gets on
+    attempt, lease, turns, runner    how cells are run: one attempt and the engine, by one holder, in turns, all that miss
+    submit, job                      as jobs of Slurm, and the program inside a job
+    pairs, tune, search              designs: `run A B`, a race of settings, hyper-parameters
+    experiments, bench               designs of single verbs, and programs that ranks run (programs/)
+
+docs/studies.md says what is in the folder of a study.
 """

@@ -260,7 +260,7 @@ def judge(
                 state, reason = "incomplete", "its job has ended"  # `_after` says how
             elif claim is not None and claim.released is not None:
                 state, reason = "incomplete", claim.reason or f"{gone} gave it back unfinished"
-            elif claim is not None and stale and (silent := silence_s()) is not None and silent > SILENT_S:
+            elif claim is not None and stale and ((silent := silence_s()) or 0.0) > SILENT_S:
                 state, reason = "incomplete", f"{gone} is gone, and nothing was written since"
             elif claim is not None and stale:
                 reason += f"; {gone}, who looked after it, is gone"
