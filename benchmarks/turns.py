@@ -30,10 +30,8 @@ from horovod_study.config.run import Cell, available_cores, local_cell
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.records import TurnSlice
-from horovod_study.studies.attempt import Attempt, CellRun
-from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.turns import BlockLaunch, Conductor
+from horovod_study.studies.attempt import Attempt, CellRun, Interruption, Lane, sweep
+from horovod_study.studies.turns import Conductor
 from horovod_study.text.progress import say
 from horovod_study.workload import dataset
 
@@ -68,7 +66,7 @@ class Halves(Conductor):
     """Gives the first of two cells undivided stretches and slices by turns."""
 
     def __init__(self, runs: Sequence[str], *, rounds: int, undivided_s: float) -> None:
-        super().__init__(runs, BlockLaunch(block="bench"), cores=range(available_cores()))
+        super().__init__(runs, block="bench", cores=range(available_cores()))
         self._rounds, self._undivided_s = rounds, undivided_s
         self.undivided: list[list[TurnSlice]] = []
         self.divided: list[list[TurnSlice]] = []

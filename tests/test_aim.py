@@ -13,8 +13,8 @@ from horovod_study.cli.verbs import until_share
 from horovod_study.errors import ConfigError
 from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies import turns
-from horovod_study.studies.aim import Aim
 from horovod_study.studies.study_file import load_study, sweep_of
+from horovod_study.studies.turns import Aim
 from horovod_study.workload.options import StrainConfig
 
 FILE = """

@@ -21,7 +21,7 @@ from horovod_study.measure.clock import sleep
 from horovod_study.recording.rank.turns import connect, cores_of_threads
 from horovod_study.records import TURNS_FILE, TurnSlice, append_turns, read_turns, run_turns
 from horovod_study.studies import turns
-from horovod_study.studies.turns import BlockLaunch, Conductor
+from horovod_study.studies.turns import Conductor
 
 STEP_S = 0.002
 
@@ -113,7 +113,7 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> Trainers:
 
 
 def test_cells_train_one_at_a_time_in_whole_rounds_of_random_order(trainers: Trainers) -> None:
-    with Conductor("abc", BlockLaunch(block="b", launch=1)) as conductor:
+    with Conductor("abc", block="b", launch=1) as conductor:
         for run, ranks in (("a", 1), ("b", 2), ("c", 3)):
             trainers.start(conductor, run, ranks=ranks)
         until(lambda: not conductor.left())
@@ -138,7 +138,7 @@ def test_cells_train_one_at_a_time_in_whole_rounds_of_random_order(trainers: Tra
 
 
 def test_cells_start_in_their_order_two_at_a_time_and_others_wait_meanwhile(trainers: Trainers) -> None:
-    with Conductor("abc", BlockLaunch()) as conductor:
+    with Conductor("abc") as conductor:
         assert conductor.may_start("a") and not conductor.may_start("b")
         conductor.environment("a")  # no rank of it comes
         assert conductor.may_start("b") and not conductor.may_start("c")
@@ -157,7 +157,7 @@ def test_cells_start_in_their_order_two_at_a_time_and_others_wait_meanwhile(trai
 
 
 def test_one_that_ends_by_itself_and_one_that_fails_drop_out(trainers: Trainers) -> None:
-    with Conductor("abcd", BlockLaunch()) as conductor:
+    with Conductor("abcd") as conductor:
         trainers.start(conductor, "a", ends=30)
         trainers.start(conductor, "b", ranks=2, ends=20)
         while not conductor.may_start("c"):
@@ -182,7 +182,7 @@ def test_the_policy_is_asked_after_every_round(trainers: Trainers) -> None:
         asked.append((slices[-1].round, dict(left)))
         return [run for run in left if (run == "a") <= (slices[-1].round < 2) and slices[-1].round < 5]
 
-    with Conductor("ab", BlockLaunch(policy=policy)) as conductor:
+    with Conductor("ab", policy=policy) as conductor:
         trainers.start(conductor, "a", enough=10**9)
         trainers.start(conductor, "b", enough=1)
         until(lambda: not conductor.left())
@@ -196,7 +196,7 @@ def test_cells_that_end_together_make_equally_many_steps_where_that_is_wanted(tr
     def policy(slices: Sequence[TurnSlice], left: dict[str, bool]) -> list[str]:
         return [] if slices[-1].round >= 3 else list(left)
 
-    with Conductor("ab", BlockLaunch(policy=policy, equal_steps=True, least_steps=5)) as conductor:
+    with Conductor("ab", policy=policy, equal_steps=True, least_steps=5) as conductor:
         trainers.start(conductor, "a", ranks=2, step_s=3 * STEP_S)
         trainers.start(conductor, "b")
         until(lambda: not conductor.left())
@@ -212,7 +212,7 @@ def test_cells_that_end_together_make_equally_many_steps_where_that_is_wanted(tr
 def test_cells_end_one_by_one_where_what_follows_their_steps_is_measured(trainers: Trainers, alone: bool) -> None:
     seen: list[str] = []  # who was told to end, and who was waited for then
 
-    with Conductor("abc", BlockLaunch(policy=lambda slices, left: ()), end_alone=alone) as conductor:
+    with Conductor("abc", policy=lambda slices, left: (), end_alone=alone) as conductor:
         say, see_off = conductor._say, conductor._see_off
 
         def told(cell: Any, ranks: Any, message: dict[str, Any]) -> None:
@@ -240,7 +240,7 @@ def test_a_slice_begins_when_steps_on_cold_caches_are_over(trainers: Trainers, m
     monkeypatch.setattr(turns, "LEAD_S", 3 * STEP_S)
     granted: dict[str, list[int]] = {"a": [0], "b": [0]}
 
-    with Conductor("ab", BlockLaunch()) as conductor:
+    with Conductor("ab") as conductor:
         say = conductor._say
 
         def told(cell: Any, ranks: Any, message: dict[str, Any]) -> None:
@@ -284,7 +284,7 @@ def test_a_disturbed_slice_is_made_again_when_the_machine_is_quiet(
         return looks[-1]
 
     play_others(monkeypatch, busy, wait_s=0.5)
-    with Conductor("ab", BlockLaunch(), cores=[0]) as conductor:
+    with Conductor("ab", cores=[0]) as conductor:
         for run in "ab":
             trainers.start(conductor, run, enough=400)
         until(lambda: not conductor.left())
@@ -317,7 +317,7 @@ def test_steps_that_were_asked_for_are_made_to_the_step_beside_other_programs(
         return looks[-1]
 
     play_others(monkeypatch, busy, wait_s=60.0)
-    with Conductor("ab", BlockLaunch(), cores=[0]) as conductor:
+    with Conductor("ab", cores=[0]) as conductor:
         for run in "ab":
             trainers.start(conductor, run, enough=150, least=150)
         until(lambda: not conductor.left())
@@ -359,7 +359,7 @@ def test_a_policy_that_fails_ends_all_and_is_told(trainers: Trainers) -> None:
     def policy(*_: object) -> list[str]:
         raise ZeroDivisionError("of the policy")
 
-    with Conductor("ab", BlockLaunch(policy=policy)) as conductor:
+    with Conductor("ab", policy=policy) as conductor:
         trainers.start(conductor, "a")
         trainers.start(conductor, "b")
         until(lambda: not conductor.left())
@@ -369,7 +369,7 @@ def test_a_policy_that_fails_ends_all_and_is_told(trainers: Trainers) -> None:
 
 
 def test_dismissed_cells_stop_and_the_others_go_on(trainers: Trainers) -> None:
-    with Conductor("ab", BlockLaunch()) as conductor:
+    with Conductor("ab") as conductor:
         trainers.start(conductor, "a", enough=10**9)
         trainers.start(conductor, "b", enough=10**9)
         until(lambda: conductor.rounds > 2)
@@ -383,7 +383,7 @@ def test_dismissed_cells_stop_and_the_others_go_on(trainers: Trainers) -> None:
 
 
 def test_strangers_are_turned_away(trainers: Trainers) -> None:
-    with Conductor("a", BlockLaunch()) as conductor:
+    with Conductor("a") as conductor:
         environ = conductor.environment("a")
         name = next(iter(environ))
         stranger = connect({name: environ[name][:-4] + "0000"}, rank=0, workers=1)

@@ -20,9 +20,8 @@ from test_tune import study_of
 from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.config.run import Cell
-from horovod_study.studies import attempt, attribute, range_run, tune
-from horovod_study.studies.design import follow
-from horovod_study.studies.runner import RunOptions
+from horovod_study.studies import attempt, experiments, tune
+from horovod_study.studies.runner import RunOptions, follow
 from horovod_study.studies.search import load_search, run_search
 
 QUIET = Console(quiet=True)
@@ -81,12 +80,12 @@ def trials(folder: Path, how: Callable[..., RunOptions]) -> None:
 
 
 def lr_range(folder: Path, how: Callable[..., RunOptions]) -> None:
-    config = range_run.range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
-    range_run.run_range(config, folder / "range")
+    config = experiments.range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
+    experiments.run_range(config, folder / "range")
 
 
 def arms(folder: Path, how: Callable[..., RunOptions]) -> None:
-    attribute.run_experiment({}, folder / "arms", runtimes=("mpi/mpi",), workers=2, rounds=2, turns=False)
+    experiments.run_experiment({}, folder / "arms", runtimes=("mpi/mpi",), workers=2, rounds=2, turns=False)
 
 
 @pytest.fixture
@@ -99,8 +98,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, set[str]]]:
         quick: dict[str, Any] = {"launch": launch, "smoke": False, "watch_load_s": 0.0, "grace_s": 0.3, "cores": 2}
         how = partial(RunOptions, **quick)
         monkeypatch.setattr(attempt, "local_launch", launch)
-        for module in (range_run, attribute):
-            monkeypatch.setattr(module, "RunOptions", lambda **told: how(**{**told, **quick}))
+        monkeypatch.setattr(experiments, "RunOptions", lambda **told: how(**{**told, **quick}))
         monkeypatch.setattr(tune, "apart_because", lambda cells: "of a test")
         with suppress(KeyboardInterrupt):
             design(folder, how)

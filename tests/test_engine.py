@@ -12,9 +12,7 @@ import horovod_study
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config.run import Cell, local_cell
 from horovod_study.records import read_run
-from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict
-from horovod_study.studies.engine import Lane, attempt, sweep
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Interruption, Lane, Running, attempt, sweep
 from horovod_study.workload.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
@@ -25,7 +23,7 @@ ONE_PLACE = {
     "told_to_end": {"attempt.py", "ledger.py"},  # the ledger of records that a killed runner left
     "launch_line": {"attempt.py", "submit.py"},  # submit.py shows the lines of a dry run
     "program_line": {"attempt.py", "launch.py"},
-    "Running": {"engine.py"},
+    "Running": {"attempt.py"},
 }
 """What may be called where: whoever else wants ranks asks the engine for them."""
 
@@ -57,7 +55,7 @@ def test_only_one_place_knows_the_exit_codes_of_signals() -> None:
         if isinstance(node, ast.Constant) and node.value in (128, 129, 130, 143)
     }
 
-    assert codes == {("studies/interruption.py", 128), ("cli/__init__.py", 128)}
+    assert codes == {("studies/attempt.py", 128), ("cli/__init__.py", 128)}
 
 
 def cell(repeat: int = 0) -> Cell:
@@ -172,7 +170,7 @@ def test_an_error_of_one_lane_ends_the_others_and_they_are_told(tmp_path: Path) 
     ("told", "changes", "state", "status"),
     [
         ("hang", {"timeout_s": 0.5}, "timed out", "failed"),
-        ("hang", {"watch": lambda running: Verdict(PRUNED, "pruned: bad")}, PRUNED, "running"),
+        ("hang", {"watch": lambda running: (PRUNED, "pruned: bad")}, PRUNED, "running"),
         ("stopped", {}, "stopped", "stopped"),
     ],
 )

@@ -20,8 +20,8 @@ from horovod_study.cluster import identity
 from horovod_study.config.partitions import Partition
 from horovod_study.errors import StudyError
 from horovod_study.runtimes import LIBRARIES
-from horovod_study.studies import attempt, runner
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies import runner
+from horovod_study.studies.attempt import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
 
@@ -260,7 +260,7 @@ def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch
             sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
             console=console,
             stop=Interruption(),
-            places=attempt.CellPlaces(launch=fake_launch({})),
+            launch=fake_launch({}),
         ).run(study.cells())
 
     assert 2 == sum(records.read_run(path).status == "done" for path in records.run_directories(tmp_path))

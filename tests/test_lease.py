@@ -23,8 +23,8 @@ from rich.console import Console
 
 from horovod_study.cluster import alive, jobs
 from horovod_study.errors import StudyError
-from horovod_study.studies import attempt, lease, runner
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies import lease, runner
+from horovod_study.studies.attempt import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
 
@@ -309,7 +309,7 @@ def test_cell_of_a_job_that_was_killed_is_run_at_once(tmp_path, monkeypatch, sta
         sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
         console=console,
         stop=Interruption(),
-        places=attempt.CellPlaces(launch=fake_launch({})),
+        launch=fake_launch({}),
     ).run([cell])
 
     assert outcome in console.file.getvalue()

@@ -21,7 +21,7 @@ from horovod_study.config.study_file import StudyFile, sweep_form
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import lease, ledger
-from horovod_study.studies.estimate import Estimate
+from horovod_study.studies.plan import Estimate
 from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
 from horovod_study.workload.options import STRAIN, StrainConfig
 

@@ -30,9 +30,8 @@ from horovod_study.config.roles import Role
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies import pairs, turns
-from horovod_study.studies.design import follow
 from horovod_study.studies.pairs import Comparison, check_configs, pairs_of, read_side, sides_of, told
-from horovod_study.studies.runner import RunOptions, StudyResult
+from horovod_study.studies.runner import RunOptions, StudyResult, follow
 from horovod_study.workload.options import STRAIN
 
 Document = dict[str, Any]
@@ -317,7 +316,7 @@ def test_what_cannot_alternate_runs_one_after_the_other_and_says_why(
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {tests!r})
-from horovod_study.studies import design
+from horovod_study.studies import runner
 from test_pairs import *
 
 turns.WARM_S, turns.SLICE_S = 0.05, (0.03, 0.03)
@@ -331,7 +330,7 @@ def counted(what, function):
         return function(*words, **how)
     return call
 
-design.run_sweep = counted("run", design.run_sweep)
+runner.run_sweep = counted("run", runner.run_sweep)
 turns.Conductor.give_turns = counted("block", turns.Conductor.give_turns)
 found, _ = in_turns(Path(sys.argv[1]), {{"*": "turns"}}, blocks=3, given={{"device": "cpu", "steps": "500"}})
 print(len(found["blocks"]))

@@ -11,9 +11,8 @@ from make.wording import Golden
 from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell, Placement
 from horovod_study.runtimes import LIBRARIES
-from horovod_study.studies.estimate import SAMPLES_GUESS_PER_S, rough_s
 from horovod_study.studies.ledger import Entry, Ledger
-from horovod_study.studies.plan import Plan, plan_study
+from horovod_study.studies.plan import SAMPLES_GUESS_PER_S, Plan, plan_study, rough_s
 from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
 from horovod_study.workload.options import StrainConfig
 

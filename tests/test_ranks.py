@@ -13,8 +13,8 @@ from horovod_study.cluster.launch import MARKER
 from horovod_study.errors import StudyError
 from horovod_study.programs.answer import ANSWER
 from horovod_study.studies import bench
+from horovod_study.studies.attempt import attempt
 from horovod_study.studies.bench import run_ranks
-from horovod_study.studies.engine import attempt
 
 PROGRAM = """
 import json, os, sys, time

@@ -33,7 +33,7 @@ ALLOWED = {
         "cli/benchmarks.py",
         "cuda_graphs kernels loader threads widths",
     ): "options of `bench timers`, which declares its own",
-    ("studies/verify.py", "dataset input_scaling kernels lr_scaling"): "the job that the proof hands to its program",
+    ("studies/bench.py", "dataset input_scaling kernels lr_scaling"): "the job that the proof hands to its program",
     ("recording/recorder.py", "disk_full steady timer_mode warmup_steps"): "arguments of recorder()",
 }
 """(module, names in alphabetical order): why they are there."""
@@ -120,9 +120,8 @@ OF_STRAIN = {
     "cli/benchmarks.py": "benchmarks of the worked example",
     "cli/strain.py": "verbs of the worked example",
     "programs/": "benchmarks and proofs of the worked example",
-    "studies/bench.py": "a benchmark of the worked example",
-    "studies/range_run.py": "a range test of the worked example's schedule",
-    "studies/verify.py": "the proof, by the worked example, that averaging is right",
+    "studies/bench.py": "a benchmark of the worked example, and the proof by it that averaging is right",
+    "studies/experiments.py": "a range test of the worked example's schedule",
 }
 """Programs and experiments of the package's own training, which know it by name, and why."""
 

@@ -29,8 +29,8 @@ from horovod_study.config.partitions import Host, parse_hosts
 from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
 from horovod_study.studies import attempt, lease, ledger, runner, study_file
-from horovod_study.studies.estimate import Estimate, TimeLeft
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.attempt import Interruption
+from horovod_study.studies.plan import Estimate, TimeLeft
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.text.progress import duration
 from horovod_study.workload.options import StrainConfig, strain_config
@@ -707,7 +707,7 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path, golde
             sweep=sweep_of(study, tmp_path),
             console=console,
             stop=stop,
-            places=attempt.CellPlaces(launch=fake_launch({})),
+            launch=fake_launch({}),
             lasts_s=5.0,  # less than the guess for horovod, 7 s, and more than that for serial, 4 s
         ).run(study.cells())
 
@@ -731,10 +731,8 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
         stop.requested = True
 
     console = Console(file=io.StringIO(), force_terminal=False)
-    places = attempt.CellPlaces(launch=launch, grace_s=20)
-    broken_off = runner.Grid(sweep=sweep_of(study, tmp_path), console=console, stop=stop, places=places).run(
-        study.cells()
-    )
+    how = {"launch": launch, "grace_s": 20}
+    broken_off = runner.Grid(sweep=sweep_of(study, tmp_path), console=console, stop=stop, **how).run(study.cells())
 
     assert "serial, 1 worker, repeat 1" == broken_off
     assert ("pre-empted", "stopped by SIGUSR1") == released(tmp_path, cell)
@@ -975,7 +973,8 @@ def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path, monkeypatch):
         sweep=sweep_of(study, tmp_path),
         console=Console(file=io.StringIO()),
         stop=Interruption(),
-        places=attempt.CellPlaces(launch=fake_launch({"*": "tells its ranks"}), site_of=lambda cell: site),
+        launch=fake_launch({"*": "tells its ranks"}),
+        site_of=lambda cell: site,
     ).run([cell])
 
     record = records.read_run(out)

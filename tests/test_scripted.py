@@ -33,7 +33,7 @@ from horovod_study.config.partitions import Host
 from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import read_run, run_directories
-from horovod_study.studies.smoke import STEPS, _small_config
+from horovod_study.studies.runner import STEPS, _small_config
 from horovod_study.studies.study_file import load_study
 
 SCRIPT = """

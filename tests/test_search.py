@@ -28,9 +28,9 @@ from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.records import epoch_rows, read_run
 from horovod_study.report.figures.strain import write_search
-from horovod_study.studies import attempt, engine
+from horovod_study.studies import attempt
 from horovod_study.studies import search as searching
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.attempt import Interruption
 from horovod_study.studies.lease import CLAIMS, STALE_S, acquire
 from horovod_study.studies.search import (
     PARTS,
@@ -410,7 +410,7 @@ def test_a_trial_that_diverges_is_ended_and_the_sampler_knows(tmp_path: Path, go
 
 
 def test_evaluations_of_a_trial_that_ended_between_two_looks_are_reported(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(engine, "_WAKE_S", 60.0)
+    monkeypatch.setattr(attempt, "_WAKE_S", 60.0)
     search(tmp_path, trials=1)
 
     [trial] = journal(tmp_path).trials
@@ -448,7 +448,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from horovod_study.studies import search as searching
-from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.attempt import Interruption
 from test_search import search
 if {dies!r}:
     setattr(searching._Search, {dies!r}, lambda *told: os.kill(os.getpid(), signal.SIGKILL))

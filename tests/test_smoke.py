@@ -17,7 +17,7 @@ from horovod_study.cluster.process import marked_processes
 from horovod_study.config.partitions import Host
 from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
-from horovod_study.studies import attempt, runner, smoke
+from horovod_study.studies import attempt, runner
 from horovod_study.studies.study_file import sweep_of
 
 
@@ -100,7 +100,7 @@ def test_failure_is_explained_with_its_remedies_and_nothing_is_started(tmp_path,
 
 
 def test_test_that_hangs_ends_and_leaves_no_process(tmp_path, monkeypatch, golden):
-    monkeypatch.setattr(smoke, "LIMIT_S", 1.5)
+    monkeypatch.setattr(runner, "LIMIT_S", 1.5)
     monkeypatch.setattr(doctor, "examine", lambda **options: [])
     console = Console(file=io.StringIO(), force_terminal=False)
 
@@ -120,7 +120,7 @@ def test_workers_of_several_hosts_are_tried_one_on_each_of_two():
     spread = Site(hosts=hosts, interface="eth0")
     cells = [cell, replace(cell, placement=placement)]
 
-    [(small, site)] = smoke.small_cells(cells, {cell.placement: HERE, placement: spread})
+    [(small, site)] = runner.small_cells(cells, {cell.placement: HERE, placement: spread})
 
     assert (2, 1, 2) == (small.placement.workers, small.placement.workers_per_node, small.placement.nodes)
     assert (Host(name="node1", slots=1), Host(name="node2", slots=1)) == site.hosts

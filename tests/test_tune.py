@@ -18,7 +18,7 @@ from horovod_study.cli import main
 from horovod_study.config.run import Cell
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import create_run, read_run, run_directories
-from horovod_study.studies import design, turns
+from horovod_study.studies import runner, turns
 from horovod_study.studies import tune as module
 from horovod_study.studies.attempt import record_in, record_of
 from horovod_study.studies.runner import RunOptions
@@ -181,7 +181,7 @@ def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """Return what tunes with a fake engine, one launch after the other, and returns what was printed."""
 
     def run(engine: FakeEngine, knobs: Sequence[str] = KNOBS, *, finished: bool = True) -> list[str]:
-        monkeypatch.setattr(design, "run_sweep", engine)
+        monkeypatch.setattr(runner, "run_sweep", engine)
         monkeypatch.setattr(module, "apart_because", lambda cells: "of a test")
         options = RunOptions(command="horovod-study run s.yaml --tune")
         assert tune(study_of(tmp_path), tmp_path / "runs", knobs, options, Console(width=200)) is finished

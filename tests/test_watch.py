@@ -14,7 +14,7 @@ from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim,
 
 from horovod_study import records
 from horovod_study.studies import ledger, watch
-from horovod_study.studies.estimate import together
+from horovod_study.studies.plan import together
 from horovod_study.studies.study_file import sweep_of
 from horovod_study.workload.options import StrainConfig
 

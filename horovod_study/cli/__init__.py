@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {told}, or pip install 'horovod_study[{extra}]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        from horovod_study.studies.interruption import exit_code
+        from horovod_study.studies.attempt import exit_code
 
         print("interrupted", file=sys.stderr)
         return exit_code()

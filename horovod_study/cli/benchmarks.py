@@ -171,8 +171,8 @@ def equality(options: argparse.Namespace) -> Result:
     """Prove that parallel training equals sequential training, weight by weight."""
     from horovod_study.records import finite
     from horovod_study.report.terminal import equality_text, write_equality
-    from horovod_study.studies.verify import Question
-    from horovod_study.studies.verify import verify as prove
+    from horovod_study.studies.bench import Question
+    from horovod_study.studies.bench import verify as prove
 
     result = finite(prove(Question(**given(options, *Question._fields)), options.out))
     paths = write_equality(result, options.out) if options.out else []

@@ -42,8 +42,8 @@ def next_runs(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.forecast import next_runs as forecast
     from horovod_study.analysis.series.exchange import points_of
     from horovod_study.analysis.series.points import with_series
-    from horovod_study.studies.estimate import Estimate
     from horovod_study.studies.ledger import past_durations, read_ledger
+    from horovod_study.studies.plan import Estimate
 
     study = _study(options)
     ledger = read_ledger(_sweep(options, study))
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int | Result:
 
         result = run_here(sweep, Inside(console=Console()), command=command + " --here", retry=options.retry)
     elif options.tune is not None:
-        from horovod_study.studies.interruption import exit_code
+        from horovod_study.studies.attempt import exit_code
         from horovod_study.studies.tune import tune
 
         how = replace(how, command=shlex.join(["horovod-study", *options.words]))
@@ -168,10 +168,9 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.analysis.compare.comparison import compare, lines, too_few
     from horovod_study.config.workload import find_workload
     from horovod_study.report.kit.files import write_result
-    from horovod_study.studies.design import follow
-    from horovod_study.studies.interruption import exit_code
+    from horovod_study.studies.attempt import exit_code
     from horovod_study.studies.pairs import pairs_of, told
-    from horovod_study.studies.runner import RunOptions, show_plan
+    from horovod_study.studies.runner import RunOptions, follow, show_plan
     from horovod_study.text.progress import say
 
     what = "is for a study file; two sides A B are compared on this machine"

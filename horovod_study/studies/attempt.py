@@ -2,20 +2,34 @@
 
 Nobody else starts ranks, reads from what they printed why they failed, or finishes a record for a trainer that could
 not do so itself (killed, launcher error, never started). Whatever happens to a cell, its run directory tells.
+
+`sweep` is the engine. A lane is a generator that yields a `RankRun` and receives an `Attempt`:
+
+    def lane():
+        for name, cell in cells:
+            attempt = yield CellRun(cell=cell, out=..., ...)
+            if not attempt.done: ...
+
+One lane runs one attempt at a time, several lanes run several. What a start or an end raises (a full disk, a directory
+that somebody else trains in) is raised in the lane, at its `yield`. A lane that has nothing to run now, but may have
+when another one has ended, yields None. After a request to stop every running attempt is ended and told to its lane,
+and nothing more is started.
 """
 
 import ipaddress
 import math
 import os
 import platform
+import signal
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from types import FrameType, MappingProxyType
+from typing import Any, Self, TypeAlias
 
 import yaml
 
@@ -31,8 +45,44 @@ from horovod_study.measure.clock import now, utc_now
 from horovod_study.recording.command import ENDED_WITH, NO_STEPS
 from horovod_study.records import RunRecord
 from horovod_study.runtimes import CARRIED
-from horovod_study.studies.interruption import INTERRUPTED, Interruption
 from horovod_study.studies.lease import end_run_claim, require_free
+
+INTERRUPTED = "interrupted"
+_last: list[int] = [signal.SIGINT]
+
+
+def exit_code() -> int:
+    """Return what a program ends with that was told to stop: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
+    return 128 + _last[-1]
+
+
+class Interruption:
+    """Remembers the first Ctrl-C, SIGTERM or lost terminal, for a good moment to act on; a second one breaks off."""
+
+    signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self, state: str = INTERRUPTED) -> None:
+        """`state`: what the attempt that is broken off is called, such as "pre-empted"."""
+        self.requested = False
+        self.state = state
+
+    def __enter__(self) -> Self:
+        main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
+        # What is ignored stays so: nohup means it.
+        heeded = [number for number in self.signals if main and signal.getsignal(number) != signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._remember) for number in heeded}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        _last[:] = [number]
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
 
 CANCELLED, FAILED, PRUNED, TIMED_OUT = "cancelled", "failed", "pruned", "timed out"
 TAKEN_OVER = "taken over"  # How an attempt ended whose run directory is another one's now
@@ -49,24 +99,8 @@ def _starting(site: Site, variables: Mapping[str, str] = MappingProxyType({})) -
     return Starting(python=python, environ=environ, root=os.geteuid() == 0, site=site)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellPlaces:
-    """Where the cells of a study are started, and how."""
-
-    launch: Launcher = local_launch
-    site_of: Callable[[Cell], Site] = lambda cell: HERE
-    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
-    grace_s: float = GRACE_S
-    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
-
-
-class Verdict(NamedTuple):
-    """Why an attempt is not left to end by itself: what it is called then, and the reason in one line."""
-
-    state: str
-    reason: str
-
-
+Verdict: TypeAlias = tuple[str, str]
+"""Why an attempt is not left to end by itself: what it is called then, and the reason in one line."""
 Watch = Callable[["Running"], Verdict | None]
 """Looks at an attempt about four times a second while it runs; it is ended when a verdict is returned."""
 
@@ -179,9 +213,9 @@ class Running:
             # A batch system signals the launcher at the same time.
             return self.end(*((stop.state, stop.state) if self.exit_code and stop.requested else ()))
         if verdict is None and stop.requested:
-            verdict = self.run.watch(self) or Verdict(stop.state, stop.state)
+            verdict = self.run.watch(self) or (stop.state, stop.state)
         if verdict is not None:
-            if self.run.checkpoint and verdict.state != TAKEN_OVER:
+            if self.run.checkpoint and verdict[0] != TAKEN_OVER:
                 self._ask_to_stop(self._process)
             return self.end(*verdict)
         if self.seconds > self.run.timeout_s:
@@ -306,7 +340,6 @@ def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Pl
 
 
 def _log_tail(log: Path) -> str:
-    """Return the end of what a cell printed."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - 200_000))
         return stream.read().decode("utf-8", errors="replace")
@@ -354,16 +387,81 @@ def record_of(cell: Cell, started: str, reason: str, *, key: str = "") -> RunRec
     reduction = "none" if workers == 1 else asked.get("reduction")
     if reduction == "auto":  # as the backends in comm/ decide
         reduction = "hooks" if CARRIED[cell.runtime][0].hooks else "flat"
-    effective: dict[str, Any] = {
-        **records.facts(config, "backend", "transport"),
-        **records.facts(cell.placement, "workers", "nodes"),
-        "batch": config.batch,
-        "global_batch": config.batch * workers,
-        "precision": asked.get("precision"),
-        "reduction": reduction,
-        "source": "as asked for; the run ended before it could tell",
-    }
+    effective: dict[str, Any] = records.facts(config, "backend", "transport", "batch")
+    effective |= {**records.facts(cell.placement, "workers", "nodes"), "global_batch": config.batch * workers}
+    effective |= {"precision": asked.get("precision"), "reduction": reduction}
+    effective["source"] = "as asked for; the run ended before it could tell"
     begun: dict[str, Any] = {"status": "failed", "started": started, "host": platform.node(), "pid": os.getpid()}
     named: dict[str, Any] = {"partition": cell.placement.partition, "key": key or cell.key, "reason": reason}
     named |= {"study": config.study, "repeat": config.repeat, "requested": {**asked, "workers": workers}}
     return RunRecord(**named, **begun, effective=effective, environment={})
+
+
+Lane = Generator[RankRun | None, Any, None]  # Yields what is to be run next, None for nothing now; receives the Attempt
+
+_WAKE_S = 0.25  # how soon Ctrl-C and a time limit are noticed
+
+
+def sweep(lanes: Iterable[Lane], stop: Interruption) -> None:
+    """Run until every lane is at its end, or none has anything to run, or `stop` is requested."""
+    places: dict[Lane, Running | None] = dict.fromkeys(lanes)
+
+    def go_on(lane: Lane, ended: Attempt | None = None, failure: Exception | None = None) -> None:
+        """Let a lane go on until it wants something to be run, and start that; one that is at its end is left out."""
+        places[lane] = None
+        if not stop.requested or ended is not None or failure is not None:
+            try:
+                while (run := lane.send(ended) if failure is None else lane.throw(failure)) is not None:
+                    if stop.requested:
+                        break
+                    try:
+                        places[lane] = Running(run)
+                        return
+                    except Exception as error:
+                        failure = error
+                else:
+                    return
+            except StopIteration:
+                pass
+        lane.close()
+        del places[lane]
+
+    try:
+        while True:
+            for lane in [lane for lane, running in places.items() if running is None]:
+                go_on(lane)
+            busy = [(lane, running) for lane, running in places.items() if running is not None]
+            if not busy:
+                return
+            for lane, running in busy:
+                try:
+                    ended = running.poll(_WAKE_S / len(busy), stop)
+                except KeyboardInterrupt:  # a second Ctrl-C
+                    stop.requested = True
+                    ended = running.end(stop.state, stop.state, grace_s=0.0)
+                except Exception as failure:
+                    running.abandon()
+                    go_on(lane, failure=failure)
+                    continue
+                if ended is not None:
+                    go_on(lane, ended)
+    finally:  # because something else went wrong
+        for lane, left in places.items():
+            if left is not None:
+                ended = left.end(stop.state, stop.state)
+                with suppress(StopIteration):
+                    lane.send(ended)
+            lane.close()
+
+
+def attempt(run: RankRun, stop: Interruption) -> Attempt:
+    """Run one thing alone and return how it ended; KeyboardInterrupt: after a request to stop."""
+    ended: list[Attempt] = []
+
+    def lane() -> Lane:
+        ended.append((yield run))
+
+    sweep([lane()], stop)
+    if stop.requested:
+        raise KeyboardInterrupt
+    return ended[0]

@@ -1,19 +1,27 @@
-"""`horovod-study bench` and `bench timers`: programs of several ranks, and which launches of them measure what.
+"""`horovod-study bench`, `bench timers` and `bench equality`: programs of several ranks, and what they are asked.
 
 What trains is a cell of a study (`runner.py`); `run_ranks` is for everything else that needs ranks, the proof of
-equality (`verify.py`) included. A raw transport can be measured in a launch of another: MPI and Gloo alternate with
+equality included. A raw transport can be measured in a launch of another: MPI and Gloo alternate with
 Horovod over MPI in one job, so that a slow moment of the machine hits all of them. What needs a launcher of its own, as
 Horovod over Gloo does, is a job of its own. Started under mpirun, srun, horovodrun or torchrun, `bench` measures in
 that launch and starts none.
+
+The proof that parallel training equals sequential training: a case is one parallel training run of S steps: a runtime,
+N workers, a reduction, a precision, an optimiser, even or uneven shards. docs/verify.md says what it must have in
+common with the sequential run, and why the averaged gradient is looked at by itself: Adam divides it by its own size,
+so a sum in the place of a mean hardly moves the parameters.
 """
 
 import importlib.util
+import itertools
 import json
+import math
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -26,16 +34,16 @@ from horovod_study.config.documents import read_json, read_text
 from horovod_study.config.doors import Options, at_least, one_of
 from horovod_study.config.options import require_workers
 from horovod_study.config.run import available_cores
-from horovod_study.errors import StudyError, refuse
+from horovod_study.errors import ConfigError, StudyError, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import TIMED_OUT, RankRun
-from horovod_study.studies.engine import attempt
-from horovod_study.studies.interruption import Interruption
-from horovod_study.text.progress import Line
+from horovod_study.studies.attempt import TIMED_OUT, Interruption, RankRun, attempt
+from horovod_study.text.progress import Line, say
 from horovod_study.text.words import plural
+from horovod_study.workload import dataset as data
 from horovod_study.workload.options import StrainConfig, strain_config
+from horovod_study.workload.schedule import scaled_lr
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
@@ -79,16 +87,10 @@ def run_ranks(
         kept = read_text(asked, error=StudyError, again=again)
         if kept == question and (folder / ANSWER).exists():
             return dict(read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError))
-    run = RankRun(
-        runtime=runtime,
-        workers=workers,
-        program=("-m", module, str(plan.absolute())),
-        out=folder,
-        log=log,
-        variables={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
-        timeout_s=timeout_s,
-        watch=lambda running: on_progress(running.last_line() or "starting"),
-    )
+    how: dict[str, Any] = {"runtime": runtime, "workers": workers, "program": ("-m", module, str(plan.absolute()))}
+    how["variables"] = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables}
+    how["watch"] = lambda running: on_progress(running.last_line() or "starting")
+    run = RankRun(out=folder, log=log, timeout_s=timeout_s, **how)
     with writing(folder, "choose a writable folder", error=StudyError):
         folder.mkdir(parents=True, exist_ok=True)
         write_file(plan, planned)
@@ -110,9 +112,9 @@ def measured(folder: Path) -> None:
         each.unlink(missing_ok=True)
 
 
-def _config(runtime: str, source: str = "bench", **options: Any) -> StrainConfig:
-    backend, _, transport = runtime.partition("/")
-    return strain_config({**options, "backend": backend, "transport": transport or "auto"}, source=source)
+def _config(runtime: str, source: str = "bench", *, transport: str = "auto", **options: Any) -> StrainConfig:
+    backend, _, own = runtime.partition("/")
+    return strain_config({**options, "backend": backend, "transport": own or transport}, source=source)
 
 
 class BenchJob(NamedTuple):
@@ -152,8 +154,6 @@ class _BenchOptions(Options):
 
 
 class _TimerOptions(Options):
-    """Options of `bench timers`."""
-
     rounds: Annotated[int, at_least(3), Field(le=20_000)] | None
     steps_per_block: Annotated[int, at_least(1), Field(le=20_000)] | None
     seconds: _Seconds
@@ -330,36 +330,302 @@ def measure_timers(
     from horovod_study.comm import detect  # loads PyTorch
 
     launch = detect(os.environ)
-    others = (
-        f"{launch.named} started {launch.workers} ranks of it, but it starts its own; start it alone, with --workers"
-    )
-    refuse("bench timers", (launch.workers > 1, others))
+    others = f"{launch.named} started {launch.workers} ranks of it, but it starts its own"
+    refuse("bench timers", (launch.workers > 1, f"{others}; start it alone, with --workers"))
     _TimerOptions.of("bench timers", {"rounds": None, "steps_per_block": None, **plan, "over": over})
     for count in workers:
         require_workers("bench timers", count, available_cores())
-    launches = [
-        (runtime, count, _config(runtime, "bench timers", **options, batch=each))
-        for count in workers
-        for runtime in [over if count > 1 else "serial"]
-        for each in batch
-    ]
-    found = []
+    launches, found = [], []
+    for count, each in itertools.product(workers, batch):
+        runtime = over if count > 1 else "serial"
+        launches.append((runtime, count, _config(runtime, "bench timers", **options, batch=each)))
     for runtime, count, config in launches:
         folder = out / "jobs" / f"{count}w-b{config.batch}"
         shutil.rmtree(folder / ROWS, ignore_errors=True)
         what = f"batch {config.batch}, {plural(count, 'worker')}"
-        answered = run_ranks(
-            "horovod_study.programs.timers",
-            runtime,
-            count,
-            folder,
-            {"plan": plan, "config": vars(config)},
-            timeout_s=600.0 + 10 * plan["seconds"],
-            on_progress=lambda last, what=what: told(f"{what}: {last}"),  # type: ignore[misc]
-            OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", str(config.threads)),
-            KINETO_LOG_LEVEL="99",  # else torch.profiler says that it starts and stops
-        )
+        how: dict[str, Any] = {"timeout_s": 600.0 + 10 * plan["seconds"]}
+        how["on_progress"] = lambda last, what=what: told(f"{what}: {last}")
+        how["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(config.threads))
+        how["KINETO_LOG_LEVEL"] = "99"  # else torch.profiler says that it starts and stops
+        content = {"plan": plan, "config": vars(config)}
+        answered = run_ranks("horovod_study.programs.timers", runtime, count, folder, content, **how)
         shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes
         found.append({"runtime": runtime, **answered})
     measured(out / "jobs")
     return found
+
+
+BOUNDS = {"float32": 1e-6, "float64": 1e-14}  # The largest relative error of a tensor that passes
+_UNJUDGED = ("float32", "adam")
+"""Precision and optimiser whose errors are shown but held to no bound: Adam divides a gradient near 0 by its own size,
+so its rounding goes into the parameter undiminished. Order, rate, start and operation are judged, and float64."""
+PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
+_RANKS_PER_CORE = 8  # more ranks than cores prove as much as few, but slowly
+_SAME = ("order", "lr", "start", "operation")
+_KNOWN = "runtime transport workers reduction dtype shards batch steps optimizer order_sha256".split()
+_NEAR = 1e-3  # so near a factor of the gradient must be to N to be called a sum over N workers
+
+
+class _ProofOptions(Options):
+    workers: list[Annotated[int, at_least(1)]]
+    steps: Annotated[int, at_least(1)]
+    seed: Annotated[int, at_least(0)]
+
+
+class Question(NamedTuple):
+    """What is to be proven, under the names of the options; `runtime` None: whatever is available on this machine."""
+
+    runtime: Sequence[str] | None = None
+    workers: Sequence[int] = (2,)
+    reduction: Sequence[str] = ("flat", "hooks")
+    dtype: Sequence[str] = tuple(BOUNDS)
+    optimizer: Sequence[str] = ("adam", "sgd")
+    steps: int = 10
+    batch: int = 300  # of all workers together
+    dataset: str = "4000"
+    lr_scaling: str = "none"
+    input_scaling: str = "standard"
+    kernels: str = "torch"  # of the parallel runs; the reference is always computed by torch's
+    seed: int = 1
+    broken: str | None = None  # sum, shard, lr or start
+
+    def check(self, cores: int) -> None:
+        """Raise ConfigError for what cannot be proven on so many cores."""
+        _ProofOptions.of("bench equality", self._asdict())
+        most, limit = max(self.workers), _RANKS_PER_CORE * cores
+        least, native = 2 * most if most > 1 else 1, self.kernels == "native"
+        what = "--kernels native computes in float32 and averages one flat buffer; add --dtype float32 --reduction flat"
+        many = f"--workers {most} are more ranks than this machine has slots: {plural(cores, 'core')}, at most "
+        small = f"--batch {self.batch} is too small for {plural(most, 'worker')}: uneven shards need at least "
+        refuse(
+            "bench equality",
+            (native and [*self.reduction, *self.dtype] != ["flat", "float32"], f"{what}, or leave --kernels out"),
+            (most > limit, f"{many}{_RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"),
+            (self.batch < least, f"{small}{plural(least, 'curve')}; use a larger --batch or fewer --workers"),
+            (self.broken and min(self.workers) < 2, f"--break {self.broken} needs two ranks; use --workers 2"),
+        )
+
+    def trials(self, workers: int, device: str = "cpu", *, alone: bool = False) -> list[dict[str, Any]]:
+        """Return what is trained with so many workers: each with its sequential counterpart's rate and file.
+
+        `alone`: those counterparts, whole batches at the rate that `workers` workers should have.
+        """
+        base = StrainConfig(lr_scaling=self.lr_scaling)
+        rate = scaled_lr(base, workers)
+        found: list[dict[str, Any]] = []
+        each = (sorted({*self.dtype}), sorted({*self.optimizer}), shares(self.batch, workers).items())
+        for dtype, optimizer, (shards, batch) in itertools.product(*each):
+            named = f"{device}-{dtype}-{optimizer}-b{batch}-lr{rate!r}.npz"
+            own = {"shards": "even" if alone else shards, "lr": rate if alone else base.lr, "reference": named}
+            found.append({"dtype": dtype, "optimizer": optimizer, "batch": batch, **own})
+        return found
+
+
+def shares(batch: int, workers: int) -> dict[str, int]:
+    """Return the global batches for even and for uneven shards: the largest not above `batch` of each kind."""
+    if workers == 1:
+        return {"even": batch}
+    return {"even": batch - batch % workers, "uneven": batch if batch % workers else batch - 1}
+
+
+def verify(question: Question, out: Path | None = None, *, on_progress: Callable[[str], None] = say) -> dict[str, Any]:
+    """Train sequentially, then with every runtime and worker count; return all cases with their verdicts, for JSON.
+
+    Logs of the launches are kept below `out`/logs, or without `out` in a temporary folder as long as one failed. With
+    `out` a proof that was interrupted goes on.
+    Raises StudyError for a runtime that was asked for and cannot be used here, or does not run.
+    """
+    logs = Path(tempfile.mkdtemp(prefix="horovod-study-verify-")) if out is None else (out / "logs").absolute()
+    scratch, keep = logs / "references", False
+    with writing(scratch, "choose a writable --out", error=StudyError):
+        scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        result = _verify(question, scratch, logs, on_progress)
+        keep = not all(case["tensors"] for case in result["cases"])
+        measured(logs)
+        shutil.rmtree(scratch, ignore_errors=True)
+        return result
+    except StudyError:
+        keep = any(logs.glob("*/output.log"))
+        raise
+    finally:
+        if out is None:
+            shutil.rmtree(scratch if keep else logs, ignore_errors=True)
+
+
+def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    cores, counts = available_cores(), sorted({*question.workers})
+    question.check(cores)
+    dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, threads=cores))
+    batches = [trial["batch"] for count in counts for trial in question.trials(count)]
+    data.Batches(dataset.train_size, batch=max(batches), rank=0, workers=1, seed=question.seed)  # for its complaint
+    shared = {"dataset": str(dataset.path.absolute()), **{name: getattr(question, name) for name in ("steps", "seed")}}
+    shared["input_scaling"] = question.input_scaling
+    scaling = question.lr_scaling
+    if question.broken == "lr":
+        scaling = "none" if scaling == "linear" else "linear"
+    references: dict[str, dict[str, Any]] = {}
+
+    def launched(
+        runtime: str, workers: int, trials: Sequence[Any], reductions: Sequence[str], device: str, **how: Any
+    ) -> dict[str, Any]:
+        config = _config(runtime, transport="none", device=device, **shared, **how)
+        job = {"trials": trials, "reductions": reductions, "folder": str(scratch), "write": runtime == "serial"}
+        return _launched(runtime, workers, {**job, "break": question.broken, "config": vars(config)}, logs)
+
+    def train_alone(device: str) -> dict[str, Any]:
+        trials = {one["reference"]: one for count in counts for one in question.trials(count, device, alone=True)}
+        on_progress(f"sequential training, the reference: {question.steps} steps, {len(trials)} runs on {device}")
+        alone = launched("serial", 1, list(trials.values()), ["auto"], device)
+        references.update({one["reference"]: {**trials[one["reference"]], **one} for one in alone["references"]})
+        return alone
+
+    there = train_alone("cpu")
+    runtimes, unavailable = usable(question.runtime, counts, there["runtimes"], gpus=there["gpus"])
+    if any(_device(runtime) == "cuda" for runtime, _ in runtimes):
+        train_alone("cuda")
+    cases: list[dict[str, Any]] = []
+    launches: list[tuple[str, int, list[str]]] = []
+    for runtime, count in runtimes:  # starting takes longer than training, but torch starts one reduction per process
+        one_by_one = [[each] for each in question.reduction]
+        together = one_by_one if runtime.startswith("ddp/") else [[*question.reduction]]
+        launches += [(runtime, count, each) for each in ([["auto"]] if count == 1 else together)]
+    for number, (runtime, count, reductions) in enumerate(launches, start=1):
+        known = {"runtime": runtime, "workers": count, "steps": question.steps}
+        words = "" if {*reductions} >= {*question.reduction} or count == 1 else f", {reductions[0]}"
+        head = f"[{number}/{len(launches)}] {runtime}, {plural(count, 'worker')}{words}"
+        device = _device(runtime)
+        how = {"lr_scaling": scaling, "kernels": question.kernels}
+        try:
+            found = launched(runtime, count, question.trials(count, device), reductions, device, **how)["cases"]
+        except StudyError as error:
+            if question.runtime is not None:
+                raise
+            unknown = dict.fromkeys((*_KNOWN, "lr", "gradient_factor", "float32_rounding", "worst"))
+            told = {"tensors": [], "judged": True, "passed": False, "why": f"did not run: {error}"}
+            cases.append({**unknown, **known, **dict.fromkeys((f"same_{name}" for name in _SAME), False), **told})
+            on_progress(f"{head}: {error}")
+            continue
+        judged = [judge({**known, **case}, references[case["reference"]]) for case in found]
+        cases += judged
+        on_progress(f"{head}: {_short(judged)}")
+    asked = ("steps", "batch", "dataset", "seed", "lr_scaling", "input_scaling", "kernels", "broken")
+    moved: dict[str, dict[str, float]] = {}  # how far sequential runs moved each tensor, the least of all runs
+    for one in references.values():
+        least = moved.setdefault(f"{one['dtype']} {one['optimizer']}", {})
+        least.update({name: min(share, least.get(name, share)) for name, share in one["moved"].items()})
+    result: dict[str, Any] = {"passed": bool(cases) and all(case["passed"] for case in cases), "cases": cases}
+    result["unavailable"] = unavailable  # runtime -> why it was left out
+    result["bounds"] = {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtype}
+    # moved: "float32 adam" -> tensor -> ||q - q0|| / ||q0||, sequential
+    return {**result, **{name: getattr(question, name) for name in asked}, "moved": moved}
+
+
+def _launched(runtime: str, workers: int, job: Mapping[str, Any], logs: Path) -> dict[str, Any]:
+    runs = len(job["trials"]) * len(job["reductions"]) * job["config"]["steps"]
+    folder = logs / "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]])
+    limit_s = 120.0 + 2.0 * runs  # slow machines and many ranks per core included
+    program = "horovod_study.programs.equality"
+    return run_ranks(program, runtime, workers, folder, job, timeout_s=limit_s, OMP_NUM_THREADS="1")
+
+
+def usable(
+    wanted: Sequence[str] | None, counts: Sequence[int], missing: Mapping[str, str | None], *, gpus: int
+) -> tuple[list[tuple[str, int]], dict[str, str]]:
+    """Return what to prove as (runtime, workers), and what not with the reason; `missing` is None for what is there.
+
+    Raises ConfigError for what is missing although it was asked for.
+    """
+    chosen, reasons = [], {}
+    few = f"NCCL needs a GPU for each worker, and there {'is' if gpus == 1 else 'are'} {gpus}"
+    for runtime in PARALLEL if wanted is None else dict.fromkeys(wanted):
+        for count in counts:
+            if reason := missing[runtime]:
+                reasons[runtime] = reason
+            elif _device(runtime) == "cuda" and count > gpus:
+                reasons[f"{runtime} with {count} workers"] = few
+            else:
+                chosen.append((runtime, count))
+    if reasons and wanted is not None:
+        name, reason = next(iter(reasons.items()))
+        have = ", ".join(runtime for runtime in PARALLEL if not missing[runtime]) or "none"
+        raise ConfigError(f"bench equality: --runtime {name} is not available here: {reason}; available: {have}")
+    return chosen, reasons
+
+
+def _device(runtime: str) -> str:
+    return "cuda" if runtime.endswith("/nccl") else "cpu"
+
+
+def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a case of the rank program with its verdict: passed, the worst tensor, and in words why it failed.
+
+    An error that is not a number, None in the case, passes nothing.
+    """
+    bound, factor, tensors = BOUNDS[case["dtype"]], case["factor"], case["tensors"]
+    worst = max(tensors, key=lambda tensor: _size(tensor["relative_error"]))
+    judged = (case["dtype"], case["optimizer"]) != _UNJUDGED
+    same = {"same_order": case["order_sha256"] == reference["order_sha256"]}
+    same["same_lr"] = all(rates == reference["rates"] for rates in case["rates"])
+    same["same_start"] = all(apart == 0 for apart in case["starts"])
+    same["same_operation"] = abs(_size(factor) - 1) <= bound
+    finite = all(None not in tensor.values() for tensor in tensors)
+    within = finite and (not judged or worst["relative_error"] <= bound)
+    why = "; ".join(_differences(case, reference, same))
+    if not finite:
+        why += f"{'; ' * bool(why)}an error is not a finite number: the training diverged"
+    elif not within and not why:
+        # Order, rate, start and operation agree: it is rounding, amplified by training.
+        first, rounding = max(float(tensor["gradient_error"]) for tensor in tensors), reference["rounding"]
+        own = "" if rounding is None else f", where float32 alone leaves {rounding:.1e} in the sequential one"
+        why = f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient "
+        why += f"differs by {first:.1e}{own}; {case['steps']} steps have amplified it, try fewer --steps"
+    passed = within and all(same.values()) and all(case["ends_alike"])
+    found = {name: case[name] for name in _KNOWN} | same | {"lr": case["rates"][0][0], "gradient_factor": factor}
+    found |= {"float32_rounding": reference["rounding"], "tensors": tensors, "worst": worst["name"]}
+    return {**found, "judged": judged, "passed": passed, "why": why}
+
+
+def _differences(case: Mapping[str, Any], reference: Mapping[str, Any], same: Mapping[str, bool]) -> Iterator[str]:
+    if not same["same_order"]:
+        yield f"order differs: {case['order_difference']}"
+    if not same["same_lr"]:
+        ours, known = case["rates"], reference["rates"]
+        rank, step = next((n, k) for n, rates in enumerate(ours) for k, rate in enumerate(rates) if rate != known[k])
+        where = "on all ranks" if all(each == ours[rank] for each in ours) else f"on rank {rank}"
+        rate, wanted = ours[rank][step], known[step]
+        told = f"{rate:g} instead of {wanted:g} in step {step + 1} {where}, {rate / wanted:.6g} times as large"
+        yield f"rate differs: {told}"
+    if not same["same_start"]:
+        ranks = [str(rank) for rank, apart in enumerate(case["starts"]) if apart != 0]
+        one = len(ranks) == 1
+        yield f"start differs: rank{'s' * (not one)} {', '.join(ranks)} begin{'s' * one} with other parameters"
+    if not same["same_operation"] and same["same_order"] and same["same_start"]:  # else it is another gradient anyway
+        factor, workers, meant = case["factor"], case["workers"], ""
+        told = "the averaged gradient is not finite"
+        if factor is not None:
+            if abs(factor / workers - 1) < _NEAR:
+                meant = f", a sum over the {workers} workers in the place of their mean"
+            elif abs(factor * workers - 1) < _NEAR:
+                meant = f", divided by the {workers} workers twice"
+            size = f"{factor:.6g} times too large" if factor > 1 else f"only {factor:.6g} times the sequential one"
+            told = f"the averaged gradient is {size}{meant}"
+        yield f"operation differs: {told}"
+    if not all(case["ends_alike"]):
+        yield f"rank {case['ends_alike'].index(False)} ends with other parameters than rank 0"
+
+
+def _size(error: float | None) -> float:
+    return math.inf if error is None else error
+
+
+def _short(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Return what one launch found, in a line: the worst error per precision, or the first failure."""
+    failed = [case for case in cases if not case["passed"]]
+    if failed:
+        return f"{len(failed)} of {len(cases)} cases failed: {failed[0]['why']}"
+    worst: dict[str, float] = {}
+    for case in cases:
+        name = f"{case['dtype']} {case['optimizer']}"
+        worst[name] = max(worst.get(name, 0.0), *(tensor["relative_error"] for tensor in case["tensors"]))
+    return f"{len(cases)} cases, " + ", ".join(f"{name} {error:.1e}" for name, error in worst.items())

@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster import jobs, process
+from horovod_study.cluster import jobs
 from horovod_study.cluster.identity import Known, changes, environment, identify
 from horovod_study.cluster.launch import hosts_of_allocation, site_of
 from horovod_study.cluster.slurm import blocks
@@ -39,14 +39,13 @@ from horovod_study.config.variables import whole_number
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.records import RunRecord, create_run
-from horovod_study.studies.attempt import CANCELLED, CellPlaces, Launcher, local_launch, record_in, record_of
-from horovod_study.studies.interruption import INTERRUPTED, Interruption
+from horovod_study.studies import attempt as attempts
+from horovod_study.studies.attempt import Interruption, record_in
 from horovod_study.studies.lease import CLAIMS, Held, acquire
 from horovod_study.studies.ledger import read_ledger, set_aside
-from horovod_study.studies.progress import say
 from horovod_study.studies.runner import Grid, StudyResult
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.text.progress import duration
+from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
 
 EXIT_STOPPED = 75
@@ -71,19 +70,19 @@ class JobSignals(Interruption):
     def state(self) -> str:
         """What the attempt that is broken off is called."""
         if not self.requested or self._state:
-            return self._state or INTERRUPTED
+            return self._state or attempts.INTERRUPTED
         told = _told_by_slurm(self._ask, self._job_id)
         restarts = told.get("Restarts", "0")
+        requeued = restarts.isdigit() and int(restarts) > self._restarts  # it is queued again by now
         # So near its end, a job is taken to be ended by its time limit.
         ending = self._ends is not None and self._ends - datetime.now(UTC).timestamp() < 90.0
+        self._state = attempts.INTERRUPTED if ending else attempts.CANCELLED
         if _is_pre_empted(told):
             self._state = PRE_EMPTED
         elif self.number == signal.SIGUSR1:
-            self._state = INTERRUPTED  # the time limit is near
-        elif restarts.isdigit() and int(restarts) > self._restarts:
-            self._state = PRE_EMPTED  # requeued: it is queued again by now
-        else:
-            self._state = INTERRUPTED if ending else CANCELLED if told else PRE_EMPTED
+            self._state = attempts.INTERRUPTED  # the time limit is near
+        elif requeued or not (ending or told):
+            self._state = PRE_EMPTED
         return self._state
 
     @state.setter
@@ -120,17 +119,17 @@ class Inside:
     console: Console
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     ask: jobs.Ask = jobs.ask
-    launch: Launcher = local_launch
+    launch: attempts.Launcher = attempts.local_launch
 
     @property
     def job_id(self) -> str:
         """The number of the job, or of the one task of it that this is."""
         return self.environ.get("SLURM_JOB_ID", "")
 
-    def places(self, sweep: StudyCells, grace_s: float) -> CellPlaces:
-        """Return where and how cells are started here."""
+    def grid(self, sweep: StudyCells, stop: Interruption, **how: Any) -> Grid:
+        """Return what runs cells here."""
         place = lambda cell: site_of(sweep.partition_of(cell), cell.placement, environ=self.environ)  # noqa: E731
-        return CellPlaces(launch=self.launch, site_of=place, grace_s=grace_s)
+        return Grid(sweep=sweep, console=self.console, stop=stop, launch=self.launch, site_of=place, **how)
 
 
 def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> int:
@@ -144,9 +143,8 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -
         task = whole_number("SLURM_ARRAY_TASK_ID", environ) or 0
         job = jobs.read_job(folder)
         if not 0 <= task < len(job.tasks):
-            raise StudyError(
-                f"{folder}: task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
-            )
+            told = f"task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
+            raise StudyError(f"{folder}: {told}")
         return run_job(job, folder.resolve().parents[1], task, inside)
     except StudyError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -176,12 +174,12 @@ def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_
             told = f", start {restarts + 1}" if restarts else ""
             nodes = environ.get("SLURM_JOB_NODELIST", platform.node())
             begun = f"job {inside.job_id or '?'} of study {sweep.name} on {nodes}{told}"
-            say(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
+            show(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
             if problem := unlike(job, sweep, inside):
                 raise StudyError(problem)
             how: dict[str, Any] = {"planned": job.inside["planned"], "lasts_s": lasts_s, "begin_one": True}
             how["after"] = lambda cell: stop.heed(record_in(directory / cell.key))
-            grid = Grid(sweep=sweep, console=console, stop=stop, places=inside.places(sweep, GRACE_S), **how)
+            grid = inside.grid(sweep, stop, grace_s=GRACE_S, **how)
             grid.run(cells)
             state, reason = _ended(directory, cells, grid.left_out, stop)
             note = replace(note, state=state, reason=reason, left_out=tuple(grid.left_out))
@@ -191,19 +189,19 @@ def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_
                     record = record_in(directory / cell.key)
                     if record is None or record.status != "done":
                         set_aside(directory, cell)
-                        create_run(directory / cell.key, record_of(cell, utc_now(), str(error)))
+                        create_run(directory / cell.key, attempts.record_of(cell, utc_now(), str(error)))
                         lease.release("failed", str(error))
             jobs.write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
         early = stop.requested
         pre_empted = stop.state == PRE_EMPTED if early else False
         jobs.write_note(directory, job.name, task, note)
-    say(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
+    show(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
     if pre_empted and stop.number == 0 and job.requeue:
         # A job that ends by itself in its grace time is not queued again: it is requeued, and waits for its end.
         if inside.ask(("scontrol", "requeue", inside.job_id)) is None:
             told = f"scontrol requeue {inside.job_id} failed; Slurm requeues the job itself when its grace time is over"
-            say(console, told)
+            show(console, told)
         sleep(until_killed_s)
     if early:
         return EXIT_STOPPED
@@ -214,7 +212,7 @@ def _ended(directory: Path, cells: Sequence[Cell], left_out: Collection[str], st
     """Return state and reason of a job that has gone through its cells, or was told to stop."""
     if stop.requested:
         near = "its time limit is near" if stop.number == signal.SIGUSR1 else "it was stopped"
-        known = {PRE_EMPTED: "Slurm takes the nodes away", CANCELLED: "it was cancelled"}
+        known = {PRE_EMPTED: "Slurm takes the nodes away", attempts.CANCELLED: "it was cancelled"}
         return stop.state if stop.state in known else "timed out", known.get(stop.state, near)
     records = [record_in(directory / cell.key) for cell in cells if cell.key not in left_out]
     not_done = sum(record is None or record.status != "done" for record in records)
@@ -247,24 +245,22 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
             f"no cell fits into job {inside.job_id or '?'} with {plural(len(hosts), 'node')}: what is not done needs "
             f"{nodes} nodes of {where}; allocate these, or submit it with `run`"
         )
-    say(console, ledger.summary())
+    show(console, ledger.summary())
     told = f"{len(cells)} to run here, on {', '.join(host.name for host in hosts)}"
     told += f"; {len(wanted) - len(cells)} do not fit" if len(wanted) > len(cells) else ""
     told += f"; {ledger.count('queued')} are left to submitted jobs" if ledger.count("queued") else ""
-    say(console, told)
+    show(console, told)
     left_s = seconds_left(environ, math.inf)
     if left_s == math.inf and (end := _told_by_slurm(inside.ask, inside.job_id).get("EndTime", "")):
         with suppress(ValueError):  # Unknown; Slurm tells local time
             left_s = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     with Interruption() as stop:
-        places = inside.places(sweep, process.GRACE_S)
         planned = {entry.key: entry.state for entry in ledger.entries}
-        grid = Grid(sweep=sweep, console=console, stop=stop, places=places, planned=planned, lasts_s=left_s)
-        broken_off = grid.run(cells)
+        broken_off = inside.grid(sweep, stop, planned=planned, lasts_s=left_s).run(cells)
     ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
-    say(console, ledger.summary())
+    show(console, ledger.summary())
     if stop.requested:
-        say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
+        show(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
     return StudyResult(ledger=ledger, interrupted=stop.requested)
 
 
@@ -286,12 +282,9 @@ def unlike(job: jobs.Job, sweep: StudyCells, inside: Inside) -> str:
         return f"the job has {len(hosts)} nodes ({names}), but {job.nodes} were asked for; submit the study again"
     if all(cell.identity in ("", identify(partition)) for cell in sweep.cells):
         return ""
+    place = f"node {inside.environ.get('SLURMD_NODENAME') or platform.node()}"
     before = Known(files={"-": ""}, environment=job.inside["environment"])
-    said, place = (
-        changes(before, Known(files={"-": ""}, environment=environment(partition))),
-        f"node {inside.environ.get('SLURMD_NODENAME') or platform.node()}",
-    )
-    if said:
+    if said := changes(before, replace(before, environment=environment(partition))):
         return f"on {place} there is {said} since it was submitted; run the study again from that environment"
     return f"the code on {place} is not that of the submission; run the study again"
 

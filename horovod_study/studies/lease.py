@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -82,6 +83,17 @@ class Claim:
         return f"{alive.until(self.touched + STALE_S)}, unless it is heard of again"
 
     @property
+    def request(self) -> Path:
+        """The file that asks its holder, and nobody after him, to end."""
+        return self.path.parent.parent / ".requests" / self.path.name
+
+    def ask_to_end(self) -> None:
+        """Ask its holder to end what he runs."""
+        with writing(self.request, "make room there", error=StudyError):
+            self.request.parent.mkdir(exist_ok=True)
+            self.request.touch()
+
+    @property
     def mine(self) -> bool:
         """Whether this very process holds it."""
         return self.released is None and self.holder == this_process()
@@ -127,14 +139,11 @@ def is_stale(claim: Claim, *, present: float, ended: _Ended = lambda job: False)
 def generations(folder: Path) -> dict[str, int]:
     """Return {name: number of its latest claim} of a folder of claims; empty where there is none."""
     found: dict[str, int] = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name, _, number = entry.name.rpartition(".")
-                if number.isdecimal() and not name.startswith("."):
-                    found[name] = max(found.get(name, 0), int(number))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for each in os.listdir(folder):
+            name, _, number = each.rpartition(".")
+            if number.isdecimal() and not name.startswith("."):
+                found[name] = max(found.get(name, 0), int(number))
     return found
 
 
@@ -240,10 +249,8 @@ def acquire(
         while True:
             found = latest(folder, name)
             if found is not None and not is_stale(found, present=present(folder), ended=ended):
-                who = "this process" if found.mine else str(found)
-                raise Held(
-                    f"{folder.parent}: {what} is being run by {who}; wait for it, or stop it and run again", found
-                )
+                told = f"{what} is being run by {'this process' if found.mine else found}"
+                raise Held(f"{folder.parent}: {told}; wait for it, or stop it and run again", found)
             number = found.generation + 1 if found else 1
             path = folder / f"{name}.{number}"
             claim = Claim(holder=holder, what=what, since=since, path=path, generation=number)
@@ -253,9 +260,8 @@ def acquire(
         text = not_written(folder.parent, error, f"choose a writable folder with --{option}")
         if isinstance(error, FileExistsError | NotADirectoryError):
             path = next(each for each in (folder, *folder.parents) if each.is_symlink() or each.exists())
-            text = (
-                f"{path}: is no folder, but one belongs there; move it away, or choose another folder with --{option}"
-            )
+            text = f"{path}: is no folder, but one belongs there; move it away, or choose another folder with "
+            text += f"--{option}"
         raise StudyError(text) from None
 
 
@@ -273,9 +279,8 @@ def move_run(current: Path, attempts: Path) -> Path:
     """Move a run directory into `attempts`, as NAME-1 or the next number; Held when somebody trains in it."""
     with hold_run(current) as held:
         attempts.mkdir(exist_ok=True)
-        number = 1
-        while (kept := attempts / f"{current.name}-{number}").exists():
-            number += 1
+        names = (attempts / f"{current.name}-{number}" for number in count(1))
+        kept = next(each for each in names if not each.exists())
         os.rename(current, kept)
         held.moved(kept / CLAIMS)
     return kept
@@ -307,7 +312,6 @@ def require_free(directory: Path) -> None:
 
 
 def _text(claim: Claim, released: str | None = None, state: str = "", reason: str = "") -> str:
-    """Return what the file of a claim says."""
     content = {name: asdict(claim)[name] for name in ("holder", "what", "since")}
     content |= {} if released is None else {"released": released, "state": state, "reason": reason}
     return json.dumps(content) + "\n"

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from itertools import groupby
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,15 +37,13 @@ from horovod_study.errors import RecordError, StudyError, nearest, refuse
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
 from horovod_study.studies import lease
-from horovod_study.studies.aim import Aim
 from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.turns import Aim
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
-STATES = (
-    *("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled"),
-    *("stopped", "incomplete", "missing"),
-)
+STATES: tuple[str, ...] = ("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled")
+STATES += ("stopped", "incomplete", "missing")
 _LISTED = 100  # cells of a study that `status` lists all; of a larger one, it lists those that want attention,
 _SHOWN = 40  # and so many of them
 BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")  # States of cells that any `run` takes up
@@ -135,21 +133,16 @@ class Ledger:
         found: set[str] = set()
         for each in wanted:
             text = each.strip().rstrip(",")
-            named = [
-                entry
-                for entry in self.entries
-                if text in (entry.key, entry.name) or (text and entry.name.startswith(f"{text}, "))
-            ]
+            named = [it for it in self.entries if text in (it.key, it.name) or it.name.startswith(f"{text}, ")]
             known = [] if named else [name for entry in self.entries for name in (entry.key, entry.name)]
             fitting = {entry.key for entry in named if entry.state in states}
-            unknown = (
-                f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}; `horovod-study status` "
-            )
+            unknown = f"{each!r} is not a cell of study {self.sweep.name}{nearest(text, known)}"
+            how = "`horovod-study status` lists its cells; name one by its key, or by how its name begins"
             found_as = " or ".join(sorted({entry.state for entry in named}))
             wanted_as = ", ".join(state for state in STATES if state in states)
             refuse(
                 "",
-                (known, f"{unknown}lists its cells; name one by its key, or by how its name begins"),
+                (known, f"{unknown}; {how}"),
                 (not fitting, f"{each!r}: is {found_as}, but only cells that are {wanted_as} can be chosen here"),
             )
             found |= fitting
@@ -180,9 +173,8 @@ class Ledger:
         for entry in self.entries:
             rate = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f}"
             again = f"attempt {entry.earlier_attempts + 1}" if entry.earlier_attempts else ""
-            listed.append(
-                (entry.state, entry.name, rate, "; ".join(filter(None, (progress.get(entry.key), entry.reason, again))))
-            )
+            why = "; ".join(filter(None, (progress.get(entry.key), entry.reason, again)))
+            listed.append((entry.state, entry.name, rate, why))
         if len(listed) > _LISTED:
             worth = [row for row in listed if row[0] not in ("done", "queued", "missing") or row[3]][:_SHOWN]
             rest = Counter(row[0] for row in listed)
@@ -249,8 +241,12 @@ def judge(
         if record is not None and record.status == "running" and record.finished is None:
             who = _where(record, claim)
         return "running", f"{who}; {claim.believed}" if claim.believed else who
-    its_job = job is not None and claim is not None and claim.holder is not None and _same(claim.holder.job, job)
-    if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):
+    holder = None if claim is None else claim.holder
+    its_job = job is not None and holder is not None and _same(holder.job, job)
+    # A job that is still alive has had its turn at the cell; one that was requeued gets another.
+    had = job is not None and job.state == "running" and holder is not None and holder.restarts >= job.restarts
+    over = its_job and had and claim is not None and claim.state != "pre-empted"
+    if job is not None and job.state in _ALIVE and not job.left_out and not over:
         why = f"job {job.job_id} pending" + (f" ({job.reason})" if job.reason else "")
         return "queued", why if job.state == "pending" else f"job {job.job_id} runs, waiting for its turn"
     state, reason = ("incomplete", "ended before it wrote its record") if exists else ("missing", "")
@@ -259,7 +255,17 @@ def judge(
         if state == "running" and record.host == platform.node():
             reason = _where(record)
         elif state == "running":
-            state, reason = _elsewhere(record, claim, stale, job if its_job or claim is None else None, silence_s)
+            reason, gone = _where(record), "who ran it" if claim is None else str(holder or "who ran it")
+            if job is not None and job.state not in _ALIVE and (its_job or claim is None):
+                state, reason = "incomplete", "its job has ended"  # `_after` says how
+            elif claim is not None and claim.released is not None:
+                state, reason = "incomplete", claim.reason or f"{gone} gave it back unfinished"
+            elif claim is not None and stale and ((silent := silence_s()) or 0.0) > SILENT_S:
+                state, reason = "incomplete", f"{gone} is gone, and nothing was written since"
+            elif claim is not None and stale:
+                reason += f"; {gone}, who looked after it, is gone"
+                until_s = None if silent is None else datetime.now(UTC).timestamp() + SILENT_S - silent
+                reason += "" if until_s is None else f"; {alive.until(until_s)}"
         elif state == "incomplete":
             reason = reason or "its process is gone"
     if state in ("done", "running"):
@@ -285,36 +291,6 @@ def _where(record: RunRecord, claim: lease.Claim | None = None) -> str:
 def _same(number: str, job: JobState) -> bool:
     """Return whether a claim was made in this job; a cell is in one task of an array only."""
     return number != "" and number.partition("_")[0] == job.job_id.partition("_")[0]
-
-
-def _is_over(job: JobState, claim: lease.Claim | None) -> bool:
-    """Return whether a job that is still alive has had its turn at the cell; one that was requeued gets another."""
-    restarted = claim is not None and claim.holder is not None and claim.holder.restarts < job.restarts
-    return job.state == "running" and not restarted and (claim is None or claim.state != "pre-empted")
-
-
-def _elsewhere(
-    record: RunRecord,
-    claim: lease.Claim | None,
-    stale: bool,
-    job: JobState | None,
-    silence_s: Callable[[], float | None],
-) -> tuple[str, str]:
-    """Judge a run that says running on a host whose processes cannot be seen from here."""
-    where = _where(record)
-    if job is not None and job.state not in _ALIVE:
-        return "incomplete", "its job has ended"  # `_after` says how
-    if claim is not None and claim.released is not None:
-        return "incomplete", claim.reason or f"{claim.holder or 'who ran it'} gave it back unfinished"
-    if claim is not None and stale:
-        silent_for_s = silence_s()
-        if silent_for_s is not None and silent_for_s > SILENT_S:
-            return "incomplete", f"{claim.holder or 'who ran it'} is gone, and nothing was written since"
-        gone = f"{where}; {claim.holder or 'who ran it'}, who looked after it, is gone"
-        if silent_for_s is not None:
-            gone += f"; {alive.until(datetime.now(UTC).timestamp() + SILENT_S - silent_for_s)}"
-        return "running", gone
-    return "running", where
 
 
 def _after(job: JobState, state: str, reason: str) -> tuple[str, str]:
@@ -479,9 +455,8 @@ def _other_code(sweep: StudyCells, names: Sequence[str]) -> tuple[_OtherCode, ..
     found: list[_OtherCode] = []
     for each in (*known, ""):  # "": recorded before code and environment were part of a key
         wanted = set(left.values())
-        by_name = {
-            replace(cell, identity=each).key: cell for cell, begin in alike if begin in wanted and cell.identity != each
-        }
+        others = [cell for cell, begin in alike if begin in wanted and cell.identity != each]
+        by_name = {replace(cell, identity=each).key: cell for cell in others}
         for partition in sorted({cell.placement.partition for cell in by_name.values()}):
             runs = tuple(name for name in left if name in by_name and by_name[name].placement.partition == partition)
             if not runs:
@@ -512,22 +487,16 @@ def goes_on(record: RunRecord, directory: Path) -> bool:
 
 def can_resume(entry: Entry, directory: Path) -> bool:
     """Return whether the cell goes on from a checkpoint instead of starting again."""
-    killed = entry.state == "failed" and told_to_end(entry.reason, None, begun=False)
-    resumed = ("stopped", "incomplete", "pre-empted", "timed out", "cancelled")
-    if not entry.recorded or not (killed or entry.state in resumed):
-        return False
     path = directory / entry.key
-    return goes_on(read_run(path), path)
+    return entry.recorded and entry.state not in ("done", "running", "queued") and goes_on(read_run(path), path)
 
 
 def keep_log(directory: Path, cell: Cell) -> None:
     """Move the log of the attempt before into the run directory, where a cell is about to be resumed."""
     log, current = log_path(directory, cell), directory / cell.key
     if log.exists():
-        number = 1
-        while (kept := current / f"output-{number}.log").exists():
-            number += 1
-        os.replace(log, kept)
+        names = (current / f"output-{number}.log" for number in count(1))
+        os.replace(log, next(each for each in names if not each.exists()))
 
 
 def set_aside(directory: Path, cell: Cell) -> Path | None:
@@ -545,18 +514,12 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
 
 def set_aside_part_blocks(ledger: Ledger) -> bool:
     """Set aside finished runs of blocks in which others are missing: a partner from another time is none."""
-
-    def block(entry: Entry) -> tuple[int, int]:
-        return entry.cell.config.repeat, entry.cell.placement.workers if entry.cell.arm else 0
-
-    found = False
-    for _, several in groupby(sorted(ledger.entries, key=block), key=block):
-        entries = list(several)
-        done = [each for each in entries if each.state == "done"]
-        for each in done if len(done) < len(entries) else ():
-            set_aside(ledger.directory, each.cell)
-            found = True
-    return found
+    blocks: dict[tuple[int, int], list[Entry]] = {}
+    for each in ledger.entries:
+        blocks.setdefault((each.cell.config.repeat, each.cell.placement.workers * bool(each.cell.arm)), []).append(each)
+    parts = [each for block in blocks.values() if {each.state for each in block} > {"done"} for each in block]
+    done = [set_aside(ledger.directory, each.cell) for each in parts if each.state == "done"]
+    return bool(done)
 
 
 def note_attempt(

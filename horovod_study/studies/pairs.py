@@ -31,9 +31,8 @@ from horovod_study.errors import StudyError, nearest, refuse
 from horovod_study.records import RunRecord, TurnSlice, read_steps, read_turns, step_ranks
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.design import Design
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside_part_blocks
-from horovod_study.studies.runner import AGAIN, StudyResult
+from horovod_study.studies.runner import AGAIN, Design, StudyResult
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Policy, apart_because, until_all_have, until_asked_for, worker_mb
 from horovod_study.text.tables import table_of, to_lines
@@ -43,9 +42,6 @@ ARMS = ("A", "B")
 _BLOCKS = {True: 5, False: 10}
 """Default, in turns or not: in turns a block says as much as it has rounds."""
 _SAME_FOR_BOTH = (*SET_BY_COMPARE, "seconds", "steps", "workers")
-
-
-# ------------------------------------------------------------------------------------------------------------ the arms
 
 
 class _Named(Form):
@@ -142,32 +138,8 @@ def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     return differing
 
 
-# ------------------------------------------------------------------------------------------------------------- parity
-
-
-_EFFECTIVE: tuple[str, ...] = (
-    "initial_parameter_sha256",
-    "dataset_digest",
-    "global_batch",
-    "workers",
-    "nodes",
-    "precision",
-)
-_EFFECTIVE += ("train_samples", "warmup_steps", "device")
-
-
-def _parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
-    """Return what two runs of one worker count must have in common, from the record of what really happened."""
-    learned = workload.named(Role.LEARNING)
-    applied = ("lr", *(name for name in learned if workload.options[name].roles & Role.APPLIED))
-    return {
-        **{name: record.effective.get(name) for name in _EFFECTIVE},
-        **{name: record.requested.get(name) for name in ("seed", *learned, *workload.named(Role.DATA))},
-        **{name: record.effective.get(name) for name in applied},
-        **{name: record.environment.get(name) for name in ("torch", "package", "revision")},
-        "steps": _steps_made(record),
-        "host": record.host,
-    }
+_EFFECTIVE = "initial_parameter_sha256 dataset_digest global_batch workers nodes precision".split()
+_EFFECTIVE += ["train_samples", "warmup_steps", "device"]
 
 
 def _steps_made(record: RunRecord) -> int | None:
@@ -180,16 +152,23 @@ def _require_same_work(
     workload: Workload, one: tuple[str, RunRecord], other: tuple[str, RunRecord], *, but: Sequence[str] = ()
 ) -> None:
     """Raise StudyError naming the first fact, not in `but`, in which two named runs of one worker count differ."""
-    facts, others = (_parity_facts(record, workload) for _, record in (one, other))
-    for name, value in facts.items():
+    learned = workload.named(Role.LEARNING)
+    applied = ("lr", *(name for name in learned if workload.options[name].roles & Role.APPLIED))
+
+    def facts(record: RunRecord) -> dict[str, Any]:  # of what really happened
+        found = {name: record.effective.get(name) for name in _EFFECTIVE}
+        found |= {name: record.requested.get(name) for name in ("seed", *learned, *workload.named(Role.DATA))}
+        found |= {name: record.effective.get(name) for name in applied}
+        found |= {name: record.environment.get(name) for name in ("torch", "package", "revision")}
+        return {**found, "steps": _steps_made(record), "host": record.host}
+
+    others = facts(other[1])
+    for name, value in facts(one[1]).items():
         if name not in but and value != others[name]:
             raise StudyError(
                 f"run: {one[0]} and {other[0]} did not do the same work: {name} is {cut(str(value), 24)} there and "
                 f"{cut(str(others[name]), 24)} here; nothing can be concluded, compare again with another --out"
             )
-
-
-# ------------------------------------------------------------------------------------------------------------ the runs
 
 
 @dataclass(kw_only=True)
@@ -265,22 +244,14 @@ class Comparison:
         """Return what was compared and all blocks, as plain values; `result`: how the last runs ended."""
         blocks = self.whole()
         made = {count: [each["A"]["steps"] for each in blocks if each["workers"] == count] for count in self.workers}
-        return {
-            **{arm: {"text": side.text, "runtime": side.runtime} for arm, side in self.sides.items()},
-            "differs": {name: list(values) for name, values in self.differs.items()},
-            "a_against_a": not self.differs,
-            "steps": {str(n): self._run.steps or round(median(each)) for n, each in made.items() if each},
-            "batch": self._run.batch,
-            "blocks_wanted": self.blocks,
-            "dropped": [] if result is None else self.failed(result.ledger),
-            "interrupted": result is not None and result.interrupted,
-            "in_turns": not self.alone,
-            "not_in_turns_because": self.alone or None,
-            "blocks": blocks,
-            "directory": str(self.directory),
-        }
-
-    # ------------------------------------------------------------------------------------------------ cells and blocks
+        found: dict[str, Any] = {arm: {"text": each.text, "runtime": each.runtime} for arm, each in self.sides.items()}
+        found |= {"differs": {name: list(values) for name, values in self.differs.items()}}
+        found |= {"a_against_a": not self.differs, "batch": self._run.batch, "blocks_wanted": self.blocks}
+        found["steps"] = {str(n): self._run.steps or round(median(each)) for n, each in made.items() if each}
+        found["dropped"] = [] if result is None else self.failed(result.ledger)
+        found["interrupted"] = result is not None and result.interrupted
+        found |= {"in_turns": not self.alone, "not_in_turns_because": self.alone or None}
+        return {**found, "blocks": blocks, "directory": str(self.directory)}
 
     @property
     def policy(self) -> Policy:
@@ -298,14 +269,10 @@ class Comparison:
         config, workload, steps = self.sides[arm].config, self._run.workload, self._run.steps
         length = {"steps": steps, "seconds": self.seconds if steps is None else None}
         values = {**dict.fromkeys(workload.budgets), **length, **workload.quiet}
-        return Cell(
-            config=config.changed(**values, study=self.directory.name, repeat=repeat),
-            runtime=self.sides[arm].runtime,
-            placement=Placement(partition=config.partition, workers=workers, workers_per_node=workers),
-            identity=self._identity,
-            arm=arm,
-            label=f"{arm}: {self.sides[arm].runtime}, {plural(workers, 'worker')}",
-        )
+        runtime, own = self.sides[arm].runtime, config.changed(**values, study=self.directory.name, repeat=repeat)
+        place = Placement(partition=config.partition, workers=workers, workers_per_node=workers)
+        how: dict[str, Any] = {"arm": arm, "label": f"{arm}: {runtime}, {plural(workers, 'worker')}"}
+        return Cell(config=own, runtime=runtime, placement=place, identity=self._identity, **how)
 
     def _block(self, workers: int, repeat: int) -> list[Cell]:
         """Return both cells of a block, in the order in which they start.
@@ -387,18 +354,13 @@ def _rounds(slices: Sequence[TurnSlice], keys: Mapping[str, str]) -> dict[str, l
 
 
 def _figures(directory: Path, record: RunRecord) -> dict[str, Any]:
-    """Return what the analysis needs of one run."""
     names = ("samples_per_s", "window_s", "step_s_median", "step_s_p90", "train_mse", "test_mse", "parameter_sha256")
     # Of the first steps, to see whether both arms learn the same: later ones differ by grown rounding.
     losses = [read_steps(directory, rank).column("loss").to_numpy()[:20] for rank in step_ranks(directory)]
     rows = min((len(each) for each in losses), default=0)
     mean = np.mean([each[:rows] for each in losses], axis=0, dtype=np.float64) if rows else np.empty(0)
-    return {
-        **{name: record.totals.get(name) for name in names},
-        "steps": _steps_made(record),
-        "first_losses": mean.tolist() if np.isfinite(mean).all() else [],
-        "run": directory.as_posix(),
-    }
+    found = {name: record.totals.get(name) for name in names} | {"steps": _steps_made(record)}
+    return {**found, "first_losses": mean.tolist() if np.isfinite(mean).all() else [], "run": directory.as_posix()}
 
 
 def told(found: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,8 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
@@ -22,66 +23,45 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from horovod_study.cluster import process
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.launch import Site, site_of
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
-from horovod_study.cluster.remote import stop_marked_on
+from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
+from horovod_study.config.partitions import Host
+from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell, Placement, available_cores
+from horovod_study.config.workload import Configuration
 from horovod_study.errors import StudyError, refuse
 from horovod_study.files import writing
-from horovod_study.measure.clock import now, sleep
+from horovod_study.measure.clock import now, sleep, utc_stamp
 from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.records import append_turns, facts, read_turns
+from horovod_study.studies import attempt as attempts
+from horovod_study.studies import lease as leases
 from horovod_study.studies import ledger as ledgers
-from horovod_study.studies.aim import Aim
-from horovod_study.studies.attempt import (
-    CANCELLED,
-    TAKEN_OVER,
-    Attempt,
-    CellPlaces,
-    CellRun,
-    Launcher,
-    Running,
-    Verdict,
-    Watch,
-    local_launch,
-    record_in,
-    require_launchers,
-)
-from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.estimate import Estimate
-from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
-from horovod_study.studies.lease import (
-    CLAIMS,
-    Claim,
-    Held,
-    Lease,
-    acquire,
-    generations,
-    latest,
-    read_claim,
-    require_free,
-)
+from horovod_study.studies.attempt import Lane, attempt, sweep
+from horovod_study.studies.lease import Held, Lease, acquire, latest, require_free
 from horovod_study.studies.ledger import Entry, Ledger
-from horovod_study.studies.plan import Plan, plan_study
-from horovod_study.studies.progress import Display, say
-from horovod_study.studies.smoke import smoke_test
+from horovod_study.studies.plan import Estimate, Plan, plan_study
 from horovod_study.studies.submit import cancel_jobs, submit_cells
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
-from horovod_study.text.progress import duration
+from horovod_study.studies.turns import Aim, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
+from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
 
 AGAIN = (*ledgers.ON_RETRY, "pre-empted")  # States of cells that `retry` runs again
+_OTHERS = "another runner took it over, because nothing was heard from this one"
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
 _NAMED = 24  # cells of a block that are named before it is run
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
-_Ended = Generator[CellRun, Any, tuple[str, str, float]]  # state, reason and seconds
+_Ended = Generator[attempts.CellRun, Any, tuple[str, str, float]]  # state, reason and seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +78,7 @@ class RunOptions:
     wait: bool = False  # come back when the jobs of a batch system have ended
     watch_load_s: float = 1.0  # how long other programs are watched before the first cell; 0: neither then nor later
     cores: int | None = None  # of this machine; None: those that it offers
-    launch: Launcher = local_launch
+    launch: attempts.Launcher = attempts.local_launch
     policy: Policy = until_asked_for  # of cells that alternate: which of them need more
     grace_s: float = GRACE_S  # for launchers and workers, to end by themselves
 
@@ -111,7 +91,6 @@ class StudyResult:
     interrupted: bool = False
     planned_only: bool = False
     submitted: bool = False  # some of its cells are for a batch system
-    aimed: bool = False  # it ends when it is precise enough: launches that were not needed are missing
 
     @property
     def exit_code(self) -> int:
@@ -120,8 +99,9 @@ class StudyResult:
         130 after Ctrl-C, 143 after SIGTERM.
         """
         if self.interrupted:
-            return exit_code()
-        counted = ["done", *(["queued", "running"] if self.submitted else []), *(["missing"] if self.aimed else [])]
+            return attempts.exit_code()
+        aimed = self.ledger.sweep.precision is not None  # launches that were not needed are missing
+        counted = ["done", *(["queued", "running"] if self.submitted else []), *(["missing"] if aimed else [])]
         return 0 if self.planned_only or self.ledger.count(*counted) == len(self.ledger.entries) else 1
 
 
@@ -150,8 +130,8 @@ def retry_cells(
     console, ledger = console or Console(), ledgers.read_ledger(sweep)
     if keys := {entry.key for entry in ledger.select(AGAIN, which)}:
         return _Runner(sweep, replace(options, only=keys, retry=True), console).run()
-    say(console, ledger.summary())
-    say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
+    show(console, ledger.summary())
+    show(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
     return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
 
 
@@ -162,36 +142,36 @@ def cancel_cells(sweep: StudyCells, *, which: Sequence[str] = (), console: Conso
     Whoever runs a cell is asked through a file, so this works from every host that sees the folder. Returns how many
     cells were cancelled.
     """
-    console, directory, claims = console or Console(), sweep.directory, sweep.directory / CLAIMS
+    console, directory, claims = console or Console(), sweep.directory, sweep.directory / leases.CLAIMS
     entries = ledgers.read_ledger(sweep).select(("running", "queued", *(ledgers.BY_ITSELF if which else ())), which)
-    hosts = [] if which else [name for name in generations(claims) if name.startswith(_HOST)]
+    hosts = [] if which else [name for name in leases.generations(claims) if name.startswith(_HOST)]
     # Before its job hears of it, so that whoever runs the cell knows what it is about.
     for name in (*hosts, *(entry.key for entry in entries)):
         if (held_by := latest(claims, name)) is not None and held_by.released is None:
-            ask_to_end(directory, held_by)
+            held_by.ask_to_end()
     if (directory / JOBS).exists():
         cancel_jobs(directory, keys={entry.key for entry in entries} if which else None, console=console)
-    asked: list[tuple[Entry, Claim]] = []
+    asked: list[tuple[Entry, leases.Claim]] = []
     count = 0
     for entry in entries:
         try:
             out, why = directory.resolve() / entry.key, "cancelled while nobody ran it"
-            if end_unattended(out, CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == CANCELLED:
+            if end_unattended(out, attempts.CANCELLED, why, what=entry.name, grace_s=GRACE_S)[1] == attempts.CANCELLED:
                 count += 1
-                say(console, f"cancelled: {entry.name}")
+                show(console, f"cancelled: {entry.name}")
         except Held as held:
-            ask_to_end(directory, held.claim)
+            held.claim.ask_to_end()
             asked.append((entry, held.claim))
     deadline = now() + GRACE_S + _ANSWER_S
     for entry, asked_of in asked:
-        while (claim := read_claim(claims, entry.key, asked_of.generation)) is None or claim.released is None:
+        while (claim := leases.read_claim(claims, entry.key, asked_of.generation)) is None or claim.released is None:
             if now() >= deadline:
-                say(console, f"asked to end: {entry.name}, run by {asked_of}, which has not answered yet")
+                show(console, f"asked to end: {entry.name}, run by {asked_of}, which has not answered yet")
                 break
             sleep(_WAKE_S)
         else:
-            say(console, f"{claim.state or INTERRUPTED}: {entry.name}")
-            count += claim.state == CANCELLED
+            show(console, f"{claim.state or attempts.INTERRUPTED}: {entry.name}")
+            count += claim.state == attempts.CANCELLED
     return count
 
 
@@ -200,8 +180,8 @@ def end_unattended(out: Path, state: str, reason: str, *, what: str, grace_s: fl
 
     Held: somebody does run it, another host's runner or a job on this machine.
     """
-    with acquire(out.parent / CLAIMS, out.name, what=what) as lease:
-        count, record = stop_marked(str(out), grace_s=grace_s), record_in(out)
+    with acquire(out.parent / leases.CLAIMS, out.name, what=what) as lease:
+        count, record = stop_marked(str(out), grace_s=grace_s), attempts.record_in(out)
         if record is not None and record.status == "done":
             state, reason = "done", ""
         lease.release(state, reason)
@@ -225,7 +205,8 @@ class _Runner:
         with ExitStack() as stack:
             # Two runners of a study on one host would disturb each other's measurements.
             hosts = [f"{_HOST}{re.sub('[^A-Za-z0-9_-]', '_', name)}" for name in sorted(names)]
-            held = [stack.enter_context(acquire(self._directory / CLAIMS, host, what="the study")) for host in hosts]
+            claims = self._directory / leases.CLAIMS
+            held = [stack.enter_context(acquire(claims, host, what="the study")) for host in hosts]
             if names:
                 self._end_leftovers(names - {platform.node()})
             ledger = ledgers.read_ledger(sweep)
@@ -235,26 +216,25 @@ class _Runner:
             if not options.yes:
                 self._ask_first(plan)
             planned = {entry.key: entry.state for entry in ledger.entries}
-            stop = stack.enter_context(Interruption())
+            stop = stack.enter_context(attempts.Interruption())
             if there:
                 submit_cells(sweep, there, console=console, planned=planned)
             if here:
-                started = self._places()
+                how: dict[str, Any] = {"planned": planned, "held": held, "policy": options.policy, **self._places()}
+                grid, every = Grid(sweep=sweep, console=console, stop=stop, **how), len(ledger.entries)
                 if options.smoke:
-                    smoke_test(here, sweep, started, self._sites, console=console, stop=stop)
+                    smoke_test(here, self._sites, grid)
                 seconds, cores = options.watch_load_s, sorted(os.sched_getaffinity(0))
                 watched = seconds > 0 and any(site.alone for site in self._sites.values())
                 others = process.OtherPrograms(cores) if watched else None
                 if others and (told := process.disturbance(others, len(cores), after_s=seconds)):
-                    say(console, f"warning: {told}; times will not be those of a quiet machine")
-                grid = Grid(sweep=sweep, console=console, stop=stop, places=started, planned=planned, held=held)
-                grid.policy, every = options.policy, len(ledger.entries)
+                    show(console, f"warning: {told}; times will not be those of a quiet machine")
                 broken_off = grid.run(here, total=every, ended=every - len(here))
             waiting = len(places) < len(sweep.partitions)
             if waiting and options.wait:
                 self._wait(stop)
-            ledger, aimed = ledgers.read_ledger(sweep), sweep.precision is not None
-            result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
+            ledger = ledgers.read_ledger(sweep)
+            result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting)
         _conclude(result, broken_off, options, console, told=plan.ledger.summary())
         return result
 
@@ -265,7 +245,7 @@ class _Runner:
         for cell in {cell.label: cell for cell in here}.values():
             out, config = self._directory / cell.key, self._directory / "cells" / f"{cell.key}.yaml"
             line = self._options.launch(cell, config, out, site=self._sites[cell.placement])
-            say(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
+            show(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
         if there:
             submit_cells(self._sweep, there, console=console, dry_run=True)
         return StudyResult(ledger=ledger, planned_only=True)
@@ -290,15 +270,15 @@ class _Runner:
         shared = self._refuse_sharing(here)
         self._sites = {each: self._site(each) for each in dict.fromkeys(cell.placement for cell in here)}
         if self._sweep.cells and (note := self._sweep.cells[0].config.workload.note):
-            say(console, note)
-        require_launchers(here, options.launch, self._sites)
+            show(console, note)
+        attempts.require_launchers(here, options.launch, self._sites)
         for line in (*(plan.lines() if table else [ledger.summary()]), *shared):
-            say(console, line)
+            show(console, line)
         if here:
             self._report(ledger, here, Estimate(past))
         return plan, here, there
 
-    def _places(self) -> CellPlaces:
+    def _places(self) -> dict[str, Any]:
         """Return where the cells run, and how they are started."""
         available, near_gpus = process.cores_in_order(sorted(os.sched_getaffinity(0))), cache(process.cores_near_gpus)
 
@@ -316,7 +296,7 @@ class _Runner:
             return process.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
 
         launch, grace_s, notice = self._options.launch, self._options.grace_s, self._options.watch_load_s > 0
-        return CellPlaces(launch=launch, site_of=place, cores_of=cores, grace_s=grace_s, notice_load=notice)
+        return {"launch": launch, "site_of": place, "cores_of": cores, "grace_s": grace_s, "notice_load": notice}
 
     def _refuse_sharing(self, cells: Sequence[Cell]) -> list[str]:
         """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
@@ -340,17 +320,17 @@ class _Runner:
         """Say what is to be run from here, in its order."""
         console, directory = self._console, self._directory
         if not self._sweep.part:
-            say(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
+            show(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
         for repeat, block in groupby(here, key=lambda cell: cell.config.repeat):
             names = [cell.label for cell in block]
             more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            say(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
+            show(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
         todo = {cell.key for cell in here}
         resumed = [entry.name for entry in ledger.entries if entry.key in todo and ledgers.can_resume(entry, directory)]
         if resumed and not self._sweep.equal_steps:
-            say(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
+            show(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
         where = f"records in {directory}, output in {directory / 'logs'}"
-        say(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
+        show(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
 
     def _ask_first(self, plan: Plan) -> None:
         """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
@@ -372,7 +352,7 @@ class _Runner:
             error=StudyError,
         )
 
-    def _wait(self, stop: Interruption) -> None:
+    def _wait(self, stop: attempts.Interruption) -> None:
         """Come back when no cell waits or runs any more, and say when something has changed; Ctrl-C leaves the jobs."""
         told = ""
         while not stop.requested:
@@ -381,7 +361,7 @@ class _Runner:
                 return
             if (summary := ledger.summary()) != told:
                 told = summary
-                say(self._console, summary)
+                show(self._console, summary)
             until = now() + 15.0  # not to ask the batch system too often
             while now() < until and not stop.requested:
                 sleep(_WAKE_S)
@@ -395,14 +375,14 @@ class _Runner:
                 continue
             with suppress(Held):
                 out, why = folder / key, "its runner was killed"
-                count += end_unattended(out, INTERRUPTED, why, what=key, grace_s=grace_s)[0]
-        if elsewhere and any(not name.startswith(_HOST) for name in generations(folder / CLAIMS)):
+                count += end_unattended(out, attempts.INTERRUPTED, why, what=key, grace_s=grace_s)[0]
+        if elsewhere and any(not name.startswith(_HOST) for name in leases.generations(folder / leases.CLAIMS)):
             found, problem = stop_marked_on(sorted(elsewhere), str(folder), grace_s=grace_s)
             count += found
             if problem:
-                say(self._console, f"warning: {problem}")
+                show(self._console, f"warning: {problem}")
         if count:
-            say(self._console, f"stopped what an interrupted run of this study left behind ({count} processes)")
+            show(self._console, f"stopped what an interrupted run of this study left behind ({count} processes)")
 
 
 def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console: Console, *, told: str) -> None:
@@ -412,22 +392,22 @@ def _conclude(result: StudyResult, broken_off: str, options: RunOptions, console
     """
     ledger = result.ledger
     if ledger.summary() != told:
-        say(console, ledger.summary())
+        show(console, ledger.summary())
     for entry in ledger.entries:
         text = f"{entry.state}: {entry.name}: {entry.reason}"
         if entry.state in ("failed", "timed out"):
-            say(console, f"  {text}; see {ledgers.log_path(ledger.directory, entry.cell)}")
+            show(console, f"  {text}; see {ledgers.log_path(ledger.directory, entry.cell)}")
         elif entry.state in ("stopped", "cancelled", "pre-empted"):
-            say(console, f"  {text}")
+            show(console, f"  {text}")
         elif entry.state == "running" and not result.submitted:
-            say(console, f"  left alone: {entry.name} runs already ({entry.reason})")
+            show(console, f"  left alone: {entry.name} runs already ({entry.reason})")
     if result.interrupted:
-        say(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {options.command}")
+        show(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {options.command}")
     elif ledger.count(*AGAIN):
         retried = f"try the failed ones again with: {options.command}"
-        say(console, retried if options.retry else "failed cells were left alone")
+        show(console, retried if options.retry else "failed cells were left alone")
     elif ledger.count("stopped"):
-        say(console, f"continue with: {options.command}")
+        show(console, f"continue with: {options.command}")
 
 
 @dataclass(kw_only=True)
@@ -436,8 +416,12 @@ class Grid:
 
     sweep: StudyCells
     console: Console
-    stop: Interruption
-    places: CellPlaces = field(default_factory=CellPlaces)
+    stop: attempts.Interruption
+    launch: attempts.Launcher = attempts.local_launch
+    site_of: Callable[[Cell], Site] = lambda cell: HERE
+    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
+    grace_s: float = GRACE_S
+    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
     policy: Policy = until_asked_for  # of cells that alternate, where no precision is the aim
     planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
     held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
@@ -450,7 +434,7 @@ class Grid:
     def __post_init__(self) -> None:
         self.directory = self.sweep.directory
         self._until = now() + self.lasts_s
-        self._claims = self.directory / CLAIMS
+        self._claims = self.directory / leases.CLAIMS
         self._estimate = Estimate(ledgers.past_durations(self.directory))
         self._began = now()
         self._warned = False
@@ -469,10 +453,13 @@ class Grid:
         again = "make room there or choose another folder with --runs, and run the study again"
         with writing(self.directory, again, error=StudyError):
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
-            self._display = Display(self.console, total=len(cells) if total is None else total, ended=ended)
-            with closing(self._display):
+            self._ended, self._total = ended, len(cells) if total is None else total
+            # It is redrawn by no thread of its own: what it costs is taken from the cores that are measured.
+            shown = self.console.is_terminal and not self.console.is_dumb_terminal
+            self._live = Live(console=self.console, auto_refresh=False, transient=True) if shown else None
+            with self._live or nullcontext():
                 each_mb = worker_mb(self.directory) if self.sweep.turns else None
-                for part in groups(self.sweep, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb):
+                for part in groups(self.sweep, cells, lambda cell: self.site_of(cell).alone, each_mb=each_mb):
                     needed = part.cells if self._aim is None else self._aim.look(self.sweep).needed(part.cells)
                     if needed and not self.stop.requested and part.block and sees_steps(self.sweep):
                         self._in_turns(needed, part.block)
@@ -480,16 +467,20 @@ class Grid:
                         sweep([self._lane(sorted(needed, key=cells.index))], self.stop)
                 if self._aim is not None and not self.stop.requested:
                     for line in self._aim.look(self.sweep).lines():
-                        say(self.console, line)
+                        show(self.console, line)
         return self.broken_off
 
     def _in_turns(self, cells: Sequence[Cell], block: str) -> None:
         """Run cells that alternate, once more with those of an earlier launch of the same `block`."""
         launch = 1 + max((each.launch for each in read_turns(self.directory) if each.block == block), default=-1)
         asked = self.sweep
+        asked_of = [(cell.config, name) for cell in cells for name in cell.config.workload.named(Role.PROBE)]
+        usual = [(None, config.workload.options[name].default) for config, name in asked_of]
+        probed = any(getattr(*each) not in values for each, values in zip(asked_of, usual, strict=True))
         how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.policy}
-        turns = BlockLaunch(**how, seed=asked.seed, equal_steps=asked.equal_steps, least_steps=asked.least_steps)
-        with turns.conductor({cell.key: cell for cell in cells}) as conductor:
+        how |= {"cores": sorted(os.sched_getaffinity(0)), "end_alone": probed}
+        how |= facts(asked, "seed", "equal_steps", "least_steps")
+        with Conductor([cell.key for cell in cells], **how) as conductor:
             sweep([self._lane([cell], conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
         if conductor.failure is not None:
@@ -498,10 +489,9 @@ class Grid:
             self._warn(f"other programs used {used:.1f} cores in half of the slices, or more")
 
     def _warn(self, text: str) -> None:
-        """Say once that other programs disturb."""
-        if self.places.notice_load and not self._warned:
+        if self.notice_load and not self._warned:
             self._warned = True
-            say(self.console, f"warning: {text}")
+            show(self.console, f"warning: {text}")
 
     def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
         for position, cell in enumerate(cells):
@@ -517,7 +507,7 @@ class Grid:
             expected_s = self._estimate.of(cell).seconds or 0.0
             if now() + expected_s > self._until and (position or not self.begin_one):
                 self.left_out.append(cell.key)
-                say(self.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
+                show(self.console, f"not begun: {cell.name} takes {duration(expected_s)}, which is more than is left")
                 continue
             try:
                 end = yield from self._turn(cell, cells[position:], conductor)
@@ -527,27 +517,30 @@ class Grid:
             if end is None:
                 continue
             state, seconds = end
-            if self.stop.requested and state in (self.stop.state, "stopped", CANCELLED):
+            if self.stop.requested and state in (self.stop.state, "stopped", attempts.CANCELLED):
                 self.broken_off = cell.name
                 return
             ahead = cells[position + 1 :]
-            left = self._estimate.left(ahead) if ahead else None
+            left = f"; {self._estimate.left(ahead)}" if ahead else ""
             self.after(cell)
-            entry = ledgers.read_entry(self.directory, cell)
-            self._display.ended(entry, seconds=seconds, left=left, log=str(ledgers.log_path(self.directory, cell)))
+            entry, self._ended = ledgers.read_entry(self.directory, cell), self._ended + 1
+            told, log = duration(seconds), ledgers.log_path(self.directory, cell)
+            told = told if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f} samples/s, {told}"
+            told = told if entry.state == "done" else f"{entry.reason} (after {told}; see {log})"
+            show(self.console, f"[{self._ended}/{self._total}] {entry.state} {entry.name}: {told}{left}")
 
     def _turn(
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
-    ) -> Generator[CellRun, Any, tuple[str, float] | None]:
+    ) -> Generator[attempts.CellRun, Any, tuple[str, float] | None]:
         """Run one cell under its claim and release it with how it ended; return that, and how many seconds it took.
 
         None: it was not for us to run.
         """
         name, before = cell.name, latest(self._claims, cell.key)
-        if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
-            say(self.console, f"left out: {name} was cancelled")
+        if before is not None and before.state == attempts.CANCELLED != self.planned.get(cell.key, attempts.CANCELLED):
+            show(self.console, f"left out: {name} was cancelled")
             return None
-        state, reason, seconds = INTERRUPTED, "", 0.0
+        state, reason, seconds = attempts.INTERRUPTED, "", 0.0
         try:
             # A job that was killed could not give it back; Slurm is asked only where there is such a holder.
             ended = lambda number: JobBook(self.directory).has_ended(number)  # noqa: E731
@@ -561,16 +554,16 @@ class Grid:
             finally:
                 lease.release(state, reason)
         except Held as held:
-            say(self.console, f"left alone: {name} is being run by {held.claim}")
+            show(self.console, f"left alone: {name} is being run by {held.claim}")
             return None
         return state, seconds
 
-    def _under_claim(self, cell: Cell, watch: Watch, conductor: Conductor | None) -> _Ended:
+    def _under_claim(self, cell: Cell, watch: attempts.Watch, conductor: Conductor | None) -> _Ended:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
-        out, site = self.directory.resolve() / cell.key, self.places.site_of(cell)
-        stop_marked(str(out), grace_s=self.places.grace_s)  # of an attempt whose runner was killed
+        out, site = self.directory.resolve() / cell.key, self.site_of(cell)
+        stop_marked(str(out), grace_s=self.grace_s)  # of an attempt whose runner was killed
         require_free(out)
-        record = record_in(out)
+        record = attempts.record_in(out)
         wrong = record is not None and ledgers.foreign(record, cell) != ""
         if record is not None and record.status == "done" and not wrong:
             return "done", "", 0.0
@@ -580,28 +573,18 @@ class Grid:
             ledgers.keep_log(self.directory, cell)
         else:
             ledgers.set_aside(self.directory, cell)
-        noticed = self.places.notice_load and site.alone and conductor is None  # else each slice tells of it
+        noticed = self.notice_load and site.alone and conductor is None  # else each slice tells of it
         cores = len(os.sched_getaffinity(0))
         others = process.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
-        run = CellRun(
-            cell=cell,
-            out=out,
-            config=self.directory / "cells" / f"{cell.key}.yaml",
-            log=ledgers.log_path(self.directory, cell),
-            launch=self.places.launch,
-            site=site,
-            cores=self.places.cores_of(cell),
-            resume=resume,
-            checkpoint=not self.sweep.equal_steps,
-            timeout_s=self.sweep.timeout_s,
-            grace_s=self.places.grace_s,
-            watch=watch,
-        )
-        attempt: Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
+        how: dict[str, Any] = {"config": self.directory / "cells" / f"{cell.key}.yaml", "launch": self.launch}
+        how |= {"log": ledgers.log_path(self.directory, cell), "cores": self.cores_of(cell), "site": site}
+        how |= {"resume": resume, "checkpoint": not self.sweep.equal_steps, "timeout_s": self.sweep.timeout_s}
+        run = attempts.CellRun(cell=cell, out=out, grace_s=self.grace_s, watch=watch, **how)
+        attempt: attempts.Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
         if attempt.unreached:
-            say(self.console, f"warning: {attempt.unreached}")
-        if attempt.state == TAKEN_OVER:  # the run directory is another's now
-            return INTERRUPTED, attempt.reason, attempt.seconds
+            show(self.console, f"warning: {attempt.unreached}")
+        if attempt.state == attempts.TAKEN_OVER:  # the run directory is another's now
+            return attempts.INTERRUPTED, attempt.reason, attempt.seconds
         state = f"{attempt.state}, resumed" if resume else attempt.state
         values = facts(attempt, "started", "seconds", "exit_code", "reason")
         ledgers.note_attempt(self.directory, cell, state=state, **values)
@@ -613,43 +596,163 @@ class Grid:
             self._warn(f"{told} while that cell ran; its times are not those of a quiet machine")
         return attempt.state, attempt.reason, attempt.seconds
 
-    def _watch(self, name: str, lease: Lease, ahead: Sequence[Cell], conductor: Conductor | None) -> Watch:
+    def _watch(self, name: str, lease: Lease, ahead: Sequence[Cell], conductor: Conductor | None) -> attempts.Watch:
         """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""
         checked, asked, drawn = now(), -math.inf, -math.inf
 
-        def watch(running: Running) -> Verdict | None:
+        def watch(running: attempts.Running) -> attempts.Verdict | None:
             nonlocal checked, asked, drawn
             shown = conductor is None or conductor.left()[:1] == [running.run.out.name]  # one line for all of them
-            if shown and now() - drawn >= 1.0:
+            if self._live and shown and now() - drawn >= 1.0:
                 drawn = now()
-                left = self._estimate.left(ahead, running_s=running.seconds)
                 what = name if conductor is None else f"{len(conductor.left())} in turns, round {conductor.rounds}"
                 what += "" if self._aim is None else f", {self._aim.progress()}"
-                self._display.running(what, elapsed_s=now() - self._began, left=left)
+                left = self._estimate.left(ahead, running_s=running.seconds)
+                text = f"{self._ended} of {self._total} ended, {duration(now() - self._began)}, {left}; running {what}"
+                self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
             if self.stop.requested or now() - asked >= 1.0:  # so soon a request to cancel is noticed
                 asked = now()
-                if any(request(self.directory, each.claim).exists() for each in self.held):
-                    self.stop.requested, self.stop.state = True, CANCELLED
-                    return Verdict(CANCELLED, CANCELLED)
-                if request(self.directory, lease.claim).exists():
-                    return Verdict(CANCELLED, CANCELLED)
+                if any(each.claim.request.exists() for each in self.held):
+                    self.stop.requested, self.stop.state = True, attempts.CANCELLED
+                    return (attempts.CANCELLED, attempts.CANCELLED)
+                if lease.claim.request.exists():
+                    return (attempts.CANCELLED, attempts.CANCELLED)
             if now() - checked >= _CHECK_S:
                 checked = now()
                 if not lease.refresh():
-                    return Verdict(TAKEN_OVER, "another runner took it over, because nothing was heard from this one")
+                    return (attempts.TAKEN_OVER, _OTHERS)
             return None
 
         return watch
 
 
-def request(directory: Path, claim: Claim) -> Path:
-    """Return the file that asks the holder of `claim`, and nobody after him, to end."""
-    return directory / ".requests" / claim.path.name
+Design = Generator[StudyCells, Ledger, None]
+"""Yields cells that are to be run next, and receives where these stand then."""
 
 
-def ask_to_end(directory: Path, claim: Claim) -> None:
-    """Ask the holder of `claim` to end what he runs."""
-    path = request(directory, claim)
-    with writing(path, "make room there", error=StudyError):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
+def follow(design: Design, how: RunOptions, console: Console) -> StudyResult | None:
+    """Run what a design yields until it is at its end or a run is interrupted; None: there was nothing to run."""
+    result: StudyResult | None = None
+    with suppress(StopIteration):
+        sweep = next(design)
+        while not (result := run_sweep(sweep, how, console=console)).interrupted:
+            sweep = design.send(result.ledger)
+    return result
+
+
+def run_all(sweep: StudyCells, how: RunOptions) -> list[Path]:
+    """Run the cells of `sweep` that are not done and return all run directories; what is said goes to standard error.
+
+    StudyError with the reason of the first run that fails, and KeyboardInterrupt after Ctrl-C.
+    """
+    result = run_sweep(sweep, how, console=Console(stderr=True))
+    if result.interrupted:
+        raise KeyboardInterrupt
+    for each in result.ledger.entries:
+        if each.state != "done":
+            raise StudyError(f"{each.name}: {each.reason or each.state}; type the same again to go on")
+    return [sweep.directory / cell.key for cell in sweep.cells]
+
+
+_SMOKE = ".smoke"
+LIMIT_S = 90.0
+"""It takes about 10 s; a machine that is loaded or starts Python from a slow file server takes several times that."""
+STEPS = 5
+
+
+def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Grid) -> None:
+    """Train two workers for a few steps over each runtime of `cells` that has several, where they will run.
+
+    Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
+    """
+    folder, console, stop = grid.directory / _SMOKE, grid.console, grid.stop
+    _refuse_unreachable(cells, sites, grid)
+    with writing(folder, "choose another folder with --runs", error=StudyError), suppress(KeyboardInterrupt):
+        for cell, site in small_cells(cells, sites):
+            foreign, names = cell.config.workload.starts_ranks, [host.name for host in site.hosts] or ["this machine"]
+            told = f"2 workers on {names[0]}" if len(names) == 1 else f"1 worker each on {' and '.join(names)}"
+            told = told if foreign else f"{cell.runtime}, {told}"
+            name = "command" if foreign else cell.runtime.replace("/", "-")
+            passed = folder / "-".join([name, cell.identity, *(host.name for host in site.hosts), "passed"])
+            if passed.exists():
+                continue
+            show(console, f"smoke test: {told}")
+            out = folder.resolve() / f"{name}-{utc_stamp()}"
+            while out.exists():
+                out = out.with_name(f"{out.name}+")
+            how: dict[str, Any] = {"out": out, "config": folder / f"{out.name}.yaml", "log": folder / f"{out.name}.log"}
+            how |= {"site": site, "launch": grid.launch, "grace_s": grid.grace_s}
+            # Other trainings may read their data for minutes before the first step.
+            limit_s = LIMIT_S if foreign or cell.config.workload.small is not None else 600.0
+            ended = attempt(attempts.CellRun(cell=cell, timeout_s=limit_s, **how), stop)
+            if ended.unreached:
+                show(console, f"warning: {ended.unreached}")
+            # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.
+            slow = foreign and ended.state == attempts.TIMED_OUT
+            if not ended.done and not slow:
+                if site.hosts or not foreign:  # else it has said itself what is wrong
+                    _diagnose(site.hosts, cell, grid)
+                reason = f"{ended.reason} ({ended.said})" if ended.state == attempts.TIMED_OUT else ended.reason
+                told = f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
+                raise StudyError(f"{told}(--no-smoke)")
+            show(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
+            passed.touch()
+
+
+def _refuse_unreachable(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Grid) -> None:
+    """Raise a StudyError when a host does not answer, also one that answered yesterday; launchers take long to say."""
+    used = [site for cell in cells if not (site := sites[cell.placement]).allocation]
+    hosts = {host.name: host for site in used for host in site.hosts}
+    if not (away := other_hosts(list(hosts))):
+        return
+    with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
+        answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
+    if lost := [f"{name}: {each.problem}" for name, each in zip(away, answers, strict=True) if each.problem]:
+        _diagnose(tuple(hosts.values()), cells[0], grid)
+        told = f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started"
+        raise StudyError(f"{told}: fix that, or leave them out (--hosts)")
+
+
+def _small_config(config: Configuration) -> Configuration:
+    """Return a run of a few steps that communicates as `config` does; how well it learns does not matter here."""
+    workload = config.workload
+    values = dict(vars(config))
+    if workload.small is None:
+        values["warmup_steps"] = 0
+    else:
+        communication = workload.named(Role.RUNTIME | Role.COMMUNICATION)
+        values = {**{name: values[name] for name in (*communication, "device")}, **workload.small}
+    length = {**dict.fromkeys(workload.budgets), "steps": STEPS}
+    return workload.configure({**values, **workload.quiet, **length, "study": "smoke", "partition": config.partition})
+
+
+def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[tuple[Cell, Site]]:
+    """Return one cell of two workers for each runtime and partition among `cells` that has several, with its site.
+
+    Where cells are spread over hosts, one worker goes to each of the first two.
+    """
+    found: dict[tuple[str, str, str], tuple[Cell, Site]] = {}
+    # The cell with most hosts says most about whether workers can communicate with each other.
+    for cell in sorted(cells, key=lambda each: -each.placement.nodes):
+        placement, case = cell.placement, (cell.runtime, cell.placement.partition, cell.identity)
+        if placement.workers == 1 or case in found:
+            continue
+        site, per_node = sites[placement], 1 if placement.nodes > 1 else 2
+        hosts = tuple(Host(name=host.name, slots=per_node) for host in site.hosts[: 2 // per_node])
+        small = Placement(partition=placement.partition, workers=2, workers_per_node=per_node)
+        tried = replace(cell, config=_small_config(cell.config), placement=small, arm="", label="")
+        found[case] = (tried, replace(site, hosts=hosts))
+    return list(found.values())
+
+
+def _diagnose(hosts: Sequence[Host], cell: Cell, grid: Grid) -> None:
+    """Print what `doctor` finds wrong where a cell goes, with the remedies."""
+    from horovod_study.cluster.doctor import examine  # a long list of imports that a good day does without
+
+    show(grid.console, "looking for the cause (horovod-study doctor):")
+    partition = grid.sweep.partitions.get(cell.placement.partition)
+    found = examine(hosts=hosts, partition=partition, runs=grid.sweep.directory.parent)
+    slurm = partition is not None and partition.scheduler == "slurm"
+    wrong = [each for each in found if each.verdict != "ok" and (slurm or each.area != "Slurm")]
+    for line in [f"{each.verdict}: {each.name}: {each.what}; {each.remedy}" for each in wrong] or ["it found no fault"]:
+        show(grid.console, f"  {line}")

@@ -1,14 +1,7 @@
 """Hyper-parameter search: a study of Optuna, whose trials are cells that the engine runs.
 
-A search called NAME lives in RUNS/NAME:
-
-    search.journal          every trial, in Optuna's journal; several commands, on several hosts, share it
-    .claims/                who runs which trial, and how that ended (lease.py)
-    trial-0007/             the run directory of trial 7; configs/ and logs/ hold what it was asked and what it said
-    trials.csv, best.yaml   all trials as a table, and the configuration of the best one; written again after each trial
-
-Its file says what is fixed, which options are varied between which values, and how long: `experiments/search.yaml` is
-an example and docs/search.md explains every key.
+docs/search.md explains every key of its file, and what is in the folder RUNS/NAME of a search; several commands, on
+several hosts, share it.
 
 A trial is open in the journal until Optuna is told how it ended, and whoever holds its claim runs it. One whose command
 was stopped or killed stays open: the next command takes it up with the same values, and only tells how it ended where
@@ -46,21 +39,9 @@ from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.records import MANIFEST, epoch_rows
 from horovod_study.studies import attempt as attempts
-from horovod_study.studies.engine import Lane, sweep
-from horovod_study.studies.interruption import Interruption, exit_code
-from horovod_study.studies.lease import (
-    ATTEMPTS,
-    CLAIMS,
-    Held,
-    Lease,
-    acquire,
-    holder_of_run,
-    is_stale,
-    latest,
-    move_run,
-    read_claim,
-    server_time,
-)
+from horovod_study.studies import lease as leases
+from horovod_study.studies.attempt import Interruption, Lane, exit_code, sweep
+from horovod_study.studies.lease import Held, acquire
 from horovod_study.studies.ledger import goes_on
 from horovod_study.text.progress import say
 from horovod_study.text.tables import table_of, to_lines
@@ -70,18 +51,13 @@ OPTIONS = packaged().options
 _Trials = Annotated[Whole, at_least(1)]
 PARTS = 20  # a trial is compared with others at twentieths of its budget
 
-_ELSEWHERE = {
-    **dict.fromkeys(named(OPTIONS, Role.RUNTIME), "runtime at the top of the file"),
-    "study": "search at the top of the file",
-    "partition": "the top of the file",
-    "repeat": "nothing: a search tries each combination once",
-}
+_ELSEWHERE = dict.fromkeys(named(OPTIONS, Role.RUNTIME), "runtime at the top of the file")
+_ELSEWHERE |= {"study": "search at the top of the file", "partition": "the top of the file"}
+_ELSEWHERE["repeat"] = "nothing: a search tries each combination once"
 _SAME = "it must be the same in all trials, or their results could not be compared; put it under run"
-_NOT_VARIED = {
-    **{name: f"it comes from {place}" for name, place in _ELSEWHERE.items()},
-    **dict.fromkeys(named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET), _SAME),
-    **{name: _SAME for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE},
-}
+_NOT_VARIED = {name: f"it comes from {place}" for name, place in _ELSEWHERE.items()}
+_NOT_VARIED |= dict.fromkeys(named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET), _SAME)
+_NOT_VARIED |= {name: _SAME for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE}
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
 MAX_RESTARTS = 3  # how often a trial whose command was killed is taken up again: it may be what kills it
 HOPELESS = 5  # so many failed trials and not one good end the search
@@ -90,9 +66,6 @@ _LISTED = 10
 _LOOK_S = 5.0  # how soon it is noticed what other commands have done
 
 _Outcome = tuple[TrialState, dict[str, Any]]  # what Optuna is told of a trial, and what is remembered of it
-
-
-# -------------------------------------------------------------------------------------------------------- the file
 
 
 def ends(values: BaseDistribution) -> tuple[Any, ...]:
@@ -218,9 +191,6 @@ def budget_done(config: Configuration, row: Mapping[str, float]) -> float:
     return min(1.0, row["epoch"] / (config.epochs or 1))
 
 
-# ------------------------------------------------------------------------------------------------------ the search
-
-
 class SearchResult(NamedTuple):
     """Where a search stands: what --json prints, Optuna's study, and what the command ends with."""
 
@@ -292,7 +262,7 @@ class _Search:
 
     def __init__(self, search: SearchConfig, directory: Path, stop: Interruption) -> None:
         self._search, self._directory, self._stop = search, directory, stop
-        self._study, self._claims = _open_study(search, directory), directory / CLAIMS
+        self._study, self._claims = _open_study(search, directory), directory / leases.CLAIMS
         self._columns = ("trial", "state", *RESULTS, *search.space, "floor_mse", "seconds", "run", "reason")
         self._failures, self._looked = 0, -math.inf
         self._document = self._written()
@@ -335,7 +305,7 @@ class _Search:
             finally:
                 lease.release(state, reason)
 
-    def _take(self) -> tuple[Trial, Lease] | None:
+    def _take(self) -> tuple[Trial, leases.Lease] | None:
         """Return a trial to be run, under its claim: one that was left open, or a new one; None: none is wanted now."""
         if now() - self._looked < _LOOK_S:
             return None
@@ -349,7 +319,7 @@ class _Search:
                 return None
             self._study.ask()  # only opened: the next round claims it, here or in another command
 
-    def _claim(self, number: int) -> Lease | None:
+    def _claim(self, number: int) -> leases.Lease | None:
         """Return the claim on a trial; None where another command runs it, or has ended it meanwhile."""
         out = self._directory.resolve() / _name(number)
         try:
@@ -357,18 +327,18 @@ class _Search:
         except Held:
             return None
         stop_marked(str(out))  # of a command that was killed
-        if self._study.get_trials(deepcopy=False)[number].state.is_finished() or holder_of_run(out) is not None:
+        if self._study.get_trials(deepcopy=False)[number].state.is_finished() or leases.holder_of_run(out) is not None:
             lease.release()
             return None
         return lease
 
-    def _run(self, trial: Trial, lease: Lease) -> Generator[attempts.CellRun, Any, _Outcome | None]:
+    def _run(self, trial: Trial, lease: leases.Lease) -> Generator[attempts.CellRun, Any, _Outcome | None]:
         """Run a trial, unless its run has ended before, and return how it ended; None: it is left open."""
         name = _name(trial.number)
         # The seed depends on the trial and not on who runs it: commands that start together do not draw the same.
         self._study.sampler = optuna.samplers.TPESampler(seed=self._search.seed * 1_000_003 + trial.number)
         values = {option: trial._suggest(option, each) for option, each in self._search.space.items()}
-        earlier = (read_claim(self._claims, name, each) for each in range(1, lease.claim.generation))
+        earlier = (leases.read_claim(self._claims, name, each) for each in range(1, lease.claim.generation))
         if (killed := sum(claim is not None and claim.released is None for claim in earlier)) > MAX_RESTARTS:
             return TrialState.FAIL, {"reason": f"its command was killed {killed} times"}
         try:
@@ -376,29 +346,52 @@ class _Search:
         except ConfigError as error:  # values that do not fit together
             return TrialState.FAIL, {"reason": str(error)}
         out, folder, ended = self._directory.resolve() / name, self._directory, None
-        record, told = attempts.record_in(out), _Evaluations(trial, cell.config, out)
+        record, seen, test_mse = attempts.record_in(out), 0, 0.0  # rows of epochs.csv, and the last one's
+
+        def judge() -> str:
+            """Report new evaluations to Optuna; return why the trial should end early, or ""."""
+            nonlocal seen, test_mse
+            hopeless = ""
+            for row in epoch_rows(out)[seen:]:
+                done, test_mse, seen = budget_done(cell.config, row), row["test_mse"], seen + 1
+                part, after = math.floor(done * PARTS + 1e-9), f"after {100 * done:.0f} % of the budget"
+                trial.report(test_mse, part)  # of several in one part Optuna keeps the first
+                if not math.isfinite(test_mse):
+                    hopeless = hopeless or f"diverged: test MSE {test_mse} {after}"
+                elif not hopeless and part < PARTS and trial.should_prune():
+                    hopeless = f"pruned: test MSE {test_mse:.3e} {after}"
+            return hopeless
 
         def watch(running: attempts.Running) -> attempts.Verdict | None:
             if not lease.refresh():
-                return attempts.Verdict(attempts.TAKEN_OVER, "another command took it over")
-            return attempts.Verdict(attempts.PRUNED, hopeless) if (hopeless := told.judge()) else None
+                return (attempts.TAKEN_OVER, "another command took it over")
+            return (attempts.PRUNED, hopeless) if (hopeless := judge()) else None
 
         try:
             if record is None or record.status != "done":
                 if not (resume := record is not None and goes_on(record, out)) and out.exists():
-                    move_run(out, folder / ATTEMPTS)
-                paths: dict[str, Any] = {
-                    "out": out,
-                    "config": folder / "configs" / f"{name}.yaml",
-                    "log": folder / f"logs/{name}.log",
-                }
-                how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s}
-                ended = yield attempts.CellRun(cell=cell, resume=resume, watch=watch, **paths, **how)
+                    leases.move_run(out, folder / leases.ATTEMPTS)
+                paths = {"config": folder / "configs" / f"{name}.yaml", "log": folder / f"logs/{name}.log"}
+                how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s, **paths}
+                ended = yield attempts.CellRun(cell=cell, out=out, resume=resume, watch=watch, **how)
         except Held:  # somebody trains in its directory who runs no search
             return None
         if ended is not None and ended.state in (self._stop.state, "stopped", attempts.TAKEN_OVER):
             return None
-        return told.outcome(ended)
+        judge()  # other trials are compared with these evaluations, too late for this one as they are
+        record = attempts.record_in(out) if ended is None else ended.record
+        totals, effective = ({}, {}) if record is None else (record.totals, record.effective)
+        told: dict[str, Any] = {"seconds": ended and ended.seconds, "floor_mse": effective.get("floor_mse")}
+        done, finite = ended is None or ended.done, math.isfinite(test_mse)
+        if ended is not None and ended.state == attempts.PRUNED:
+            return TrialState.PRUNED, {**told, "test_mse": test_mse if finite else None, "reason": ended.reason}
+        if ended is not None and not done and finite:
+            return TrialState.FAIL, {**told, "reason": f"{ended.reason}; see {ended.log}"}
+        if done and math.isfinite(totals.get("test_mse") or math.nan):
+            return TrialState.COMPLETE, {**told, **{name: totals.get(name) for name in RESULTS}}
+        # Not a failure: the values were tried and are bad, which the sampler should know.
+        trial.report(math.nan, PARTS + 1)
+        return TrialState.PRUNED, {**told, "reason": "diverged: the test MSE is not finite"}
 
     def _ended(self, trial: Trial, state: TrialState, told: dict[str, Any]) -> tuple[str, str]:
         """Tell Optuna and the user how a trial ended, write the results again, and return state and reason."""
@@ -422,12 +415,8 @@ class _Search:
             rows = self._rows()
             states = (*_ENDED.values(), "interrupted", "running", "waiting")
             counts = {state: sum(row["state"] == state for row in rows) for state in states}
-            document: dict[str, Any] = {
-                "search": name,
-                "directory": str(self._directory),
-                "wanted": self._search.trials,
-            }
-            document |= {"ended": _ended_of(rows), "counts": counts}
+            document: dict[str, Any] = {"search": name, "directory": str(self._directory)}
+            document |= {"wanted": self._search.trials, "ended": _ended_of(rows), "counts": counts}
             document |= {**dict.fromkeys(("best", "best_config", "best_command")), "rows": rows}
             write_file(self._directory / "trials.csv", csv_rows(self._columns, rows))
             if done := [row for row in rows if row["state"] == "done"]:
@@ -435,11 +424,9 @@ class _Search:
                 values = {option: best[option] for option in self._search.space}
                 command = repeat_command(self._search, values, path)
                 document |= {"best": {**best, "values": values}, "best_config": str(path), "best_command": command}
-                head = (
-                    f"# The best of {len(done)} finished trials of search {name}: trial {best['trial']}, test MSE "
-                    f"{best['test_mse']:.4e}.\n#   {command}\n# It was chosen by its test MSE, so that number is a "
-                    "little better than what other test curves would give."
-                )
+                head = f"# The best of {len(done)} finished trials of search {name}: trial {best['trial']}, test MSE "
+                head += f"{best['test_mse']:.4e}.\n#   {command}\n# It was chosen by its test MSE, so that number is a "
+                head += "little better than what other test curves would give."
                 # Repeats of the best are runs of their own and not trials of the search.
                 again = {**vars(self._search.cell(values).config), "study": f"{name}-best"}
                 write_file(path, f"{head}\n\n{yaml.safe_dump(again, sort_keys=False)}")
@@ -448,63 +435,19 @@ class _Search:
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return a row per trial, with the columns of trials.csv."""
-        frame = self._study.trials_dataframe(("number", "state", "params", "user_attrs"))
-        frame.columns = [name.removeprefix("params_").removeprefix("user_attrs_") for name in frame.columns]
-        whole = [name for name, each in self._search.space.items() if all(type(end) is int for end in ends(each))]
-        frame = frame.astype({name: "Int64" for name in whole if name in frame}).astype(object)
         rows = []
-        for told in frame.where(frame.notna(), None).to_dict("records"):
-            number, name, state = told["number"], _name(told["number"]), _ENDED.get(told["state"])
+        for trial in self._study.get_trials(deepcopy=False):
+            name, state, told = _name(trial.number), _ENDED.get(trial.state.name), {**trial.params, **trial.user_attrs}
             if state is None:
-                claim = latest(self._claims, name)
-                if claim is None and number >= self._search.trials:
+                claim = leases.latest(self._claims, name)
+                if claim is None and trial.number >= self._search.trials:
                     continue  # opened at once with the last one of another command; it waits until more are wanted
-                gone = claim is not None and is_stale(claim, present=server_time(self._claims))
+                gone = claim is not None and leases.is_stale(claim, present=leases.server_time(self._claims))
                 state = "waiting" if claim is None else "interrupted" if gone else "running"
                 told["reason"] = "its values are tried again" if gone else str(claim.holder) if claim else ""
-            row = {**told, "trial": number, "state": state, "run": name, "reason": told.get("reason") or ""}
+            row = {"reason": "", **told, "trial": trial.number, "state": state, "run": name}
             rows.append({column: row.get(column) for column in self._columns})
         return rows
-
-
-class _Evaluations:
-    """What the evaluations of a trial tell Optuna while it runs, and Optuna of it."""
-
-    def __init__(self, trial: Trial, config: Configuration, out: Path) -> None:
-        self._trial, self._config, self._out = trial, config, out
-        self._seen = 0  # rows of epochs.csv
-        self._test_mse: float | None = None  # the last one
-
-    def judge(self) -> str:
-        """Report new evaluations to Optuna; return why the trial should end early, or ""."""
-        hopeless = ""
-        for row in epoch_rows(self._out)[self._seen :]:
-            self._seen += 1
-            done, self._test_mse = budget_done(self._config, row), row["test_mse"]
-            part = math.floor(done * PARTS + 1e-9)
-            self._trial.report(self._test_mse, part)  # of several in one part Optuna keeps the first
-            if not math.isfinite(self._test_mse):
-                hopeless = hopeless or f"diverged: test MSE {self._test_mse} after {100 * done:.0f} % of the budget"
-            elif not hopeless and part < PARTS and self._trial.should_prune():
-                hopeless = f"pruned: test MSE {self._test_mse:.3e} after {100 * done:.0f} % of the budget"
-        return hopeless
-
-    def outcome(self, ended: attempts.Attempt | None) -> _Outcome:
-        """Return how the trial ended; `ended`: None of a run that had ended before."""
-        self.judge()  # other trials are compared with these evaluations, too late for this one as they are
-        record = attempts.record_in(self._out) if ended is None else ended.record
-        totals, effective = ({}, {}) if record is None else (record.totals, record.effective)
-        told = {"seconds": None if ended is None else ended.seconds, "floor_mse": effective.get("floor_mse")}
-        done, finite = ended is None or ended.done, self._test_mse is None or math.isfinite(self._test_mse)
-        if ended is not None and ended.state == attempts.PRUNED:
-            return TrialState.PRUNED, {**told, "test_mse": self._test_mse if finite else None, "reason": ended.reason}
-        if ended is not None and not done and finite:
-            return TrialState.FAIL, {**told, "reason": f"{ended.reason}; see {ended.log}"}
-        if done and math.isfinite(totals.get("test_mse") or math.nan):
-            return TrialState.COMPLETE, {**told, **{name: totals.get(name) for name in RESULTS}}
-        # Not a failure: the values were tried and are bad, which the sampler should know.
-        self._trial.report(math.nan, PARTS + 1)
-        return TrialState.PRUNED, {**told, "reason": "diverged: the test MSE is not finite"}
 
 
 def _ended_of(rows: Iterable[Mapping[str, Any]]) -> int:
@@ -544,11 +487,8 @@ def importance_of(study: optuna.Study) -> tuple[dict[str, float], str]:
 def result_lines(document: Mapping[str, Any]) -> list[str]:
     """Return the closing table: the best trials, what did not end well, which options matter, where things are."""
     counts = ", ".join(f"{count} {state}" for state, count in document["counts"].items() if count)
-    lines = [
-        "",
-        f"search {document['search']}: {document['ended']} of {document['wanted']} trials ended ({counts})",
-        "",
-    ]
+    ended = f"{document['ended']} of {document['wanted']} trials ended ({counts})"
+    lines = ["", f"search {document['search']}: {ended}", ""]
     if best := document["best"]:
         names = ("trial", "test_mse", "g0_rmse_mpa", "a_rmse", "seconds", *best["values"])
         done = sorted((row for row in document["rows"] if row["state"] == "done"), key=lambda row: row["test_mse"])

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -26,7 +27,7 @@ from horovod_study.config.run import Cell, Placement, available_cores
 from horovod_study.config.scripted import PLACE, PLACED, check_rate, scripted
 from horovod_study.config.study_file import MAX_WORKERS, StudyFile, sweep_form
 from horovod_study.config.workload import Configuration, Workload, find_workload
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, nearest, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.recording.said import said_workers
 from horovod_study.runtimes import RUNTIMES
@@ -34,6 +35,7 @@ from horovod_study.studies.sweep import Asked, StudyCells
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
+_Axes = Sequence[Mapping[str, Any]]
 _BASELINES = ("plain", "wrapped")
 _PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _MAX_CELLS = 200_000
@@ -192,7 +194,12 @@ class StudyConfig(Asked):
                         runs.append((runtime, self._alone(partition), {}))
             for runtime, placement, told in runs:
                 backend, _, transport = runtime.partition("/")
-                batch = self._batch(values["global_batch"], placement) if "global_batch" in values else {}
+                together, count, batch = values.get("global_batch"), placement.workers, {}
+                if together is not None:
+                    batch = {"batch": together // count}
+                    uneven = f"global_batch {together} cannot be divided among {count} workers"
+                    more = "give worker counts that divide it, or another global_batch"
+                    refuse(self.here, (together % count, f"{uneven}; {more}"))
                 asked = {**_usual(workload, runtime), **batch, **told, "repeat": 0, "study": self.name}
                 config = variant.changed(**asked, backend=backend, transport=transport or "none")
                 yield config, runtime, placement
@@ -200,15 +207,6 @@ class StudyConfig(Asked):
     def _axes(self) -> list[Sequence[Mapping[str, Any]]]:
         """Return what is crossed but placements and runtimes: each axis is a list of values that go together."""
         return [*([{name: value} for value in values] for name, values in self.varied.items()), *self.zipped]
-
-    def _batch(self, together: int, placement: Placement) -> dict[str, int]:
-        """Return what each worker has of the batch of all of them together."""
-        if together % placement.workers:
-            raise ConfigError(
-                f"{self.here}: global_batch {together} cannot be divided among {placement.workers} workers; give "
-                "worker counts that divide it, or another global_batch"
-            )
-        return {"batch": together // placement.workers}
 
     def _shapes(self, partition: Partition, given: Mapping[str, Any]) -> list[tuple[Placement, dict[str, Any]]]:
         """Return the placements on a partition with the options that tell the trainer of them, few workers first."""
@@ -234,31 +232,29 @@ class StudyConfig(Asked):
     ) -> Placement:
         """Return where `workers` go, on `over` nodes if that is given, at most `per_node` (or a full node) on each."""
         name, slots, listed = partition.name, partition.slots_per_node, layout == "list"
-        local, most, fault = partition.scheduler == "local", per_node or slots, ""
+        local, most = partition.scheduler == "local", per_node or slots
         if local:
             most = math.ceil(workers / over) if over else min(workers, per_node or workers)
         elif layout == "spread" and per_node is None:
             most = math.ceil(workers / (over or partition.nodes or workers))
-        needed = math.ceil(workers / most)
+        needed, away = math.ceil(workers / most), not local
         asked = f"{workers} workers need {needed} nodes at {most} each, but"
-        if workers > MAX_WORKERS:
-            fault = f"{workers} workers are asked for; at most {MAX_WORKERS} can be planned"
-        elif local and (listed or needed > 1 < workers):
-            fault = "placement list" if listed else f"{workers} workers on {over or needed} nodes"
-            fault += f" cannot be had on partition {name}, which is one machine; name a partition with more nodes"
-        elif not local and layout == "spread" and workers > 1 and {per_node, over, partition.nodes} == {None}:
-            fault = "placement spread needs to know over how many nodes; give nodes or workers_per_node"
-        elif not local and most > slots:
-            fault = f"{most} workers per node are asked for, but a node of partition {name} takes {slots} "
-            fault += f"({partition.node()}); lower workers_per_node, or raise nodes"
-        elif not local and needed > (partition.nodes or needed):
-            fault = f"{asked} partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower "
-            fault += "workers or nodes"
-        elif listed and needed > len(self.hosts):
-            names = ", ".join(self.hosts)
-            fault = f"{asked} hosts names {len(self.hosts)}: {names}; name more, or lower workers"
-        if fault:
-            raise ConfigError(f"{self.here}: sweep: {fault}")
+        what = "placement list" if listed else f"{workers} workers on {over or needed} nodes"
+        one = f"{what} cannot be had on partition {name}, which is one machine; name a partition with more nodes"
+        nowhere = layout == "spread" and workers > 1 and {per_node, over, partition.nodes} == {None}
+        dense = f"{most} workers per node are asked for, but a node of partition {name} takes {slots} "
+        dense += f"({partition.node()}); lower workers_per_node, or raise nodes"
+        few = f"{asked} partition {name} has {partition.nodes} with room for {partition.capacity} workers; lower "
+        named = f"{asked} hosts names {len(self.hosts)}: {', '.join(self.hosts)}; name more, or lower workers"
+        refuse(
+            f"{self.here}: sweep",
+            (workers > MAX_WORKERS, f"{workers} workers are asked for; at most {MAX_WORKERS} can be planned"),
+            (local and (listed or needed > 1 < workers), one),
+            (away and nowhere, "placement spread needs to know over how many nodes; give nodes or workers_per_node"),
+            (away and most > slots, dense),
+            (away and needed > (partition.nodes or needed), f"{few}workers or nodes"),
+            (listed and needed > len(self.hosts), named),
+        )
         if local:
             return Placement(partition=name, workers=workers, workers_per_node=workers)
         hosts, most = self.hosts[:needed] if listed else (), min(most, workers)
@@ -310,8 +306,8 @@ def load_study(path: Path) -> StudyConfig:
     sweep = {name: values and tuple(dict.fromkeys(values)) for name, values in told.items()}
     with _told_of(source):
         found = [find_partition(name, beside=path) for name in dict.fromkeys(file.partition)]
-    for fault in _contradictions(file, workload, sweep, axes, found):
-        raise ConfigError(f"{source}: {fault}")
+    for rule in _contradictions(file, workload, sweep, axes, found):
+        refuse(source, rule)
     if file.account is not None:
         found = [each.model_copy(update={"account": file.account}) for each in found]
     partitions = {each.name: each for each in found}
@@ -328,6 +324,10 @@ def load_study(path: Path) -> StudyConfig:
     baselines = (("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines
     own = {name: getattr(file, name) for name in ("hosts", "precision", "seed", "timeout_s")}
     own |= {name: sweep[name] for name in ("nodes", "workers_per_node") if name in sweep}
+    own |= {"targets": tuple(sorted(set(file.targets), reverse=True)), "question": file.question or ""}
+    own |= {"budget": dict(file.budget or {}), "repeats": file.repeats or (MOST_LAUNCHES if aim else 3)}
+    own |= {"baselines": baselines, "turns": aim if file.turns is None else file.turns, "left_out": left_out}
+    rows = [[dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True)] for axis in axes]
     study = StudyConfig(
         name=run.study,
         run=run,
@@ -335,18 +335,9 @@ def load_study(path: Path) -> StudyConfig:
         placements=sweep.get("placement", ("fill",)),
         runtimes=runtimes or sweep.get("runtime", (usual,)),
         varied={name: sweep[name] for name in (*workload.sweepable, "global_batch") if name in sweep},
-        zipped=tuple(
-            tuple(dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True)) for axis in axes
-        ),
-        baselines=baselines,
-        targets=tuple(sorted(set(file.targets), reverse=True)),
-        question=file.question or "",
-        budget={str(name): hours for name, hours in (file.budget or {}).items()},
-        repeats=file.repeats or (MOST_LAUNCHES if aim else 3),
-        turns=aim if file.turns is None else file.turns,
+        zipped=tuple(map(tuple, rows)),
         partitions=partitions,
         identity={name: identity.identify(each) for name, each in partitions.items()},
-        left_out=left_out,
         source=path,
         text=path.read_text(encoding="utf-8"),
         **own,
@@ -357,78 +348,61 @@ def load_study(path: Path) -> StudyConfig:
 
 
 def _contradictions(
-    file: StudyFile,
-    workload: Workload,
-    sweep: Mapping[str, Any],
-    axes: Sequence[Mapping[str, Any]],
-    found: Sequence[Partition],
-) -> Iterator[str]:
-    """Yield in words which keys of a file contradict each other: `axes` are those under zip."""
-    fixed = file.run or {}
+    file: StudyFile, workload: Workload, sweep: Mapping[str, Any], axes: _Axes, found: Sequence[Partition]
+) -> Iterator[tuple[object, str]]:
+    """Yield which keys of a file contradict each other, for `refuse`: `axes` are those under zip."""
+    fixed, names = file.run or {}, [*sweep, *(name for axis in axes for name in axis)]
     given = {**sweep, **{name: values for axis in axes for name, values in axis.items()}}
-    yield from (f"sweep: {fault}" for fault in _unfit(sweep, axes))
-    if (size := len(file.study.encode())) > _MAX_NAME_BYTES:
-        yield f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
-    if file.precision is not None and file.turns is False:
-        yield "precision is reached in turns; leave turns out, or set it to yes"
-    for places in (file.partition, [each.name for each in found]):
-        yield from (f"partition {name} is named twice; give each once" for name in places if places.count(name) > 1)
+    for name, count in Counter(names).items():
+        yield count > 1, f"sweep: {name} is varied twice, once under zip; give it once"
+    for axis in axes:
+        lengths = {len(values) for values in axis.values()}
+        told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
+        long = "give lists that are equally long, as {workers: [1, 2], batch: [150, 75]}"
+        yield len(lengths) != 1 or 0 in lengths, f"sweep: zip: {told}; {long}"
+    apart = [name for name in ("backend", "transport") if name in sweep]
+    of_both = "are both given; a runtime is a backend with its transport"
+    yield apart and "runtime" in names, f"sweep: runtime and {''.join(apart[:1])} {of_both}"
+    yield apart == ["transport"], "sweep: transport is given without backend; give both, or runtime"
+    yield from ((True, f"sweep: {each}") for each in _crossed(sweep.get("backend", ()), sweep.get("transport", ()))[2])
+    both, layouts = {"workers", "nodes"} <= {*names}, given.get("placement", ("fill",))
+    full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
+    yield both and "spread" not in layouts, f"sweep: workers and nodes are both given; {full}"
+    three = "workers, nodes and workers_per_node are all given; give two of them"
+    yield both and "workers_per_node" in names, f"sweep: {three}"
+    size = len(file.study.encode())
+    name_of = f"study is a name of {size} bytes; it names a folder: at most {_MAX_NAME_BYTES}, better a few words"
+    yield size > _MAX_NAME_BYTES, name_of
+    in_turns = "precision is reached in turns; leave turns out, or set it to yes"
+    yield file.precision is not None and file.turns is False, in_turns
+    for name, count in (Counter(file.partition) | Counter(each.name for each in found)).items():
+        yield count > 1, f"partition {name} is named twice; give each once"
     for name in (each for each in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT) if each in fixed):
         roles = workload.options[name].roles
         hint = f"sweep.{'runtime' if roles & Role.RUNTIME else name}"
         hint = "the top level of the file" if roles & Role.NAMING else hint
-        yield f"run: {name} cannot be fixed here; it comes from {hint}"
-    yield from (
-        f"{name} is both fixed under run and varied under sweep; give it once" for name in given if name in fixed
-    )
-    strong = "global_batch" in given or "global_batch" in fixed
-    if strong and ("batch" in given or "batch" in fixed):
-        yield "batch and global_batch are both given; batch is of each worker, global_batch of all together"
-    if file.scaling == "strong" and not strong:
-        yield "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
-    if file.scaling == "weak" and strong:
-        yield "scaling is weak, but global_batch is given; give batch, that of each worker"
-    layouts = given.get("placement", ("fill",))
-    if ("list" in layouts) != bool(file.hosts):
-        wanted = "give both sweep.placement and hosts, or neither"
-        yield f"placement list needs the names of its nodes, and only list has any; {wanted}"
-    if file.hosts and len(found) > 1:
-        yield f"hosts are those of one partition, but {len(found)} are named"
+        yield True, f"run: {name} cannot be fixed here; it comes from {hint}"
+    for name in given:
+        yield name in fixed, f"{name} is both fixed under run and varied under sweep; give it once"
+    batches = {*given, *fixed} & {"batch", "global_batch"}
+    strong = "global_batch" in batches
+    twice = "batch and global_batch are both given; batch is of each worker, global_batch of all together"
+    yield len(batches) > 1, twice
+    of_all = "scaling is strong, but each worker has its batch; give global_batch, which is divided among them"
+    yield file.scaling == "strong" and not strong, of_all
+    of_each = "scaling is weak, but global_batch is given; give batch, that of each worker"
+    yield file.scaling == "weak" and strong, of_each
+    wanted = "give both sweep.placement and hosts, or neither"
+    listed = f"placement list needs the names of its nodes, and only list has any; {wanted}"
+    yield ("list" in layouts) != bool(file.hosts), listed
+    yield file.hosts and len(found) > 1, f"hosts are those of one partition, but {len(found)} are named"
     hosts = dict.fromkeys(host.name for each in found for host in each.hosts)
-    for name in file.hosts if hosts else ():
-        if name not in hosts:
-            yield f"hosts {name!r} is not known{nearest(name, hosts)}; allowed: {', '.join(hosts)}"
-    elsewhere = [each.name for each in found if each.scheduler != "local"]
-    if elsewhere and given.get("workers") is None and ("workers" in given or "nodes" not in given):
-        yield (
-            f"sweep: workers counts up to the cores of this machine, but the study runs on partition {elsewhere[0]}; "
-            "give counts such as [1, 2, 4], or nodes"
-        )
-
-
-def _unfit(sweep: Mapping[str, Any], axes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield in words what does not fit together in a sweep: `axes` are those under zip."""
-    names = [*sweep, *(name for axis in axes for name in axis)]
-    yield from (f"{name} is varied twice, once under zip; give it once" for name in names if names.count(name) > 1)
-    for axis in axes:
-        if len(lengths := {len(values) for values in axis.values()}) != 1 or 0 in lengths:
-            told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
-            yield f"zip: {told}; give lists that are equally long, as {{workers: [1, 2], batch: [150, 75]}}"
-    apart = [name for name in ("backend", "transport") if name in sweep]
-    if apart and "runtime" in names:
-        yield f"runtime and {apart[0]} are both given; a runtime is a backend with its transport"
-    if apart == ["transport"]:
-        yield "transport is given without backend; give both, or runtime"
-    yield from _crossed(sweep.get("backend", ()), sweep.get("transport", ()))[2]
-    both, layouts = (
-        {"workers", "nodes"} <= {*names},
-        [axis["placement"] for axis in (*axes, sweep) if "placement" in axis],
-    )
-    if both and "spread" not in itertools.chain(*layouts):
-        full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
-        yield f"workers and nodes are both given; {full}"
-    if both and "workers_per_node" in names:
-        yield "workers, nodes and workers_per_node are all given; give two of them"
+    for name in (each for each in file.hosts if hosts and each not in hosts):
+        yield True, f"hosts {name!r} is not known{nearest(name, hosts)}; allowed: {', '.join(hosts)}"
+    elsewhere = "".join([each.name for each in found if each.scheduler != "local"][:1])
+    here = f"sweep: workers counts up to the cores of this machine, but the study runs on partition {elsewhere}; "
+    counted = given.get("workers") is None and ("workers" in given or "nodes" not in given)
+    yield elsewhere and counted, f"{here}give counts such as [1, 2, 4], or nodes"
 
 
 def _crossed(
@@ -487,20 +461,17 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     if "workers" not in places:
         counts = [said_workers(command)]
-        say(
-            f"one worker count, {counts[0]}: the command has no place for another; write {{workers}} where it says "
-            "how many, for a speedup"
-        )
+        lone = f"one worker count, {counts[0]}: the command has no place for another"
+        say(f"{lone}; write {{workers}} where it says how many, for a speedup")
     line = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in command)
     content = {"command": line, **({} if rate is None else {"rate": rate})}
-    name = _called(command)
-    number, path = 1, Path(f"{name}-study.yaml")
-    while path.exists():
+    names = (f"{_called(command)}{(number and f'-{number + 1}') or ''}-study.yaml" for number in itertools.count())
+    for path in map(Path, names):
+        if not path.exists():
+            break
         known = load_yaml(path)
         if {key: known.get(key) for key in ("command", "rate")} == {"rate": None, **content}:
             return path
-        number += 1
-        path = Path(f"{name}-{number}-study.yaml")
     # Nobody knows how long a command is.
     study = {"study": path.stem.removesuffix("-study"), **content, "repeats": 3, "timeout_s": 4 * 3600}
     study |= {"sweep": {"workers": counts}, **({} if "workers" in places else {"baselines": []})}

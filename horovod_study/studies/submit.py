@@ -26,12 +26,11 @@ from horovod_study.errors import StudyError, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import sleep, utc_now, utc_stamp
 from horovod_study.records import facts
-from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.lease import Held, hold_study
 from horovod_study.studies.ledger import past_durations
-from horovod_study.studies.progress import say
+from horovod_study.studies.plan import Estimate
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.text.progress import duration
+from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
 
 _TRIES = 3
@@ -57,7 +56,7 @@ def submit_cells(
     check_folder(directory)
     if dry_run:
         for job, allocation, text in _drafts(sweep, cells, planned, code=directory.resolve() / ".code" / "DIGEST"):
-            say(console, text)
+            show(console, text)
             _show(allocation, sweep.partitions[job.partition], directory.resolve(), console)
         return []
     with ExitStack() as stack:
@@ -76,7 +75,7 @@ def submit_cells(
         live = {key: state.job_id for job, task, state in book.live() for key in job.tasks[task]}
         for cell in cells:
             if cell.key in live:
-                say(console, f"not submitted again: {cell.name} is in job {live[cell.key]}")
+                show(console, f"not submitted again: {cell.name} is in job {live[cell.key]}")
         wanted = [cell for cell in cells if cell.key not in live]
         if not wanted:
             return []
@@ -89,10 +88,8 @@ def check_folder(directory: Path) -> None:
     """Raise StudyError where jobs could not write their output below a folder of this name."""
     path = str(directory.resolve())
     if bad := set(path) & set("%\\\n"):
-        raise StudyError(
-            f"{path!r}: Slurm takes {', '.join(sorted(map(repr, bad)))} in a path for a pattern; choose another folder "
-            "with --runs"
-        )
+        told = f"Slurm takes {', '.join(sorted(map(repr, bad)))} in a path for a pattern"
+        raise StudyError(f"{path!r}: {told}; choose another folder with --runs")
 
 
 def adopt(book: JobBook, directory: Path, console: Console) -> None:
@@ -106,7 +103,7 @@ def adopt(book: JobBook, directory: Path, console: Console) -> None:
         number = book.job_id(job.name)
         if number:
             write_job(directory, replace(job, job_id=number, submitted=job.written))
-            say(console, f"found job {number} ({job.name}), submitted by a command that was broken off")
+            show(console, f"found job {number} ({job.name}), submitted by a command that was broken off")
         elif all(book.of_task(job, task) is None for task in range(len(job.tasks))):
             write_job(directory, replace(job, refused="the command that made it was broken off before it submitted it"))
 
@@ -125,13 +122,12 @@ def _drafts(sweep: StudyCells, cells: Sequence[Cell], planned: Mapping[str, str]
         own = {each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")}
         where: dict[str, Any] = {"folder": job_folder(sweep.directory.resolve(), name), "name": name}
         text = script(allocation, partition, **where, python=Path(sys.executable), code=code, variables=own)
-        inside = {
+        inside: dict[str, Any] = {
             "study": facts(sweep, "name", "seed", "timeout_s"),
             "partition": partition.model_dump(),
-            "cells": [cell_values(cell) for cell in allocation.cells],
-            "planned": {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells},
-            "environment": environment(partition),
         }
+        inside |= {"cells": [cell_values(cell) for cell in allocation.cells], "environment": environment(partition)}
+        inside["planned"] = {cell.key: planned.get(cell.key, "missing") for cell in allocation.cells}
         named: dict[str, Any] = {"name": name, "study": sweep.name, "partition": partition.name, "inside": inside}
         named |= {"written": utc_now(), "user": os.environ.get("USER", ""), "requeue": partition.requeue}
         tasks = tuple(tuple(cell.key for cell in task) for task in allocation.tasks)
@@ -155,25 +151,25 @@ def _submit(job: Job, allocation: Allocation, text: str, sweep: StudyCells, cons
     write_job(directory, job)
     many, each = (f", {len(job.tasks)} tasks", " each") if len(job.tasks) > 1 else ("", "")
     text = f"submitted job {job.job_id}{many}: {plural(len(allocation.cells), 'cell')}, {plural(job.nodes, 'node')}"
-    say(console, f"{text} of {job.partition}, at most {duration(job.time_limit_s)}{each}; {folder}")
+    show(console, f"{text} of {job.partition}, at most {duration(job.time_limit_s)}{each}; {folder}")
     return job
 
 
 def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
     """Return the number that sbatch gives; when its answer was lost on the way, Slurm is asked for the job's name."""
-    told = absent = ""
+    command, environ = ("sbatch", "--parsable", "script.sh"), submit_environment(os.environ, as_typed=as_typed)
+    how: dict[str, Any] = {"cwd": folder, "env": environ, "stdin": subprocess.DEVNULL, "capture_output": True}
+    told, lost = "", True
     for attempt in range(_TRIES):
         if attempt:
             sleep(_BETWEEN_TRIES_S)
         try:
-            command, environ = ("sbatch", "--parsable", "script.sh"), submit_environment(os.environ, as_typed=as_typed)
-            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120.0}
-            done: subprocess.CompletedProcess[bytes] = subprocess.run(command, cwd=folder, env=environ, **how)
+            done: subprocess.CompletedProcess[bytes] = subprocess.run(command, timeout=120.0, **how)
         except FileNotFoundError:
-            absent = "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is "
-            break
+            absent = "sbatch is not on PATH; submit from a login node of the cluster, or choose a partition that is not"
+            raise StudyError(f"{absent} of scheduler slurm") from None
         except (OSError, subprocess.TimeoutExpired) as error:
-            told, lost = f"sbatch did not answer ({type(error).__name__})", True
+            told = f"sbatch did not answer ({type(error).__name__})"
         else:
             number = done.stdout.decode(errors="replace").strip().splitlines()
             if done.returncode == 0 and number and number[-1].partition(";")[0].isdigit():
@@ -186,19 +182,18 @@ def _sbatch(job: Job, folder: Path, directory: Path, *, as_typed: bool) -> str:
             break
         if number_there := JobBook(directory).job_id(job.name):
             return number_there
-    if not absent:
-        write_job(directory, replace(job, refused=f"sbatch: {told}"))
+    write_job(directory, replace(job, refused=f"sbatch: {told}"))
     what = f"sbatch refused the job ({told}); correct the partition's file or the study, and run it again; "
     what += f"the script is {folder / 'script.sh'}"
-    if not absent and lost:
+    if lost:
         what = f"Slurm does not take jobs now ({told}, {_TRIES} times); nothing is wrong with the study, "
         what += "run it again later"
-    raise StudyError(f"{absent}not of scheduler slurm" if absent else f"partition {job.partition}: {what}")
+    raise StudyError(f"partition {job.partition}: {what}")
 
 
 def _show(allocation: Allocation, partition: Partition, directory: Path, console: Console) -> None:
     """Print how the cells of a job will be launched, the nodes called node1, node2, ..."""
-    say(console, "# The program in it will start its cells like this:")
+    show(console, "# The program in it will start its cells like this:")
     shown: dict[Any, Cell] = {}
     for cell in allocation.cells:
         shown.setdefault((cell.runtime, cell.placement), cell)
@@ -212,7 +207,7 @@ def _show(allocation: Allocation, partition: Partition, directory: Path, console
         start = Starting(python=Path(sys.executable), environ=path, which=lambda name, path: name, site=site)
         config = directory / "cells" / f"{cell.key}.yaml"
         line = launch_line(cell, start, config=config, out=directory / cell.key)
-        say(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")
+        show(console, f"# {cell.name}\n{shlex.join(line.argv)}\n")
 
 
 def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console: Console, ask: Ask = ask) -> list[str]:
@@ -232,9 +227,7 @@ def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console
             f"squeue does not answer here, so no job was taken back, and {', '.join(dict.fromkeys(silent))} may wait "
             "or run still; cancel again where squeue works (a login node)"
         )
-    for job, task, state in book.live():
-        if not state.job_id or not meant(job, task):
-            continue
+    for job, task, state in [each for each in book.live() if each[2].job_id and meant(each[0], each[1])]:
         number = f"{state.job_id}_{task}" if len(job.tasks) > 1 else state.job_id
         foreign = bool(job.user and user and job.user != user)
         # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.
@@ -246,5 +239,5 @@ def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console
             error=StudyError,
         )
         ended.append(number)
-        say(console, f"cancelled job {number} ({plural(len(job.tasks[task]), 'cell')})")
+        show(console, f"cancelled job {number} ({plural(len(job.tasks[task]), 'cell')})")
     return ended

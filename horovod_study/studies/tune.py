@@ -12,8 +12,7 @@ bandits", 2013).
 import math
 import os
 import random
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -34,17 +33,14 @@ from horovod_study.config.workload import Configuration, Workload
 from horovod_study.errors import ConfigError, StudyError, nearest, refuse
 from horovod_study.measure.clock import now
 from horovod_study.records import TurnSlice, read_turns
-from horovod_study.studies.attempt import record_in
-from horovod_study.studies.design import Design, follow
-from horovod_study.studies.interruption import INTERRUPTED
+from horovod_study.studies.attempt import INTERRUPTED, record_in
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside
-from horovod_study.studies.progress import say
-from horovod_study.studies.runner import RunOptions, end_unattended
+from horovod_study.studies.runner import Design, RunOptions, end_unattended, follow
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import apart_because, rates, worker_mb, workers_that_fit
 from horovod_study.text.numbers import quoted
-from horovod_study.text.progress import duration
+from horovod_study.text.progress import duration, show
 from horovod_study.text.tables import NOTHING, table_of, to_lines
 
 SECONDS = 2.0  # of a launch that does not alternate
@@ -54,9 +50,6 @@ EQUAL = 0.01
 """Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
 LEAST_ROUNDS = 4  # before two settings are said to differ
 SHIPPED, LIBRARY = "shipped settings", "library defaults"
-
-
-# -------------------------------------------------------------------------------------------------------- the race
 
 
 class Candidate(NamedTuple):
@@ -84,6 +77,7 @@ class Heat(NamedTuple):
 
 Made: TypeAlias = tuple[Sequence[Slice], Mapping[str, str]] | None
 """What came of a heat: the slices of all arms, and why an arm failed. None: there was no time for it."""
+Launch: TypeAlias = Callable[[Heat], Generator[StudyCells, Ledger, Made]]
 
 
 def ratio_of(slices: Sequence[Slice], one: str, other: str) -> Interval:
@@ -130,18 +124,6 @@ class Race:
         close = [each for value, each in known if value * (1 + EQUAL) >= best]
         return self.arms[0] if best == 1.0 else min(close, key=lambda each: len(each.values))
 
-    def take(self, heat: Heat, made: Made) -> bool:
-        """Take what came of a heat; return whether there was time for it. StudyError: the first arm failed."""
-        if made is None:
-            return False
-        slices, failed = made
-        self.slices += slices
-        self.confirming += slices if heat.what == "confirm" else ()
-        shipped = failed.get(self.arms[0].name)
-        refuse("run: --tune", (shipped, f"the shipped settings do not run: {shipped}"), error=StudyError)
-        self.failed |= failed
-        return True
-
     def combine(self) -> None:
         """Add combinations of the best value of each knob that seems to help by EQUAL: the best two, three, ..."""
         values: dict[str, Any] = {}
@@ -174,11 +156,14 @@ class Race:
         self.text = f"not resolved: {why}; the shipped settings are kept"
 
 
-def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Generator[Heat, Made, None]:
-    """Yield what is launched next until one arm of the `race` is left; `room`: so many fit into memory together."""
+def halving(race: Race, way: Way, launch: Launch, *, seed: int, room: float = math.inf) -> Design:
+    """Launch heats until one arm of the `race` is left, and choose; `room`: so many fit into memory together.
+
+    StudyError: the first arm failed.
+    """
     numbers, size = count(1), int(min(max(room, 2), 1000)) - 1
 
-    def measure(what: str) -> Generator[Heat, Made, bool]:
+    def measure(what: str) -> Generator[StudyCells, Ledger, bool]:
         """Launch all or the leader with the first arm, in parts that fit; return False when time was up before."""
         launches, rounds = way[what]
         for _ in range(launches):
@@ -186,9 +171,17 @@ def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Gener
             for place in range(0, len(others), size):
                 part, number = [race.arms[0], *others[place : place + size]], next(numbers)
                 random.Random(f"{seed} {what} {number}").shuffle(part)
-                heat = Heat(what=what, number=number, arms=tuple(part), rounds=rounds)
-                if not race.take(heat, (yield heat)):
+                if (
+                    made := (yield from launch(Heat(what=what, number=number, arms=tuple(part), rounds=rounds)))
+                ) is None:
                     return False
+                slices, failed = made
+                race.slices += slices
+                race.confirming += slices if what == "confirm" else ()
+                shipped = failed.get(race.arms[0].name)
+                told = f"the shipped settings do not run: {shipped}"
+                refuse("run: --tune", (shipped, told), error=StudyError)
+                race.failed |= failed
         return True
 
     stage, late = 0, False
@@ -201,9 +194,6 @@ def halving(race: Race, way: Way, *, seed: int, room: float = math.inf) -> Gener
     if (leader := race.leader()) is not race.arms[0]:
         yield from measure("confirm")
     race.choose(leader, late)
-
-
-# ------------------------------------------------------------------------------------------------------------- arms
 
 
 def knobs_of(texts: Sequence[str], workload: Workload, runtime: str) -> dict[str, tuple[Any, ...]]:
@@ -275,9 +265,6 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
 
 
-# ------------------------------------------------------------------------------------------------------------ running
-
-
 def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunOptions, console: Console) -> bool:
     """Race the settings that `texts` name (knobs_of) and print table and lines for the study file; False: interrupted.
 
@@ -294,24 +281,25 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
     sweep = replace(sweep_of(study, runs_dir), name=name, directory=runs_dir / name, **own)
     way = "one launch after the other: " + alone if alone else "in turns"
     what = f"{base.runtime} with {workers} workers, batch {base.config.batch}"
-    say(console, f"tuning {what}, {way}, at most {duration(lasts_s)}")
+    show(console, f"tuning {what}, {way}, at most {duration(lasts_s)}")
     for each in workload.options.values():
         if each.variable in os.environ and each.matters(base.runtime):
             told = f"{each.variable} is set in the environment, and holds for the shipped settings; unset it"
-            say(console, f"warning: {told}")
+            show(console, f"warning: {told}")
     arms, left_out = arms_of(base, knobs, available_cores())
     why = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
     nothing = f"there is nothing to vary: {why}; name other knobs, or values as KNOB=V1,V2"
     refuse("run: --tune", (not any(each.knob for each in arms), nothing), error=StudyError)
     room = math.inf if alone else int(workers_that_fit(worker_mb(runs_dir / study.name)) / workers)
-    heats = _Heats(sweep, base, bool(alone), lasts_s, console, Race(arms))
-    how = replace(options, policy=heats.policy, watch_load_s=0.0)
-    ended = follow(heats.design(seed=study.seed, room=room), how, Console(quiet=True))
+    race = Race(arms)
+    heats = _Heats(sweep, base, bool(alone), lasts_s, console)
+    design = halving(race, ALONE if alone else IN_TURNS, heats.launch, seed=study.seed, room=room)
+    ended = follow(design, replace(options, policy=heats.policy, watch_load_s=0.0), Console(quiet=True))
     if ended is not None and ended.interrupted:
-        say(console, f"interrupted; continue with: {options.command}")
+        show(console, f"interrupted; continue with: {options.command}")
         return False
-    for line in (*_table(heats.race, left_out), "", *run_lines(base, heats.race.chosen)):
-        say(console, line)
+    for line in (*_table(race, left_out), "", *run_lines(base, race.chosen)):
+        show(console, line)
     return True
 
 
@@ -338,29 +326,18 @@ class _Heats:
     alone: bool
     lasts_s: float
     console: Console
-    race: Race
     used_s: float = 0.0
     launches: int = 0
-
-    def design(self, *, seed: int, room: float) -> Design:
-        """Yield the cells of each heat of the race until somebody is chosen."""
-        heats = halving(self.race, ALONE if self.alone else IN_TURNS, seed=seed, room=room)
-        with suppress(StopIteration):
-            heat = next(heats)
-            while True:
-                heat = heats.send((yield from self._measured(heat)))
 
     def policy(self, slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
         """Return who of the present heat needs more turns; nobody when its time is up."""
         late = now() - self._began > self._until_s and slices and slices[-1].round + 1 >= LEAST_ROUNDS
         return [] if late or (slices and slices[-1].round + 1 >= self._rounds) else list(left)
 
-    def _measured(self, heat: Heat) -> Generator[StudyCells, Ledger, Made]:
+    def launch(self, heat: Heat) -> Generator[StudyCells, Ledger, Made]:
         """Launch a heat that is not there yet, and return what it has made; None: there is no time for it."""
-        cells = [
-            replace(self.base, config=self.base.config.changed(**arm.values), label=arm.name).repeated(heat.number)
-            for arm in heat.arms
-        ]
+        configs = {arm.name: self.base.config.changed(**arm.values) for arm in heat.arms}
+        cells = [replace(self.base, config=each, label=n).repeated(heat.number) for n, each in configs.items()]
         sweep = replace(self.sweep, cells=tuple(cells), timeout_s=_START_UP_S + 10 * SECONDS)
         self._names, self._rounds = {cell.key: cell.label for cell in cells}, heat.rounds
         self._until_s = self.lasts_s * (1.0 if heat.what == "confirm" else 1 - _RESERVED) - self.used_s
@@ -382,7 +359,7 @@ class _Heats:
         for arm in {each.label for each in cells} - {each.cell for each in slices} - set(failed):
             failed[arm] = "it trained too little to be measured; give the study more seconds"
         left = duration(max(0.0, self.lasts_s - self.used_s))
-        say(self.console, f"  {heat.what} {heat.number}: {len(heat.arms)} settings; at most {left} left")
+        show(self.console, f"  {heat.what} {heat.number}: {len(heat.arms)} settings; at most {left} left")
         return slices, failed
 
     def _slices(self, cells: Sequence[Cell]) -> list[Slice]:
@@ -393,9 +370,6 @@ class _Heats:
         records = {cell.label: record_in(self.sweep.directory / cell.key) for cell in cells}
         speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
         return [Slice(launch="", round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]
-
-
-# ---------------------------------------------------------------------------------------------------- what came of it
 
 
 def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:

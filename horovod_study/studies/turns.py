@@ -2,13 +2,8 @@
 
 Cells that are run one after the other are measured minutes apart, and what the machine does meanwhile goes into every
 ratio of two of them. Here they are started once and then alternate: in every round each of them trains one slice, in
-random order, so that the slices of a round have the same machine. docs/turns.md says how it goes;
-recording/rank/turns.py has the protocol, and says why the wait changes nothing of what a run records.
-
-A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
-takes is at most _SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. LEAD_S of
-steps on caches that another cell has filled are made before it begins. Warm-up is in no slice either, nor what the end
-of what was asked for has cut to less than half.
+random order, so that the slices of a round have the same machine. docs/turns.md says how it goes, and how long a slice
+is; recording/rank/turns.py has the protocol, and says why the wait changes nothing of what a run records.
 """
 
 import math
@@ -21,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -30,20 +25,20 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 
-from horovod_study.analysis.paired import OTHER_LOAD, Slice
+from horovod_study.analysis.paired import OTHER_LOAD, Precision, RatioEstimate, RatioVerdict, Slice
+from horovod_study.analysis.stats import MIN_REPEATS, median_ratio
 from horovod_study.cluster.process import Holding, used_s
 from horovod_study.config.partitions import gpus_here
-from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell
 from horovod_study.config.workload import Configuration
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import busy_s
 from horovod_study.recording.rank.turns import TURNS, Channel
-from horovod_study.records import TurnSlice, read_run
-from horovod_study.studies.attempt import CellRun, Running, Verdict
-from horovod_study.studies.interruption import Interruption
+from horovod_study.records import TurnSlice, read_run, read_turns
+from horovod_study.studies.attempt import CellRun, Interruption, Running, Verdict, record_in
 from horovod_study.studies.sweep import StudyCells
+from horovod_study.text.progress import duration
 
 SLICE_S = (0.25, 0.5)
 _SWITCH_SHARE = 0.05
@@ -151,9 +146,8 @@ def groups(
         return [AlternatingCells(tuple(cells))]
     room = workers_that_fit(each_mb)
     parts: list[AlternatingCells] = []
-    for (_, pair), block in groupby(
-        cells, key=lambda cell: (cell.config.repeat, f"-{cell.placement.workers}w" if cell.arm else "")
-    ):
+    repeat = lambda cell: (cell.config.repeat, f"-{cell.placement.workers}w" if cell.arm else "")  # noqa: E731
+    for (_, pair), block in groupby(cells, key=repeat):
         # The small cells first; one that is larger than the room has its own.
         rest: list[Cell] = []
         boxes: dict[str, list[list[Cell]]] = {}
@@ -240,45 +234,28 @@ class _Closed(Exception):
     """Nobody wants turns any more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockLaunch:
-    """One launch of a block: cells that are started together and train in turns, whatever command they are of."""
+@dataclass(eq=False)
+class Conductor:
+    """Gives turns to cells that are started together, from a thread of its own that is blocked while a slice lasts.
 
+    The thread that starts the cells asks `may_start`, gives them `environment`, and tells of each that has `ended`.
+    """
+
+    runs: Iterable[str]  # their names, in the order of their start
+    _: KW_ONLY
     block: str = ""
     launch: int = 0  # how often cells of this block were started before
     seed: int = 1
     policy: Policy = until_asked_for
     equal_steps: bool = False  # cells that end together go on, in no slice, to the steps of the one that has made most
     least_steps: int = 1  # of a slice, however long they take
-
-    def conductor(self, cells: Mapping[str, Cell]) -> "Conductor":
-        """Return who gives turns to these cells, in the order of their start."""
-        more = any(
-            getattr(cell.config, name) not in (None, cell.config.workload.options[name].default)
-            for cell in cells.values()
-            for name in cell.config.workload.named(Role.PROBE)
-        )
-        return Conductor(cells, self, cores=sorted(os.sched_getaffinity(0)), end_alone=more)
-
-
-class Conductor:
-    """Gives turns to cells, from a thread of its own that is blocked while a slice lasts.
-
-    The thread that starts the cells asks `may_start`, gives them `environment`, and tells of each that has `ended`.
-    """
-
+    cores: Sequence[int] = ()  # of this machine, on which others are looked at
+    end_alone: bool = False  # what cells do after their steps is measured too, and one does it after the other
     failure: Exception | None = None  # what has ended it before its time
 
-    def __init__(
-        self, runs: Iterable[str], how: BlockLaunch, *, cores: Sequence[int] = (), end_alone: bool = False
-    ) -> None:
-        """`runs`: their names, in the order of their start; `cores`: of this machine, on which others are looked at.
-
-        `end_alone`: what cells do after their steps is measured too, and one does it after the other.
-        """
-        self._how, self._cores, self._end_alone = how, cores, end_alone
-        self._random = random.Random(f"{how.seed} {how.block} {how.launch}")
-        self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in runs}
+    def __post_init__(self) -> None:
+        self._random = random.Random(f"{self.seed} {self.block} {self.launch}")
+        self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in self.runs}
         self.slices: list[TurnSlice] = []
         self._switches: deque[float] = deque(maxlen=4 * _RECENT)
         self._lock = threading.Lock()
@@ -395,7 +372,7 @@ class Conductor:
         """Make rounds until no cell needs more."""
         number = 0
         # A start can be all of a short run: not a step more.
-        if self._how.equal_steps and self._how.policy is until_asked_for:
+        if self.equal_steps and self.policy is until_asked_for:
             self._end([cell for cell in self._cells.values() if cell.state == "turns" and cell.all("enough")])
         while left := [cell for cell in self._cells.values() if cell.state == "turns"]:
             self._random.shuffle(left)
@@ -405,9 +382,9 @@ class Conductor:
                     self._give(cell, number, position)
             number += 1
             there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
-            wanted = self._how.policy(self.slices, there) if there else ()
+            wanted = self.policy(self.slices, there) if there else ()
             ending = [cell for cell in left if cell.run not in wanted]
-            if self._how.equal_steps:
+            if self.equal_steps:
                 self._level(ending)
             self._end(ending)
 
@@ -426,9 +403,9 @@ class Conductor:
             seconds[(each.other_load or 0.0) > OTHER_LOAD] += each.end_s - each.begin_s
         allowed_s = QUIET_WAIT_S + PATIENCE * seconds[False] + _IN_VAIN * seconds[True]
         while self._waited_s < allowed_s and cell.state == "turns":
-            self._since, before = now(), busy_s(self._cores)
+            self._since, before = now(), busy_s(self.cores)
             self._wait(lambda: now() - self._since >= 2 * _LOAD_S, every_s=_LOAD_S)
-            over_s, after = now() - self._since, busy_s(self._cores)
+            over_s, after = now() - self._since, busy_s(self.cores)
             self._waited_s += over_s
             if before is None or after is None or (after - before) / over_s <= OTHER_LOAD:
                 return cell.state == "turns"
@@ -453,7 +430,7 @@ class Conductor:
         trained_s = 0.0
         while cell.state == "starting" and not cell.all("enough"):
             # Of a short run that is compared at most about a quarter is warm-up.
-            short = self._how.equal_steps and cell.reports[0]["steps"] >= cell.least() / 4
+            short = self.equal_steps and cell.reports[0]["steps"] >= cell.least() / 4
             if cell.all("warm") and (short or trained_s >= WARM_S):
                 break
             trained_s += self._train(cell)
@@ -467,7 +444,7 @@ class Conductor:
         if cell.state != "turns":
             return
         numbers = cell.held
-        began, before = now(), (busy_s(self._cores), used_s(numbers))
+        began, before = now(), (busy_s(self.cores), used_s(numbers))
         with self._lock:
             self._continue(cell, in_place=True)
         # Its first steps, in no slice, are on caches that others have filled; not where one of them would be a large
@@ -481,12 +458,12 @@ class Conductor:
             self._hold(cell)
             over_s = now() - began
             # Processor seconds of all programs, less those of this cell; unknown where one of them is.
-            after = busy_s(self._cores), used_s(numbers)
+            after = busy_s(self.cores), used_s(numbers)
             more = [new - old for old, new in zip(before, after, strict=True) if old is not None and new is not None]
             others_s = max(0.0, more[0] - more[1]) if len(more) == 2 else None
             self._switches.append(over_s - lead_s - took_s)
-            load = None if others_s is None or over_s < _LOAD_S or not self._cores else others_s / over_s
-            who: dict[str, Any] = {"block": self._how.block, "launch": self._how.launch, "run": cell.run}
+            load = None if others_s is None or over_s < _LOAD_S or not self.cores else others_s / over_s
+            who: dict[str, Any] = {"block": self.block, "launch": self.launch, "run": cell.run}
             who |= {"round": number, "position": position, "steps": min(cell.more("steps"))}
             who |= {"begin_s": ended - self._zero - took_s, "end_s": ended - self._zero}
             made = TurnSlice(**who, samples=sum(cell.more("samples")), other_load=load)
@@ -503,7 +480,7 @@ class Conductor:
         if cell.step_s:  # at first few, then twice as many at most
             steps = round((usual_s if slice_s is None else slice_s) / max(median(cell.step_s), 1e-7))
             most = math.inf if len(cell.step_s) == _RECENT else 2 * cell.granted
-            cell.granted = int(max(self._how.least_steps, min(steps, most)))
+            cell.granted = int(max(self.least_steps, min(steps, most)))
         else:
             cell.granted = 1
         made, least = cell.steps(), cell.least()
@@ -524,7 +501,7 @@ class Conductor:
 
     def _end(self, cells: Collection[_Cell]) -> None:
         """Tell cells to end, and wait until they have: side by side, or one by one where more of them is measured."""
-        for some in [[cell] for cell in cells] if self._end_alone else [cells]:
+        for some in [[cell] for cell in cells] if self.end_alone else [cells]:
             for cell in some:
                 if cell.state == "turns":
                     with self._lock:
@@ -615,28 +592,141 @@ class Conductor:
             self._say(cell, list(cell.reports), {"until": None})
 
     def _note(self, cell: _Cell, rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what a rank reports. LookupError, TypeError, ValueError: that is no report."""
         for message in messages:
-            kinds = {"steps": int, "samples": int, "trained_s": float, "warm": bool, "enough": bool}
-            cell.reports[rank] = {
-                **{name: kind(message[name]) for name, kind in kinds.items()},
-                "least": None if message["least"] is None else int(message["least"]),
-                "threads": {int(thread): int(core) for thread, core in message.get("threads", {}).items()},
-            }
+            threads = {int(thread): core for thread, core in message.get("threads", {}).items()}
+            cell.reports[rank] = {**message, "threads": threads}
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})
 
 
 def rates(slices: Iterable[TurnSlice], cells: Mapping[str, str]) -> list[Slice]:
     """Return slices as `analysis.paired` compares them; `cells` names the cell of each run, others are left out."""
-    return [
-        Slice(
-            launch=f"{each.block}/{each.launch:03d}",
-            round=each.round,
-            cell=cells[each.run],
-            rate=each.samples / (each.end_s - each.begin_s),
-            other_load=math.nan if each.other_load is None else each.other_load,
-        )
-        for each in slices
-        if each.run in cells and each.samples > 0
-    ]
+    found = []
+    for each in (each for each in slices if each.run in cells and each.samples > 0):
+        rate, load = each.samples / (each.end_s - each.begin_s), each.other_load
+        launch, load = f"{each.block}/{each.launch:03d}", math.nan if load is None else load
+        found.append(Slice(launch=launch, round=each.round, cell=cells[each.run], rate=rate, other_load=load))
+    return found
+
+
+class Aim:
+    """Ratios that are wanted in a sweep and how far they are; is asked as the policy of turns."""
+
+    def __init__(self, sweep: StudyCells, slices: Iterable[TurnSlice] = ()) -> None:
+        """`slices`: of launches before. Nothing more is needed after the hours of the sweep's budget, from now on."""
+        self.precision = Precision(half_width=sweep.precision or 0.02)
+        self.wanted = sweep.wanted
+        self._labels = {cell.key: cell.label for cell in sweep.cells}  # run -> cell
+        # Where seconds were asked for, the aim says how long a launch is.
+        self._timed = {cell.label for cell in sweep.cells if cell.config.seconds is not None}
+        self._until = now() + 3600 * sweep.budget.get("hours", math.inf)
+        self._round_s = math.nan
+        self.take(slices)
+
+    def look(self, sweep: StudyCells) -> Self:
+        """Take what all runs of a sweep have come to."""
+        slices = read_turns(sweep.directory)
+        self.take(slices, runs_alone(sweep, slices))
+        return self
+
+    def take(self, slices: Iterable[TurnSlice], alone: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Take the slices of all launches that have ended, and `alone`, what `runs_alone` says of the other runs."""
+        self.before, self._alone = list(slices), alone or {}
+        self._verdicts = self._judged(self.before)
+
+    @property
+    def over(self) -> bool:
+        """Whether the hours of the budget are used up."""
+        return now() >= self._until
+
+    def __call__(self, slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
+        """Return the runs of the present launch that need more turns: the policy of a conductor.
+
+        A run needs more until the launch is long enough for each ratio that it is in, and until it has made what it was
+        asked for, if that were not seconds; when the budget is used up nobody does.
+        """
+        if self.over:
+            return ()
+        self._verdicts = self._judged([*self.before, *slices])
+        present = {self._labels[run] for run in left if run in self._labels}
+        judged = {pair: verdict.launch_done for pair, verdict in self._verdicts.items() if present.issuperset(pair)}
+        needed = {name for pair, enough in judged.items() if not enough for name in pair}
+        done = {name for pair in judged for name in pair} & self._timed - needed
+        of = self._labels
+        return [run for run, enough in left.items() if of.get(run) in needed or not (enough or of.get(run) in done)]
+
+    def needed(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return those of `cells`, of one launch, whose ratios are not resolved; none after the budget is used up."""
+        if self.over and self.before:
+            return []
+        open_ones, paired_ones = ({name for pair in pairs for name in pair} for pairs in (self.open(), self.wanted))
+        # A cell that is in no ratio is run as often as the aim takes launches at least.
+        least, of = self.precision.launches, self._labels
+        lone = {cell.key for cell in cells if of[cell.key] not in paired_ones and cell.config.repeat < least}
+        return [cell for cell in cells if of[cell.key] in open_ones or cell.key in lone]
+
+    def open(self) -> list[tuple[str, str]]:
+        """Return the wanted ratios that are not resolved."""
+        return [pair for pair in self.wanted if pair not in self._verdicts or not self._verdicts[pair].resolved]
+
+    def progress(self) -> str:
+        """Return the widest interval against the aim, in a few words."""
+        widths = [each.estimate.half_width for each in self._verdicts.values() if each.estimate is not None]
+        aim = f"aim {100 * self.precision.half_width:.3g} %"
+        return f"+- {100 * max(widths):.2g} % at most, {aim}" if widths and all(map(math.isfinite, widths)) else aim
+
+    def lines(self) -> list[str]:
+        """Return a line for each wanted ratio: its interval, and what is left to do where it is not resolved."""
+        aim, found = f"+- {100 * self.precision.half_width:.3g} %", []
+        for cell, base in self.wanted:
+            verdict = self._verdicts.get((cell, base))
+            if verdict is None or (known := verdict.estimate) is None:
+                found.append(f"{cell} / {base}: not measured in turns")
+                continue
+            ratio = f"{known.ratio.value:.3f} [{known.ratio.low:.3f}, {known.ratio.high:.3f}]"
+            said = f"{cell} / {base}: {ratio}, +- {100 * known.half_width:.2g} %"
+            said += ", on a shared machine" if known.shared else ""
+            if verdict.rounds is None:
+                said += f"; {aim} is out of reach"
+            elif not verdict.resolved:
+                more = duration(verdict.rounds * self._round_s) if math.isfinite(self._round_s) else "an unknown time"
+                launches = f"{verdict.launches or 1} more launch{'' if verdict.launches == 1 else 'es'}"
+                rounds = f"{verdict.rounds} more rounds, {more}, in {launches}"
+                said += f"; {aim} takes about {rounds if verdict.rounds else launches}"
+            found.append(said)
+        return found
+
+    def _judged(self, slices: Sequence[TurnSlice]) -> dict[tuple[str, str], RatioVerdict]:
+        made = rates(slices, self._labels)
+        if slices:
+            last = [each for each in slices if each.launch == slices[-1].launch and each.block == slices[-1].block]
+            span = max(each.end_s for each in last) - min(each.begin_s for each in last)
+            self._round_s = span / (1 + max(each.round for each in last))
+        verdicts = self.precision.judge(made, self.wanted)
+        judged = [each if each.estimate is not None else self._judged_alone(each) for each in verdicts]
+        return {(each.cell, each.base): each for each in judged}
+
+    def _judged_alone(self, verdict: RatioVerdict) -> RatioVerdict:
+        """Return the verdict on two cells that did not alternate: the ratio of medians over repeats, as in a report."""
+        both = [self._alone.get(name, ()) for name in (verdict.cell, verdict.base)]
+        repeats, aim = min(map(len, both)), self.precision
+        if repeats < MIN_REPEATS:
+            return verdict
+        ratio = median_ratio(*both)
+        names = ("round_sd", "memory", "round_error", "launch_sd", "cancelled")
+        unknown: dict[str, Any] = dict.fromkeys(names, math.nan)
+        estimate = RatioEstimate(ratio=ratio, launches=repeats, rounds=repeats, **unknown)
+        resolved = repeats >= aim.launches and estimate.half_width <= aim.half_width
+        more = 0 if resolved else math.ceil(repeats * ((estimate.half_width / aim.half_width) ** 2 - 1)) or 1
+        return replace(verdict, estimate=estimate, resolved=resolved, launch_done=True, rounds=0, launches=more)
+
+
+def runs_alone(sweep: StudyCells, slices: Iterable[TurnSlice]) -> dict[str, list[float]]:
+    """Return {label: rate of each of its runs} of the finished runs that made no slice."""
+    alternated = {each.run for each in slices}
+    found: dict[str, list[float]] = {}
+    for cell in sweep.cells:
+        record = None if cell.key in alternated else record_in(sweep.directory / cell.key)
+        if record is not None and record.status == "done" and (rate := record.totals.get("samples_per_s")):
+            found.setdefault(cell.label, []).append(float(rate))
+    return found

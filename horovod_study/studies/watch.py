@@ -25,11 +25,10 @@ from horovod_study.files import PART
 from horovod_study.measure.clock import now, sleep
 from horovod_study.recording.command import before_the_first_step, noted_steps
 from horovod_study.studies import lease
-from horovod_study.studies.estimate import Estimate, TimeLeft, together
 from horovod_study.studies.ledger import BY_ITSELF, Entry, past_durations, read_ledger, server_time
-from horovod_study.studies.progress import say
+from horovod_study.studies.plan import Estimate, TimeLeft, together
 from horovod_study.studies.sweep import StudyCells
-from horovod_study.text.progress import duration
+from horovod_study.text.progress import duration, show
 from horovod_study.text.tables import table_of, to_lines
 
 TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")
@@ -182,7 +181,7 @@ def watch(look: Callable[[], View], console: Console) -> int:
             if live:
                 live.update(Text("\n".join(view.lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             for line in [] if live else [each for each in view.news if each not in told]:
-                say(console, line)
+                show(console, line)
             told = [*view.news]
             if view.over:
                 break

@@ -2,13 +2,22 @@
 
 import shutil
 import sys
+from typing import TYPE_CHECKING
 
 from horovod_study.measure.clock import now
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def say(text: str) -> None:
     """Print one line on standard error at once."""
     print(text, file=sys.stderr, flush=True)
+
+
+def show(console: "Console", text: str) -> None:
+    """Print one line as it is: not interpreted, and not wrapped except between words on a terminal."""
+    console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
 
 
 def duration(seconds: float) -> str:

@@ -1,7 +1,13 @@
-"""The design of a learning-rate range test: one cell, during which the rate rises, in the folder of the test."""
+"""The designs of single verbs: `explain --part sync --measure`, and the range test of a learning rate.
+
+Arms of a runtime: the shipped settings, the libraries' defaults, and for Horovod two cycle times, one ten times the
+other, with everything else alike. In these two the thread's idle sleep is off: with it new gradients end the sleep at
+once, and the cycle would not count. Beside them one worker alone, which says what an efficiency of 1 is. They are cells
+of a study in the folder of the experiment, and each measures its synchronisation when it has trained.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,20 +16,89 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.config.documents import load_yaml
-from horovod_study.config.doors import Options, one_of
-from horovod_study.config.options import BY_RUNTIME, SET_BY_RANGE_TEST, refuse_set, require_workers
+from horovod_study.config.doors import Options, at_least, one_of
+from horovod_study.config.options import BY_RUNTIME, SET_BY_ATTRIBUTION, SET_BY_RANGE_TEST, refuse_set, require_workers
 from horovod_study.config.partitions import this_machine
-from horovod_study.config.run import available_cores, local_cell
+from horovod_study.config.roles import Role, named, plain
+from horovod_study.config.run import COMMUNICATION, Cell, available_cores, local_cell
+from horovod_study.config.workload import packaged
 from horovod_study.errors import StudyError, refuse
 from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
-from horovod_study.studies.design import run_all
-from horovod_study.studies.runner import RunOptions
+from horovod_study.studies.runner import RunOptions, run_all
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.progress import say
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor
+
+DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
+STEPS = 1000
+ROUNDS = 5
+_LEAST_STEPS = 5
+"""Steps of a slice: the first one, which workers do not begin together, says nothing of their synchronisation."""
+
+
+class _ArmOptions(Options):
+    runtime: list[Annotated[str, one_of(name for name in RUNTIMES if name != "serial")]]
+    rounds: Annotated[int, at_least(1)]
+
+
+def arms_of(runtime: str) -> list[dict[str, Any]]:
+    """Return what the arms of a runtime set, beside the options of all."""
+    defaults = [{"horovod_defaults": True}] if packaged().options["horovod_defaults"].matters(runtime) else []
+    cycles_ms = (1.0, 10.0) if runtime.startswith("horovod/") else ()  # Horovod's default, and ten times that
+    return [{}, *defaults, *({"cycle_time_ms": each, "idle_cycle_time_ms": 0.0} for each in cycles_ms)]
+
+
+def cells_of(
+    given: Mapping[str, Any], name: str, *, runtimes: Sequence[str], workers: int, rounds: int, cores: int
+) -> list[Cell]:
+    """Return the cells of the experiment: the worker alone, then arm by arm, `rounds` of each.
+
+    `given`: the run options of the command line. Raises ConfigError for what cannot be run.
+    """
+    options = packaged().options
+    budgets = dict.fromkeys(named(options, Role.BUDGET), "use --steps")
+    refuse_set("explain --measure", given, SET_BY_ATTRIBUTION, {**budgets, **BY_RUNTIME})
+    _ArmOptions.of("explain --measure", {"runtime": list(runtimes), "rounds": rounds})
+    require_workers("explain --measure", workers, cores, least=2)
+    values = {"steps": STEPS, **given, **packaged().quiet, "study": name, "measure_sync": True}
+    # Alone, what says how workers communicate means nothing, and would be refused.
+    means_nothing = {each: options[each].default for each in COMMUNICATION}
+    arms = [("serial", 1, means_nothing, "1 worker alone")]
+    for runtime in dict.fromkeys(runtimes):
+        for arm in arms_of(runtime):
+            told = ", ".join(f"{each} {plain(value)}" for each, value in arm.items())
+            arms.append((runtime, workers, arm, f"{runtime}, {told or 'shipped settings'}"))
+    cells = []
+    for runtime, count, arm, label in arms:
+        cell = local_cell(runtime, {**values, **arm}, workers=count, source="explain --measure")
+        cells += [replace(cell, label=label).repeated(number) for number in range(rounds)]
+    return cells
+
+
+def run_experiment(
+    given: Mapping[str, Any],
+    out: Path,
+    *,
+    runtimes: Sequence[str] = DEFAULT_RUNTIMES,
+    workers: int | None = None,
+    rounds: int | None = None,
+    turns: bool = True,
+    command: str = "",
+) -> list[Path]:
+    """Run what is missing of the experiment in the folder `out`; return its run directories, arm by arm.
+
+    Raises StudyError with the reason of a run that fails, and KeyboardInterrupt after Ctrl-C.
+    """
+    cores, rounds = available_cores(), ROUNDS if rounds is None else rounds
+    how: dict[str, Any] = {"runtimes": runtimes, "workers": workers or cores, "rounds": rounds, "cores": cores}
+    cells = tuple(cells_of(given, out.name, **how))
+    of_turns: dict[str, Any] = {"turns": turns, "equal_steps": True, "least_steps": _LEAST_STEPS}
+    of_turns["partitions"] = {"local": this_machine("local")}
+    sweep = StudyCells(name=out.name, directory=out, cells=cells, **of_turns)
+    return run_all(sweep, RunOptions(command=command, smoke=False, yes=True))
 
 
 class _RangeOptions(Options):
@@ -45,13 +120,10 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
     length = {} if {"steps", "epochs"} & set(given) else {"steps": 1000}
     values = {"study": "lr-range", **kept, **length, **given, **STRAIN.quiet}
     config = strain_config(values, source=str(path) if path else "lr-range")
-    few = config.steps is not None and config.steps < 50  # what the analysis can read
     between = f"--low is {low:g} and --high is {high:g}; it must be 0 < low < high"
-    refuse(
-        "lr-range",
-        (not 0 < low < high < math.inf, between),
-        (few, f"--steps is {config.steps}; a range test needs at least 50"),
-    )
+    few = f"--steps is {config.steps}; a range test needs at least 50"  # what the analysis can read
+    short = config.steps is not None and config.steps < 50
+    refuse("lr-range", (not 0 < low < high < math.inf, between), (short, few))
     return config.changed(schedule="range", lr=low, lr_end=high, warmup_steps=0)
 
 
