@@ -33,8 +33,21 @@ from horovod_study.analysis.simulate.network import (
     ring,
     small_allreduce_s,
 )
-from horovod_study.analysis.simulate.scaling import CHANGES, Scenario, Spread, all_doubts, doubts, simulate, what_if
-from horovod_study.analysis.simulate.step import PARTS, Compute, Runtime, chance, communicate, measured
+from horovod_study.analysis.simulate.scaling import (
+    CHANGES,
+    PARTS,
+    Compute,
+    Runtime,
+    Scenario,
+    Spread,
+    all_doubts,
+    chance,
+    communicate,
+    doubts,
+    measured,
+    simulate,
+    what_if,
+)
 from horovod_study.errors import AnalysisError, ConfigError
 
 ALPHA, RATE, SIZE = 2e-6, 10e9, 100e6

@@ -12,17 +12,17 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
-from horovod_study.analysis.forecast import study_forecast
+from horovod_study.analysis.forecast import recommendation
 from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.learning import convergence
-from horovod_study.analysis.machine import resources, usage
+from horovod_study.analysis.machine import resources
 from horovod_study.analysis.series import points as scaling
 from horovod_study.analysis.series.culprits import briefly, of_kind, withheld
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, run_profiles
 from horovod_study.analysis.steps import breakdown as laps
-from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
+from horovod_study.analysis.sync import batch_size, boundary, synchronisation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
@@ -76,16 +76,16 @@ class Analysis:
     resources: pd.DataFrame = _table(lambda: resources.RESOURCE_COLUMNS)
     quantity_curves: pd.DataFrame = _table(lambda: resources.QUANTITY_CURVE_COLUMNS)
     crossings: pd.DataFrame = _table(lambda: convergence.CROSSING_COLUMNS)
-    forecast: pd.DataFrame = _table(lambda: study_forecast.FORECAST_COLUMNS)
+    forecast: pd.DataFrame = _table(lambda: recommendation.FORECAST_COLUMNS)
     synchronisation: pd.DataFrame = _table(lambda: synchronisation.SYNC_COLUMNS)
     sync_curves: pd.DataFrame = _table(lambda: synchronisation.CURVE_COLUMNS)
-    transports: pd.DataFrame = _table(lambda: transports.TRANSPORT_COLUMNS)
+    transports: pd.DataFrame = _table(lambda: synchronisation.TRANSPORT_COLUMNS)
     batches: pd.DataFrame = _table(lambda: batch_size.BATCH_COLUMNS)
     knees: pd.DataFrame = _table(lambda: batch_size.KNEE_COLUMNS)
     batch_curves: pd.DataFrame = _table(lambda: batch_size.CURVE_COLUMNS)
-    cycle: pd.DataFrame = _table(lambda: cycle.CYCLE_COLUMNS)
-    usage: pd.DataFrame = _table(lambda: usage.USAGE_COLUMNS)
-    load: pd.DataFrame = _table(lambda: usage.LOAD_COLUMNS)
+    cycle: pd.DataFrame = _table(lambda: synchronisation.CYCLE_COLUMNS)
+    usage: pd.DataFrame = _table(lambda: resources.USAGE_COLUMNS)
+    load: pd.DataFrame = _table(lambda: resources.LOAD_COLUMNS)
     losses: pd.DataFrame = _table(lambda: laps.LOSS_COLUMNS)
     attribution: pd.DataFrame = _table(lambda: attribution.ARM_COLUMNS)
     runs: pd.DataFrame = _table(lambda: run_profiles.RUN_COLUMNS)
@@ -93,7 +93,7 @@ class Analysis:
     fits: Mapping[str, Any]
     provenance: Mapping[str, Any]
     quantities: Mapping[str, Any] = field(default_factory=lambda: {"fits": []})
-    holdout: Mapping[str, Any] = field(default_factory=lambda: study_forecast.nothing().document)
+    holdout: Mapping[str, Any] = field(default_factory=lambda: recommendation.no_outlook().document)
     sync_fits: Mapping[str, Any] = field(default_factory=lambda: synchronisation.document({}))
     network: Mapping[str, Any] = field(default_factory=lambda: {"machines": []})
 
@@ -229,18 +229,18 @@ def analyze(
         synchronisation=waits,
         sync_curves=synchronisation.curves(wait_laws, waits),
         sync_fits=synchronisation.document(wait_laws),
-        transports=transports.transports(communicating, turns),
+        transports=synchronisation.transports(communicating, turns),
         batches=batched.cells,
         knees=batched.knees,
         batch_curves=batched.curves,
-        cycle=cycle.cycle_shares(runs),
-        usage=usage.usage(table),
+        cycle=synchronisation.cycle_shares(runs),
+        usage=resources.usage(table),
         losses=laps.losses(parts, points, attributed, baseline=baseline, skew_s=steps.mean_skew(table, accounts)),
         attribution=attributed,
         network={"machines": [dict(each) for each in networks]},
         runs=run_profiles.runs_table(runs, points, accounts),
         **({} if accounts is None else {"accounting": accounts, "run_profiles": profiles}),
-        **({} if accounting is None else {"load": usage.load(table, profiles)}),
+        **({} if accounting is None else {"load": resources.load(table, profiles)}),
         fits={
             "baseline": baseline,
             "series": {name: _document(name, fit, points, baseline, unit) for name, fit in fitted.items()},
@@ -286,7 +286,7 @@ def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int
     bases: dict[str, float] = {}
     for series, rows in points[points["backend"] != "serial"].groupby("series", sort=False):
         measured = rows[rows[f"speedup_{baseline}"].notna()]
-        if measured["workers"].nunique() >= study_forecast.FEWEST_COUNTS:
+        if measured["workers"].nunique() >= recommendation.FEWEST_COUNTS:
             bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
     frame = scaled[scaled["series"].isin(list(bases))]
     if frame.empty:
@@ -302,11 +302,11 @@ def _forecasts(
     baseline: str,
     fitted: Mapping[str, SeriesFit],
     seed: int,
-) -> study_forecast.Outlook:
+) -> recommendation.Outlook:
     """Forecast every parallel series in which only the worker count changes."""
     chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
     base = points.groupby("series")[f"base_{baseline}_samples_per_s"].first()
-    return study_forecast.outlook(
+    return recommendation.outlook(
         scaled,
         settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
         bases={str(series): float(value) for series, value in base.dropna().items()},

@@ -34,8 +34,7 @@ from horovod_study.analysis.simulate.network import (
     small_allreduce_s,
     split,
 )
-from horovod_study.analysis.simulate.scaling import Scenario, Spread
-from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
+from horovod_study.analysis.simulate.scaling import NEGOTIATIONS, Compute, Runtime, Scenario, Spread, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
 from horovod_study.config.doors import Number, Options, Text, Whole, one_of
 from horovod_study.errors import AnalysisError, refuse

@@ -20,8 +20,7 @@ from pydantic import Field
 
 from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, measured, whole_runs, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
-from horovod_study.analysis.steps.ablation import answer_of
-from horovod_study.analysis.steps.attribution import NO_LAPS, decompose_observation, observe_run
+from horovod_study.analysis.steps.attribution import NO_LAPS, answer_of, decompose_observation, observe_run
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.steps.pauses import outside_of, stalls_of, stalls_over, whole_epoch
 from horovod_study.analysis.steps.rank_steps import align, rank_words, where

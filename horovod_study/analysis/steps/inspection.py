@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.steps.ablation import answer_of
+from horovod_study.analysis.steps.attribution import answer_of
 from horovod_study.analysis.steps.pauses import find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Stragglers, find_stragglers, waiting

@@ -6,7 +6,8 @@ Student's t on logarithms around it. Unknown is NaN. docs/metrics.md defines all
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,21 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
 from horovod_study.analysis.fit.form import REACH
 from horovod_study.analysis.series.culprits import of_kind
-from horovod_study.analysis.series.points import measured, texts, with_series, worker_counts
-from horovod_study.analysis.stats import Floats
+from horovod_study.analysis.series.points import (
+    CAPTURED,
+    SETTINGS,
+    measured,
+    numbers,
+    texts,
+    with_series,
+    worker_counts,
+)
+from horovod_study.analysis.series.turns import StudyTurns
+from horovod_study.analysis.stats import MIN_REPEATS, Floats, Interval
 from horovod_study.analysis.steps import breakdown
 from horovod_study.analysis.sync import boundary
 from horovod_study.records import finite
+from horovod_study.text.words import plural
 
 SYNC_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "batch", "train_samples", "workers", "nodes"),
@@ -161,7 +172,7 @@ def parallel(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs that have somebody to communicate with or could have, with their series; per_node as
     text.
 
-    Every function here, and transports.py, can be given what it returned instead of a run table.
+    Every function here can be given what it returned instead of a run table.
     """
     table = with_series(runs)
     table = table[measured(table) & (table["backend"] != "serial")]
@@ -193,3 +204,275 @@ def _batches(own: pd.DataFrame, workers: Floats) -> Floats:
 def document(fitted: Mapping[str, QuantityFit]) -> dict[str, Any]:
     """Return the laws of every series in plain values."""
     return {"quantity": "sync_s", "unit": "s per step", "series": {name: finite(fit) for name, fit in fitted.items()}}
+
+
+# ------------------------------------------------------------------------------------------ how much is Horovod's cycle
+
+_DEFAULT_CYCLE_S = 1e-3  # of Horovod 0.28 (horovod/common/operations.cc, HOROVOD_CYCLE_TIME)
+
+CYCLE_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "cycles", "runs"),
+    *("shortest_cycle_s", "longest_cycle_s", "rest_of_step_s", "slope", "slope_low", "slope_high"),
+    *("expected_low", "expected_high", "rest_s", "rest_low_s", "rest_high_s", "default_cycle_s"),
+    *("share_at_default", "share_low", "share_high", "verdict", "interval", "note"),
+    *("reduction", "horovod_defaults"),
+)
+"""One row per cell and range of cycles. slope: s of sync per s of cycle; rest: sync at a cycle of 0;
+share_at_default: what part of sync is cycle when the cycle is _DEFAULT_CYCLE_S."""
+
+AS_EXPECTED, _NO_EFFECT, OTHERWISE, OPEN = "as the cycle explains", "no effect", "otherwise", "not resolved"
+_CYCLE_KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node", "idle")
+
+
+def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return CYCLE_COLUMNS of the finished runs over Horovod whose cycle time was chosen; empty without two of them.
+
+    Series here are those of runs that may differ in the cycle time. Horovod's thread looks for gradients once per cycle
+    c: they wait c/2 on average, up to c more where the threads of the workers look at different times, and a cycle
+    longer than everything else in the step sets the pace. So sync = rest + slope c, with a slope of 1/2 to 3/2 for
+    cycles shorter than the rest of the step and 1 to 2 for longer ones, is fitted by least squares to the runs of cells
+    that are equal in all but `cycle_time_ms`, shorter and longer cycles apart where both have two. With this project's
+    idle sleep on, new gradients wake the thread, and the slope should be 0.
+    """
+    chosen = numbers(runs, "cycle_time_ms")
+    if chosen.nunique() < 2:
+        return pd.DataFrame(columns=list(CYCLE_COLUMNS))
+    # What nobody chose is on as shipped and off in Horovod as it comes.
+    idle = numbers(runs, "idle_cycle_time_ms").fillna(
+        runs["horovod_defaults"].astype(bool).map({True: 0.0, False: math.inf})
+    )
+    table = runs.drop(columns="cycle_time_ms").assign(_cycle_s=chosen / 1e3, idle=idle)
+    table = parallel(table)
+    table = table[table["_cycle_s"].notna() & (table["workers"] > 1) & (table["backend"] == "horovod")]
+    rows = []
+    for _, cell in table.groupby(list(_CYCLE_KEYS), sort=False, dropna=False):
+        known = cell[cell["sync_s"].astype(float).notna()]
+        if known["_cycle_s"].nunique() < 2:
+            continue
+        # Cycles shorter and longer than the rest of a step are ranges of their own, or all are one.
+        rest = float((known["step_s"] - known["sync_s"]).median())
+        parts = [known[known["_cycle_s"] <= rest], known[known["_cycle_s"] > rest]]
+        apart = [part for part in parts if part["_cycle_s"].nunique() >= 2]
+        rows += [_cycle_row(part, rest) for part in apart or [known]]
+    whole = {"workers": "int64", "cycles": "int64", "runs": "int64"}
+    return pd.DataFrame(rows, columns=list(CYCLE_COLUMNS)).astype(whole)
+
+
+def _cycle_row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
+    first = cell.iloc[0]
+    cycle, sync = (cell[name].to_numpy(dtype=np.float64) for name in ("_cycle_s", "sync_s"))
+    distinct = np.unique(cycle)
+    wait = np.where(distinct <= rest_of_step_s, distinct / 2, distinct - rest_of_step_s)
+    woken = bool(first["idle"] > 0)
+    expected = 0.0 if woken else float(np.polyfit(distinct, wait, 1)[0])
+    most = expected if woken else expected + 1.0
+    (slope, rest, share), how = _estimates(cell, cycle, sync)
+    # Whether the means per cycle miss the line by more than the runs scatter (F test, 1 %).
+    groups = [sync[cycle == each] for each in distinct]
+    within = float(sum(np.sum((each - each.mean()) ** 2) for each in groups))
+    misfit = float(np.sum((sync - np.polyval(np.polyfit(cycle, sync, 1), cycle)) ** 2)) - within
+    freedom = (len(groups) - 2, len(cycle) - len(groups))
+    bent = min(freedom) >= 1 and misfit > 1e-18 * float(sync @ sync)
+    outside, longer = not distinct[0] <= _DEFAULT_CYCLE_S <= distinct[-1], cycle > rest_of_step_s
+    notes = {
+        "new gradients wake the thread, whose cycle then hardly counts": woken,
+        "cycles shorter and longer than the rest of the step in one line": longer.any() and not longer.all(),
+        "cycles longer than the rest of the step: they set its pace": longer.all(),
+        "the times are not on a straight line, so the rest is an extrapolation": bent
+        and stats.lack_of_fit_p(misfit, within, freedom) < 0.01,
+        "Horovod's default cycle is outside the cycles run": outside,
+    }
+    share = Interval(value=math.nan) if outside else share
+    verdict = OPEN  # else: the interval meets the expected range and leaves out 0
+    if slope.known and slope.excludes(0):
+        verdict = AS_EXPECTED if slope.low <= most and slope.high >= expected else OTHERWISE
+    elif slope.known and slope.high < 0.5:
+        verdict = _NO_EFFECT
+    row = {name: first[name] for name in ("series", "workers", "nodes", "batch", *KEPT)}
+    row |= {"cycles": len(distinct), "runs": len(cell), "rest_of_step_s": rest_of_step_s}
+    row |= {"shortest_cycle_s": float(distinct[0]), "longest_cycle_s": float(distinct[-1])}
+    row |= {"expected_low": expected, "expected_high": most, "default_cycle_s": _DEFAULT_CYCLE_S}
+    row |= slope.named("slope", "slope_low", "slope_high") | rest.named("rest_s", "rest_low_s", "rest_high_s")
+    row |= share.named("share_at_default", "share_low", "share_high")
+    return row | {
+        "interval": how,
+        "verdict": verdict,
+        "note": "; ".join(note for note, holds in notes.items() if holds),
+    }
+
+
+def _share_at_default(slope: float, rest: float) -> float:
+    at = rest + slope * _DEFAULT_CYCLE_S
+    return slope * _DEFAULT_CYCLE_S / at if at else math.nan
+
+
+def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[Interval], str]:
+    """Return slope, rest and share at the default cycle with their intervals, and in words how those were made.
+
+    Of the lines of the repeats, where every repeat has every cycle once.
+    """
+    repeats = [own for _, own in cell.groupby(["study", "repeat"], sort=True)]
+    distinct = len(set(cycle))
+    if len(repeats) >= MIN_REPEATS and all(len(own) == own["_cycle_s"].nunique() == distinct for own in repeats):
+        lines = [np.polyfit(own["_cycle_s"], own["sync_s"].astype(float), 1) for own in repeats]
+        values = np.array([(*line, _share_at_default(*line)) for line in lines])  # (R, 3)
+        means, errors = values.mean(axis=0), stats.standard_error(values, axis=0)
+        freedom, how = len(values) - 1, f"95 %, Student's t of the lines of {len(values)} repeats"
+    elif len(cycle) < 3:
+        line = np.polyfit(cycle, sync, 1)
+        return [Interval(value=float(each)) for each in (*line, _share_at_default(*line))], "two runs: no interval"
+    else:
+        (slope, rest), covariance = np.polyfit(cycle, sync, 1, cov=True)
+        means = np.array([slope, rest, _share_at_default(slope, rest)])
+        at = rest + slope * _DEFAULT_CYCLE_S
+        toward = np.array([rest, -slope]) * _DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
+        errors = np.sqrt([*np.diag(covariance), toward @ covariance @ toward])
+        freedom, how = len(cycle) - 2, f"95 %, Student's t of one line through {len(cycle)} runs"
+    return [stats.around(*each, freedom) for each in zip(means.tolist(), errors.tolist(), strict=True)], how
+
+
+# --------------------------------------------------------------------------------------- two runtimes, run side by side
+
+TRANSPORT_COLUMNS = (
+    *("a", "b", "setting", "partition", "a_backend", "a_transport", "b_backend", "b_transport", "quantity"),
+    *("workers", "nodes", "batch", "pairs", "unpaired", "a_value", "b_value", "ratio", "ratio_low", "ratio_high"),
+    *("difference", "difference_low", "difference_high", "p", "p_holm", "test", "tests", "verdict", "better"),
+    *("pairs_needed", "note"),
+)
+"""One row per two series, quantity and worker count; `ratio` is B over A, `difference` B less A in the quantity's unit.
+
+`a_value`, `b_value`: geometric means over the pairs. `unpaired`: runs without a partner, left out.
+`verdict`: RESOLVED, NOT_RESOLVED or UNKNOWN, and `better` is `a` or `b` where it is resolved.
+"""
+
+RESOLVED, NOT_RESOLVED, UNKNOWN = "resolved", "not resolved", "not known"
+SIGN_FLIP, STUDENT, ROUNDS = "sign-flip permutation", "paired t", "t of rounds in turns"
+_FREE = ("backend", "transport", "reduction")
+_ALIKE = tuple(name for name in SETTINGS if name not in _FREE)
+_CELL = ("workers", "nodes", "batch", "train_samples", "per_node")
+
+
+def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFrame:
+    """Return TRANSPORT_COLUMNS of the finished parallel runs of a run table, for every two series that differ in
+    nothing but how the workers communicate; empty where there are no such two.
+
+    A pair is one run of each at the same worker count, in the same repeat of the same study. The effect is the
+    geometric mean of B/A with Student's 95 % interval on logarithms; p is of a sign-flip permutation test, or of a
+    paired t test where n pairs cannot reach stats.ALPHA after Holm over the worker counts. A difference is resolved when
+    p after Holm is below ALPHA and the interval leaves out 1. `turns`: the slices of runs that alternated, by the column `run`: the
+    ratio of throughputs is then that of rounds. `sync_s` (means per step) is compared from two workers on, and is
+    UNKNOWN where a backend hides it.
+    """
+    rows: list[dict[str, Any]] = []
+    table = parallel(runs)
+    if len(table[["backend", "transport"]].drop_duplicates()) < 2:
+        return pd.DataFrame(columns=list(TRANSPORT_COLUMNS))
+    for a, b in _rivals(table):
+        # What is unknown comes last.
+        order = sorted(a, key=lambda key: [(value is None, 0 if value is None else value) for value in key])
+        shared = [(key, a[key], b[key]) for key in order if key in b]
+        for quantity in ("samples_per_s", "sync_s"):
+            own = [_transport_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
+            if turns and quantity == "samples_per_s":
+                for row, (_, one, other) in zip(own, shared, strict=True):
+                    found = turns.estimate(set(other["run"]), set(one["run"]))
+                    if found is None or found.ratio is None or not (found.ratio.known and row["pairs"]):
+                        continue
+                    ends = found.ratio.named("ratio", "ratio_low", "ratio_high")
+                    row |= ends | {"pairs": found.launches, "p": found.ratio.p, "test": ROUNDS}
+                    for name, end in ends.items():
+                        row[name.replace("ratio", "difference")] = row.get("a_value", math.nan) * (end - 1)
+                    # As if each launch were a pair: the scatter of pairs that would give this interval.
+                    quantile = stats.t_quantile((1 + found.ratio.level) / 2, found.launches - 1.0)
+                    row["_log_sd"] = found.half_width * math.sqrt(found.launches) / quantile
+            rows += _judged([row for row in own if row["pairs"] or row["note"]])
+    whole = dict.fromkeys(("workers", "pairs", "unpaired"), "int64")
+    return pd.DataFrame(rows, columns=list(TRANSPORT_COLUMNS)).astype(whole)
+
+
+def _rivals(table: pd.DataFrame) -> Iterator[tuple[dict[Any, pd.DataFrame], dict[Any, pd.DataFrame]]]:
+    """Yield the cells of every two series of equal settings but for backend and transport, by _CELL."""
+    camps: dict[tuple[Any, ...], list[dict[Any, pd.DataFrame]]] = {}
+    for _, own in table.groupby("series", sort=False):
+        first = own.iloc[0]
+        # What is not known is equal to itself: None, and not NaN.
+        alike = tuple(None if first[name] != first[name] else first[name] for name in (*_ALIKE, "setting"))
+        by_cell = own.groupby(list(_CELL), sort=False, dropna=False)
+        cells = {tuple(None if e != e else e for e in key): cell for key, cell in by_cell}
+        camps.setdefault(alike, []).append(cells)
+    for camp in camps.values():
+        for a, b in combinations(camp, 2):
+            ways = [next(iter(each.values())).iloc[0][["backend", "transport"]].tolist() for each in (a, b)]
+            if ways[0] != ways[1]:
+                yield a, b
+
+
+def _transport_row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
+    """Return one comparison before its p is corrected."""
+    ones, others, unpaired = _pairs(quantity, a, b)
+    first, second = a.iloc[0], b.iloc[0]
+    row: dict[str, Any] = {
+        **{name: first[name] for name in ("setting", "partition", "workers", "nodes", "batch")},
+        **{f"{side}_{name}": cell[name] for side, cell in (("a", first), ("b", second)) for name in _FREE[:2]},
+    }
+    row |= {"a": first["series"], "b": second["series"], "quantity": quantity, "test": ""}
+    row |= {"pairs": len(ones), "unpaired": unpaired, "p": math.nan, "_log_sd": math.nan}
+    notes = []
+    if not len(ones):
+        notes.append("no repeat of one study was run with both, so nothing is paired")
+    elif not (np.isfinite(ones).all() and np.isfinite(others).all()):
+        hidden = [str(cell["series"]) for cell, values in ((first, ones), (second, others)) if np.isnan(values).any()]
+        held = "the rest of its CUDA graph" if pd.concat([a, b])[CAPTURED].notna().any() else "its backward pass"
+        notes.append(f"the synchronisation of {' and '.join(hidden)} cannot be separated from {held}")
+    elif not ((ones > 0).all() and (others > 0).all()):
+        notes.append("a pair holds a time of 0, which has no ratio")
+    else:
+        found, logs = stats.paired_ratio(ones, others), np.log(others / ones)
+        row |= {"a_value": stats.geometric_mean(ones), "b_value": stats.geometric_mean(others)}
+        row |= found.ratio.named("ratio", "ratio_low", "ratio_high")
+        row |= stats.student(others - ones).named("difference", "difference_low", "difference_high")
+        row |= {"p": found.ratio.p, "_log_sd": math.nan if found.log_sd is None else found.log_sd}
+        row["_student_p"] = stats.t_p(float(logs.mean()), float(stats.standard_error(logs)), len(logs) - 1.0)
+    if first["reduction"] != second["reduction"] and first["workers"] > 1:
+        notes.append(f"they also differ in when gradients are reduced ({first['reduction']}, {second['reduction']})")
+    if unpaired:
+        notes.append(f"{plural(unpaired, 'run')} without a partner left out")
+    row["note"] = "; ".join(notes)
+    return row
+
+
+def _pairs(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> tuple[Floats, Floats, int]:
+    """Return the values of A and B of the pairs, (n,) each, in the order of study and repeat, and the runs left out."""
+    sides = []
+    for cell in (a, b):
+        names = list(zip(cell["study"], cell["repeat"], strict=True))
+        values = cell[quantity].to_numpy(dtype=np.float64)
+        # Two runs of one repeat in one cell: nobody can say which of them is the partner.
+        sides.append({name: value for name, value in zip(names, values, strict=True) if names.count(name) == 1})
+    common = sorted((name for name in sides[0] if name in sides[1]), key=lambda name: (str(name[0]), name[1]))
+    ones, others = (np.array([side[name] for name in common], dtype=np.float64) for side in sides)
+    return ones, others, len(a) + len(b) - 2 * len(common)
+
+
+def _judged(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Add test, p after Holm and verdict to the comparisons of one quantity of two series."""
+    tested = [row for row in rows if row["pairs"] > 1 and math.isfinite(row["p"])]
+    least = stats.fewest_blocks(len(tested)) if tested else 0
+    for row in rows:
+        row |= {"p_holm": math.nan, "tests": len(tested), "verdict": UNKNOWN, "better": "", "pairs_needed": math.nan}
+    for row in (row for row in tested if row["test"] != ROUNDS):
+        row["test"] = SIGN_FLIP if row["pairs"] >= least else STUDENT
+        row["p"] = row["p"] if row["test"] == SIGN_FLIP else row["_student_p"]
+    for row, p in zip(tested, stats.holm([row["p"] for row in tested]), strict=True):
+        row["p_holm"] = p
+        outside = not row["ratio_low"] <= 1 <= row["ratio_high"]
+        row["verdict"] = RESOLVED if p < stats.ALPHA and outside else NOT_RESOLVED
+        if row["verdict"] == RESOLVED:
+            row["better"] = "b" if (row["ratio"] > 1) == (row["quantity"] == "samples_per_s") else "a"
+        else:
+            row["pairs_needed"] = float(stats.needed_blocks(row["_log_sd"], tests=len(tested)))
+    for row in rows:
+        if row["pairs"] == 1 and math.isfinite(row["p"]):
+            row["p"], row["verdict"] = math.nan, NOT_RESOLVED
+            row["note"] = "; ".join(filter(None, ["one pair, and nothing says how far it can be trusted", row["note"]]))
+    return rows

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.simulate.calibration import Calibration
-from horovod_study.analysis.simulate.step import PARTS
+from horovod_study.analysis.simulate.scaling import PARTS
 from horovod_study.records import facts, finite
 from horovod_study.report.grammar import Figure, Guide, Panel, Points, of_bars, spread
 from horovod_study.report.kit import style
