@@ -110,7 +110,7 @@ def _account(options: argparse.Namespace) -> Result:
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
     paths = write_accounting(found, judged, options.out) if options.out else []
-    document, code = {**records.finite(found), "gate": judged}, 0 if judged is None else judged.exit_code
+    document, code = {**records.finite(found), "gate": judged}, 1 if judged is not None and judged.over else 0
     return Result(document=document, lines=account_lines(found, judged), files=paths, exit_code=code)
 
 

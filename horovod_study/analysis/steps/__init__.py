@@ -6,7 +6,6 @@ attribution.py   what the synchronisation of a step is made of; what communicati
 rank_steps.py    step rows of several ranks side by side, cut at the ends of synchronisations
 run_profiles.py  each run for itself: one row with all that is known of it, and its course over the timed window
 stragglers.py    which rank is slow, by how much, and in which lap: from each rank's own clock
-pauses.py        steps that took far longer than others, whether they come regularly, and time between the steps
 inspection.py    one run in detail: whether its laps add up, who was late, and what paused
 timeline.py      Horovod's timeline decomposed: where the time of a collective goes; recorded steps as such events
 traces.py        traces of torch.profiler and records of NCCL Inspector, one file a rank: who is late, what is exposed

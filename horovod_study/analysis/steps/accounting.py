@@ -7,7 +7,7 @@ docs/accounting.md explains how to read all of it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,7 +22,6 @@ from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, measured, wh
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.attribution import NO_LAPS, answer_of, decompose_observation, observe_run
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
-from horovod_study.analysis.steps.pauses import outside_of, stalls_of, stalls_over, whole_epoch
 from horovod_study.analysis.steps.rank_steps import align, rank_words, where
 from horovod_study.analysis.steps.run_profiles import SAMPLED, Course
 from horovod_study.analysis.steps.stragglers import waiting
@@ -55,9 +54,9 @@ class RunAccount(SimpleNamespace):
     holes (steps between these without a row), parts_s, residual, gap_s (the largest difference between a step and the
     sum of its parts) and gap_step, open_steps (those off by more than CLOSES_S), partial_laps (laps that some steps
     lack -> how many), stalls; open_rank: the one with the largest gap that does not close. left_out: what its blocks
-    without communication say. pop, skew_s: what waiting costs. outside, stalls: see pauses.py. epoch_steps,
-    epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed. seen: the
-    Observation of it, with why_not_seen; profile: its course over the window; both where they were asked for.
+    without communication say. pop, skew_s: what waiting costs. outside, stalls: see `outside_of` and `stalls_of`.
+    epoch_steps, epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed.
+    seen: the Observation of it, with why_not_seen; profile: its course over the window; both where they were asked for.
     """
 
     DOCUMENT = (
@@ -427,20 +426,6 @@ def open_words(run: RunAccount) -> str:
     )
 
 
-class ResidualGate(SimpleNamespace):
-    """What `--max-residual` found; its attributes are the keys of its document.
-
-    allowed: 0..1. runs, growths: how many were judged; not_judged: in words. over: what is not accounted for well
-    enough, each of a kind (step, growth, closure, not timed), with the name of the run, or the series and baseline of a
-    growth, its workers, the rank, the share (of the step, or of T(N) - T(1), 0..1), and a text.
-    """
-
-    @property
-    def exit_code(self) -> int:
-        """Return 1 where anything is over."""
-        return 1 if self.over else 0
-
-
 _PerCent = Annotated[Number, Field(ge=0, le=100)]
 
 
@@ -457,12 +442,14 @@ def allowed_share(text: str) -> float:
     return float(value) / 100
 
 
-def gate(found: Accounting, allowed: float) -> ResidualGate:
-    """Judge an accounting: the residual of every run's worst rank and of every growth T(N) - T(1), as shares.
+def gate(found: Accounting, allowed: float) -> SimpleNamespace:
+    """Judge an accounting: the residual of every run's worst rank and of every growth T(N) - T(1), as shares, 0..1.
 
     A run whose laps do not add up, or that has steps without laps, is over at any `allowed`. A growth is judged where
     it is at least 2 % of the step and, where its interval is known, beyond chance: a share of next to nothing says
-    nothing.
+    nothing. Return allowed; runs, growths: how many were judged; over: what is not accounted for well enough, each of a
+    kind (step, growth, closure, not timed), with the name of the run, or the series and baseline of a growth, its
+    workers, rank, share (of the step, or of T(N) - T(1)), and a text; not_judged, in words.
     """
     over: list[SimpleNamespace] = []
     not_judged: list[str] = []
@@ -499,8 +486,9 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
             continue
         growths += 1
         judge("growth", name, "T(N) - T(1)", residual_s, step_s, share=share, name=name, workers=workers)
-    gates = {"allowed": allowed, "runs": judged, "growths": growths}
-    return ResidualGate(**gates, over=tuple(over), not_judged=tuple(not_judged))
+    return SimpleNamespace(
+        allowed=allowed, runs=judged, growths=growths, over=tuple(over), not_judged=tuple(not_judged)
+    )
 
 
 def _growths(cells: pd.DataFrame) -> Iterator[tuple[str, int, float, float, float, str]]:
@@ -527,3 +515,108 @@ def _growths(cells: pd.DataFrame) -> Iterator[tuple[str, int, float, float, floa
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + " %"
+
+
+# ------------------------------------------------------------ between the steps, and in some that take far longer
+
+FAR = 10.0  # a step that takes more than so many times the median one has stalled
+_ROUNDED_S = 1e-6  # what sums of stamps are off by
+_MOST = 0.9  # the longest gaps that make up so much of the time say where it is
+_RARE = 1 / 3  # more steps than that are no stalls: a run of two kinds of steps
+
+
+def outside_of(
+    step: NDArray[np.int64],
+    epoch: Floats,
+    begin_s: Floats,
+    step_s: Floats,
+    residual_s: Floats,
+    *,
+    waits: Collection[int] = (),
+    after_s: float = 0.0,
+) -> SimpleNamespace | None:
+    """Return what is between timed steps, (S,) each, and `after_s` behind the last; None where it is not known.
+
+    Of the first rank: seconds, and their share of the time of steps and of what is outside of them; gaps: how many of
+    the longest make up most of it, gap_s their mean, where: `after each epoch`, `every 8 steps`, or empty.
+
+    A residual is before the begin of its step, or behind it: that of which fewer gaps come out negative. A gap before
+    a step of `waits` is a wait for a turn; where rows are missing nothing is known of the time.
+    """
+    if len(step) < 2 or not np.isfinite(begin_s).all() or not np.isfinite(step_s).all():
+        return None
+    ways = (np.diff(begin_s - residual_s) - step_s[:-1], np.diff(begin_s) - step_s[:-1])
+    gaps: Floats = min(ways, key=lambda each: float(-each[each < 0].sum()))
+    next_to = (np.diff(step) == 1) & ~np.isin(step[1:], list(waits))
+    gaps = np.append(np.where(next_to, gaps, 0.0), after_s)
+    seconds = float(gaps.sum())
+    seconds = seconds if seconds > _ROUNDED_S else 0.0
+    order = np.argsort(-gaps, kind="stable")
+    most = int(np.searchsorted(np.cumsum(gaps[order]), _MOST * seconds)) + 1
+    longest = np.sort(order[:most])  # places before them
+    apart = np.diff(step[longest])
+    usual, where = float(np.median(apart)) if len(apart) else 0.0, ""
+    if (np.append(np.diff(epoch), 1)[longest] != 0).mean() >= _MOST:
+        where = "after each epoch"
+    elif len(apart) > 1 and usual > 1 and (np.abs(apart - usual) <= 1).mean() >= _MOST:
+        where = f"every {usual:.0f} steps"
+    return SimpleNamespace(
+        seconds=seconds,
+        share=seconds / (seconds + float(step_s.sum())) if seconds else 0.0,
+        gaps=most,
+        gap_s=float(gaps[longest].mean()),
+        where=where,
+    )
+
+
+def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[str]) -> SimpleNamespace | None:
+    """Return the stalls of one rank with step times `step_s`, (S,): steps of more than FAR times the median; None
+    without any.
+
+    count, of how many steps; mean_s: what is above the median step, as a mean over all steps; longest_s; lap: that most
+    of it is in, sync where no rank lost it itself, several; opening: whether most of them open an epoch.
+
+    `column` returns another of the same rows, which are needed where there are stalls only; `laps`: those to look at.
+    """
+    usual = float(np.median(step_s)) if len(step_s) else math.nan
+    places = np.flatnonzero(step_s > FAR * usual) if usual > 0 else np.empty(0, dtype=np.int64)
+    if not 0 < len(places) <= _RARE * len(step_s):
+        return None
+    own = {name: float((values[places] - np.median(values)).sum()) for name in laps if len(values := column(name))}
+    excess = float((step_s[places] - usual).sum())
+    worst = max((name for name in own if name != "sync_s"), key=lambda name: own[name], default="sync_s")
+    epoch = column("epoch")
+    first = np.diff(epoch, prepend=epoch[:1] - 1) != 0
+    cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
+    return SimpleNamespace(
+        count=len(places),
+        of=len(step_s),
+        mean_s=excess / len(step_s),
+        longest_s=float(step_s[places].max()),
+        lap=cause.removesuffix("_s"),
+        opening=bool(first[places].mean() > 1 / 2),
+    )
+
+
+def stalls_over(ranks: Sequence[SimpleNamespace | None]) -> SimpleNamespace | None:
+    """Return the stalls of a run: means over its ranks, and the lap of the rank that lost the time itself."""
+    found = [each for each in ranks if each is not None]
+    told = next((each for each in found if each.lap != "sync"), found[0] if found else None)
+    if told is None:
+        return None
+    most = {name: max(getattr(each, name) for each in found) for name in ("count", "of", "longest_s")}
+    mean_s = sum(each.mean_s for each in found) / len(ranks)
+    return SimpleNamespace(**{**vars(told), **most, "mean_s": mean_s})
+
+
+def whole_epoch(epoch: Floats, samples: Floats) -> tuple[int, float] | None:
+    """Return how many steps the longest epoch of these rows, (S,), has, and their samples; None of fewer than two.
+
+    The first rows of the first epoch, and the end of the last one, need not be there.
+    """
+    names, place = np.unique(epoch[epoch >= 0], return_inverse=True)
+    if len(names) < 2:
+        return None
+    steps = np.bincount(place)
+    longest = int(np.argmax(steps))
+    return int(steps[longest]), float(np.bincount(place, weights=samples[epoch >= 0])[longest])

@@ -358,10 +358,10 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
 
     A pair is one run of each at the same worker count, in the same repeat of the same study. The effect is the
     geometric mean of B/A with Student's 95 % interval on logarithms; p is of a sign-flip permutation test, or of a
-    paired t test where n pairs cannot reach stats.ALPHA after Holm over the worker counts. A difference is resolved when
-    p after Holm is below ALPHA and the interval leaves out 1. `turns`: the slices of runs that alternated, by the column `run`: the
-    ratio of throughputs is then that of rounds. `sync_s` (means per step) is compared from two workers on, and is
-    UNKNOWN where a backend hides it.
+    paired t test where n pairs cannot reach stats.ALPHA after Holm over the worker counts. A difference is resolved
+    when p after Holm is below ALPHA and the interval leaves out 1. `turns`: the slices of runs that alternated, by the
+    column `run`: the ratio of throughputs is then that of rounds. `sync_s` (means per step) is compared from two
+    workers on, and is UNKNOWN where a backend hides it.
     """
     rows: list[dict[str, Any]] = []
     table = parallel(runs)
