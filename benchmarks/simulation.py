@@ -130,7 +130,7 @@ def foretell(folder: Path, *, runtime: str, per_host: bool) -> dict[str, Any]:
         beside=() if per_host else besides,
         benches=[(content, BENCH)],
     )
-    row = simulate({"": found.scenario}, [2]).iloc[0]
+    row = simulate({"": found}, [2]).iloc[0]
     together = read_run(folder / TOGETHER)
     measured = run_times(recorded_run(folder / TOGETHER))
     assert measured.sync_s is not None

@@ -224,7 +224,7 @@ def simulate(
     ]
     kept = largest_of_each_kind(networks)[0]
     known = calibrate(given, runs=recorded, benches=kept, further=[each for each in networks if each not in kept])
-    return simulate_scenarios(scenarios(known.scenario, what_if), list(workers), global_batch=global_batch, seed=seed)
+    return simulate_scenarios(scenarios(known, what_if), list(workers), global_batch=global_batch, seed=seed)
 
 
 def _text(path: Path, wanted: str = "the bench.json that `horovod-study bench` wrote") -> str:

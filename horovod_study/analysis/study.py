@@ -190,7 +190,12 @@ def analyze(
     scaled = scaled[names].rename(columns={"batch": "batch_size"})
     scaled.attrs["unit"] = unit
     fitted = _fitted(scaled, points, baseline, seed)
-    forecasts = _forecasts(table, scaled, points, baseline, fitted, seed)
+    # Every parallel series is forecast in which only the worker count changes.
+    chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
+    settings = dict(zip(chosen["series"], chosen["setting"], strict=True))
+    bases = points.groupby("series")[f"base_{baseline}_samples_per_s"].first().dropna().to_dict()
+    room = scaling.cores_of_one_machine(table)
+    forecasts = recommendation.outlook(scaled, settings=settings, bases=bases, fits=fitted, room=room, seed=seed)
     learning = convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
     rows = [] if accounting is None else steps.row_doubts(accounting)
     placed = boundary.over_placements(table)
@@ -295,27 +300,6 @@ def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int
     return {name: fits[name] for name in bases}
 
 
-def _forecasts(
-    table: pd.DataFrame,
-    scaled: pd.DataFrame,
-    points: pd.DataFrame,
-    baseline: str,
-    fitted: Mapping[str, SeriesFit],
-    seed: int,
-) -> recommendation.Outlook:
-    """Forecast every parallel series in which only the worker count changes."""
-    chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
-    base = points.groupby("series")[f"base_{baseline}_samples_per_s"].first()
-    return recommendation.outlook(
-        scaled,
-        settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
-        bases={str(series): float(value) for series, value in base.dropna().items()},
-        fits=fitted,
-        room=scaling.cores_of_one_machine(table),
-        seed=seed,
-    )
-
-
 def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, unit: str) -> dict[str, Any]:
     """Return the JSON of one fitted series, with its baseline and scaling mode in words."""
     row = points[points["series"] == name].iloc[0]
@@ -327,12 +311,8 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, un
         if row[f"base_{baseline}_repeats"]
         else ""
     )
-    return {
-        **finite(fit),
-        "baseline": f"{baseline}: {base}, {row['setting']}{rate}",
-        "mode": row["mode"],
-        "work": row["work"],
-    }
+    words = {"baseline": f"{baseline}: {base}, {row['setting']}{rate}", "mode": row["mode"], "work": row["work"]}
+    return {**finite(fit), **words}
 
 
 def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
@@ -365,40 +345,20 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
         top = top.sort_values(["samples_per_s_median", "series"], ascending=[False, True], kind="stable")
         top = top.drop_duplicates("series")
         best = top.iloc[0]
-        found.append(
-            {
-                "partition": partition,
-                "setting": setting,
-                "workers": int(best["workers"]),
-                "nodes": _number(best["nodes"]),
-                "mode": best["mode"],
-                "work": best["work"],
-                "baseline": baseline,
-                "base": scaling.baseline_words(rows, baseline),
-                "base_samples_per_s": _number(best[f"base_{baseline}_samples_per_s"]),
-                "series": [
-                    {
-                        "series": row["series"],
-                        "workers": int(row["workers"]),
-                        "repeats": int(row["repeats"]),
-                        "samples_per_s": _number(row["samples_per_s_median"]),
-                        **_against(row, baseline),
-                        "efficiency": _number(row[f"efficiency_{baseline}"]),
-                    }
-                    for _, row in top.iterrows()
-                ],
-                "comparisons": [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()],
-                "overheads": [
-                    {"series": row["series"], **_against(row, "plain")}
-                    for _, row in rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()].iterrows()
-                ],
-                "step": _step(parts, best, baseline),
-                "apart": str(best["apart"]),
-                "withheld": withheld(best),
-                "culprits": briefly(best),
-                "outside": {name: _number(best[column]) for name, column in _OUTSIDE.items()},
-            }
-        )
+        entry = {"partition": partition, "setting": setting, "workers": int(best["workers"])}
+        entry |= {"nodes": _number(best["nodes"]), "mode": best["mode"], "work": best["work"], "baseline": baseline}
+        entry["base"] = scaling.baseline_words(rows, baseline)
+        entry |= {"base_samples_per_s": _number(best[f"base_{baseline}_samples_per_s"]), "series": []}
+        for _, row in top.iterrows():
+            told = {"series": row["series"], **{name: int(row[name]) for name in ("workers", "repeats")}}
+            told |= {"samples_per_s": _number(row["samples_per_s_median"]), **_against(row, baseline)}
+            entry["series"].append({**told, "efficiency": _number(row[f"efficiency_{baseline}"])})
+        entry["comparisons"] = [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()]
+        alone = rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()]
+        entry["overheads"] = [{"series": row["series"], **_against(row, "plain")} for _, row in alone.iterrows()]
+        entry |= {"step": _step(parts, best, baseline), "apart": str(best["apart"]), "withheld": withheld(best)}
+        outside = {name: _number(best[column]) for name, column in _OUTSIDE.items()}
+        found.append({**entry, "culprits": briefly(best), "outside": outside})
     return found
 
 
@@ -415,14 +375,9 @@ def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
     """Return the throughput of `best` over that of `other` at equal workers; resolved is None without an interval."""
     fast, slow = (_of_cell(table, row)["samples_per_s"].to_numpy(np.float64) for row in (best, other))
     ratio = stats.median_ratio(fast, slow)
-    return {
-        "faster": best["series"],
-        "slower": other["series"],
-        "ratio": _number(np.median(fast) / np.median(slow)),
-        "low": _number(ratio.low),
-        "high": _number(ratio.high),
-        "resolved": ratio.excludes(1) if ratio.known else None,
-    }
+    ends = {"ratio": np.median(fast) / np.median(slow), "low": ratio.low, "high": ratio.high}
+    told = {"faster": best["series"], "slower": other["series"], **{name: _number(end) for name, end in ends.items()}}
+    return {**told, "resolved": ratio.excludes(1) if ratio.known else None}
 
 
 def _of_cell(table: pd.DataFrame, row: Any) -> pd.DataFrame:
@@ -441,15 +396,11 @@ def _step(parts: pd.DataFrame, best: Any, baseline: str) -> dict[str, Any] | Non
     # Of a captured step, what the base has inside compute has no growth of its own.
     captured = "compute" in known and not math.isnan(by_lap.at["compute", "mean_s"])
     grown = [lap for lap in known if not (captured and math.isnan(by_lap.at[lap, f"minus_{baseline}_s"]))]
-    return {
-        "series": best["series"],
-        "workers": int(best["workers"]),
-        "step_s": _number(whole["mean_s"]),
-        "grown_s": _number(whole[f"minus_{baseline}_s"]),
-        "share": {lap: _number(by_lap.at[lap, "share"]) for lap in known},
-        "growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in grown},
-        "note": by_lap.at["sync", "note"],
-    }
+    told = {"series": best["series"], "workers": int(best["workers"]), "step_s": _number(whole["mean_s"])}
+    told |= {"grown_s": _number(whole[f"minus_{baseline}_s"])}
+    told |= {"share": {lap: _number(by_lap.at[lap, "share"]) for lap in known}}
+    told |= {"growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in grown}}
+    return {**told, "note": by_lap.at["sync", "note"]}
 
 
 def _distinct(column: pd.Series) -> list[str]:
@@ -472,9 +423,6 @@ def _environments(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return [{"runs": count, **dict(zip(columns, key, strict=True))} for key, count in ordered]
 
 
-_LENGTHS = ("window_s", "steps", "excluded_steps")
-
-
 def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return how each series was measured: lengths of the timed window and what was left out before it."""
     table = table[scaling.measured(table)]
@@ -482,18 +430,10 @@ def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
     for series, group in table.groupby("series", sort=False):
         first = group.iloc[0]
         cells = group.groupby(["workers", "nodes"], dropna=False).size()
-        rows.append(
-            {
-                "series": series,
-                "work": first["work"],
-                "precision": first["precision"],
-                "reduction": first["reduction"],
-                "stock_settings": bool(first["horovod_defaults"]),
-                "train_samples": _range(group["train_samples"]),
-                "repeats": _range(cells),
-                **{name: _range(group[name]) for name in _LENGTHS if name in group.columns},
-            }
-        )
+        told = {"series": series, **{name: first[name] for name in ("work", "precision", "reduction")}}
+        told |= {"stock_settings": bool(first["horovod_defaults"]), "train_samples": _range(group["train_samples"])}
+        lengths = [name for name in ("window_s", "steps", "excluded_steps") if name in group.columns]
+        rows.append({**told, "repeats": _range(cells), **{name: _range(group[name]) for name in lengths}})
     return rows
 
 

@@ -231,7 +231,7 @@ def simulate(options: argparse.Namespace) -> Result:
         benches=benches,
         further=[each for each in read if each not in benches],
     )
-    scenarios = scaling.what_if(calibration.scenario, options.what_if)
+    scenarios = scaling.what_if(calibration, options.what_if)
     table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
     doubts = [*set_aside, *scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)]
     look = figure_look(options)

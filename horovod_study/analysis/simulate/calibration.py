@@ -13,7 +13,7 @@ So a run of several workers is reproduced by construction and carried on from.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
@@ -196,14 +196,6 @@ class Given(Options):
     scaling: Literal["weak", "strong"] = "weak"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Calibration:
-    """A scenario and where its constants come from."""
-
-    scenario: Scenario
-    sources: Mapping[str, str]  # constant -> in words
-
-
 def calibrate(
     given: Given,
     *,
@@ -212,7 +204,7 @@ def calibrate(
     benches: Sequence[Bench] = (),
     further: Sequence[Bench] = (),
     network: Network | None = None,
-) -> Calibration:
+) -> Scenario:
     """Return the scenario that runs, bench.json files, a described network and options say together.
 
     What was measured holds before what is described in `network`. `beside`: runs of one worker each, recorded at the
@@ -251,7 +243,7 @@ def calibrate(
     spreads = Spread(compute=spread, alpha=alpha, bandwidth=bandwidth)
     told: dict[str, Any] = {"gradient_bytes": size, "network": made, "runtime": runtime, "spread": spreads}
     told |= {"algorithm": given.algorithm, "scaling": given.scaling, "buckets": buckets, "doubts": tuple(notes.doubts)}
-    return Calibration(scenario=Scenario(**computing, **told), sources=notes.sources)
+    return Scenario(**computing, **told, sources=notes.sources)
 
 
 def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:

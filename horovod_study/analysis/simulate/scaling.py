@@ -236,6 +236,7 @@ class Scenario:
     slow_node: float = 1.0  # how much longer the workers of one node compute
     spread: Spread = field(default_factory=Spread)
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
+    sources: Mapping[str, str] = field(default_factory=dict)  # where they come from: constant -> in words
 
     def __post_init__(self) -> None:
         compute, runtime, switches = self.compute, self.runtime, sum(level.latency_s for level in self.network.levels)

@@ -17,7 +17,6 @@ as much or more: who comes to the processes of its loader earlier waits for them
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,29 +59,25 @@ class Lateness(SimpleNamespace):
     """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stragglers:
-    """What was found in F steps of R ranks, in s."""
+class Stragglers(SimpleNamespace):
+    """What was found in F steps of R ranks, in s.
+
+    verdict: named, none, or unknown, with why_not in words; notes: what a reader must know. steps: F, in blocks of
+    block_steps; laps: that `own` consists of. period_s: mean, from the end of a synchronisation to the end of the next;
+    skew_s: its mean, median, p90; spread_s: mean wait of each step's first rank. ranks: a Lateness each; slow: the
+    named ranks, the slowest first. resolution_s: a lateness that would certainly have been named. delay_s: by how much
+    a step would be shorter if the named ranks were as quick as the middle one, with its 95 % interval from the means of
+    blocks.
+    """
 
     DOCUMENT = (
         "verdict why_not steps block_steps notes laps period_s skew_s skew_share spread_s resolution_s slow ranks"
     )
 
-    verdict: str  # named | none | unknown
-    why_not: str = ""  # of unknown, in words
-    notes: tuple[str, ...] = ()  # what a reader must know
-    steps: int = 0  # F
-    block_steps: int = 0
-    laps: tuple[str, ...] = ()  # that `own` consists of
-    period_s: float = math.nan  # mean, from the end of a synchronisation to the end of the next
-    skew_s: Mapping[str, float] | None = None  # mean, median, p90
-    spread_s: float = math.nan  # mean wait of each step's first rank
-    ranks: tuple[Lateness, ...] = ()
-    slow: tuple[int, ...] = ()  # the named ranks, the slowest first
-    resolution_s: float = math.nan  # a lateness that would certainly have been named
-    delay_s: float = 0.0  # by how much a step would be shorter if the named ranks were as quick as the middle one
-    delay_low_s: float = math.nan  # 95 % interval of it, from the means of blocks
-    delay_high_s: float = math.nan
+    why_not, notes, laps, ranks, slow, skew_s = "", (), (), (), (), None
+    steps = block_steps = 0
+    period_s = spread_s = resolution_s = delay_low_s = delay_high_s = math.nan
+    delay_s = 0.0
 
     @property
     def skew_share(self) -> float:
